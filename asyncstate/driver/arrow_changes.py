@@ -12,18 +12,19 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
-from asyncstate.errors import SchemaError
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, RowKind
+from asyncstate.errors import OperatorError, SchemaError
 
 _SIGN = "asyncstate:sign"
 _ADDS = pa.array([kind.text for kind in RowKind if kind.is_accumulate])
 
 
-def last_changes(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
+def last_changes(rows: pa.Table, keys: Sequence[str], changes: Changelog) -> pa.Table:
     """One row for each of the ``keys`` that change: the new one as +U, or the one that is gone as -D.
 
-    Without ``row_kind`` all rows are insertions. ``keys`` must be a unique key of the rows. Raises SchemaError for
-    columns that Arrow cannot group by and for a key that is no column.
+    Without ``row_kind`` all rows are insertions. ``keys`` must be a unique key of the rows, which are ``changes``.
+    Raises SchemaError for columns that Arrow cannot group by and for a key that is no column, OperatorError for a key
+    that is left with several rows.
     """
     missing = [name for name in keys if name not in rows.column_names]
     if missing or not keys:
@@ -37,6 +38,7 @@ def last_changes(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     goes = pc.less(table.column(_SIGN), 0)
     comes = table.filter(pc.invert(goes))
     gone = table.filter(goes)
+    _check_one_a_key(table if changes.is_upsert else comes, keys)
     if gone.num_rows and comes.num_rows:
         replaced = comes.select(list(keys)).append_column("asyncstate:here", pa.repeat(True, comes.num_rows))
         # A join would not find null keys; those are refused before anything is written.
@@ -47,6 +49,19 @@ def last_changes(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
         for part, kind in ((comes, RowKind.UPDATE_AFTER), (gone, RowKind.DELETE))
     ]
     return pa.concat_tables(parts)
+
+
+def _check_one_a_key(table: pa.Table, keys: Sequence[str]) -> None:
+    counted = table.group_by(list(keys), use_threads=False).aggregate([([], "count_all"), (_SIGN, "max")])
+    several = pc.or_(
+        pc.greater(counted.column("count_all"), 1), pc.greater(counted.column(f"{_SIGN}_max"), 1)
+    )
+    if pc.any(several).as_py():
+        key = counted.filter(several).select(list(keys)).to_pylist()[0]
+        raise OperatorError(
+            f"the key {key} has several rows or changes in one micro-batch, of which a table with this primary key can "
+            "have one; put UpsertMaterialize, or ChangelogNormalize with a sequence, with the key before"
+        )
 
 
 def _net(rows: pa.Table, names: list[str]) -> pa.Table:

@@ -26,8 +26,8 @@ from asyncstate.row_shape import RowShape
 if TYPE_CHECKING:
     from asyncstate.execution.controller import ExecutionController
 
-OutputRow = tuple[RowKind, tuple[Any, ...], tuple[Any, ...]]
-"""A row's kind, its values, and the values of the key under which it was emitted."""
+OutputRow = tuple[RowKind, tuple[Any, ...], bytes]
+"""A row's kind, its values, and the encoded key under which it was emitted."""
 
 
 class SideRow(NamedTuple):
@@ -35,7 +35,7 @@ class SideRow(NamedTuple):
 
     kind: RowKind
     values: tuple[Any, ...]
-    key: tuple[Any, ...]
+    key: bytes
     output: str
 
 
@@ -176,12 +176,12 @@ class Record:
                 "and DELETE (-D). The value of a column that is called kind goes into a dict: emit({...})"
             )
         if output is not None:
-            out.append(SideRow(kind, self._side(output).emitted(values, columns), self.key_values, output))
+            out.append(SideRow(kind, self._side(output).emitted(values, columns), self.encoded_key, output))
             return
         # One value for one column is taken as it is: what is a row after all is seen when its column is made.
         if columns or len(values) != self.frame.width:
             values = self.frame.output.emitted(values, columns)
-        out.append((kind, values, self.key_values))
+        out.append((kind, values, self.encoded_key))  # bytes: no work for the garbage collector
 
     def _side(self, output: str) -> RowShape:
         shape = self.frame.side_outputs.get(output)

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from asyncstate.errors import FutureStateError
 from asyncstate.futures import settling
+from asyncstate.futures.not_a_value import NotAValue
 from asyncstate.futures.scopes import FutureOwner, current_owner, require_own, scopes
 from asyncstate.futures.settling import (
     DONE,
@@ -39,7 +40,7 @@ U = TypeVar("U")
 V = TypeVar("V")
 
 
-class StateFuture(FutureCore, Generic[T_co]):
+class StateFuture(FutureCore, NotAValue, Generic[T_co]):
     """The result of a state request that may not be there yet.
 
     Derived futures (``then_*``) carry a failure of their source on without calling their function. A failure

@@ -184,16 +184,31 @@ def _check_upsert_output(
     uid: str, operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec
 ) -> None:
     """Raise SchemaError for an upsert key whose rows may come from several partitions, which have no order."""
+    what = f"operator '{uid}' ({type(operator).__name__})"
+    late = operator.late_outputs(inputs)
+    for name, changes in output.side_changes.items():
+        if changes.is_upsert and name not in late:
+            raise SchemaError(
+                f"{what}: side output '{name}' is declared as {changes.text}, which only the main output can be; "
+                "declare Changelog.retract()"
+            )
     key = output.changes.upsert_key
-    if key is None or operator.stateless:
+    if key is None:
         return
+    if operator.stateless:
+        raise SchemaError(
+            f"{what}: bind() declares {output.changes.text}, but the operator is stateless, so that changes of one row "
+            "would leave it in no order; leave stateless = True out"
+        )
+    for name in key:
+        check_key_type(name, output.schema.field(name).type)
     keyed = next(spec for spec in inputs if not spec.broadcast)
     kept = [*operator.keyed_output(inputs), keyed.key]
     if not any(set(columns) <= set(key) for columns in kept):
         raise SchemaError(
-            f"operator '{uid}' ({type(operator).__name__}): bind() declares upserts by ({', '.join(key)}), which does "
-            f"not have the key ({', '.join(keyed.key)}) of {keyed.name}: changes of one row would come from several "
-            "partitions, in no order. Let the upsert key have the key's columns, or say with keyed_output() which "
+            f"{what}: bind() declares upserts by ({', '.join(key)}), which does not have the key "
+            f"({', '.join(keyed.key)}) of {keyed.name}: changes of one row would come from several partitions, in no "
+            "order. Let the upsert key have the key's columns, or say with keyed_output() which "
             "columns have them"
         )
 
@@ -238,11 +253,22 @@ def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSp
         returned = operator.bind(inputs)
         output = OutputSpec.of(returned)
         _check_outputs(operator, output, returned)
-        return output
+        return with_late_changes(operator, inputs, output)
     except SchemaError as error:
         if f"'{uid}'" in str(error):
             raise
         raise SchemaError(f"operator '{uid}': {error}") from error
+
+
+def with_late_changes(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
+    """``output``, whose side outputs for late rows have what is known of the inputs: the framework puts these rows out
+    as they came."""
+    late = {
+        name: spec.changes
+        for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False)
+        if name is not None and name in output.side_outputs
+    }
+    return replace(output, side_changes={**output.side_changes, **late}) if late else output
 
 
 def _check_outputs(operator: Operator, output: OutputSpec, returned: object) -> None:

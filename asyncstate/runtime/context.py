@@ -72,6 +72,7 @@ class TaskContext:
     ) -> None:
         self.uid = uid
         self.inputs = tuple(inputs)
+        self.output = output
         self.output_schema = output.schema
         self.side_outputs = output.side_outputs
         self.page_size = config.iterate_response_batch_size

@@ -252,13 +252,19 @@ class RecordRunner(Runner):
         controller.run_without_key(record)
         record.out = None
 
+    def _key_of(self, encoded: bytes) -> tuple[Any, ...]:
+        if not self.context.key_schema.names:
+            return ()
+        return self._key_values(self.context.key_codec.decode_one(encoded)[0])
+
     def _outputs(self, at_least: int) -> Iterator[OutBatch]:
         if len(self.controller.outputs) < at_least:
             return
         for name, rows in _rows_by_output(self.controller.take_outputs(), self._side_outputs):
             schema = self.context.output_schema if name is None else self._side_outputs[name]
             self.rows_out += len(rows)
-            batch = rows_batch(self.spec.uid, schema, rows)
+            changes = self.context.output.changes_of(name)
+            batch = rows_batch(self.spec.uid, schema, rows, self._key_of, changes)
             yield batch if name is None else SideBatch(name, batch)
 
 

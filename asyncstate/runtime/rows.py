@@ -8,6 +8,7 @@ Must not import Spark or storage.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
+from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode, RowKind
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.times import as_python, event_times, in_microseconds
 from asyncstate.errors import SchemaError
@@ -155,19 +156,22 @@ def output_batch(
     columns: Sequence[Any],
     kinds: npt.NDArray[np.int8] | RowKind,
     num_rows: int,
-    keys: Sequence[Any] | None = None,
+    key_of: Callable[[int], Any] | None = None,
+    changes: Changelog = RETRACT,
 ) -> pa.RecordBatch:
-    """Rows of the output schema plus the ``row_kind`` column, checked against the schema.
+    """Rows of the output schema plus the ``row_kind`` column, checked against the schema and what is declared of their
+    ``changes``.
 
-    Raises SchemaError that names the column, the value and, of ``keys`` (n) if they are given, the key of what does not
-    fit."""
+    Raises SchemaError that names column, value and, with ``key_of`` a row, the key of what does not fit."""
     if len(columns) != len(schema):
         raise SchemaError(
             f"operator '{uid}' put out {len(columns)} columns, but its output has {len(schema)}: "
             f"{', '.join(schema.names)}"
         )
-    arrays = [_output_column(uid, *each, keys) for each in zip(schema, columns, strict=True)]
+    arrays = [_output_column(uid, *each, key_of) for each in zip(schema, columns, strict=True)]
     arrays.append(_kind_column(kinds, num_rows))
+    if changes.mode is not ChangelogMode.RETRACT:
+        _check_kinds(uid, kinds, changes, key_of)
     return pa.RecordBatch.from_arrays(arrays, schema=output_schema(schema))
 
 
@@ -179,26 +183,34 @@ def output_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def rows_batch(
-    uid: str, schema: pa.Schema, rows: Sequence[tuple[RowKind, tuple[Any, ...], tuple[Any, ...]]]
+    uid: str,
+    schema: pa.Schema,
+    rows: Sequence[tuple[RowKind, tuple[Any, ...], bytes]],
+    decode: Callable[[bytes], Any],
+    changes: Changelog,
 ) -> pa.RecordBatch:
-    """``output_batch`` of rows (at least one), each with its kind and the key under which it was emitted."""
-    kinds, values, keys = zip(*rows, strict=True)
+    """``output_batch`` of rows (at least one), each with its kind and encoded key, which ``decode`` names in errors."""
+
+    def key_of(row: int) -> Any:
+        return decode(rows[row][2])
+
+    kinds, values, _ = zip(*rows, strict=True)
     codes = np.fromiter(kinds, np.int8, len(rows))
     columns = [list(column) for column in zip(*values, strict=True)] if len(schema) else []
     shape = RowShape(schema, f"operator '{uid}'", emits=True)
     if not shape.nested_alone:
         try:
-            return output_batch(uid, schema, columns, codes, len(rows), keys)
+            return output_batch(uid, schema, columns, codes, len(rows), key_of, changes)
         except SchemaError:
             if len(schema) != 1:
                 raise
     # The value of the only column may have been given as a tuple or dict of it, which no flat column can hold, and of
     # which a struct would take nothing.
     taken = [shape.emitted(row, {})[0] for row in values]
-    return output_batch(uid, schema, [taken], codes, len(rows), keys)
+    return output_batch(uid, schema, [taken], codes, len(rows), key_of, changes)
 
 
-def _output_column(uid: str, field: pa.Field, column: Any, keys: Sequence[Any] | None) -> pa.Array:
+def _output_column(uid: str, field: pa.Field, column: Any, key_of: Callable[[int], Any] | None) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.Array) and column.type.equals(field.type):
@@ -206,11 +218,43 @@ def _output_column(uid: str, field: pa.Field, column: Any, keys: Sequence[Any] |
     try:
         return arrow_values(column, field.type)
     except UnfitValueError as error:
-        where = "" if keys is None else f", key {tuple(keys[error.row])!r}"
+        advice = "convert it before it is emitted, or declare another type"
+        if inspect.isawaitable(error.value):
+            advice = "it is no value yet: await it, or emit in a callback that gets its value"
+        where = "" if key_of is None else f", key {key_of(error.row)!r}"
         raise SchemaError(
-            f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; convert it before "
-            "it is emitted, or declare another type"
+            f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; {advice}"
         ) from error
+
+
+def kind_codes(texts: pa.Array) -> npt.NDArray[np.int8]:
+    """The codes of a ``row_kind`` column."""
+    codes: npt.NDArray[np.int8] = (
+        pc.index_in(texts, value_set=_KIND_TEXTS).to_numpy(zero_copy_only=False).astype(np.int8)
+    )
+    return codes
+
+
+def _check_kinds(uid: str, kinds: Any, changes: Changelog, key_of: Callable[[int], Any] | None) -> None:
+    """Raise SchemaError for a row of a kind that the operator did not declare."""
+    codes = np.asarray([kinds] if isinstance(kinds, RowKind) else kinds, np.int8)
+    wrong = codes != RowKind.INSERT if changes.is_insert_only else codes == RowKind.UPDATE_BEFORE
+    if not wrong.any():
+        return
+    at = int(np.flatnonzero(wrong)[0])
+    of = f" for the key {key_of(at)!r}" if key_of is not None else ""
+    kind = _KINDS[codes[at]].text
+    if changes.is_insert_only:
+        raise SchemaError(
+            f"operator '{uid}' put out a row {kind}{of}, but declares insertions only. Let bind() return "
+            "OutputSpec(schema, changes=Changelog.retract()) if each row that goes is taken back whole (-U, -D), or "
+            "changes=Changelog.upsert('key column') if rows replace each other by a key; a function operator takes "
+            "such an OutputSpec as output"
+        )
+    raise SchemaError(
+        f"operator '{uid}' put out a row {kind}{of}, but declares {changes.text}, which has no row before a change. "
+        "Leave it out, or let bind() return OutputSpec(schema, changes=Changelog.retract(...))"
+    )
 
 
 def _kind_column(kinds: Any, num_rows: int) -> pa.Array:

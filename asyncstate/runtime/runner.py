@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from asyncstate.local_phase import local_rows
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.gathering import Gathering
+from asyncstate.runtime.last_changes import LastChanges
 from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.rows import PreparedBatch, output_batch, prepare
 from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
@@ -66,11 +68,23 @@ class Runner(ABC):
             controller, spec, context.ordered, self._codecs, lambda: context.counter("late_rows_dropped")
         )
         self._unique = unique
+        self._scratch = scratch
         self._gathered = {
             index: self._gathering(index, scratch)
             for index, given in sorted(enumerate(spec.inputs), key=lambda each: each[0] != self._first)
             if given.sequence or (not self._comes_in_order(index) and self._needs_all(index))
         }
+
+    def output(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
+        """What ``run`` gives, of upserts the last change of each key."""
+        out = self.run(batches)
+        if not self.context.output.changes.is_upsert:
+            yield from out
+            return
+        last = LastChanges(self.spec, self.context.output, self._rows_max, self._scratch)
+        with closing(out):
+            yield from last.of(out)
+        self.rows_out -= last.left_out
 
     @abstractmethod
     def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
@@ -107,7 +121,8 @@ class Runner(ABC):
     ) -> OutBatch:
         """Rows for a side output, or the main one (None); they are counted."""
         self.rows_out += num_rows
-        batch = output_batch(self.spec.uid, schema, columns, kinds, num_rows)
+        changes = self.context.output.changes_of(name)
+        batch = output_batch(self.spec.uid, schema, columns, kinds, num_rows, None, changes)
         return batch if name is None else SideBatch(name, batch)
 
     def _comes_in_order(self, index: int) -> bool:

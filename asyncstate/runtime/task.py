@@ -40,6 +40,7 @@ from asyncstate.operator import (
 )
 from asyncstate.runtime.broadcast import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
+from asyncstate.runtime.checks import with_late_changes
 from asyncstate.runtime.context import CachedColumns, TaskContext, closed_at_the_end
 from asyncstate.runtime.driver import sum_records
 from asyncstate.runtime.records import RecordRunner
@@ -121,7 +122,7 @@ def _operated(
         with (
             controller.calls,
             closing(runner),
-            closing(runner.run(runner.transfers.awaited(batches))) as output,
+            closing(runner.output(runner.transfers.awaited(batches))) as output,
         ):
             for out in output:
                 with controller.suspended():
@@ -162,7 +163,7 @@ def _opened_context(
     context = TaskContext(
         spec.uid,
         spec.inputs,
-        OutputSpec.of(spec.operator.bind(spec.inputs)),
+        with_late_changes(spec.operator, spec.inputs, OutputSpec.of(spec.operator.bind(spec.inputs))),
         spec.config,
         controller,
         spec.base.states if spec.base is not None else (),

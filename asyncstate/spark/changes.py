@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.errors import SchemaError
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, upserts_way_out
+from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.spark.columns import quoted
+from asyncstate.spark.facts import known_changes
+from asyncstate.spark.failures import marked_in_sql
 
 _COUNT = "__asyncstate_count"
+_ROWS = "__asyncstate_rows"
 _ADDED = f"if({ROW_KIND_COLUMN} in ('+I', '+U'), 1, -1)"
 
 
@@ -33,14 +36,18 @@ def netted(rows: DataFrame) -> DataFrame:
     return counted.selectExpr(*map(quoted, names), kind)
 
 
-def last_changes(rows: DataFrame, key: str | Sequence[str]) -> DataFrame:
+def last_changes(rows: DataFrame, key: str | Sequence[str], changes: Changelog | None = None) -> DataFrame:
     """One row for each ``key`` that the changelog ``rows`` of one micro-batch change: the new one, as +U, or the one
     that is gone, as -D.
 
-    This is what to write into a table with this primary key. ``key`` must be a unique key of the rows; where it is
-    not, one of the rows is taken. Raises SchemaError as ``netted``, and for a key that is no column.
+    This is what to write into a table with this primary key. ``changes``: what the rows are; by default what is known
+    of the DataFrame, if ``apply`` has returned it, else a changelog that takes back the row before each change. Upserts
+    by this key have one change of each, which is it. ``key`` must be a unique key of the rows: where a key is left with
+    several rows, reading the result fails. Raises SchemaError as ``netted``, for a key that is no column, and for
+    upserts by another key.
     """
-    names = _columns(rows)
+    known = known_changes(rows, ROW_KIND_COLUMN in rows.columns) if changes is None else changes
+    names = _columns(rows, compares=not known.is_upsert)
     keys = [key] if isinstance(key, str) else list(key)
     missing = [name for name in keys if name not in names]
     if missing or not keys:
@@ -49,15 +56,41 @@ def last_changes(rows: DataFrame, key: str | Sequence[str]) -> DataFrame:
             if missing
             else "last_changes: key names no column; give those that identify a row"
         )
+    check_table_key("last_changes", known, keys)
     row = ", ".join(map(quoted, names))
+    by_key = rows.repartition(*map(quoted, keys))
     # Rows of a key are brought together once, which serves both groupings.
-    last = (
-        _counted(rows.repartition(*map(quoted, keys)), names)
-        .groupBy(*map(quoted, keys))
-        .agg(sf.expr(f"max_by(struct({row}, {_COUNT}), {_COUNT}) as last"))
+    counted = by_key.selectExpr("*", f"{_ADDED} as {_COUNT}") if known.is_upsert else _counted(by_key, names)
+    several = f"count(*) as {_ROWS}" if known.is_upsert else f"sum(greatest({_COUNT}, 0L)) as {_ROWS}"
+    last = counted.groupBy(*map(quoted, keys)).agg(
+        sf.expr(f"max_by(struct({row}, {_COUNT}), {_COUNT}) as last"), sf.expr(several)
     )
-    kind = f"if(last.{_COUNT} > 0, '+U', '-D') as {ROW_KIND_COLUMN}"
+    of_key = ", ".join(f"last.{quoted(name)}" for name in keys)
+    message = f"concat('the key ', to_json(struct({of_key})), ' has ', {_ROWS}, {_several(known)})"
+    error = f"raise_error({marked_in_sql(message, OperatorError)})"
+    kind = f"if({_ROWS} > 1, {error}, if(last.{_COUNT} > 0, '+U', '-D')) as {ROW_KIND_COLUMN}"
     return last.selectExpr(*(f"last.{quoted(name)} as {quoted(name)}" for name in names), kind)
+
+
+def check_table_key(owner: str, changes: Changelog, keys: Sequence[str]) -> None:
+    """Raise SchemaError for upserts by another key than that of the table."""
+    if changes.is_upsert and not changes.upserts_by(keys):
+        columns = ", ".join(keys)
+        raise SchemaError(
+            f"{owner}: the rows{f' of {changes.origin}' if changes.origin else ''} are {changes.text}, but the table "
+            f"has the key ({columns}): a row that another one replaces could not be found there. Give the table the "
+            f"key of the rows, or {upserts_way_out(changes)} and put UpsertMaterialize() with key=({columns}) behind it"
+        )
+
+
+def _several(changes: Changelog) -> str:
+    """In SQL what is wrong with a key of several rows."""
+    if changes.is_upsert:
+        return "' changes in one micro-batch, whose order is not known; put ChangelogNormalize with a sequence before'"
+    return (
+        "' rows at once, of which a table with this primary key can have one; put UpsertMaterialize (or Deduplicate) "
+        "with the key before, or give the table a key that identifies a row'"
+    )
 
 
 def _counted(rows: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -66,12 +99,13 @@ def _counted(rows: DataFrame, names: Sequence[str]) -> DataFrame:
     return counts.where(f"{_COUNT} != 0")
 
 
-def _columns(rows: DataFrame) -> list[str]:
+def _columns(rows: DataFrame, compares: bool = True) -> list[str]:
+    """The payload; ``compares``: all columns are grouped by."""
     if ROW_KIND_COLUMN not in rows.columns:
         raise SchemaError(
             f"the rows have no '{ROW_KIND_COLUMN}' column, so they are no changelog; give what `apply` returned"
         )
-    for field in rows.schema:
+    for field in rows.schema if compares else ():
         if field.dataType.typeName() in ("map", "variant"):
             raise SchemaError(
                 f"column '{field.name}' is of type {field.dataType.simpleString()}, which Spark cannot compare; "

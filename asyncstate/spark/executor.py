@@ -23,7 +23,7 @@ from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
-from asyncstate.spark.facts import insertions, with_changes
+from asyncstate.spark.facts import insertions, known_changes, with_changes
 from asyncstate.spark.failures import rows_explained, stage_explained
 from asyncstate.spark.inputs import before, initial_of, nothing, static
 from asyncstate.spark.local_phase import can_limit, runs_locally
@@ -167,7 +167,10 @@ class SparkExecutor:
         exchange.withdraw(rows, exchange.over(owner))
 
     def check_sink(self, sink: Any, rows: DataFrame) -> None:
-        """See ``Executor``: sinks may have a method ``check(schema)``."""
+        """See ``Executor``: sinks may have a method ``check(schema)``, and one ``check_changes(changelog)``."""
+        check_changes = getattr(sink, "check_changes", None)
+        if callable(check_changes):
+            check_changes(known_changes(rows, ROW_KIND_COLUMN in rows.columns))
         check = getattr(sink, "check", None)
         if callable(check):
             check(rows.schema)

@@ -346,6 +346,10 @@ class KeyedTimers:
             ) from None
 
     def _place(self, name: str | None, namespace: int | None) -> bytes:
+        if name is not None and not isinstance(name, str):
+            raise StateAccessError(
+                f"{self._label}: the name {name!r} is no text; give a str, such as name='{name}'"
+            )
         if name == "":
             raise StateAccessError(f"{self._label}: a name is empty; leave it out for an unnamed timer")
         where = _PLAIN if namespace is None else _NAMESPACED + encode_namespace(namespace)

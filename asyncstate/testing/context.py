@@ -169,7 +169,9 @@ class FakeContext:
         assert record.out is not None
         row_kind, row, key = record.out.pop()[:3]
         schema = self._output.schema if output is None else self._output.side_outputs[output]
-        rows_batch(_UID, schema, [(row_kind, row, key)])  # a job would refuse what does not fit
+        # A job would refuse what does not fit.
+        changes = self._output.changes_of(output)
+        rows_batch(_UID, schema, [(row_kind, row, key)], lambda _: tuple(record.key), changes)
         (self.emitted if output is None else self.aside[output]).append((row_kind.text, *row))
 
     def call(

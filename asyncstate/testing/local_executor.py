@@ -312,8 +312,10 @@ class LocalExecutor:
         """See ``Executor``."""
 
     def check_sink(self, sink: Any, rows: LocalRows) -> None:
-        """See ``Executor``: sinks may have a method ``check(schema)``."""
-        check = getattr(sink, "check", None)
+        """See ``Executor``: a sink of ours may have the methods ``check_changes`` and ``check``."""
+        check_changes, check = getattr(sink, "check_changes", None), getattr(sink, "check", None)
+        if callable(check_changes) and rows.changes is not None:
+            check_changes(rows.changes)
         if callable(check):
             check(rows.schema)
 
@@ -321,7 +323,7 @@ class LocalExecutor:
         """See ``Executor``: a sink of ours gets an Arrow table, a function the rows as they are."""
         write_micro_batch = getattr(sink, "write_micro_batch", None)
         if callable(write_micro_batch):
-            write_micro_batch(rows.table, batch, name)
+            write_micro_batch(rows.table, batch, name, rows.changes)
         else:
             (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncstate.driver import ledger as driver
 from asyncstate.driver.chain import RunPartition
 from asyncstate.spark import MicroBatch, StreamingJob
-from asyncstate.spark import ledger as driver
 from bench.checkpoints.bare import memory_files, run_without_checkpoint
 from bench.checkpoints.commits import AIM, WARM_UP, CommitResult, Pair, compared, in_turns
 from bench.checkpoints.driven import BATCH_ROWS, aggregate, fill_keys, settings

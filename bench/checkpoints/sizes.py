@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import msgspec
 
+from asyncstate.driver import ledger as driver
 from asyncstate.runtime import stores as task_stores
-from asyncstate.spark import ledger as driver
 from asyncstate.storage import LocalFiles, Retries, RocksDBStore
 from bench.checkpoints.driven import BATCH_ROWS, DrivenJob, settings
 from bench.rows import batches, draws

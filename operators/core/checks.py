@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from asyncstate.changelog import Changelog
-from asyncstate.errors import SchemaError
-from asyncstate.operator import InputSpec
+from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.operator import Bundle, InputSpec
+
+from .arrays import Int64Array
 
 TimeDomain = Literal["event", "processing"]
 """Whether the time of a row is its event time, or that at which its micro-batch started."""
@@ -89,6 +93,37 @@ def check_whole_updates(spec: InputSpec, owner: str) -> None:
             "when an update changes it, the new row may be left out while the old one stays. Put where() behind "
             f"{owner}, or give the condition to ChangelogNormalize(condition=...)"
         )
+
+
+def check_one_change(
+    bundle: Bundle,
+    ids: Int64Array,
+    content: Int64Array,
+    spec: InputSpec,
+    owner: str,
+    rows: Int64Array | None = None,
+) -> None:
+    """Raise OperatorError where upserts without a ``sequence`` have different changes of a key in a micro-batch: which
+    is the last is not known. ``ids`` and ``content`` (n): equal for equal upsert keys and rows; of all rows of the
+    bundle, or of ``rows`` (n)."""
+    if spec.sequence or len(ids) < 2:
+        return
+    at = np.arange(len(ids)) if rows is None else rows
+    order = np.argsort(ids, kind="stable")
+    same = ids[order][1:] == ids[order][:-1]
+    added = bundle.accumulate[at]
+    one, other = added[order][1:], added[order][:-1]
+    differ = (one != other) | (one & (content[order][1:] != content[order][:-1]))
+    wrong = np.flatnonzero(same & differ)
+    if not len(wrong):
+        return
+    row = int(at[order[wrong[0]]])
+    columns = spec.changes.upsert_key or ()
+    key = ", ".join(f"{name} = {bundle.batch.column(name)[row].as_py()!r}" for name in columns)
+    raise OperatorError(
+        f"{owner}: {spec.name}{_of(spec)} has several changes of {key} in one micro-batch, and which is the last is "
+        "not known; give the source sequence=, the columns that order them"
+    )
 
 
 def keyed_changes(key: Sequence[str], emit_update_before: bool) -> Changelog:

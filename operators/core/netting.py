@@ -94,6 +94,7 @@ def net_by_unique_key(
     refresh: bool = False,
     newness: Int64Array | None = None,
     in_order: bool = False,
+    by_key: bool = False,
 ) -> Net:
     """The change where a row is known by a unique key: m stored rows (one a key), n others and their kinds.
 
@@ -102,7 +103,8 @@ def net_by_unique_key(
     no -U, and each retraction takes back the row that the key has then, they replace each other without being taken
     back, so there the newest row counts alone: a retraction of it that is newer still removes the key. A retraction
     takes back only a row of its own content. With ``refresh`` a row replaces one of equal content, too.
-    ``in_order``: the order is known to be right, so it decides for every key.
+    ``in_order``: the order is known to be right, so it decides for every key. ``by_key``: a retraction that finds no
+    row of its content takes back one of its key, if there is no other row left that replaces it.
     """
     if not len(kinds):
         return Net(np.zeros(len(stored.ids), np.bool_), _NO_ROWS, _NO_ROWS, _NO_ROWS)
@@ -120,6 +122,10 @@ def net_by_unique_key(
     again = ~accumulate & replacing[rows.ids] & (rows.content == rows.content[winner[rows.ids]])
     undone = _is_newer(_newest(rows.ids, order, again, keys), winner, order)
     ended = replacing & undone & (winner >= 0)
+    missing = balance.missing(rows.content, accumulate)
+    if by_key and len(missing):
+        gone, missing = _taken_by_key(stored, rows, balance, missing, keys)
+        ended |= gone & ~replacing
     winner[ended] = -1
 
     new = winner[stored.ids]
@@ -130,7 +136,40 @@ def net_by_unique_key(
     cause = np.where(new >= 0, new, _newest(rows.ids, order, ~accumulate, keys)[stored.ids])
     first = balance.retraction[stored.content]
     cause = np.where(first >= 0, first, cause)
-    return Net(removed, np.sort(winner[comes]), cause[removed], balance.missing(rows.content, accumulate))
+    return Net(removed, np.sort(winner[comes]), cause[removed], missing)
+
+
+def net_by_upsert_key(stored: Identified, rows: Identified, accumulate: BoolArray, refresh: bool) -> Net:
+    """The change where rows replace each other by a key: m stored rows (one a key), n others (``accumulate``: n).
+
+    The last row of a key counts, a retraction for whatever row the key has. With ``refresh`` a row replaces one of
+    equal content, too.
+    """
+    keys = int(max(stored.ids.max(initial=-1), rows.ids.max(initial=-1))) + 1
+    last = last_of(rows.ids, np.arange(len(rows.ids)), keys)
+    comes = (last >= 0) & accumulate[last]
+    new = last[stored.ids]
+    same = (new >= 0) & comes[stored.ids] & (rows.content[new] == stored.content) & ~np.bool_(refresh)
+    removed = (new >= 0) & ~same
+    comes[stored.ids[same]] = False
+    there = np.zeros(keys, np.bool_)
+    there[stored.ids] = there[rows.ids[accumulate]] = True
+    gone = (last >= 0) & ~accumulate[last]
+    return Net(removed, np.sort(last[comes]), new[removed], np.sort(last[gone & ~there]))
+
+
+def _taken_by_key(
+    stored: Identified, rows: Identified, balance: _Balance, missing: Int64Array, keys: int
+) -> tuple[BoolArray, Int64Array]:
+    """The keys that are left without a row when each retraction of ``missing`` takes one of its key, and those of
+    ``missing`` that find none."""
+    have = np.bincount(stored.ids[~balance.taken[stored.content]], minlength=keys)
+    first = np.unique(rows.content, return_index=True)[1]
+    left = np.maximum(balance.left[rows.content[first]], 0)
+    have += np.bincount(rows.ids[first], weights=left, minlength=keys).astype(np.int64)
+    short = np.bincount(rows.ids[missing], minlength=keys)
+    ids = rows.ids[missing]
+    return (short > 0) & (short >= have), missing[place_among_equals(ids) >= have[ids]]
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
+from ..core.checks import check_one_change
 from ..core.expiring import key_times
-from ..core.netting import Identified, net_by_content, net_by_unique_key
+from ..core.netting import Identified, net_by_content, net_by_unique_key, net_by_upsert_key
 from .changes import Changes, changes_of, insertions
 from .inputs import JoinCondition, TwoInputJoin, joined_keys, matching
 from .matches import Matches, Residual, Rows, equal_keys, join, oriented, partners
@@ -256,6 +257,13 @@ class Join(TwoInputJoin):
             return changes_of(net, kinds, replaces=bool(sequence), believes=expires)
         chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
         both = Identified(row_ids(chosen, groups), content)
+        if spec.changes.is_upsert:
+            check_one_change(bundle, both.ids[size:], content[size:], spec, self.owner, matchable)
+            accumulate = accumulates(kinds)
+            upserts = net_by_upsert_key(
+                both.slice(0, size), both.slice(size, len(content)), accumulate, refresh
+            )
+            return changes_of(upserts, kinds, replaces=True, believes=False)
         net = net_by_unique_key(
             both.slice(0, size), both.slice(size, len(content)), kinds, refresh, None, bool(sequence)
         )

@@ -74,6 +74,11 @@ class MatchSoFar(Sequence[Row]):
                 yield self._first + step
 
     def _nth(self, indices: Iterator[int], offset: int) -> Row | None:
+        if offset < 0:
+            raise OperatorError(
+                f"{self._owner}: the offset {offset} of a row is below 0; first() counts to later rows, last() to "
+                "earlier ones, and prev(1) is the row before"
+            )
         for number, index in enumerate(indices):
             if number == offset:
                 return self._rows[index]

@@ -150,15 +150,6 @@ class Rank(KeepsKey, BundleOperator):
             return "number"
         return "unique" if self.settings.unique is not None else "nothing"
 
-    def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
-        """By the columns of ``unique``."""
-        spec, unique = inputs[0], self.settings.unique
-        return [
-            unique is not None
-            and not self.settings.monotonic
-            and spec.changes.upserts_by({*spec.key, *unique})
-        ]
-
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of ``unique``."""
         return [self.settings.unique]

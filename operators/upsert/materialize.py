@@ -25,10 +25,10 @@ from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
 from ..core.arrays import Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
-from ..core.checks import KeepsKey, keyed_changes
+from ..core.checks import KeepsKey, check_one_change, keyed_changes
 from ..core.expiring import row_stamps, stamps_behind
 from ..core.meaning import meaning
-from ..core.netting import Identified, Net, net_by_content, net_by_unique_key
+from ..core.netting import Identified, Net, net_by_content, net_by_unique_key, net_by_upsert_key
 from ..core.payload import Payload
 
 
@@ -40,9 +40,10 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
     that a -U of one row would delete what another one has written. Where both keys are the same it only costs: leave it
     out.
 
-    ``upsert_key``: the columns that identify a row of the input within a key; a row replaces the one before it with the
-    same ones and becomes the newest, a retraction takes back only a row that is equal in all columns. None: rows are
-    known by their whole content, and the oldest of equal ones is taken back.
+    ``upsert_key``: the columns that identify a row of the input within a key; a row replaces the one before it with
+    the same ones and becomes the newest, a retraction takes back the row with the same ones, whatever its other
+    columns say. None: rows are known by their whole content, and the oldest of equal ones is taken back. Upserts
+    need the upsert key.
 
     Output: the input's columns, the net change of a bundle: +I for a key's first row, -U and +U (only +U with
     ``emit_update_before=False``) when another row is the newest one, -D when the last one has gone. Retractions of rows
@@ -114,6 +115,8 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         # The place in the log is no part of a row: a retraction has its own.
         self._content_at = [at for at, name in enumerate(names) if name not in spec.sequence]
         self._in_order = bool(spec.sequence)
+        self._spec = spec
+        self._upserts = spec.changes.is_upsert
         self._missing = context.missing_rows()
         text = "content" if self.upsert_key is None else ", ".join(self.upsert_key)
         self._rows: ListColumnState = context.get_state(
@@ -167,12 +170,18 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         if self.upsert_key is None:
             return net_by_content(content[:size], content[size:], bundle.accumulate, refresh=True)
         rows = Identified(row_ids([columns[at] for at in self._unique_at], key), content)
+        if self._upserts:
+            check_one_change(bundle, rows.ids[size:], content[size:], self._spec, self.owner)
+            return net_by_upsert_key(
+                rows.slice(0, size), rows.slice(size, len(key)), bundle.accumulate, refresh=True
+            )
         return net_by_unique_key(
             rows.slice(0, size),
             rows.slice(size, len(key)),
             bundle.kinds,
             refresh=True,
             in_order=self._in_order,
+            by_key=True,
         )
 
     def _emit(

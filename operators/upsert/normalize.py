@@ -21,8 +21,8 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec
 from asyncstate.state.columnar.columns import Columns
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
 
-from ..core.arrays import BoolArray, Int64Array, last_of, run_begins, take_rows
-from ..core.checks import KeepsKey, check_whole_updates, keyed_changes
+from ..core.arrays import BoolArray, Int64Array, last_of, row_ids, run_begins, take_rows
+from ..core.checks import KeepsKey, check_one_change, check_whole_updates, keyed_changes
 from ..core.condition import ConditionLike, RowCondition, check_condition
 from ..core.meaning import meaning
 from ..core.segments import Groups
@@ -111,6 +111,7 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
+        self._spec = context.inputs[0]
         self._latest = LatestRows(context.inputs[0], context, self.ttl)
         self._meets = self._condition_on(context.inputs[0])
         self._without_row = context.counter("deletes_without_row")
@@ -123,6 +124,10 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         """See ``BundleOperator``."""
         if not bundle.num_rows:
             return None
+        if self._spec.changes.is_upsert and len(bundle.keys) < bundle.num_rows:
+            keys = bundle.keys.inverse.astype(np.int64)
+            content = row_ids(bundle.batch.columns, keys)
+            check_one_change(bundle, keys, content, self._spec, self.owner)
         read = self._latest.async_read(bundle)
         chosen = self._choose(bundle)  # while the read is under way
         return read.then_accept(lambda old: self._normalize(bundle, chosen, old, ctx))

@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from asyncstate.errors import AsyncStateError, SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
 from asyncstate.testing import OperatorHarness
-from operators import Aggregate, GroupAggregate, GroupTableAggregate, avg, count, max_, min_, sum_
+from operators import (
+    Aggregate,
+    GroupAggregate,
+    GroupTableAggregate,
+    avg,
+    collect,
+    count,
+    first_value,
+    last_value,
+    max_,
+    min_,
+    sum_,
+)
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("s", pa.string()), ("flag", pa.bool_())])
 Row = tuple[Any, ...]
@@ -381,3 +393,21 @@ def test_each_row_nets_to_the_net_change(batches: Any, async_enabled: bool, rand
         netted.append(+shown)
         assert min(shown.values(), default=0) >= 0
     assert netted[0] == netted[1]
+
+
+def test_first_last_and_collected_values_skip_nulls(async_enabled: bool) -> None:
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    operator = GroupAggregate([first_value("v"), last_value("v"), collect("v")])
+    with OperatorHarness(operator, schema, ["k"], async_enabled=async_enabled, changelog=False) as harness:
+        harness.push([(1, None), (1, 2), (1, 3), (1, None), (2, None)])
+        assert harness.end_batch() == [("+I", 1, 2, 3, [2, 3]), ("+I", 2, None, None, None)]
+
+
+def test_an_aggregate_of_everything_has_no_row_as_long_as_there_are_none(async_enabled: bool) -> None:
+    schema = pa.schema([("v", pa.int64())])
+    with OperatorHarness(GroupAggregate([count()]), schema, [], async_enabled=async_enabled) as harness:
+        assert harness.end_batch() == []
+        harness.push([(5,)])
+        assert harness.end_batch() == [("+I", 1)]
+        harness.push([(5,)], kind="-D")
+        assert harness.end_batch() == [("-D", 1)]

@@ -509,6 +509,13 @@ def test_a_condition_that_asks_for_another_variable() -> None:
             one.finish()
 
 
+def test_a_condition_that_asks_for_a_row_below_the_first() -> None:
+    with harness(match("A B", define={"B": lambda row, match: match.last("A", -1) is None})) as one:
+        one.push(rows("ab"))
+        with pytest.raises(OperatorError, match="the offset -1 of a row is below 0"):
+            one.finish()
+
+
 # -- conditions and measures ---------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from asyncstate import (
     Row,
     RowKind,
 )
+from asyncstate.changelog import Changelog
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.testing import OperatorHarness
 from operators import KeyedMap, WindowProcess, tumble
@@ -40,7 +41,9 @@ class Emitting(RecordOperator):
         self.output = output
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
-        return self.output
+        if isinstance(self.output, OutputSpec):
+            return self.output
+        return OutputSpec(self.output, changes=Changelog.retract())
 
     def process(self, row: Row, ctx: RecordContext) -> None:
         self.emit(row, ctx)
@@ -52,8 +55,8 @@ class Columns(BundleOperator):
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return ROWS
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        return OutputSpec(ROWS, changes=Changelog.retract())
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
         ctx.emit({name: bundle.batch.column(name) for name in self.names}, bundle.kinds)
@@ -88,7 +91,7 @@ def test_side_outputs_take_the_same(way: str) -> None:
             self.emit = lambda *row, kind, **columns: ctx.emit(*row, kind=kind, output="aside", **columns)
 
     emit: Emit = lambda row, ctx: WAYS[way](row, Aside(ctx))  # noqa: E731
-    with run(emit, OutputSpec(KIND, {"aside": ROWS})) as harness:
+    with run(emit, OutputSpec(KIND, {"aside": ROWS}, side_changes={"aside": Changelog.retract()})) as harness:
         assert harness.output == []
         assert harness.side_output("aside") == [("+U", "a", 1), ("+U", "b", None)]
 

@@ -19,8 +19,9 @@ from asyncstate import (
     Timer,
     ValueStateDescriptor,
 )
+from asyncstate.changelog import Changelog
 from asyncstate.errors import OperatorError
-from asyncstate.operator import Operator
+from asyncstate.operator import Operator, OutputSpec
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("k", pa.int64())])
@@ -32,8 +33,8 @@ class Bundles(BundleOperator):
     def __init__(self, kinds: Any) -> None:
         self.kinds = kinds
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return SCHEMA
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        return OutputSpec(SCHEMA, changes=Changelog.retract())
 
     def process_bundle(self, bundle: Any, ctx: Any) -> Any:
         ctx.emit(bundle.batch.columns, self.kinds)

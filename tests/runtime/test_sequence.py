@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import RecordOperator, ValueStateDescriptor
+from asyncstate.changelog import Changelog
 from asyncstate.errors import JobError, SchemaError
+from asyncstate.operator import OutputSpec
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, Join, Rank, asc
 
@@ -23,8 +25,8 @@ SIZES = pytest.mark.parametrize("size", ["1", "2", "100"])
 class Seen(RecordOperator):
     """Puts out each row with how many its key had before."""
 
-    def bind(self, inputs: Any) -> pa.Schema:
-        return pa.schema([("k", pa.int64()), ("v", pa.string()), ("number", pa.int64())])
+    def bind(self, inputs: Any) -> OutputSpec:
+        return OutputSpec("k bigint, v string, number bigint", changes=Changelog.retract())
 
     def open(self, context: Any) -> None:
         self.count = context.get_state(ValueStateDescriptor("count", pa.int64(), default=0))

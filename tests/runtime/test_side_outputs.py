@@ -25,6 +25,7 @@ from asyncstate import (
     Timer,
     ValueStateDescriptor,
 )
+from asyncstate.changelog import Changelog
 from asyncstate.errors import AsyncStateError, OperatorError, SchemaError
 from asyncstate.operator import Operator, OutputSpec
 from asyncstate.testing import OperatorHarness
@@ -40,7 +41,7 @@ class Sorted(RecordOperator):
     """Numbers of bids to the main output; dear bids, with their number, and words of odd ones aside."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        return OutputSpec(COUNTS, {"dear": BIDS, "odd": WORDS})
+        return OutputSpec(COUNTS, {"dear": BIDS, "odd": WORDS}, side_changes={"dear": inputs[0].changes})
 
     def open(self, context: OperatorContext) -> None:
         assert context.output_schema == COUNTS
@@ -60,7 +61,9 @@ class SortedBundles(BundleOperator):
     """The bids; dear ones aside."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        return OutputSpec(BIDS, {"dear": BIDS, "prices": BIDS.remove(0)})
+        changes = Changelog.retract()
+        sides = {"dear": changes, "prices": changes}
+        return OutputSpec(BIDS, {"dear": BIDS, "prices": BIDS.remove(0)}, changes, sides)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         dear = np.flatnonzero(bundle.batch.column("price").to_numpy() > 10)
@@ -201,7 +204,7 @@ class InOrder(BundleOperator):
     schema: Any = TIMED
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        return OutputSpec(inputs[0].schema, {"late": self.schema})
+        return OutputSpec(inputs[0].schema, {"late": self.schema}, inputs[0].changes)
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         return [InputOrder("event")]
@@ -220,7 +223,7 @@ class InOrder(BundleOperator):
 
 class RecordsInOrder(RecordOperator):
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        return OutputSpec(inputs[0].schema).with_late_rows("late", inputs[0])
+        return OutputSpec(inputs[0].schema, changes=inputs[0].changes).with_late_rows("late", inputs[0])
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         return ["late"]

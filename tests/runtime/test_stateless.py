@@ -22,7 +22,9 @@ from asyncstate import (
     Timer,
     ValueStateDescriptor,
 )
+from asyncstate.changelog import Changelog
 from asyncstate.errors import JobError, OperatorError, StateDeclarationError
+from asyncstate.operator import OutputSpec
 from asyncstate.testing import OperatorHarness
 
 ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("us"))])
@@ -34,8 +36,8 @@ class Doubled(BundleOperator):
 
     stateless = True
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return OUT
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        return OutputSpec(OUT, changes=Changelog.retract())
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> list[list[str]]:
         return [["v"]]
@@ -52,8 +54,8 @@ class Called(RecordOperator):
 
     stateless = True
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return OUT
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        return OutputSpec(OUT, changes=Changelog.retract())
 
     def twice(self, value: int) -> int:
         if value < 0:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate import Bundle, BundleContext, BundleOperator, InputSpec, RecordContext, RecordOperator, Row
+from asyncstate.operator import OutputSpec
 
 
 class Noted(BundleOperator):
@@ -38,8 +39,8 @@ class Strict(RecordOperator):
         self.fail_at = fail_at
         self.fail = fail
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return pa.schema([("id", pa.int64())])
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        return OutputSpec("id bigint", changes=inputs[0].changes)
 
     def process(self, row: Row, ctx: RecordContext) -> None:
         if row.id == self.fail_at:

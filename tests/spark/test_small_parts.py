@@ -79,6 +79,7 @@ def test_every_error_crosses_the_border(kind: type[AsyncStateError]) -> None:
         f"[asyncstate-error {own_mark()} {{",
         f'[asyncstate-error {own_mark()} {{"kind": 7}}]',
     ],
+    ids=["no mark", "another mark", "no JSON", "cut off", "no text"],
 )
 def test_a_rows_text_does_not_take_the_place_of_an_error(text: str) -> None:
     back = restore(raised(OperatorError(f"operator 'u', key (1,): ValueError: bad {text}")))

@@ -23,7 +23,9 @@ from asyncstate import (
     RowKind,
     StateTtl,
 )
+from asyncstate.changelog import Changelog
 from asyncstate.codec import KeyBatch, UserKeyBatch
+from asyncstate.operator import OutputSpec
 from asyncstate.state import Columns, MapEntries
 
 INPUT = pa.schema(
@@ -189,8 +191,9 @@ class DistinctCount(BundleOperator):
     def __init__(self, ttl: StateTtl | None = None) -> None:
         self.ttl = ttl
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return pa.schema([inputs[0].key_schema.field(0), ("values", pa.int64())])
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        schema = pa.schema([inputs[0].key_schema.field(0), ("values", pa.int64())])
+        return OutputSpec(schema, changes=Changelog.retract())
 
     def open(self, context: OperatorContext) -> None:
         value, rows = pa.schema([context.inputs[0].column("value")]), pa.schema([("rows", pa.int64())])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asyncstate import RecordContext, RecordOperator, Row, RowKind, Timer, ValueStateDescriptor
+from asyncstate.changelog import Changelog
 from asyncstate.errors import JobError
 from asyncstate.operator import OutputSpec
 from asyncstate.testing import FakeContext, OperatorHarness
@@ -17,7 +18,7 @@ from asyncstate.testing import FakeContext, OperatorHarness
 
 class Chained(RecordOperator):
     def bind(self, inputs: Any) -> OutputSpec:
-        return OutputSpec("account string, total long", {"large": "amount long"})
+        return OutputSpec("account string, total long", {"large": "amount long"}, Changelog.retract())
 
     def open(self, context: Any) -> None:
         self.total = context.get_state(ValueStateDescriptor("total", "bigint", default=0))

@@ -39,16 +39,16 @@ class IcebergTarget:
         self, table: str, catalog: str | None = None, properties: dict[str, str] | None = None
     ) -> None:
         self.table = check_text("IcebergTarget", "table", table)
-        if "." not in table:
-            raise ConfigurationError(
-                f"IcebergTarget: table {table!r} names no namespace; give both, such as 'db.totals'"
-            )
         self.catalog = catalog
         self.properties = properties or {}
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``. Iceberg enforces no primary keys: that ``keys`` are one is for the caller to know. Rows must
         have all columns of the table, since a changed row is written anew."""
+        if "." not in self.table:
+            raise ConfigurationError(
+                f"IcebergTarget: table {self.table!r} names no namespace; give both, such as 'db.totals'"
+            )
         self._check(self._load(), schema, keys)
 
     def _check(self, table: Table, schema: pa.Schema, keys: tuple[str, ...]) -> None:

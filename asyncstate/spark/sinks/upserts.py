@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, Changelog
 from asyncstate.driver import arrow_changes
 from asyncstate.errors import ConfigurationError, JobError, OperatorError, SchemaError
-from asyncstate.spark.changes import last_changes
+from asyncstate.spark.changes import check_table_key, last_changes
 from asyncstate.spark.exchange import arrow_schema_of
+from asyncstate.spark.facts import insertions, known_changes
 from asyncstate.spark.sinks.target import Changes, Target
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ def write_upserts(
     keys: str | Sequence[str],
     target: Target,
     writer: str = "asyncstate",
+    changes: Changelog | None = None,
 ) -> bool:
     """Write the changelog ``rows`` of a micro-batch into ``target``, by the columns ``keys``, exactly once.
 
     ``batch``: the micro-batch; or its id, if it is none of a StreamingJob. ``keys`` must be a unique key of the rows;
-    where they are not, put ``UpsertMaterialize`` before. Rows without ``row_kind`` are insertions. ``writer`` tells
+    where they are not, put ``UpsertMaterialize`` before. Rows without ``row_kind`` are insertions. ``changes``: what
+    the rows are, where it is not known from ``apply``, as of ``last_changes``. ``writer`` tells
     writes of one job into one table apart: one for each call of a micro-batch. The changes, one a key, are brought to
     the driver, so that ``spark.driver.maxResultSize`` bounds them. Returns False for a micro-batch that has been
     written before.
@@ -50,21 +53,25 @@ def write_upserts(
     names = _checked_keys("write_upserts", keys)
     _check_target("write_upserts", target)
     _check_writer("write_upserts", writer)
-    changes = changes_of(_last_changes(rows, names, target), names)
+    last = changes_of(_last_changes(rows, names, target, changes), names)
     if isinstance(batch, int):
-        return target.write(writer, batch, changes)
+        return target.write(writer, batch, last)
     _check_first_write(batch, target, writer)
-    return target.write(writer, batch.batch_id, changes, batch.origin)
+    return target.write(writer, batch.batch_id, last, batch.origin)
 
 
-def _last_changes(rows: DataFrame | pa.Table, names: tuple[str, ...], target: Target) -> pa.Table:
+def _last_changes(
+    rows: DataFrame | pa.Table, names: tuple[str, ...], target: Target, changes: Changelog | None
+) -> pa.Table:
+    """The last change of each key; rows that are in this process come as an Arrow table."""
     if isinstance(rows, pa.Table):
         target.check(_without_kinds(rows.schema), names)
-        return arrow_changes.last_changes(rows, names)
+        check_table_key("write_upserts", changes or RETRACT, names)
+        return arrow_changes.last_changes(rows, names, changes or RETRACT)
     target.check(arrow_schema_of(rows), names)
-    if ROW_KIND_COLUMN not in rows.columns:
-        rows = rows.selectExpr("*", f"'+I' as {ROW_KIND_COLUMN}")
-    return last_changes(rows, names).toArrow()
+    known = known_changes(rows, ROW_KIND_COLUMN in rows.columns) if changes is None else changes
+    check_table_key("write_upserts", known, names)
+    return last_changes(insertions(rows), names, known).toArrow()
 
 
 def _without_kinds(schema: pa.Schema) -> pa.Schema:
@@ -145,13 +152,19 @@ class UpsertSink:
         own = _without_kinds(schema) if isinstance(schema, pa.Schema) else arrow_schema_of(schema)
         self.target.check(own, self.keys)
 
+    def check_changes(self, changes: Changelog) -> None:
+        """Raise SchemaError for rows that are upserts by another key; the graph calls it before a row is read."""
+        check_table_key("UpsertSink", changes, self.keys)
+
     def destination(self, name: str) -> tuple[str, str]:
         """Where it writes and as whom: two sinks of a graph must not share it. ``name``: its own in the graph."""
         return destination(self.target, self.writer or name)
 
-    def write_micro_batch(self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str) -> None:
+    def write_micro_batch(
+        self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str, changes: Changelog | None = None
+    ) -> None:
         """See ``write_upserts``; the graph calls it with the name of the sink."""
-        write_upserts(batch, rows, self.keys, self.target, self.writer or name)
+        write_upserts(batch, rows, self.keys, self.target, self.writer or name, changes)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
         """``write_upserts`` without a job, whose micro-batches are known by their number alone."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeVar
 
 from asyncstate.codec import PlainValues, encode_namespace
-from asyncstate.errors import StateAccessError
+from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.requests import StateSink
 from asyncstate.state.expiring.expiry import Expiry
 from asyncstate.state.keyed.cursors import CursorRegistry
@@ -87,6 +87,12 @@ class KeyedState:
     )
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
+        if not isinstance(binding, Binding):
+            kind = type(self).__name__
+            raise StateDeclarationError(
+                f"{kind}({binding!r}, ...) declares no state; get one in open(), as "
+                f"context.get_state({kind}Descriptor({binding!r}, ...))"
+            )
         self._binding = binding
         self._sink = sink = binding.sink
         self._id = binding.state_id

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, read_type
+from asyncstate.codec import KeyBatch, read_schema, read_type
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError, SchemaError
@@ -248,5 +248,20 @@ def _mapping(values: list[Any]) -> dict[Any, Any]:
 
 
 def as_type(given: Any, what: str) -> pa.DataType | None:
-    """An Arrow type; of a schema the struct of its fields; of a text what it says; None of None."""
-    return pa.struct(list(given)) if isinstance(given, pa.Schema) else read_type(given, what)
+    """An Arrow type; of a schema, or its text, the struct of its fields; of the text of a type what it says; None of
+    None. Raises SchemaError for what is none of these."""
+    if isinstance(given, pa.Schema):
+        return pa.struct(list(given))
+    try:
+        found = read_type(given, what)
+    except SchemaError as error:
+        try:
+            return pa.struct(list(read_schema(given, what)))
+        except SchemaError:
+            raise error from None
+    if found is not None and not isinstance(found, pa.DataType):
+        raise SchemaError(
+            f"{what} is {given!r}; give an Arrow type or schema, a text such as 'bigint' or 'total bigint, n int', or "
+            "int, float, str, bytes or bool"
+        )
+    return found

@@ -154,9 +154,7 @@ class BundledAggregator(FunctionAggregator):
         nothing = np.zeros(count + 1, np.int64)
         return KeySegments([], nothing, np.empty(0, np.int8), [], accumulators, self.form.type)
 
-    def _checked(
-        self, given: SegmentsApplied | Sequence[KeySegmentApplied], segments: KeySegments
-    ) -> SegmentsApplied:
+    def _checked(self, given: Any, segments: KeySegments) -> SegmentsApplied:
         applied = given if isinstance(given, SegmentsApplied) else self._as_columns(given, segments)
         each = applied.updated_values_after_each_row
         for what, column, wanted in (
@@ -173,7 +171,11 @@ class BundledAggregator(FunctionAggregator):
             raise self._wrong("returned no values after each row, but they were asked for")
         return applied
 
-    def _as_columns(self, given: Sequence[KeySegmentApplied], segments: KeySegments) -> SegmentsApplied:
+    def _as_columns(self, given: Any, segments: KeySegments) -> SegmentsApplied:
+        if not isinstance(given, Sequence) or not all(isinstance(one, KeySegmentApplied) for one in given):
+            raise self._wrong(
+                f"returned {given!r}; return a SegmentsApplied, or a KeySegmentApplied for each segment"
+            )
         if len(given) != len(segments):
             raise self._wrong(
                 f"returned {len(given)} results for {len(segments)} segments; return one for each"

@@ -132,10 +132,27 @@ class UserAggregate(Kind):
                 raise binding.refuse(
                     f"has {what}.{name} as a generator, whose body would never run; write a method without yield"
                 )
+        for name in ("accumulate", *(["retract"] if has_method(self.function, "retract") else [])):
+            self._check_arguments(binding, name)
         if not any(has_method(self.function, name) for name in names):
             raise binding.refuse(
                 f"needs a method {' or '.join(names)}, which {type(self.function).__name__} lacks; write it"
             )
+
+    def _check_arguments(self, binding: Binding, name: str) -> None:
+        """Refuse a number of columns that a method does not take."""
+        columns = binding.aggregate.columns
+        try:
+            signature = inspect.signature(getattr(self.function, name))
+        except (TypeError, ValueError):
+            return  # of a callable that does not tell
+        try:
+            signature.bind(None, *columns)
+        except TypeError as error:
+            raise binding.refuse(
+                f"is over {len(columns)} columns ({', '.join(columns)}), but {type(self.function).__name__}.{name} "
+                f"takes {name}{signature}: {error}; give it the accumulator and an argument a column"
+            ) from error
 
     def _type(self, argument: str, given: pa.DataType | None, method: str, binding: Binding) -> pa.DataType:
         found = given if given is not None else getattr(self.function, method)()
