@@ -8,6 +8,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -212,8 +213,12 @@ class Apply(Node):
             if self.drop_seen is not None
             else (False if own_sequence or not any(drops) else (drops if len(drops) > 1 else drops[0])),
             "options": self.options,
-            "filters": [filters_of(one) for one in self.inputs],
+            "filters": self._filters,
         }
+
+    @functools.cached_property
+    def _filters(self) -> list[str]:
+        return [filters_of(one) for one in self.inputs]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

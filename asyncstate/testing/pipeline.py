@@ -131,10 +131,13 @@ class PipelineHarness:
         """What the rows of each node are."""
         self._schemas = self._opened(saved)
         choice = resolve(self._settings["options"], {}).unclaimed_state
-        dropped = check_claimed(stored, self._operators, choice)
-        self._left = {
-            uid: folder for uid, folder in saved.items() if uid not in self._operators and uid not in dropped
-        }
+        try:
+            dropped = check_claimed(stored, self._operators, choice)
+        except JobError:
+            self.close()  # those of the dataflow that is refused
+            raise
+        gone = set(stored) - set(self._operators) - dropped
+        self._left = {uid: folder for uid, folder in saved.items() if uid in gone}
         self._pending = {name: self._pending.get(name, []) for name in sources}
         self.outputs = {
             **self.outputs,
@@ -230,7 +233,7 @@ class PipelineHarness:
                         f"restart: source '{name}' has other columns, and rows with the old ones that were pushed and "
                         "not processed; call end_batch before restart"
                     )
-            stored = {*self._left, *(uid for uid, one in self._operators.items() if one.states())}
+            stored = {*self._left, *(uid for uid, one in self._operators.items() if one.has_state)}
             self._build(self._left | {uid: one.snapshot() for uid, one in self._operators.items()}, stored)
         except BaseException:
             self.__dict__.update(kept)
