@@ -118,7 +118,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def has_state(self) -> bool:
-        """Whether anything would be lost without it: declared states, or entries of the engine's own, such as timers."""
+        """Whether it keeps anything: declared states, or entries of the engine such as timers."""
         return bool(self.states) or any(one.snapshot is not None or one.deltas for one in self.partitions)
 
     def summed_statistics(self) -> Figures:

@@ -149,8 +149,8 @@ class Closing(Told):
 def test_a_row_that_has_no_key_is_named_too(
     changes: Changelog | None, message: str, async_enabled: bool
 ) -> None:
-    with OperatorHarness(
-        Closing(changes), ROWS, "k", changelog=False, async_enabled=async_enabled
-    ) as harness:
-        with pytest.raises(SchemaError, match=message):
-            harness.end_batch()
+    with (
+        OperatorHarness(Closing(changes), ROWS, "k", changelog=False, async_enabled=async_enabled) as harness,
+        pytest.raises(SchemaError, match=message),
+    ):
+        harness.end_batch()
