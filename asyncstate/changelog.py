@@ -23,6 +23,23 @@ from asyncstate.errors import SchemaError
 ROW_KIND_COLUMN = "row_kind"
 
 
+def has_kinds(columns: Iterable[str], what: str = "") -> bool:
+    """Whether rows of these ``columns`` have kinds: a column ``row_kind``. ``what``: whose they are, for the error.
+
+    Spark takes names for equal whatever the case of their letters. Raises SchemaError for this one in another spelling:
+    nothing tells whether it is a changelog's.
+    """
+    found = [name for name in columns if name.lower() == ROW_KIND_COLUMN]
+    strange = next((name for name in found if name != ROW_KIND_COLUMN), None)
+    if strange is not None:
+        of = f"{what}: " if what else ""
+        raise SchemaError(
+            f"{of}column '{strange}' differs only in case from '{ROW_KIND_COLUMN}', the changelog's own column; rename "
+            f"it to '{ROW_KIND_COLUMN}' if it has row kinds (+I, -U, +U, -D), and to another name if not"
+        )
+    return bool(found)
+
+
 class RowKind(enum.IntEnum):
     """What a changelog row does to the table it describes (Flink's ``RowKind``)."""
 

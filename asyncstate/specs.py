@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN, Changelog, ChangelogMode
+from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN, Changelog, ChangelogMode, has_kinds
 from asyncstate.codec import KeyCodec, SchemaLike, read_schema, read_schemas
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalLimit, LocalPhase
@@ -106,7 +106,7 @@ class InputSpec:
         if len(set(names)) < len(names):
             double = next(name for name in names if names.count(name) > 1)
             raise SchemaError(f"{self.name} has column '{double}' twice; rename or drop all but one")
-        if ROW_KIND_COLUMN in names:
+        if has_kinds(names, self.name):
             raise SchemaError(
                 f"{self.name}: '{ROW_KIND_COLUMN}' is the changelog's own column; drop or rename it"
             )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, RowKind
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, RowKind, has_kinds
 from asyncstate.errors import OperatorError, SchemaError
 
 _SIGN = "asyncstate:sign"
@@ -66,7 +66,7 @@ def _check_one_a_key(table: pa.Table, keys: Sequence[str]) -> None:
 
 def _net(rows: pa.Table, names: list[str], changes: Changelog) -> pa.Table:
     """Each distinct row with how many more times it comes than it goes, where that is not 0; each upsert as it is."""
-    if ROW_KIND_COLUMN in rows.column_names:
+    if has_kinds(rows.column_names):
         kinds = rows.column(ROW_KIND_COLUMN)
         if not pc.all(pc.is_in(kinds, pa.array(ROW_KIND_TEXTS))).as_py() and rows.num_rows:
             raise SchemaError(f"column '{ROW_KIND_COLUMN}' has a value that no changelog has")

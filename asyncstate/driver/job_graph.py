@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
 
-from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, ChangelogMode
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, ChangelogMode, has_kinds
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -240,7 +240,7 @@ class JobGraph(Generic[R]):
             shape = self._shapes[node.name]
             columns = executor.columns(shape)
             _check_source(node, columns)
-            self.changes[node] = source_changes(node, columns, ROW_KIND_COLUMN in columns)
+            self.changes[node] = source_changes(node, columns, has_kinds(columns))
             if node.watermark is not None:
                 executor.input_spec(shape, (), node.times.event_time, f"source '{node.name}'", False)
             if node.name in self._initial:
@@ -269,8 +269,8 @@ class JobGraph(Generic[R]):
             return inputs[0]
         found = self._selected(node, inputs)
         known, columns = [self.changes[one] for one in node.inputs], executor.columns(inputs[0])
-        has_kinds = ROW_KIND_COLUMN in executor.columns(found)
-        self.changes[node] = changes_behind(node, known, columns, has_kinds)
+        kinds = has_kinds(executor.columns(found))
+        self.changes[node] = changes_behind(node, known, columns, kinds)
         return self._known(node, found)
 
     def _selected(self, node: Node, inputs: list[R]) -> R:

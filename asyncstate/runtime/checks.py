@@ -20,7 +20,7 @@ from typing import Final, NoReturn, cast
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, upserts_way_out
+from asyncstate.changelog import ROW_KIND_COLUMN, has_kinds, upserts_way_out
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
@@ -298,7 +298,7 @@ def _check_columns(what: str, schema: pa.Schema) -> None:
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise SchemaError(f"{what} a schema with column '{twice[0]}' twice; rename all but one")
-    if ROW_KIND_COLUMN in schema.names:
+    if has_kinds(schema.names, f"{what} such a schema"):
         raise SchemaError(
             f"{what} a schema with a column '{ROW_KIND_COLUMN}', which is the framework's; leave it out, kinds are "
             "given to emit()"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, upserts_way_out
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, has_kinds, upserts_way_out
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.facts import known_changes
@@ -46,7 +46,7 @@ def last_changes(rows: DataFrame, key: str | Sequence[str], changes: Changelog |
     several rows, reading the result fails. Raises SchemaError as ``netted``, for a key that is no column, and for
     upserts by another key.
     """
-    known = known_changes(rows, ROW_KIND_COLUMN in rows.columns) if changes is None else changes
+    known = known_changes(rows) if changes is None else changes
     names = _columns(rows, compares=not known.is_upsert)
     keys = [key] if isinstance(key, str) else list(key)
     missing = [name for name in keys if name not in names]
@@ -101,7 +101,7 @@ def _counted(rows: DataFrame, names: Sequence[str]) -> DataFrame:
 
 def _columns(rows: DataFrame, compares: bool = True) -> list[str]:
     """The payload; ``compares``: all columns are grouped by."""
-    if ROW_KIND_COLUMN not in rows.columns:
+    if not has_kinds(rows.columns):
         raise SchemaError(
             f"the rows have no '{ROW_KIND_COLUMN}' column, so they are no changelog; give what `apply` returned"
         )

@@ -170,7 +170,7 @@ class SparkExecutor:
         """See ``Executor``: sinks may have a method ``check(schema)``, and one ``check_changes(changelog)``."""
         check_changes = getattr(sink, "check_changes", None)
         if callable(check_changes):
-            check_changes(known_changes(rows, ROW_KIND_COLUMN in rows.columns))
+            check_changes(known_changes(rows))
         check = getattr(sink, "check", None)
         if callable(check):
             check(rows.schema)

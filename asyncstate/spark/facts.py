@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, RowKind
+from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, RowKind, has_kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,12 +25,14 @@ def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
     return df
 
 
-def known_changes(df: DataFrame, has_kinds: bool) -> Changelog:
-    """What is known of the rows of ``df``; if nothing is, rows with kinds are changes that take back whole rows."""
+def known_changes(df: DataFrame) -> Changelog:
+    """What is known of the rows of ``df``; if nothing is, rows with kinds are changes that take back whole rows.
+    Raises SchemaError as ``has_kinds``."""
+    kinds = has_kinds(df.columns)
     found: Any = df.__dict__.get(_CHANGES)
     if isinstance(found, Changelog):
         return found
-    return RETRACT if has_kinds else INSERT_ONLY
+    return RETRACT if kinds else INSERT_ONLY
 
 
 def insertions(df: DataFrame) -> DataFrame:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog
+from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, has_kinds
 from asyncstate.codec import key_groups
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.chain import Link, RunPartition, run_chain
@@ -130,7 +130,7 @@ class LocalExecutor:
         self, rows: LocalRows, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
     ) -> InputSpec:
         """See ``Executor``."""
-        unknown = RETRACT if ROW_KIND_COLUMN in rows.schema.names else INSERT_ONLY
+        unknown = RETRACT if has_kinds(rows.schema.names, name) else INSERT_ONLY
         changes = unknown if rows.changes is None else rows.changes
         return InputSpec(self.schema(rows), key, event_time, changes, name, broadcast)
 

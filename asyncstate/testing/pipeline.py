@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode, has_kinds
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
 from asyncstate.config import resolve
@@ -349,7 +349,7 @@ class PipelineHarness:
                 what, given = f"source '{node.name}'", self._starts[node.name]
                 self._initial[node] = initial_rows(what, given, node.schema, bool(node.changelog))
             schema = _schema_of(node)
-            self.changes[node] = source_changes(node, schema.names, ROW_KIND_COLUMN in schema.names)
+            self.changes[node] = source_changes(node, schema.names, has_kinds(schema.names))
             return _no_rows(schema)
         if isinstance(node, Output):
             sides = self._operators[node.inputs[0].name].outputs
@@ -361,8 +361,8 @@ class PipelineHarness:
             check_changes(known[0])
         if not isinstance(node, Apply):
             found = _through(node, inputs)
-            has_kinds = ROW_KIND_COLUMN in found.schema.names
-            self.changes[node] = changes_behind(node, known, inputs[0].schema.names, has_kinds)
+            kinds = has_kinds(found.schema.names)
+            self.changes[node] = changes_behind(node, known, inputs[0].schema.names, kinds)
             return found
         check_one_start(node, self._starts)
         arguments = node.arguments()

@@ -55,8 +55,8 @@ class TemporalJoin(TwoInputJoin):
     side output that ``late_output`` names. Late versions are counted (``late_versions``) and taken if they are not
     older than the one that the key has, for left rows that are still to come; older ones are dropped
     (``late_versions_dropped``). ``time="processing"``: a left row comes at once, joined with the row that its key has
-    then; the right rows of a micro-batch come first. What changes on the right later changes nothing that has been put
-    out.
+    then; the right rows of a micro-batch come first. Left rows must be insertions. What changes on the right later
+    changes nothing that has been put out.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> orders = pa.schema([("currency", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us"))])
@@ -111,6 +111,12 @@ class TemporalJoin(TwoInputJoin):
             check_has_time(spec, self.time, self.owner)
         left, right = inputs
         check_whole_updates(right, self.owner)
+        if self.time == "processing" and left.changelog:
+            raise SchemaError(
+                f"{self.owner}: the rows of {left.changes.origin or left.name} are changes ({left.changes.text}), and "
+                "a row that is taken back would be joined with the right row of then, not with that of before; give "
+                "insertions, join with time='event', or use Join"
+            )
         shown = self._shown_schema(inputs)
         kept = dict(zip(left.schema.names, shown.names[: len(left.schema)], strict=True))
         keys = (tuple(kept[name] for name in key) for key in left.changes.unique_keys)

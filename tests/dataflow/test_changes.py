@@ -10,7 +10,7 @@ import pytest
 from asyncstate import Changelog
 from asyncstate.changelog import union_of
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
-from asyncstate.testing import PipelineHarness, PipelineSource
+from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
 from operators import (
     ChangelogNormalize,
     Deduplicate,
@@ -256,3 +256,23 @@ def test_keys_that_hold_another_one_say_no_more() -> None:
     with pytest.raises(SchemaError, match="upsert key"):
         Changelog(Changelog.upsert("a").mode)
     assert union_of([Changelog.upsert("a"), Changelog.insert_only()]) is None
+
+
+@pytest.mark.parametrize("name", ["ROW_KIND", "Row_Kind"])
+def test_the_column_of_kinds_in_other_letters_is_refused(name: str) -> None:
+    said = (
+        f"column '{name}' differs only in case from 'row_kind'.* rename it to 'row_kind' if it has row kinds"
+    )
+    with pytest.raises(JobError, match=f"source 'rows'.*{said}"):
+        changes_of(lambda rows: rows.where("v > 1"), PipelineSource(f"{SCHEMA}, {name} string"))
+    with pytest.raises(JobError, match=said):
+        changes_of(lambda rows: rows.with_columns(**{name: "k"}), CHANGES)
+    with pytest.raises(JobError, match=said):
+        changes_of(lambda rows: rows.select("k", **{name: "k"}))
+    with pytest.raises(SchemaError, match=said):
+        OperatorHarness(GroupAggregate([count()]), f"{SCHEMA}, {name} string", "k")
+
+
+def test_an_operator_cannot_give_its_rows_the_column_of_kinds_in_other_letters() -> None:
+    with pytest.raises(SchemaError, match="column 'ROW_KIND' differs only in case"):
+        OperatorHarness(GroupAggregate([count().alias("ROW_KIND")]), SCHEMA, "k")

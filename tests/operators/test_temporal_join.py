@@ -33,12 +33,13 @@ class Change(NamedTuple):
 
 def harness(kind: Any = "inner", *arguments: Any, **settings: Any) -> OperatorHarness:
     options = {name: settings.pop(name) for name in ("time", "null_safe", "ttl") if name in settings}
-    event_time = None if options.get("time") == "processing" else "at"
+    is_event = options.get("time") != "processing"
+    settings.setdefault("changelog", [is_event, True])
     return OperatorHarness(
         TemporalJoin(kind, *arguments, **options),
         [LEFT, RIGHT],
         [["k"], ["k"]],
-        event_time=event_time,
+        event_time="at" if is_event else None,
         **{"max_parallelism": 4, **settings},
     )
 
@@ -284,7 +285,11 @@ def test_a_version_expires(async_enabled: bool) -> None:
 def test_rows_of_all_key_columns_are_versions_too(async_enabled: bool) -> None:
     only = pa.schema([("k", pa.int64())])
     with OperatorHarness(
-        TemporalJoin("left", time="processing"), [only, only], [["k"], ["k"]], async_enabled=async_enabled
+        TemporalJoin("left", time="processing"),
+        [only, only],
+        [["k"], ["k"]],
+        changelog=[False, True],
+        async_enabled=async_enabled,
     ) as runner:
         runner.push([(1,)], 1)
         runner.push([(1,), (2,)], 0)
@@ -304,6 +309,11 @@ def test_rows_of_all_key_columns_are_versions_too(async_enabled: bool) -> None:
             lambda: TemporalJoin(time="processing", ttl=StateTtl("1 second", time="event")),
             {},
             "TemporalJoin: ttl counts event time, but the join is one of processing time",
+        ),
+        (
+            lambda: TemporalJoin(time="processing"),
+            {"changelog": True},
+            "rows of input 0 are changes .retract., and a row that is taken back would be joined with the right row of",
         ),
     ],
 )

@@ -48,6 +48,8 @@ def test_what_is_no_changelog_is_refused(spark: SparkSession) -> None:
     frame = spark.createDataFrame(CHANGES, SCHEMA)
     with pytest.raises(SchemaError, match="no 'row_kind' column"):
         netted(frame.drop("row_kind"))
+    with pytest.raises(SchemaError, match="column 'ROW_KIND' differs only in case from 'row_kind'"):
+        netted(frame.withColumnRenamed("row_kind", "ROW_KIND"))
     with pytest.raises(SchemaError, match=r"no column 'nothing'; their columns are: k\.1, v, tags"):
         last_changes(frame, ["v", "nothing"])
     with pytest.raises(SchemaError, match="names no column"):

@@ -179,11 +179,12 @@ def test_all_problems_are_told_at_once_with_their_places(
     three.apply(GroupAggregate([count()]), key="nobody", uid="keys")
     three.apply(TemporalSort(), key="customer", event_time="ts", uid="waits")
     three.with_columns(far=lambda rows: rows.column("missing"))
+    job.source("capitals", read(spark, f"{ORDERS}, ROW_KIND string", orders))
     assert two.node.name == "payments"
     with pytest.raises(JobError) as raised:
         job.start()
     head, *problems = str(raised.value).splitlines()
-    assert head == "the job's graph has 7 problems; nothing was read:"
+    assert head == "the job's graph has 8 problems; nothing was read:"
     assert all(problem.strip().startswith("test_graph.py:") for problem in problems)
     for place, words in enumerate(
         [
@@ -193,6 +194,7 @@ def test_all_problems_are_told_at_once_with_their_places(
             "operator 'sums': ",
             "operator 'keys': ",
             "with_columns",
+            "source 'capitals': column 'ROW_KIND' differs only in case from 'row_kind'",
             "operator 'waits': its rows wait for the watermark",
         ]
     ):

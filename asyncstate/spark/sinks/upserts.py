@@ -69,7 +69,7 @@ def _last_changes(
         check_table_key("write_upserts", changes or RETRACT, names)
         return arrow_changes.last_changes(rows, names, changes or RETRACT)
     target.check(arrow_schema_of(rows), names)
-    known = known_changes(rows, ROW_KIND_COLUMN in rows.columns) if changes is None else changes
+    known = known_changes(rows) if changes is None else changes
     check_table_key("write_upserts", known, names)
     return last_changes(insertions(rows), names, known).toArrow()
 
