@@ -9,6 +9,7 @@ A leaf: imports nothing of the project.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import linecache
 from collections.abc import Iterator, Mapping
@@ -63,7 +64,9 @@ def function_text(function: Any) -> str:
         return f"{function_text(function.__func__)} of {object_text(function.__self__)}"
     if isinstance(function, FunctionType):
         values = [f"{name}={said(one)}" for name, one in sorted(_values_around(function).items())]
-        return _code_text(function) + (f" with {', '.join(values)}" if values else "")
+        code = function.__code__
+        text = _code_text(code.co_filename, code, function.__qualname__)
+        return text + (f" with {', '.join(values)}" if values else "")
     if isinstance(function, type) or hasattr(function, "__qualname__"):
         return str(function.__qualname__)
     return object_text(function)
@@ -81,24 +84,26 @@ def object_text(made: object) -> str:
     return f"{type(made).__qualname__}({', '.join(values)})"
 
 
-def _code_text(function: FunctionType) -> str:
-    name = function.__qualname__
-    node = _node_of(function.__code__)
+@functools.lru_cache(
+    maxsize=1024
+)  # the driver asks in every micro-batch, and the whole file has to be parsed
+def _code_text(file: str, code: CodeType, name: str) -> str:
+    node = _node_of(file, code)
     if node is None:
         return name
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         node.decorator_list = []
         if ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-    code = " ".join(ast.unparse(node).split())
-    if isinstance(node, ast.Lambda) and len(code) <= _SHOWN_MAX:
-        return code
-    return f"{name} (code {hashlib.sha256(code.encode()).hexdigest()[:16]})"
+    text = " ".join(ast.unparse(node).split())
+    if isinstance(node, ast.Lambda) and len(text) <= _SHOWN_MAX:
+        return text
+    return f"{name} (code {hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
-def _node_of(code: CodeType) -> ast.AST | None:
+def _node_of(file: str, code: CodeType) -> ast.AST | None:
     """The definition of ``code`` in its source; None where that cannot be told."""
-    lines = linecache.getlines(code.co_filename)
+    lines = linecache.getlines(file)
     try:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError, RecursionError):

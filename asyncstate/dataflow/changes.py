@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import sqlglot
 import sqlglot.expressions as exp
@@ -28,6 +28,13 @@ from asyncstate.changelog import (
 )
 from asyncstate.dataflow.nodes import Apply, Node, Sink, Source, Transform, Union
 from asyncstate.errors import JobError, SchemaError
+
+_VARIES: Final = {
+    *("Anonymous", "Subquery"),  # nothing is known of these
+    *("Localtime", "Localtimestamp", "SessionUser"),
+    *("Rand", "Randn", "Randstr", "Shuffle", "Uniform", "Uuid"),
+}
+"""Nodes of sqlglot whose value is another one at another time, beside those that are called ``Current...``."""
 
 
 def declared_mode(
@@ -182,8 +189,6 @@ def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Cha
     for old, new in _plain(node, columns):
         if new == ROW_KIND_COLUMN:
             makes_kinds |= old != ROW_KIND_COLUMN
-        elif old == "*":
-            passed |= {name: (*passed.get(name, ()), name) for name in names}
         elif old in names:
             passed[old] = (*passed.get(old, ()), new)
     if makes_kinds:  # by an expression of the user's own
@@ -193,8 +198,14 @@ def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Cha
 
 def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
     """Pairs of a column and its name behind a selection, of those that pass unchanged; ("", name) for a value that is
-    made, ("*", "") for all columns."""
-    found = [] if node.kind == "with_columns" else [_plain_column(one) for one in node.expressions]
+    made."""
+    found: list[tuple[str, str]] = []
+    for one in node.expressions if node.kind != "with_columns" else ():
+        star = _parsed(one)
+        if isinstance(star, exp.Star):
+            found += [(name, name) for name in columns if name not in _left_out(star, columns)]
+        else:
+            found.append(_plain_column(one))
     for name, one in node.named.items():
         old, _ = _plain_column(one)
         found.append((old if old in columns else "", name))
@@ -205,11 +216,18 @@ def _plain_column(expression: Any) -> tuple[str, str]:
     parsed = _parsed(expression)
     name = parsed.alias if isinstance(parsed, exp.Alias) else None
     inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
-    if isinstance(inner, exp.Star):
-        return "*", ""
     if isinstance(inner, exp.Column) and not inner.table:
         return inner.name, name or inner.name
     return "", name or ""
+
+
+def _left_out(star: exp.Star, columns: Sequence[str]) -> set[str]:
+    """Those of ``columns`` that ``*`` does not bring unchanged."""
+    given = {name for name, value in star.args.items() if value}
+    if given - {"except_"}:
+        return set(columns)
+    hidden = {one.name.lower() for one in star.args.get("except_") or ()}
+    return {name for name in columns if name.lower() in hidden}
 
 
 def _behind(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
@@ -227,11 +245,16 @@ def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
     """Those of ``columns`` that a condition asks for; None where they are not known, or where it gives one answer today
     and another one tomorrow."""
     parsed = _parsed(condition)
-    if parsed is None or parsed.find(exp.Subquery, exp.Rand, exp.Anonymous) is not None:
+    if parsed is None or any(map(_varies, parsed.walk())):
         return None
     known = {name.lower(): name for name in columns}
     found = {known.get(column.parts[0].name.lower(), "") for column in parsed.find_all(exp.Column)}
     return found or None
+
+
+def _varies(node: exp.Expression) -> bool:
+    name = type(node).__name__
+    return name in _VARIES or name.startswith("Current")
 
 
 def _parsed(expression: Any) -> Any:

@@ -1,14 +1,15 @@
 """The nodes of a dataflow.
 
 Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Output``, ``Sink``; what a stream knows of time
-from where it comes; ``watermark_sources``, ``check_one_start``, ``NEVER_PASSED``.
+from where it comes; ``watermark_sources``, ``check_one_start``, ``same_destinations``, ``NEVER_PASSED``.
 Invariant: a node is made once and never changed; its inputs were made before it.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -212,8 +213,12 @@ class Apply(Node):
             if self.drop_seen is not None
             else (False if own_sequence or not any(drops) else (drops if len(drops) > 1 else drops[0])),
             "options": self.options,
-            "filters": [filters_of(one) for one in self.inputs],
+            "filters": self._filters,
         }
+
+    @functools.cached_property
+    def _filters(self) -> list[str]:
+        return [filters_of(one) for one in self.inputs]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -326,3 +331,19 @@ def check_one_start(node: Apply, started: Collection[str]) -> None:
     both = [one.name for one in above if isinstance(one, Source) and one.name in started]
     if both:
         raise JobError(f"it has initial_state, and its source '{both[0]}' has initial rows; give one of them")
+
+
+def same_destinations(sinks: Sequence[Sink]) -> Iterator[str]:
+    """Sinks that would take each other's micro-batches for their own."""
+    seen: dict[Any, Sink] = {}
+    for node in sinks:
+        destination = getattr(node.sink, "destination", None)
+        if not callable(destination):
+            continue
+        where = destination(node.name)
+        other = seen.setdefault(where, node)
+        if other is not node:
+            yield node.problem(
+                f"it writes where {other.called} does, by the same writer ({', '.join(map(str, where))}), so that each "
+                "would take the other's micro-batches for its own; give one of them another writer, or another table"
+            )

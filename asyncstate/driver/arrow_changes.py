@@ -34,12 +34,12 @@ def last_changes(rows: pa.Table, keys: Sequence[str], changes: Changelog) -> pa.
         )
     names = [name for name in rows.column_names if name != ROW_KIND_COLUMN]
     schema = pa.schema([rows.schema.field(name) for name in names])
-    table = _net(rows, names)
+    table = _net(rows, names, changes)
     goes = pc.less(table.column(_SIGN), 0)
     comes = table.filter(pc.invert(goes))
     gone = table.filter(goes)
     _check_one_a_key(table if changes.is_upsert else comes, keys)
-    if gone.num_rows and comes.num_rows:
+    if gone.num_rows and comes.num_rows and not changes.is_upsert:
         replaced = comes.select(list(keys)).append_column("asyncstate:here", pa.repeat(True, comes.num_rows))
         # A join would not find null keys; those are refused before anything is written.
         gone = gone.join(replaced, list(keys), join_type="left outer")
@@ -64,8 +64,8 @@ def _check_one_a_key(table: pa.Table, keys: Sequence[str]) -> None:
         )
 
 
-def _net(rows: pa.Table, names: list[str]) -> pa.Table:
-    """Each distinct row with how many more times it comes than it goes, where that is not 0."""
+def _net(rows: pa.Table, names: list[str], changes: Changelog) -> pa.Table:
+    """Each distinct row with how many more times it comes than it goes, where that is not 0; each upsert as it is."""
     if has_kinds(rows.column_names):
         kinds = rows.column(ROW_KIND_COLUMN)
         if not pc.all(pc.is_in(kinds, pa.array(ROW_KIND_TEXTS))).as_py() and rows.num_rows:
@@ -74,6 +74,10 @@ def _net(rows: pa.Table, names: list[str]) -> pa.Table:
     else:
         signs = pa.repeat(1, rows.num_rows)
     signed = rows.select(names).append_column(_SIGN, signs)
+    if (
+        changes.is_upsert
+    ):  # of a row that goes only the key counts, so that nothing is taken back by its content
+        return signed
     try:
         counted = signed.group_by(names, use_threads=False).aggregate([(_SIGN, "sum")])
     except pa.ArrowException as error:

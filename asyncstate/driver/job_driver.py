@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Generic
 
@@ -153,12 +153,14 @@ class JobDriver(Generic[R]):
         )
         self._all_claimed = True
 
-    def _dropped(self, batch: MicroBatch[R], stored: Collection[str]) -> Collection[str]:
-        """The operators whose state goes, because the program has them no more; asked in the first micro-batch, since
-        a function may leave an operator out of a later one."""
+    def _dropped(self, batch: MicroBatch[R], stored: Mapping[str, OperatorManifest]) -> Collection[str]:
+        """The operators that go, because the program has them no more; asked in the first micro-batch, since a function
+        may leave an operator out of a later one. Those without state go unasked."""
         if self._all_claimed:
             return ()
-        return check_claimed(stored, batch.applied.keys(), self._frame.config.unclaimed_state)
+        with_state = [uid for uid, one in stored.items() if one.has_state]
+        dropped = check_claimed(with_state, batch.applied.keys(), self._frame.config.unclaimed_state)
+        return dropped | (stored.keys() - with_state - batch.applied.keys())
 
     def _sources(self, batch: MicroBatch[R], base: Manifest | None) -> SourceTimes:
         """How far the sources of the watermark have come: those that are declared, and the inputs of operators.

@@ -25,7 +25,7 @@ from asyncstate.dataflow import (
     check_one_start,
 )
 from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
-from asyncstate.dataflow.nodes import NEVER_PASSED, Times, watermark_sources
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.driver.executor import Executor, Feed, R
 from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
 from asyncstate.driver.micro_batch import MicroBatch
@@ -229,7 +229,7 @@ class JobGraph(Generic[R]):
                 yield node.problem(str(error))
             except Exception as error:  # of the engine, of user code in a function of columns or in bind
                 yield node.problem(self._executor.describe(error))
-        yield from _same_destinations(self.flow.sinks)
+        yield from same_destinations(self.flow.sinks)
         try:
             batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])
         except JobError as error:
@@ -293,22 +293,6 @@ class JobGraph(Generic[R]):
 
     def _with_first(self, first: R | None, rows: R) -> R:
         return rows if first is None else self._executor.concat(first, rows)
-
-
-def _same_destinations(sinks: Sequence[Sink]) -> Iterator[str]:
-    """Sinks that would take each other's micro-batches for their own."""
-    seen: dict[Any, Sink] = {}
-    for node in sinks:
-        destination = getattr(node.sink, "destination", None)
-        if not callable(destination):
-            continue
-        where = destination(node.name)
-        other = seen.setdefault(where, node)
-        if other is not node:
-            yield node.problem(
-                f"it writes where {other.called} does, by the same writer ({', '.join(map(str, where))}), so that each "
-                "would take the other's micro-batches for its own; give one of them another writer, or another table"
-            )
 
 
 @contextmanager

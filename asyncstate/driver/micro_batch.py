@@ -373,7 +373,8 @@ class MicroBatch(Generic[R]):
 
     def check_claimed(self, uids: Collection[str]) -> None:
         """Raise JobError for state that belongs to none of ``uids``, unless it is to be kept or dropped."""
-        stored = () if self._base is None else self._base.operators
+        operators = {} if self._base is None else self._base.operators
+        stored = [uid for uid, one in operators.items() if one.has_state]
         check_claimed(stored, uids, self._frame.config.unclaimed_state)
 
     @property

@@ -253,7 +253,7 @@ class RecordRunner(Runner):
         record.out = None
 
     def _key_of(self, encoded: bytes) -> tuple[Any, ...]:
-        if not self.context.key_schema.names:
+        if not encoded or not self.context.key_schema.names:  # ``on_watermark`` has no key
             return ()
         return self._key_values(self.context.key_codec.decode_one(encoded)[0])
 

@@ -116,6 +116,11 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     applied: Applied | None = None
     meaning: dict[str, str] = {}
 
+    @property
+    def has_state(self) -> bool:
+        """Whether it keeps anything: declared states, or entries of the engine such as timers."""
+        return bool(self.states) or any(one.snapshot is not None or one.deltas for one in self.partitions)
+
     def summed_statistics(self) -> Figures:
         """Figures of the micro-batch that committed it, summed over the partitions."""
         return added(partition.statistics for partition in self.partitions)

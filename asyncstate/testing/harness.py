@@ -358,6 +358,12 @@ class OperatorHarness:
         stored = self._stored(self._manifest)
         return [] if stored is None else stored.states
 
+    @property
+    def has_state(self) -> bool:
+        """Whether its checkpoint has anything that a program without the operator would lose."""
+        stored = self._stored(self._manifest)
+        return stored is not None and stored.has_state
+
     # -- snapshot and restore ------------------------------------------------------------------------
 
     def snapshot(self) -> Path:

@@ -40,6 +40,7 @@ from asyncstate.runtime import (
     unpack_records,
 )
 from asyncstate.runtime.put_together import put_together
+from asyncstate.runtime.rows import output_schema
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.shipping import copies_of, with_copy
 
@@ -139,7 +140,7 @@ class LocalExecutor:
             raise SchemaError(
                 f"operator '{uid}': its output has a column '{ROW_KIND_COLUMN}', a reserved name; rename it"
             )
-        return LocalRows(pa.schema([*schema, _KIND]))
+        return LocalRows(output_schema(schema))
 
     def no_rows_like(self, rows: LocalRows) -> LocalRows:
         """See ``Executor``."""
@@ -241,7 +242,7 @@ class LocalExecutor:
         parts = [InputBatch(*payload_of(given, batch)) for batch in rows.batches]
         out = run_stateless(with_copy(spec, copies_of(spec.operator)), iter(parts))
         made = tuple(one for one in out if isinstance(one, pa.RecordBatch) and one.num_rows)
-        return LocalRows(pa.schema([*output, _KIND]), made)
+        return LocalRows(output_schema(output), made)
 
     def plan(self, chain: Sequence[Prepared], inputs: Sequence[LocalRows | Feed], done: bool) -> _Planned:
         """See ``Executor``."""
@@ -289,9 +290,9 @@ class LocalExecutor:
                     rows.append(out)
         sent = chain[-1].sent
         stage = _Stage(
-            LocalRows(pa.schema([*sent.schema, _KIND]), tuple(rows)),
+            LocalRows(output_schema(sent.schema), tuple(rows)),
             {
-                name: LocalRows(pa.schema([*sent.side_outputs[name], _KIND]), tuple(batches))
+                name: LocalRows(output_schema(sent.side_outputs[name]), tuple(batches))
                 for name, batches in sides.items()
             },
             dict(self._observed),

@@ -34,7 +34,7 @@ from asyncstate.dataflow import (
     explain,
 )
 from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
-from asyncstate.dataflow.nodes import NEVER_PASSED, Times, watermark_sources
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
@@ -86,7 +86,8 @@ class PipelineHarness:
     """A dataflow with its states, in this process. A context manager.
 
     ``pipeline`` declares it: a function of streams, which it gets by the names of ``sources``; in a job the same
-    function is given what ``job.source(...)`` returns. Sinks are not called: their rows are in ``rows``.
+    function is given what ``job.source(...)`` returns. Sinks are asked whether they can take such changes, but get no
+    rows: these are in ``rows``.
     ``parallelism``, ``async_enabled`` and ``options`` are those of every operator.
 
     Raises JobError for a dataflow that a job would refuse, with all that is wrong with it.
@@ -132,10 +133,13 @@ class PipelineHarness:
         """What the rows of each node are."""
         self._schemas = self._opened(saved)
         choice = resolve(self._settings["options"], {}).unclaimed_state
-        dropped = check_claimed(stored, self._operators, choice)
-        self._left = {
-            uid: folder for uid, folder in saved.items() if uid not in self._operators and uid not in dropped
-        }
+        try:
+            dropped = check_claimed(stored, self._operators, choice)
+        except JobError:
+            self.close()  # those of the dataflow that is refused
+            raise
+        gone = set(stored) - set(self._operators) - dropped
+        self._left = {uid: folder for uid, folder in saved.items() if uid in gone}
         self._pending = {name: self._pending.get(name, []) for name in sources}
         self.outputs = {
             **self.outputs,
@@ -231,7 +235,7 @@ class PipelineHarness:
                         f"restart: source '{name}' has other columns, and rows with the old ones that were pushed and "
                         "not processed; call end_batch before restart"
                     )
-            stored = {*self._left, *(uid for uid, one in self._operators.items() if one.states())}
+            stored = {*self._left, *(uid for uid, one in self._operators.items() if one.has_state)}
             self._build(self._left | {uid: one.snapshot() for uid, one in self._operators.items()}, stored)
         except BaseException:
             self.__dict__.update(kept)
@@ -334,6 +338,7 @@ class PipelineHarness:
                 found[node] = self._empty(node, inputs, saved)
             except AsyncStateError as error:
                 problems.append(node.problem(str(error)))
+        problems += same_destinations(self.flow.sinks)
         waiting = [uid for uid, one in self._operators.items() if one.waits_for_watermark]
         if waiting and not problems and not self._watermark_sources():
             node = next(node for node in found if isinstance(node, Apply) and node.name == waiting[0])
@@ -362,6 +367,8 @@ class PipelineHarness:
             self.changes[node] = operator_changes(node, sides.changes_of(node.side))
             return _no_rows(pa.schema([*side, _KIND]))
         known = [self.changes[one] for one in node.inputs]
+        if isinstance(node, Sink) and callable(check_changes := getattr(node.sink, "check_changes", None)):
+            check_changes(known[0])
         if not isinstance(node, Apply):
             found = _through(node, inputs)
             kinds = has_kinds(found.schema.names)

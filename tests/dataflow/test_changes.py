@@ -120,6 +120,8 @@ def test_operators_say_what_they_put_out(build: Callable[[Any], Any], found: str
         (lambda rows: rows.select("k AS key", "v"), "insert-only, unique (key)"),
         (lambda rows: rows.select("upper(k) AS k", "v"), "insert-only"),
         (lambda rows: rows.select("*"), "insert-only, unique (k)"),
+        (lambda rows: rows.select("* except (K)"), "insert-only"),
+        (lambda rows: rows.select("* except (v)"), "insert-only, unique (k)"),
         (lambda rows: rows.select("v"), "insert-only"),
         (lambda rows: rows.select(key="k", v="v + 1"), "insert-only, unique (key)"),
         (lambda rows: rows.with_columns(w="v + 1"), "insert-only, unique (k)"),
@@ -162,6 +164,11 @@ def test_upserts_pass_what_keeps_their_key() -> None:
     [
         (lambda rows: rows.where("v > 5"), ["where v > 5", "source 'rows'", "upsert by (k)"]),
         (lambda rows: rows.where("rand() < 0.5"), ["ChangelogNormalize() with key=['k']"]),
+        (
+            lambda rows: rows.where("k = 'a' AND current_date() > DATE'2024-01-01'"),
+            ["asks for more than that key"],
+        ),
+        (lambda rows: rows.where("k = uuid()"), ["asks for more than that key"]),
         (lambda rows: rows.select("v"), ["column 'k' of that key does not pass"]),
         (lambda rows: rows.union(rows), ["does not identify a row"]),
         (lambda rows: rows.drop("row_kind"), ["would all be insertions"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
@@ -51,6 +52,21 @@ def test_lambdas_are_told_apart_also_in_one_line(tmp_path: Path) -> None:
     first, second = _loaded(tmp_path, "two", "f = (lambda a: a > 1, lambda a: a > 2)\n")
     assert function_text(first) == "lambda a: a > 1"
     assert function_text(second) == "lambda a: a > 2"
+
+
+def test_the_source_of_a_function_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver asks in every micro-batch."""
+    parsed: list[str] = []
+    real = ast.parse
+
+    def parse(text: str) -> ast.Module:
+        parsed.append(text)
+        return real(text)
+
+    monkeypatch.setattr(ast, "parse", parse)
+    function = _loaded(tmp_path, "often", "def f(a):\n    return a + 71\n")
+    texts = {function_text(function) for _ in range(3)}
+    assert len(texts) == len(parsed) == 1
 
 
 def test_plain_values_from_around_count() -> None:

@@ -127,3 +127,30 @@ def test_a_side_output_is_no_stream_of_upserts() -> None:
 
     with pytest.raises(AsyncStateError, match="side output 'aside' is declared as upsert"):
         OperatorHarness(Aside(None), ROWS, "k", changelog=False)
+
+
+class Closing(Told):
+    """Emits when the watermark has moved, where there is no key."""
+
+    def process(self, row: Any, ctx: Any) -> None:
+        """Nothing."""
+
+    def on_watermark(self, watermark: int, ctx: Any) -> None:
+        ctx.emit("a", self.changes and 3.7, kind=RowKind.DELETE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (None, r"a row -D for the key \(\), but"),
+        (Changelog.retract(), r"key \(\): emit\(\) got, for column 'v', 3\.7"),
+    ],
+)
+def test_a_row_that_has_no_key_is_named_too(
+    changes: Changelog | None, message: str, async_enabled: bool
+) -> None:
+    with (
+        OperatorHarness(Closing(changes), ROWS, "k", changelog=False, async_enabled=async_enabled) as harness,
+        pytest.raises(SchemaError, match=message),
+    ):
+        harness.end_batch()

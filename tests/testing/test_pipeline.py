@@ -436,3 +436,38 @@ def test_all_columns_are_selected_by_a_star() -> None:
             "orders": [("+I", 2, "c", 5, 1, 6), ("+I", 1, "b", None, 0, None)],
             "payments": [("-D", 1, 50, 100)],
         }
+
+
+class Table:
+    """A sink that can say what it takes, and where it writes."""
+
+    def check_changes(self, changes: Any) -> None:
+        if changes.is_upsert:
+            raise SchemaError(f"the table has no key like that of {changes.text}")
+
+    def destination(self, name: str) -> tuple[str, str]:
+        return "table", "writer"
+
+    def write(self, rows: Any, batch_id: int) -> None:
+        raise AssertionError("a harness calls no sinks")
+
+
+@pytest.mark.parametrize("sinks", [1, 2])
+def test_sinks_are_asked_what_they_take(sinks: int) -> None:
+    def pipeline(events: Stream) -> None:
+        for number in range(sinks):
+            events.to(Table(), name=f"table {number}")
+
+    schema = pa.schema([("id", pa.int64())])
+    told = (
+        "no key like that of upsert by .id."
+        if sinks == 1
+        else "sink 'table 1': it writes where sink 'table 0' does"
+    )
+    source = PipelineSource(schema, mode="upsert" if sinks == 1 else None, primary_key="id")
+    with pytest.raises(JobError, match=told):
+        PipelineHarness(pipeline, {"events": source})
+    if sinks == 1:
+        with PipelineHarness(pipeline, {"events": PipelineSource(schema)}) as harness:
+            harness.push("events", [(1,)])
+            assert harness.end_batch() == {"table 0": [("+I", 1)]}

@@ -10,8 +10,9 @@ import pytest
 
 from asyncstate import AsyncStateError
 from asyncstate.dataflow import Stream
+from asyncstate.functions import KeyedProcessFunction
 from asyncstate.testing import PipelineHarness, PipelineSource
-from operators import Aggregate, GroupAggregate, Join, count, sum_
+from operators import Aggregate, GroupAggregate, Join, KeyedMap, KeyedProcess, count, sum_
 
 SALES = {"sales": PipelineSource(pa.schema([("shop", pa.string()), ("amount", pa.int64())]))}
 
@@ -58,6 +59,45 @@ def test_state_that_no_operator_claims(enabled: bool) -> None:
         harness.restart(totals("totals"), options={"async-state.unclaimed-state": "drop"})
         harness.push("sales", [("ann", 1)])
         assert harness.end_batch()["out"] == [("+I", "ann", 1)]
+
+
+class Alarm(KeyedProcessFunction):
+    """Keeps nothing but a timer."""
+
+    def process(self, row: Any, ctx: Any) -> None:
+        ctx.timers.register_processing_time(2_000_000)
+
+    def on_timer(self, timer: Any, ctx: Any) -> None:
+        ctx.emit(*ctx.key)
+
+
+def shops(operator: Any, uid: str) -> Any:
+    def pipeline(sales: Stream) -> None:
+        sales.apply(operator, key="shop", uid=uid).to(lambda rows, batch: None, name="out")
+
+    return pipeline
+
+
+def test_an_operator_that_keeps_nothing_leaves_nothing_behind(enabled: bool) -> None:
+    names = KeyedMap(lambda row: (row["shop"],), "shop string")
+    with PipelineHarness(shops(names, "names"), SALES, async_enabled=enabled) as harness:
+        harness.push("sales", [("ann", 1)])
+        assert harness.end_batch()["out"] == [("+I", "ann")]
+        for uid in ("others", "again"):
+            harness.restart(shops(names, uid))
+            harness.push("sales", [("bob", 1)])
+            assert harness.end_batch()["out"] == [("+I", "bob")]
+
+
+def test_timers_are_state_that_an_operator_must_claim(enabled: bool) -> None:
+    alarm = KeyedProcess(Alarm(), "shop string")
+    with PipelineHarness(shops(alarm, "alarms"), SALES, async_enabled=enabled) as harness:
+        harness.push("sales", [("ann", 1)])
+        assert harness.end_batch()["out"] == []
+        with pytest.raises(AsyncStateError, match="has state of operator 'alarms'"):
+            harness.restart(shops(alarm, "others"))
+        harness.advance_processing_time("3 seconds")
+        assert harness.end_batch()["out"] == [("+I", "ann")]
 
 
 def test_another_filter_of_a_changelog_on_its_way(enabled: bool) -> None:
