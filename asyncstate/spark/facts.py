@@ -1,7 +1,7 @@
 """What is known of the rows of a DataFrame: it travels with the DataFrame that an operator, or a reader, has returned.
 
-Owns: ``with_changes`` and ``known_changes``; ``source_facts``, what a source declares; ``insertions``, which gives kinds
-to rows.
+Owns: ``with_changes`` and ``known_changes``; ``source_facts``, what a source declares; ``insertions``, which gives
+kinds to rows.
 Invariant: a DataFrame made of another one, by whatever Spark has, carries nothing of it.
 Must not import runtime, storage or execution.
 """
