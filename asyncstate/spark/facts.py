@@ -37,10 +37,12 @@ def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
     return df
 
 
-def known_changes(df: DataFrame) -> Changelog:
+def known_changes(df: DataFrame, what: str = "") -> Changelog:
     """What is known of the rows of ``df``; if nothing is, rows with kinds are changes that take back whole rows.
     Raises SchemaError as ``has_kinds``."""
-    kinds = has_kinds(df.columns)
+    kinds = has_kinds(
+        df.schema.fieldNames(), what
+    )  # the schema is kept; the columns would be a call into the JVM
     found: Any = df.__dict__.get(_CHANGES)
     if isinstance(found, Changelog):
         return found
