@@ -354,6 +354,7 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "retry_empty": free(None, operators.Retry(1), harness=CHANGES_INPUT, **_LOOKUP),
         "timeout": free(None, "10 seconds", harness=CHANGES_INPUT, **_LOOKUP),
         "cache": free(None, operators.LookupCache(), harness=CHANGES_INPUT, **_LOOKUP),
+        "on_failure": free("fail", "null", harness=CHANGES_INPUT, **_LOOKUP),
         "suffixes": free(("", "_right"), ("", "_r"), harness=CHANGES_INPUT, **_LOOKUP),
         "ttl": free(*TTL, harness=CHANGES_INPUT, **_LOOKUP),
     },
