@@ -246,8 +246,8 @@ class Sink(Node):
 
 
 def filters_of(node: Node) -> str:
-    """What the rows of ``node`` were filtered by since they came from a source or an operator with state, as a text that
-    does not depend on how it is written; "none" for nothing."""
+    """What the rows of ``node`` were filtered by since they came from a source or an operator with state, as a text
+    that does not depend on how it is written; "none" for nothing."""
     if isinstance(node, Union):
         parts = [filters_of(one) for one in node.inputs]
         return " or ".join(f"({part})" for part in parts) if set(parts) != {"none"} else "none"

@@ -66,6 +66,7 @@ from asyncstate.runtime import (
     run_stateless,
     sequences_of_inputs,
     sort_keys_of_inputs,
+    stored_meaning,
     sum_records,
     times_of_inputs,
     unpack_records,
@@ -197,8 +198,6 @@ class OperatorHarness:
             )
             for i, schema in enumerate(schemas)
         )
-        if operator.stateless:
-            check_stateless(uid, operator, self._specs, self._delays)
         self._operator = copies_of(operator)
         self._shown = quietly(lambda: repr(operator), type(operator).__name__)
         self._options = dict(options or {})
@@ -229,6 +228,8 @@ class OperatorHarness:
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
         stored = self._stored(self._manifest)
+        if operator.stateless:
+            check_stateless(uid, operator, self._specs, self._delays, stored)
         self._output, self._task_inputs, states = checked_inputs(
             uid,
             operator,
@@ -236,7 +237,7 @@ class OperatorHarness:
             self._config,
             self.states(),
             lambda _: self._operator(),
-            None if stored is None else stored.meaning,
+            stored_meaning(operator, stored),
         )
         self._declared = fingerprint(operator, self._specs, self._output)
         if stored is not None and not operator.stateless:
