@@ -36,6 +36,7 @@ from asyncstate.display import Constructed, constructor_text, html_table, settin
 from asyncstate.durations import Seconds
 from asyncstate.flink_names import NameHints
 from asyncstate.futures import StateFuture
+from asyncstate.growth import StateGrowth
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.requests import StateSink
 from asyncstate.row import Key, Row, key_type, row_type
@@ -462,6 +463,14 @@ class Operator(NameHints, ABC, metaclass=Constructed):
         was, unless ``change_refusal`` says otherwise; a parameter that is not named here may change freely.
         """
         return {}
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """How the stored state grows, for ``explain()``. None: as ``ttl`` and the states that ``open`` declares tell:
+        lists with every row, maps with their keys, others with the number of keys.
+
+        Called on the driver, after ``bind``. Rows that wait in order of time count by themselves.
+        """
+        return None
 
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]

@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 from asyncstate.changelog import Changelog
 from asyncstate.dataflow.graph import Dataflow
 from asyncstate.dataflow.nodes import Apply, Node, Sink, Source
+from asyncstate.growth import StateGrowth
 
-_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 220, 74, 46, 18, 12
+_WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 220, 90, 46, 18, 12
 _CHARACTERS: Final = 34  # of a line in a box
 _EXCHANGE: Final = "an exchange"
 _MIB: Final = 1 << 20
@@ -49,17 +50,19 @@ def explain(
     states: Mapping[Node, Sequence[str]] | None = None,
     changes: Mapping[Node, Changelog] | None = None,
     waits: str | None = None,
+    growth: Mapping[Node, StateGrowth] | None = None,
 ) -> str:
-    """A line a node in the order of declaration, with where its rows come from, what they are, where it runs and what
-    it keeps; ``places`` says it of those that do not run where nodes of their kind usually do. ``waits``: what the
-    watermark waits for."""
+    """A line a node in the order of declaration, with where its rows come from, what they are, where it runs, what
+    it keeps and how that grows; ``places`` says it of those that do not run where nodes of their kind usually do.
+    ``waits``: what the watermark waits for."""
     figures, places, states, changes = figures or {}, places or {}, states or {}, changes or {}
+    growth = growth or {}
     width = max((len(node.name) for node in flow.nodes), default=0)
     lines = [
-        f"{node.name:<{width}}  {_said(node, _runs(node, places, states), figures, changes.get(node))}"
+        f"{node.name:<{width}}  {_said(node, _runs(node, places, states, growth), figures, changes.get(node))}"
         for node in flow.nodes
     ]
-    stages = sum(_EXCHANGE in _runs(node, places, {}) for node in flow.nodes)
+    stages = sum(_EXCHANGE in _runs(node, places) for node in flow.nodes)
     lines.append(f"{stages} {'exchange' if stages == 1 else 'exchanges'} a micro-batch")
     return "\n".join([*lines, *([waits] if waits else [])])
 
@@ -76,10 +79,16 @@ def _said(node: Node, runs: str, figures: Mapping[str, NodeFigures], changes: Ch
     return " ".join(said)
 
 
-def _runs(node: Node, places: Mapping[Node, str], states: Mapping[Node, Sequence[str]]) -> str:
-    """Where it runs, and what it keeps."""
-    kept = f": {', '.join(states[node])}" if states.get(node) else ""
-    return (places.get(node) or _usually(node)) + kept
+def _runs(
+    node: Node,
+    places: Mapping[Node, str],
+    states: Mapping[Node, Sequence[str]] | None = None,
+    growth: Mapping[Node, StateGrowth] | None = None,
+) -> str:
+    """Where it runs, what it keeps and how that grows."""
+    kept = f": {', '.join(states[node])}" if states and states.get(node) else ""
+    grows = f"; {growth[node].text}" if growth and node in growth else ""
+    return (places.get(node) or _usually(node)) + kept + grows
 
 
 def _usually(node: Node) -> str:
@@ -97,6 +106,7 @@ def draw(
     figures: Mapping[str, NodeFigures] | None = None,
     places: Mapping[Node, str] | None = None,
     states: Mapping[Node, Sequence[str]] | None = None,
+    growth: Mapping[Node, StateGrowth] | None = None,
 ) -> str:
     """An SVG: boxes from left to right, arrows between them; of operators with figures the slowest has a red frame."""
     figures, places, states = figures or {}, places or {}, states or {}
@@ -112,7 +122,7 @@ def draw(
             node,
             corners[node],
             figures.get(node.name) if isinstance(node, Apply) else None,
-            _runs(node, places, states),
+            _runs(node, places, states, growth),
             node.name == slowest,
         )
         for node in flow.nodes
@@ -158,8 +168,9 @@ def _box(node: Node, place: tuple[int, int], figures: NodeFigures | None, runs: 
     x, y = _corner(place)
     fill = next((color for kind, color in _FILLS.items() if isinstance(node, kind)), "#f1f5f9")
     stroke = 'stroke="#dc2626" stroke-width="2"' if is_slowest else 'stroke="#94a3b8"'
-    where, _, kept = runs.partition(": ")
-    known = [where, kept] if figures is None else [figures.text, figures.state_text]
+    where, _, grows = runs.partition("; ")
+    where, _, kept = where.partition(": ")
+    known = [*([where, kept] if figures is None else [figures.text, figures.state_text]), grows]
     lines = [node.name, node.text, *known]
     texts = "".join(
         _text(x + 8, y + 17 + 16 * number, line, number == 0) for number, line in enumerate(lines)

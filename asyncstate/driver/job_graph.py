@@ -32,6 +32,7 @@ from asyncstate.driver.micro_batch import MicroBatch
 from asyncstate.driver.operator_call import Before, Behind, InTask
 from asyncstate.driver.source_times import Watch, metric_name, watches_of
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.growth import StateGrowth
 from asyncstate.operator import OutputSpec, unknown_output
 
 
@@ -53,6 +54,8 @@ class JobGraph(Generic[R]):
         """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
         self.states: dict[Node, Sequence[str]] = {}
         """What operators keep; after ``check``."""
+        self.growth: dict[Node, StateGrowth] = {}
+        """How that grows; after ``check``."""
         self._executor = executor
         self._shapes: dict[str, R] = {}
         self._initial: dict[str, Any] = {}
@@ -252,7 +255,7 @@ class JobGraph(Generic[R]):
             expected = batch.check(call_of(node), inputs, node.initial_state)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs
-            self.states[node] = expected.states
+            self.states[node], self.growth[node] = expected.states, expected.growth
             self._outputs[node] = expected.output
             self.changes[node] = operator_changes(node, expected.output.changes)
             return self._known(node, expected.rows)

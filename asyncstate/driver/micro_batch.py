@@ -34,6 +34,7 @@ from asyncstate.driver.operator_call import (
 )
 from asyncstate.driver.progress import figures_of, operator_statistics
 from asyncstate.errors import JobError
+from asyncstate.growth import StateGrowth
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
     FIRST_ARRIVAL,
@@ -63,6 +64,7 @@ from asyncstate.runtime import (
     chosen_local_limit,
     chosen_local_phase,
     fingerprint,
+    growth_of,
     local_limit_of_task,
     local_phase_of_task,
     may_run_locally,
@@ -362,6 +364,7 @@ class MicroBatch(Generic[R]):
             {name: no_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
             why_rows_wait(uid, operator, checked.ready) is not None,
             [f"{state.name} ({state.kind.replace('_', ' ')})" for state in checked.states],
+            growth_of(operator, checked.ready, checked.states),
             checked.output,
         )
 
@@ -586,12 +589,13 @@ class MicroBatch(Generic[R]):
 
 class Expected(NamedTuple, Generic[R]):
     """No rows, with the columns of an operator's output and of its side outputs; whether rows wait for the watermark;
-    what states it keeps, each in words; what its outputs are."""
+    what states it keeps, each in words, and how they grow; what its outputs are."""
 
     rows: R
     side_outputs: Mapping[str, R]
     waits: bool
     states: Sequence[str]
+    growth: StateGrowth
     output: OutputSpec
 
 

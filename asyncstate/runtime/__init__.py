@@ -36,6 +36,7 @@ from asyncstate.runtime.driver import (
     previous_watermark,
     sum_records,
 )
+from asyncstate.runtime.growth import growth_of
 from asyncstate.runtime.initial import (
     FIRST_ARRIVAL,
     InitialValues,
@@ -126,6 +127,7 @@ __all__ = [
     "drop_seen_of_inputs",
     "each_input",
     "fingerprint",
+    "growth_of",
     "highest_event_time",
     "input_sources",
     "keys_of_inputs",

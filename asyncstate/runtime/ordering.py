@@ -64,7 +64,7 @@ from asyncstate.storage import StateSpec
 ORDERED_ROWS: Final = (3, 4, 5)
 """Reserved state ids, one an input."""
 
-_KIND: Final = "ordered"
+ORDERED_KIND: Final = "ordered"
 _GROUP_BYTES: Final = 2
 _ID_AT: Final = _GROUP_BYTES
 _TIME_AT: Final = _ID_AT + 1
@@ -124,7 +124,7 @@ def ordered_states(uid: str, inputs: Sequence[InputSpec], stored: Sequence[State
     Columns may have been added since (null in rows that wait). Raises SchemaError for any other change of the
     columns, and StateDeclarationError where the order was another one, for rows may wait in that order.
     """
-    before = {spec.id: spec for spec in stored if spec.kind == _KIND}
+    before = {spec.id: spec for spec in stored if spec.kind == ORDERED_KIND}
     states = []
     for index, spec in enumerate(inputs):
         known = before.pop(ORDERED_ROWS[index], None) if index < len(ORDERED_ROWS) else None
@@ -424,7 +424,9 @@ def _state_spec(uid: str, index: int, spec: InputSpec, known: StateSpec | None) 
             versions[_version_name(len(versions))] = known.types["row"]
         types |= versions
     _row_codec(f"operator '{uid}', rows that wait in the order of {spec.name}", spec, types)
-    return StateSpec(id=ORDERED_ROWS[index], name=f"ordered rows of input {index}", kind=_KIND, types=types)
+    return StateSpec(
+        id=ORDERED_ROWS[index], name=f"ordered rows of input {index}", kind=ORDERED_KIND, types=types
+    )
 
 
 def _row_codec(owner: str, spec: InputSpec, types: dict[str, str]) -> RowCodec:

@@ -232,7 +232,9 @@ class StreamingJob:
         """
         self.check()
         graph, waits = self._graph, why_watermark_waits(self._ledger.latest())
-        return explain(graph.flow, self._figures(), graph.places, graph.states, graph.changes, waits)
+        return explain(
+            graph.flow, self._figures(), graph.places, graph.states, graph.changes, waits, graph.growth
+        )
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
@@ -242,7 +244,7 @@ class StreamingJob:
         graph, figures = self._graph, self._figures()
         shown = html_table(self.name, self._facts())
         if graph.flow.nodes:
-            return shown + draw(graph.flow, figures, graph.places, graph.states)
+            return shown + draw(graph.flow, figures, graph.places, graph.states, graph.growth)
         rows = [(uid, one.text, one.state_text) for uid, one in figures.items()]
         return shown + (html_table("last micro-batch", rows, ("operator", "rows", "state")) if rows else "")
 

@@ -52,6 +52,7 @@ from asyncstate.runtime import (
     drop_seen_of_inputs,
     each_input,
     fingerprint,
+    growth_of,
     input_sources,
     keys_of_inputs,
     operator_after,
@@ -239,6 +240,8 @@ class OperatorHarness:
             lambda _: self._operator(),
             stored_meaning(operator, stored),
         )
+        self.growth = growth_of(operator, self._task_inputs, states)
+        """How what the operator stores grows, as ``explain()`` of a job says it."""
         self._declared = fingerprint(operator, self._specs, self._output)
         if stored is not None and not operator.stateless:
             check_fingerprint(uid, stored.schema, self._declared.schemas)

@@ -38,6 +38,7 @@ from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, wa
 from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
+from asyncstate.growth import StateGrowth
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 from asyncstate.runtime import (
     Delay,
@@ -271,7 +272,16 @@ class PipelineHarness:
 
     def explain(self) -> str:
         """The dataflow as text."""
-        return explain(self.flow, changes=self.changes, waits=why_watermark_waits(self._committed))
+        return explain(
+            self.flow, changes=self.changes, waits=why_watermark_waits(self._committed), growth=self._growth()
+        )
+
+    def _growth(self) -> dict[Node, StateGrowth]:
+        """How what each operator stores grows."""
+        operators = [
+            node for node in self.flow.nodes if isinstance(node, Apply) and node.name in self._operators
+        ]
+        return {node: self._operators[node.name].growth for node in operators}
 
     def __repr__(self) -> str:
         said = ", ".join(f"{name} {value}" for name, value in self._facts())
@@ -281,7 +291,7 @@ class PipelineHarness:
         rows = [(uid, *(value for _, value in one._facts())) for uid, one in self._operators.items()]
         names = ["uid", *(name for one in [*self._operators.values()][:1] for name, _ in one._facts())]
         facts = html_table("PipelineHarness", self._facts())
-        return facts + html_table("operators", rows, names) + draw(self.flow)
+        return facts + html_table("operators", rows, names) + draw(self.flow, growth=self._growth())
 
     def _facts(self) -> list[tuple[str, str]]:
         sinks = [f"{name} ({len(rows)} rows)" for name, rows in self.outputs.items()]

@@ -117,6 +117,10 @@ class _Kept(Kind):
     def user_function(self) -> AggregateFunction:
         return _Values(self.name, self.separator)
 
+    def keeps_values(self, retract: bool) -> bool:
+        """See ``Kind``: first and last values are alone over insertions."""
+        return retract or self.name in ("collect", "string_agg")
+
     def in_moving_frames(self, aggregate: Aggregate) -> Aggregate:
         """All values are kept, so that a value stands where the first of those that are left stands."""
         if not aggregate.is_distinct:

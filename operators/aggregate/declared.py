@@ -130,6 +130,10 @@ class Kind(ABC):
         """Bytes of a state of it, where they are many from the first row on; else 0."""
         return 0
 
+    def keeps_values(self, retract: bool) -> bool:
+        """Whether its accumulator has a value of each row; ``retract``: of an input whose rows are taken back."""
+        return False
+
     def in_moving_frames(self, aggregate: Aggregate) -> Aggregate:
         """``aggregate``, of this kind, as it is computed where rows leave a frame in the order in which they came."""
         return aggregate

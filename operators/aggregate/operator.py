@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
+from asyncstate.growth import StateGrowth, with_rows
 from asyncstate.operator import Bundle, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
@@ -64,6 +65,12 @@ class AggregateOperator(Named, BundleOperator):
         if now is None or (was is None and now == _LATER):
             return None
         return _START_NOW if was is None and self.takes_later else ""
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: some aggregates keep a value of each row."""
+        changelog = inputs[0].changelog
+        keeps_values = any(one.kind.keeps_values(changelog) for one in self.aggregates)
+        return with_rows(changelog) if keeps_values and getattr(self, "ttl", None) is None else None
 
     @property
     def is_bundled(self) -> bool:

@@ -21,6 +21,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
+from asyncstate.growth import WITH_KEYS, StateGrowth, bounded_by, most, with_rows
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.program_text import said
 from asyncstate.state.columnar.list_columns import ListColumns
@@ -130,6 +131,17 @@ class Join(TwoInputJoin):
         """See ``Operator``."""
         unique = {f"{side}_unique": said(key) for side, key in zip(_SIDES, self.unique, strict=True)}
         return {**super().state_meaning(inputs), **unique}
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: of the input that is kept longest."""
+        return most(
+            bounded_by("ttl")
+            if ttl is not None
+            else WITH_KEYS
+            if unique == "join_key"
+            else with_rows(spec.changelog)
+            for ttl, unique, spec in zip(self.ttl, self.unique, inputs, strict=True)
+        )
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """Those of the unique keys."""

@@ -23,6 +23,7 @@ from asyncstate.codec.times import python_values
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, completed_future
+from asyncstate.growth import WITH_KEYS, StateGrowth, bounded_by, most
 from asyncstate.operator import (
     MAX_WATERMARK,
     Bundle,
@@ -180,6 +181,16 @@ class Match(KeepsKey, AggregateOperator):
             time=self.time,
             match_number="counted" if counts else "not counted",
         )
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: rows of matches that may have begun."""
+        counts = any(isinstance(one, MatchNumber) for one in self.measures.values())
+        rows = (
+            StateGrowth("grows with the rows of unfinished matches")
+            if self.within is None
+            else bounded_by("within")
+        )
+        return most([rows, *([WITH_KEYS] if counts else [])])
 
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]

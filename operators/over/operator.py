@@ -15,6 +15,7 @@ import pyarrow as pa
 from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
+from asyncstate.growth import StateGrowth, bounded_by, rows_per_key, with_rows
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
@@ -148,6 +149,16 @@ class OverAggregate(KeepsKey, AggregateOperator):
             return {**said, "order": f"{self.time} time"}
         order = ", ".join(one.text for one in self._order(inputs[0]))
         return {**said, "order": order, "peers": "yes" if self.frame.peers else "no"}
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: what frames to come need."""
+        if not self._in_time(inputs[0]):
+            return with_rows(inputs[0].changelog)
+        if self.frame.kind == "unbounded":
+            return super().state_growth(inputs)
+        if self.frame.kind == "rows":
+            return rows_per_key(self.frame.before)
+        return bounded_by("watermark" if self.time == "event" else "the range of time")
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

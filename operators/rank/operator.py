@@ -19,6 +19,7 @@ import pyarrow as pa
 from asyncstate.changelog import Changelog, RowKind
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
+from asyncstate.growth import StateGrowth, rows_per_key, with_rows
 from asyncstate.local_phase import LocalLimit
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.expiring.ttl import Ttl, as_ttl
@@ -163,6 +164,21 @@ class Rank(KeepsKey, BundleOperator):
             numbers="not put out" if self.rank_column is None else "put out",
             monotonic=settings.monotonic,
         )
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: the best rows, or all."""
+        settings = self.settings
+        if self.ttl is not None:
+            return None
+        if RankPlan(settings, inputs[0], self.owner).keeps_all:
+            return with_rows(inputs[0].changelog)
+        if isinstance(settings.n, str):
+            return rows_per_key(settings.n)
+        if settings.function != "row_number":
+            return StateGrowth(
+                f"grows with the rows of the first {settings.offset + settings.n} ranks of each key"
+            )
+        return rows_per_key(settings.offset + settings.n)
 
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
         """The rows with numbers up to offset + n; all where a row may replace another one."""

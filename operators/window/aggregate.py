@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
+from asyncstate.growth import StateGrowth, bounded_by
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 
@@ -128,6 +129,10 @@ class WindowAggregate(KeepsKey, AggregateOperator):
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions; of rows that may be late all columns."""
         return [columns_of(self.aggregates) if self.late_output is None else None]
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: a window goes when it is over."""
+        return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``."""

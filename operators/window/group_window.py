@@ -15,6 +15,7 @@ from typing import Any
 from asyncstate.changelog import Changelog
 from asyncstate.durations import Duration
 from asyncstate.errors import SchemaError
+from asyncstate.growth import StateGrowth, bounded_by, rows_per_key
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
 
@@ -142,6 +143,10 @@ class GroupWindowAggregate(WindowAggregate):
                 f"distinct(), {kept}and functions with views or without merge, or early and allowed_lateness"
             )
         return plan
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: a window goes when it is over."""
+        return bounded_by("window") if self.counts is None else rows_per_key(self.counts.size)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: with updates also which windows have been shown, and how long they are kept."""

@@ -18,6 +18,7 @@ from asyncstate.changelog import Changelog
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
+from asyncstate.growth import StateGrowth, bounded_by
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -146,6 +147,10 @@ class WindowJoin(TwoInputJoin):
             return shown
         check_window_names(shown, self.owner)
         return pa.schema([*shown, *window_fields(inputs[0])])
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: a window goes when it is over."""
+        return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``."""

@@ -21,6 +21,7 @@ from asyncstate.changelog import Changelog
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
+from asyncstate.growth import StateGrowth, bounded_by
 from asyncstate.local_phase import LocalLimit
 from asyncstate.operator import (
     Bundle,
@@ -166,6 +167,10 @@ class WindowRank(KeepsKey, BundleOperator):
                     "before the operator"
                 )
         return fields
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: a window goes when it is over."""
+        return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: rows that an earlier ranking did not need are gone."""

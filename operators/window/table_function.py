@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
+from asyncstate.growth import StateGrowth, bounded_by
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -149,6 +150,10 @@ class _SessionTableFunction(WindowTableFunction):
 
     def _changes(self, spec: InputSpec) -> Changelog:
         return Changelog.insert_only(*spec.changes.unique_keys)
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: a session goes when it is over."""
+        return bounded_by("window")
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

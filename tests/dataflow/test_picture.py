@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 
 from asyncstate.dataflow import Dataflow, NodeFigures, draw, explain
 from asyncstate.dataflow.nodes import Times
+from asyncstate.growth import WITH_KEYS
 from operators import GroupAggregate, Join, count
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -47,10 +48,14 @@ def test_text_says_where_nodes_run() -> None:
     places = {made.nodes[3]: "in the task of 'paid'"}
     states = {made.nodes[4]: ["accumulators (column)", "log (map)"]}
     figures = {"totals": NodeFigures(9, 8, 0.3)}
-    lines = explain(made, figures, places, states).splitlines()
+    growth = {made.nodes[4]: WITH_KEYS}
+    lines = explain(made, figures, places, states, growth=growth).splitlines()
     assert lines[0] == "orders    source, event time ts, watermark 5 seconds behind [read by Spark]"
     assert lines[3].endswith("of paid [in the task of 'paid']")
-    assert "state: accumulators (column), log (map)]" in lines[4]
+    assert "state: accumulators (column), log (map); grows with the number of keys]" in lines[4]
+    picture = ET.fromstring(draw(made, None, places, states, growth))
+    texts = {text.text for text in picture.iter(f"{SVG}text")}
+    assert {"accumulators (column), log (map)", "grows with the number of keys"} <= texts
     assert lines[4].endswith("(300 ms, 9 → 8 rows, 0.0 MiB of state)")
     assert lines[-1] == "2 exchanges a micro-batch"
     assert len(lines) == len(made.nodes) + 1

@@ -21,6 +21,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
+from asyncstate.growth import StateGrowth, bounded_by
 from asyncstate.operator import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -112,6 +113,10 @@ class IntervalJoin(TwoInputJoin):
             check_has_time(spec, self.time, self.owner)
         shown = self._shown_schema(inputs)
         return OutputSpec(shown, changes=Changelog.insert_only(*joined_keys(self.kind, inputs, shown)))
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: rows go when no partner can come any more."""
+        return bounded_by("watermark" if self.time == "event" else "the interval")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: rows that an earlier interval did not need are gone."""

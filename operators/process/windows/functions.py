@@ -31,6 +31,7 @@ from asyncstate.functions import (
     WindowFunction,
 )
 from asyncstate.futures import StateFuture
+from asyncstate.growth import WITH_ROWS, StateGrowth, bounded_by
 from asyncstate.operator import InputSpec, Key, OperatorContext, OutputSpec, RecordContext, Row, Timer
 from asyncstate.row_shape import RowShape
 
@@ -115,6 +116,13 @@ class _WindowOperator(FunctionOperator):
         fields = [*spec.key_schema, *window_fields(spec), *self.output]
         check_distinct_names([column.name for column in fields], self.owner)
         return self._outputs(pa.schema(fields), inputs)
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: windows of the user's own may never be over, and functions may keep states of their own."""
+        if isinstance(self.function, Function) and type(self.function).open is not Function.open:
+            return None
+        is_own = self.window is None and not self.assigner.merges
+        return WITH_ROWS if is_own else bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: which windows rows are in, which of them are gone, and what the trigger remembers."""

@@ -1,0 +1,53 @@
+"""How what an operator stores grows with the rows that it gets.
+
+Owns: ``StateGrowth``, its texts, and ``most``, the worst of several.
+Imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class StateGrowth:
+    """How stored state grows, in the words of ``explain()``; ``rank``: the higher, the more of it.
+
+    Use ``NOTHING``, ``WITH_KEYS``, ``WITH_VALUES``, ``WITH_ROWS`` and ``bounded_by("ttl")``. Of one micro-batch to the
+    next: rows that leave with their micro-batch count for nothing.
+    """
+
+    text: str
+    rank: int = 5
+
+    def __str__(self) -> str:
+        return self.text
+
+
+NOTHING: Final = StateGrowth("keeps nothing", 0)
+WITH_KEYS: Final = StateGrowth("grows with the number of keys", 3)
+WITH_VALUES: Final = StateGrowth("grows with the number of keys and of distinct values in each", 4)
+WITH_ROWS: Final = StateGrowth("grows with every row", 7)
+
+
+def bounded_by(what: str) -> StateGrowth:
+    """What is removed without more rows: ``"ttl"``, ``"watermark"``, ``"window"``."""
+    return StateGrowth(f"bounded by {what}", 1)
+
+
+def rows_per_key(count: int | str) -> StateGrowth:
+    """At most ``count`` rows of each key; a text: the column that says how many."""
+    named = f"the number in '{count}' of" if isinstance(count, str) else str(count)
+    return StateGrowth(f"bounded by {named} row{'' if count == 1 else 's'} per key", 2)
+
+
+def with_rows(taken_back: bool) -> StateGrowth:
+    """All rows; ``taken_back``: without those that the input takes back."""
+    return StateGrowth(f"{WITH_ROWS.text} that is not taken back", 6) if taken_back else WITH_ROWS
+
+
+def most(found: Iterable[StateGrowth]) -> StateGrowth:
+    """What grows most."""
+    return max(found, key=lambda one: one.rank, default=NOTHING)
