@@ -614,7 +614,7 @@ def _both(first: Applied, then: Applied) -> Applied:
     records = [report_of_both(before[record.partition], record) for record in then.records]
     stage = then.stage
     if stage is not None and first.stage is not None:
-        stage = stage.behind(first.stage)
+        stage = stage.behind(first.stage, then.output.changes.upsert_key)
     return replace(
         then,
         stage=stage,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog
+from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog, Key
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
@@ -86,7 +86,7 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
-from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
+from asyncstate.testing.rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
 from asyncstate.testing.shipping import copies_of, exchanged, with_copy
 from asyncstate.testing.starting import InitialState, initial_of
 from asyncstate.tracebacks import users_frames
@@ -116,11 +116,13 @@ class _Ran(NamedTuple):
     aside: list[SideBatch]
     records: list[CommitRecord]
 
-    def then(self, behind: _Ran) -> _Ran:
-        """This and what ran behind it in the same micro-batch, over what this had left."""
+    def then(self, behind: _Ran, key: Key | None) -> _Ran:
+        """This and what ran behind it in the same micro-batch, over what this had left; ``key``: its rows are upserts
+        by it."""
         first = {record.partition: record for record in self.records}
         records = [report_of_both(first[record.partition], record) for record in behind.records]
-        return _Ran(self.rows + behind.rows, self.aside + behind.aside, records)
+        older = list(not_replaced(self.rows, behind.rows, key))
+        return _Ran(older + behind.rows, self.aside + behind.aside, records)
 
 
 class OperatorHarness:
@@ -540,7 +542,7 @@ class OperatorHarness:
                 first = self._collected(self._partitions(spec, before, self._operator))
                 spec = self._behind(spec, first)
         ran = self._collected(self._partitions(spec, self._pending, self._operator))
-        return ran if first is None else first.then(ran)
+        return ran if first is None else first.then(ran, self._output.changes.upsert_key)
 
     def _behind(self, spec: TaskSpec, ran: _Ran) -> TaskSpec:
         """The same micro-batch, starting from what ``ran`` has left."""
