@@ -92,7 +92,7 @@ def input_spec(
             f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog "
             "has strings (+I, -U, +U, -D) there; cast or rename it"
         )
-    changes = known_changes(df)
+    changes = known_changes(df, name)
     return InputSpec(_arrow_schema(columns, name), key, event_time, changes, name, broadcast)
 
 

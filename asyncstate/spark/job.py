@@ -35,6 +35,7 @@ from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.executor import SparkExecutor
+from asyncstate.spark.facts import source_facts
 from asyncstate.spark.failures import restore
 from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs
 from asyncstate.spark.micro_batch import MicroBatch
@@ -205,7 +206,8 @@ class StreamingJob:
         ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (that of rows with
         one: a change takes the whole row before it back; ``changelog=True`` for short), or "upsert": a row replaces the
         one with the same ``primary_key``, and of a -D only the key counts. If a micro-batch can have several changes of
-        a key, ``sequence`` tells their order. ``primary_key``: columns that identify a row of the table. ``initial``:
+        a key, ``sequence`` tells their order; a DataFrame that a reader with ``upsert_key`` returned has this mode and
+        key by itself. ``primary_key``: columns that identify a row of the table. ``initial``:
         rows that come before all of the stream, in the job's first micro-batch, such as the table whose changes the
         stream has. A job has sources or a function, not both.
         """
@@ -216,6 +218,7 @@ class StreamingJob:
             )
         check_streaming(name, df)
         times = Times(event_time, watermark_delay, sequence, drop_seen, idle_after)
+        mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
         return stream

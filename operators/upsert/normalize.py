@@ -49,8 +49,9 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
     operator or into ``condition``, not before it, where it would let -U pass and hold their +U back. Rows without a
     value in the event time never reach the operator: declare none if rows of -D have only their key.
 
-    With the input's ``sequence`` rows of a micro-batch may come in any order, without one the order of arrival decides;
-    with ``drop_seen`` rows that come again in a later micro-batch are no change even if there were newer ones.
+    With the input's ``sequence`` rows of a micro-batch may come in any order. Without one the order of arrival decides,
+    and of an input that is declared as upserts different changes of a key in one micro-batch raise OperatorError. With
+    ``drop_seen`` rows that come again in a later micro-batch are no change even if there were newer ones.
 
     ``condition``: a pyarrow expression over the columns, or a function of a RecordBatch to a boolean array; null is not
     true. Only rows that meet it are there: a row that does not takes the one before it back (-D), and the next one that

@@ -312,6 +312,12 @@ def test_worker_imports_stay_small() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_column_of_kinds_in_other_letters_is_refused(spark: SparkSession) -> None:
+    df = spark.range(1).selectExpr("id", "'+I' as ROW_KIND")
+    with pytest.raises(SchemaError, match="input 0: column 'ROW_KIND' differs only in case from 'row_kind'"):
+        input_spec(df, ("id",), None, "input 0")
+
+
 @pytest.mark.parametrize("collation", ["UTF8_LCASE", "UNICODE_CI", "UTF8_BINARY_RTRIM"])
 def test_a_key_of_another_collation_is_refused(spark: SparkSession, collation: str) -> None:
     """Spark takes 'a' and 'A' as equal there; keys of state are told apart by their bytes."""

@@ -9,7 +9,9 @@ import base64
 import datetime as dt
 import json
 import math
+from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -19,7 +21,10 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import DataFrame, SparkSession
 
-from asyncstate.errors import AsyncStateError, ConfigurationError, SchemaError
+from asyncstate import Changelog
+from asyncstate.changelog import ChangelogMode
+from asyncstate.errors import AsyncStateError, ConfigurationError, JobError, SchemaError
+from asyncstate.spark.facts import known_changes, source_facts
 from asyncstate.spark.failures import restore
 from asyncstate.spark.sources import (
     POSITIONS,
@@ -29,6 +34,7 @@ from asyncstate.spark.sources import (
     maxwell_json,
     operation_column,
 )
+from operators import ChangelogNormalize, GroupAggregate, count
 
 pytestmark = pytest.mark.spark
 
@@ -550,3 +556,42 @@ def test_what_the_other_sources_refuse(spark: SparkSession) -> None:
         operation_column(frame.drop("row_kind"), "op", {})
     with pytest.raises(SchemaError, match="readChangeFeed"):
         delta_change_feed(frame.drop("row_kind"))
+
+
+def test_a_reader_with_an_upsert_key_knows_the_mode_of_its_rows(spark: SparkSession) -> None:
+    log = events(spark, change("c", None, {"id": 1, "name": "a"}))
+    columns = "id bigint not null, name string"
+    for read in (debezium_json, maxwell_json, canal_json):
+        assert known_changes(read(log, columns, upsert_key="id")) == Changelog.upsert("id")
+        assert known_changes(read(log, columns)) == Changelog.retract()
+        assert known_changes(read(log, columns, upsert_key="id", malformed="only")) == Changelog.insert_only()
+    upserts = debezium_json(log, columns, upsert_key=["id"])
+    for given in ((None, None, None), ("upsert", None, None), (None, True, "id")):
+        assert source_facts("users", upserts, *given) == (ChangelogMode.UPSERT, ("id",))
+    for wrong, said in (
+        (("retract", None, None), "mode='retract'"),
+        ((None, False, None), "changelog=False"),
+        ((None, None, "name"), "primary_key='name'"),
+    ):
+        with pytest.raises(
+            JobError, match=rf"source 'users': {said}, but .* upsert by \(id\); leave {said} out"
+        ):
+            source_facts("users", upserts, *wrong)
+    assert source_facts("users", log, "retract", None, "n") == ("retract", "n")
+
+
+def test_a_job_over_upserts_that_were_read_needs_no_mode(
+    spark: SparkSession, make_job: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "log").mkdir()
+    log = spark.readStream.text(str(tmp_path / "log"))
+    job = make_job()
+    users = job.source("users", debezium_json(log, "id bigint not null, name string", upsert_key="id"))
+    users.apply(ChangelogNormalize(), key="id", uid="newest").to(print, name="out")
+    job.check()
+    assert "gives upsert by (id)" in job.explain()
+    users.apply(GroupAggregate([count()]), key="name", uid="names")
+    with pytest.raises(
+        JobError, match=r"needs the row before each change, but .*upsert by \(id\), of source 'users'"
+    ):
+        job.check()

@@ -18,9 +18,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, StructType
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.spark.columns import quoted
+from asyncstate.spark.facts import with_changes
 from asyncstate.spark.sources.malformed import as_map, check_mode, only_malformed, raised, text
 from asyncstate.spark.sources.typed import Typing, check_typing, has_decimals
 
@@ -94,7 +95,8 @@ def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
     )
     if asked.malformed == "only":
         return only_malformed(judged, kept, _PROBLEM)
-    return _rows(judged, event, asked)
+    rows = _rows(judged, event, asked)
+    return with_changes(rows, Changelog.upsert(*asked.upsert_key)) if asked.upsert_key else rows
 
 
 def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> DataFrame:
