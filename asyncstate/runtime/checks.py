@@ -20,7 +20,7 @@ from typing import Final, NoReturn, cast
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, has_kinds, upserts_way_out
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, has_kinds, late_changes, upserts_way_out
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
@@ -263,12 +263,12 @@ def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSp
 def with_late_changes(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
     """``output``, whose side outputs for late rows have what is known of the inputs: the framework puts these rows out
     as they came."""
-    late = {
-        name: spec.changes
-        for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False)
-        if name is not None and name in output.side_outputs
-    }
-    return replace(output, side_changes={**output.side_changes, **late}) if late else output
+    late: dict[str, list[Changelog]] = {}
+    for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False):
+        if name is not None and name in output.side_outputs:
+            late.setdefault(name, []).append(spec.changes)
+    known = {name: late_changes(found) for name, found in late.items()}
+    return replace(output, side_changes={**output.side_changes, **known}) if late else output
 
 
 def _check_outputs(operator: Operator, output: OutputSpec, returned: object) -> None:

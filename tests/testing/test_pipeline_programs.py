@@ -19,6 +19,7 @@ from operators import (
     KeyedMap,
     KeyedProcess,
     WindowAggregate,
+    WindowJoin,
     WindowTableFunction,
     count,
     sum_,
@@ -171,3 +172,31 @@ def test_an_added_aggregate_reaches_what_is_behind(enabled: bool) -> None:
     taken, added = ("ann", 1, None, "ann"), ("ann", 2, 6, "ann")
     assert +found == {added: 2, ("bob", 1, 7, "bob"): 1}
     assert -found == {taken: 1}
+
+
+@pytest.mark.parametrize(("left", "right"), [(True, False), (False, True), (False, False)])
+def test_late_rows_of_both_inputs_may_share_an_output(enabled: bool, left: bool, right: bool) -> None:
+    """Whichever of them is a changelog."""
+
+    def pipeline(a: Stream, b: Stream) -> None:
+        join = WindowJoin(window=tumble("10 seconds"), late_outputs=("late", "late"))
+        out = a.join(b, join, uid="w", key="k")
+        out.output("late").to(lambda rows, batch: None, name="late")
+
+    def source(changelog: bool) -> PipelineSource:
+        schema = "id long, k string, t timestamp"
+        return PipelineSource(schema, "t", "0 seconds", changelog=changelog, primary_key="id")
+
+    sources = {"a": source(left), "b": source(right)}
+    with PipelineHarness(pipeline, sources, async_enabled=enabled) as harness:
+        for name in sources:
+            harness.push(name, [(1, "x", 0), (2, "x", 30_000_000)])
+        harness.end_batch()
+        harness.end_batch()
+        expected = []
+        for name, kind in (("a", "-D" if left else "+I"), ("b", "-D" if right else "+I")):
+            harness.push(name, [(1, "x", 0)], kind=kind)
+            expected.append((kind, 1, "x", 0))
+        assert sorted(harness.end_batch()["late"]) == sorted(expected)
+        mode = "retract" if left or right else "insert-only"
+        assert f"side output 'late' of w gives {mode} [" in harness.explain()  # nothing identifies a row
