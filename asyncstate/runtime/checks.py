@@ -30,7 +30,7 @@ from asyncstate.runtime.context import TaskContext, closed_at_the_end
 from asyncstate.runtime.meaning import check_meaning
 from asyncstate.runtime.ordering import check_ordered
 from asyncstate.runtime.sequencing import check_sequences
-from asyncstate.storage import StateSpec
+from asyncstate.storage import OperatorManifest, StateSpec
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 _NEXT: Final = "the next operator that has state"
@@ -401,10 +401,17 @@ def _check_broadcast_input(label: str, spec: InputSpec) -> None:
 
 
 def check_stateless(
-    uid: str, operator: Operator, inputs: Sequence[InputSpec], delays: Sequence[int | None]
+    uid: str,
+    operator: Operator,
+    inputs: Sequence[InputSpec],
+    delays: Sequence[int | None],
+    stored: OperatorManifest | None = None,
 ) -> None:
-    """Raise JobError for what needs state, or a report, and so cannot be declared of a stateless operator."""
+    """Raise JobError for what needs state, or a report, and so cannot be declared of a stateless operator.
+    ``stored``: what the checkpoint has of this uid."""
     what = f"operator '{uid}' ({type(operator).__name__}) is stateless"
+    if stored is not None and stored.has_state and not stored.states:
+        raise JobError(f"{what}, but the checkpoint has timers of this uid; give the operator a new uid")
     if operator.num_inputs != 1 or operator.broadcast_input is not None:
         raise JobError(f"{what}, so it takes one input and no broadcast input; leave stateless out")
     (spec,) = inputs

@@ -294,6 +294,8 @@ def _changed(rng: random.Random, program: Program) -> Program:
 def _with_node_of_sources(rng: random.Random, program: Program) -> Program:
     """One more operator, over rows that are only added: it knows nothing of those before."""
     events = tuple(source for source in program.sources if source.kind == "events")
+    if not events:
+        return program
     fresh = _with_node(rng, Program(events, (), ()))
     taken = {node.uid for node in program.nodes}
     added = tuple(replace(node, uid=f"{node.uid}_{len(taken)}y") for node in fresh.nodes)
