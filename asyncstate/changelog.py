@@ -201,6 +201,13 @@ def union_of(streams: Sequence[Changelog]) -> Changelog | None:
     )
 
 
+def late_changes(streams: Sequence[Changelog]) -> Changelog:
+    """The facts of those rows of the streams (at least one) that come too late somewhere, all together. Of an update
+    only one half may be late, so that nothing identifies a row among changes."""
+    found = streams[0] if len(streams) == 1 else union_of(streams) or RETRACT
+    return found.with_keys(()) if found.mode is ChangelogMode.RETRACT else found
+
+
 def _minimal(keys: Sequence[Key], kept: Sequence[Key]) -> tuple[Key, ...]:
     """Without keys that contain another one, unless they are ``kept``; the first few."""
     found: list[Key] = []

@@ -13,7 +13,14 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
-from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN, Changelog, ChangelogMode, has_kinds
+from asyncstate.changelog import (
+    INSERT_ONLY,
+    ROW_KIND_COLUMN,
+    Changelog,
+    ChangelogMode,
+    has_kinds,
+    late_changes,
+)
 from asyncstate.codec import KeyCodec, SchemaLike, read_schema, read_schemas
 from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalLimit, LocalPhase
@@ -233,10 +240,11 @@ class OutputSpec:
                 f"side output '{late_output}' is to have the late rows of {spec.name}, but is declared with other "
                 "columns; give the late rows an output of their own"
             )
+        beside = [self.side_changes[late_output]] if late_output in self.side_changes else []
         return replace(
             self,
             side_outputs={**self.side_outputs, late_output: spec.schema},
-            side_changes={**self.side_changes, late_output: spec.changes},
+            side_changes={**self.side_changes, late_output: late_changes([*beside, spec.changes])},
         )
 
 

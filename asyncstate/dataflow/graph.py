@@ -203,12 +203,16 @@ class Stream:
         return self.apply(operator, other, uid=uid, **arguments)
 
     def output(self, name: str) -> Stream:
-        """The rows that an operator puts out to its side output ``name``."""
+        """The rows that an operator puts out to its side output ``name``; as often as they are asked for."""
         if not isinstance(self.node, Apply):
             raise JobError(
                 f"{caller()}: '{self.node.name}' is no operator, so it has no side output {name!r}; call output on "
                 "what apply returned"
             )
+        known = (one for one in self._flow.nodes if isinstance(one, Output) and one.inputs == (self.node,))
+        found = next((one for one in known if one.side == name), None)
+        if found is not None:
+            return Stream(self._flow, found)
         node = Output(name=f"{self.node.name}.{name}", place=caller(), inputs=(self.node,), side=name)
         return self._flow.add(node)
 

@@ -246,15 +246,16 @@ class Sink(Node):
 
 
 def filters_of(node: Node) -> str:
-    """What the rows of ``node`` were filtered by since they came from a source or an operator, as a text that does not
-    depend on how it is written; "none" for nothing."""
+    """What the rows of ``node`` were filtered by since they came from a source or an operator with state, as a text
+    that does not depend on how it is written; "none" for nothing."""
     if isinstance(node, Union):
         parts = [filters_of(one) for one in node.inputs]
         return " or ".join(f"({part})" for part in parts) if set(parts) != {"none"} else "none"
-    if not isinstance(node, Transform):
+    if not isinstance(node, Transform | Apply) or (isinstance(node, Apply) and not node.operator.stateless):
         return "none"
     before = [filters_of(one) for one in node.inputs]
-    own = [condition_text(one) for one in node.expressions] if node.kind == "where" else []
+    conditions = node.expressions if isinstance(node, Transform) and node.kind == "where" else ()
+    own = [condition_text(one) for one in conditions]
     return " and ".join([*(part for part in before if part != "none"), *own]) or "none"
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from asyncstate.changelog import Changelog
+from asyncstate.changelog import Changelog, Key
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator, OutputSpec
@@ -77,8 +77,8 @@ class Stage(Protocol[R_co]):
     def side(self, name: str) -> R_co:
         """Those of a side output. Raises JobError for a name that is not declared."""
 
-    def behind(self, first: Any) -> Any:
-        """This stage with the rows of ``first`` before its own."""
+    def behind(self, first: Any, key: Key | None = None) -> Any:
+        """This stage with the rows of ``first`` before its own; ``key``: of the main output, as of ``concat``."""
 
     def release(self) -> None:
         """Give the rows back: they cannot be read any more."""
@@ -135,8 +135,9 @@ class Executor(Protocol[R]):
     def with_changes(self, rows: R, changes: Changelog) -> R:
         """The rows, of which ``changes`` is known: what ``input_spec`` says of them."""
 
-    def concat(self, first: R, then: R) -> R:
-        """All rows of both, which have the same columns."""
+    def concat(self, first: R, then: R, key: Key | None = None) -> R:
+        """All rows of both, which have the same columns; ``key``: they are upserts by these columns, so that rows of
+        ``first`` which others of ``then`` replace are left out."""
 
     def before(self, what: str, rows: Any, like: R) -> R:
         """``rows``, which are to come before those of ``like``, with its columns. Raises SchemaError for others."""

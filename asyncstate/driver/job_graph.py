@@ -102,7 +102,7 @@ class JobGraph(Generic[R]):
             elif isinstance(node, Sink):
                 (given,) = node.inputs
                 with _named(node):
-                    whole = self._known(given, self._with_first(first.get(given), rows[given]))
+                    whole = self._known(given, self._with_first(given, first.get(given), rows[given]))
                     executor.write(node.sink, node.name, whole, batch)
             elif not isinstance(node, Source):
                 rows[node] = self._known(node, self._transformed(node, self._given(node, rows)))
@@ -162,7 +162,7 @@ class JobGraph(Generic[R]):
         initial, starts = node.initial_state, self._given(node, first, initial=True)
         if node.operator.stateless:
             inputs = [
-                self._known(one, self._with_first(start, given))
+                self._known(one, self._with_first(one, start, given))
                 for one, start, given in zip(node.inputs, starts, inputs, strict=True)
             ]
         elif any(one is not None for one in starts):
@@ -291,8 +291,9 @@ class JobGraph(Generic[R]):
         assert isinstance(node, Transform | Union)
         return self._executor.transformed(node, inputs, node in self._kinds_kept)
 
-    def _with_first(self, first: R | None, rows: R) -> R:
-        return rows if first is None else self._executor.concat(first, rows)
+    def _with_first(self, node: Node, first: R | None, rows: R) -> R:
+        key = self.changes[node].upsert_key
+        return rows if first is None else self._executor.concat(first, rows, key)
 
 
 @contextmanager

@@ -72,6 +72,7 @@ from asyncstate.runtime import (
     previous_processing_time,
     previous_watermark,
     report_of_both,
+    stored_meaning,
     warn_of_missing_rows,
     watermark_after,
     why_rows_wait,
@@ -447,9 +448,9 @@ class MicroBatch(Generic[R]):
         check_operator_options(uid, options)
         config: Config = self._frame.resolve(options)
         specs = input_specs(call, inputs, self._frame.executor)
-        if operator.stateless:
-            check_stateless(uid, operator, specs.inputs, specs.delays)
         stored = self._stored(uid)
+        if operator.stateless:
+            check_stateless(uid, operator, specs.inputs, specs.delays, stored)
         specs = routed(specs, route, stored)
         output, ready, states = checked_inputs(
             uid,
@@ -458,7 +459,7 @@ class MicroBatch(Generic[R]):
             config,
             stored.states if stored is not None else (),
             lambda given: self._frame.executor.shipped_copy(uid, given),
-            stored.meaning if stored is not None else None,
+            stored_meaning(operator, stored),
         )
         return _Checked(config, specs, stored, output, ready, states)
 
@@ -613,7 +614,7 @@ def _both(first: Applied, then: Applied) -> Applied:
     records = [report_of_both(before[record.partition], record) for record in then.records]
     stage = then.stage
     if stage is not None and first.stage is not None:
-        stage = stage.behind(first.stage)
+        stage = stage.behind(first.stage, then.output.changes.upsert_key)
     return replace(
         then,
         stage=stage,

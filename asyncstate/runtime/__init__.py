@@ -52,6 +52,7 @@ from asyncstate.runtime.local_choice import (
     local_phase_of_task,
     may_run_locally,
 )
+from asyncstate.runtime.meaning import stored_meaning
 from asyncstate.runtime.missing_rows import warn_of_missing_rows
 from asyncstate.runtime.names import FILE_NAME_RULE, check_uid, names_files
 from asyncstate.runtime.rows import LATEST_EVENT_TIME, highest_event_time
@@ -150,6 +151,7 @@ __all__ = [
     "run_to_the_end",
     "sequences_of_inputs",
     "sort_keys_of_inputs",
+    "stored_meaning",
     "sum_records",
     "times_of_inputs",
     "unpack_records",

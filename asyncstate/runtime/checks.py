@@ -20,7 +20,7 @@ from typing import Final, NoReturn, cast
 
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, has_kinds, upserts_way_out
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, has_kinds, late_changes, upserts_way_out
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
@@ -30,7 +30,7 @@ from asyncstate.runtime.context import TaskContext, closed_at_the_end
 from asyncstate.runtime.meaning import check_meaning
 from asyncstate.runtime.ordering import check_ordered
 from asyncstate.runtime.sequencing import check_sequences
-from asyncstate.storage import StateSpec
+from asyncstate.storage import OperatorManifest, StateSpec
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 _NEXT: Final = "the next operator that has state"
@@ -263,12 +263,12 @@ def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSp
 def with_late_changes(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
     """``output``, whose side outputs for late rows have what is known of the inputs: the framework puts these rows out
     as they came."""
-    late = {
-        name: spec.changes
-        for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False)
-        if name is not None and name in output.side_outputs
-    }
-    return replace(output, side_changes={**output.side_changes, **late}) if late else output
+    late: dict[str, list[Changelog]] = {}
+    for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False):
+        if name is not None and name in output.side_outputs:
+            late.setdefault(name, []).append(spec.changes)
+    known = {name: late_changes(found) for name, found in late.items()}
+    return replace(output, side_changes={**output.side_changes, **known}) if late else output
 
 
 def _check_outputs(operator: Operator, output: OutputSpec, returned: object) -> None:
@@ -401,10 +401,17 @@ def _check_broadcast_input(label: str, spec: InputSpec) -> None:
 
 
 def check_stateless(
-    uid: str, operator: Operator, inputs: Sequence[InputSpec], delays: Sequence[int | None]
+    uid: str,
+    operator: Operator,
+    inputs: Sequence[InputSpec],
+    delays: Sequence[int | None],
+    stored: OperatorManifest | None = None,
 ) -> None:
-    """Raise JobError for what needs state, or a report, and so cannot be declared of a stateless operator."""
+    """Raise JobError for what needs state, or a report, and so cannot be declared of a stateless operator.
+    ``stored``: what the checkpoint has of this uid."""
     what = f"operator '{uid}' ({type(operator).__name__}) is stateless"
+    if stored is not None and stored.has_state and not stored.states:
+        raise JobError(f"{what}, but the checkpoint has timers of this uid; give the operator a new uid")
     if operator.num_inputs != 1 or operator.broadcast_input is not None:
         raise JobError(f"{what}, so it takes one input and no broadcast input; leave stateless out")
     (spec,) = inputs

@@ -1,6 +1,6 @@
 """What an operator's stored state means, and whether a changed program may go on with it.
 
-Owns: ``meaning_of`` and ``check_meaning``.
+Owns: ``meaning_of``, ``stored_meaning`` and ``check_meaning``.
 Invariant: a difference is refused before a row is read, unless the operator says that it is none for its state.
 Must not import Spark.
 """
@@ -12,6 +12,7 @@ from typing import Final
 
 from asyncstate.errors import StateDeclarationError
 from asyncstate.operator import InputSpec, Operator
+from asyncstate.storage import OperatorManifest
 
 _MIGRATE: Final = "python -m asyncstate state migrate"
 _EVENT_TIME: Final = "event time of input"
@@ -32,6 +33,14 @@ def meaning_of(operator: Operator, inputs: Sequence[InputSpec]) -> dict[str, str
         ):  # rows may be taken back that another filter had let through
             said[f"{_FILTER} {index}"] = spec.filters
     return said
+
+
+def stored_meaning(operator: Operator, stored: OperatorManifest | None) -> Mapping[str, str] | None:
+    """The texts that ``operator`` has to agree with; None: there are none. One that is stateless by now may follow on
+    one that has kept nothing, whatever that was."""
+    if stored is None or (operator.stateless and not stored.has_state):
+        return None
+    return stored.meaning
 
 
 def check_meaning(

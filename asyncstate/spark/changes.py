@@ -66,7 +66,8 @@ def last_changes(rows: DataFrame, key: str | Sequence[str], changes: Changelog |
         sf.expr(f"max_by(struct({row}, {_COUNT}), {_COUNT}) as last"), sf.expr(several)
     )
     of_key = ", ".join(f"last.{quoted(name)}" for name in keys)
-    message = f"concat('the key ', to_json(struct({of_key})), ' has ', {_ROWS}, {_several(known)})"
+    shown = f"to_json(struct({of_key}), map('ignoreNullFields', 'false'))"
+    message = f"concat('the key ', {shown}, ' has ', {_ROWS}, {_several(known)})"
     error = f"raise_error({marked_in_sql(message, OperatorError)})"
     kind = f"if({_ROWS} > 1, {error}, if(last.{_COUNT} > 0, '+U', '-D')) as {ROW_KIND_COLUMN}"
     return last.selectExpr(*(f"last.{quoted(name)} as {quoted(name)}" for name in names), kind)

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.changelog import ROW_KIND_COLUMN, Key
 from asyncstate.driver.payload import sent_schema
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, OutputSpec
@@ -47,7 +47,7 @@ from asyncstate.spark.columns import (
     quoted,
     slots_of,
 )
-from asyncstate.spark.facts import known_changes
+from asyncstate.spark.facts import both, known_changes
 from asyncstate.spark.failures import marked
 from asyncstate.spark.local_phase import first_rows, put_together
 from asyncstate.spark.reports import Onward
@@ -302,10 +302,10 @@ class Stage:
             )
         return self.sides[name]
 
-    def behind(self, first: Stage) -> Stage:
-        """This stage with the rows of ``first``, which is released on its own."""
+    def behind(self, first: Stage, key: Key | None = None) -> Stage:
+        """This stage with the rows of ``first``, which is released on its own; ``key``: as of ``both``."""
         sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
-        return replace(self, rows=first.rows.union(self.rows), sides=sides)
+        return replace(self, rows=both(first.rows, self.rows, key), sides=sides)
 
     def release(self) -> None:
         """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""

@@ -16,14 +16,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, Key
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.executor import Feed, Initial, Prepared
 from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
-from asyncstate.spark.facts import insertions, known_changes, with_changes
+from asyncstate.spark.facts import both, insertions, known_changes, with_changes
 from asyncstate.spark.failures import rows_explained, stage_explained
 from asyncstate.spark.inputs import before, initial_of, nothing, static
 from asyncstate.spark.local_phase import can_limit, runs_locally
@@ -103,9 +103,9 @@ class SparkExecutor:
         """See ``Executor``."""
         return with_changes(rows, changes)
 
-    def concat(self, first: DataFrame, then: DataFrame) -> DataFrame:
+    def concat(self, first: DataFrame, then: DataFrame, key: Key | None = None) -> DataFrame:
         """See ``Executor``."""
-        return first.union(then)
+        return both(first, then, key)
 
     def before(self, what: str, rows: Any, like: DataFrame) -> DataFrame:
         """See ``Executor``."""

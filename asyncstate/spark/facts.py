@@ -1,7 +1,7 @@
 """What is known of the rows of a DataFrame: it travels with the DataFrame that an operator, or a reader, has returned.
 
 Owns: ``with_changes`` and ``known_changes``; ``source_facts``, what a source declares; ``insertions``, which gives
-kinds to rows.
+kinds to rows; ``both``, one after the other.
 Invariant: a DataFrame made of another one, by whatever Spark has, carries nothing of it.
 Must not import runtime, storage or execution.
 """
@@ -11,17 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import functions as sf
+
 from asyncstate.changelog import (
     INSERT_ONLY,
     RETRACT,
     ROW_KIND_COLUMN,
     Changelog,
     ChangelogMode,
+    Key,
     RowKind,
     has_kinds,
 )
 from asyncstate.dataflow.changes import declared_key, declared_mode
 from asyncstate.errors import JobError
+from asyncstate.spark.columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,6 +51,18 @@ def known_changes(df: DataFrame, what: str = "") -> Changelog:
     if isinstance(found, Changelog):
         return found
     return RETRACT if kinds else INSERT_ONLY
+
+
+def both(first: DataFrame, then: DataFrame, key: Key | None) -> DataFrame:
+    """The rows of both; ``key``: they are upserts by it, of which ``then`` replaces those of ``first``."""
+    if key is None:
+        return first.union(then)
+    names = [f"asyncstate_key_{number}" for number in range(len(key))]
+    newer = then.selectExpr(
+        "1 as asyncstate_newer", *(f"{quoted(own)} as {name}" for own, name in zip(key, names, strict=True))
+    )
+    same = [f"{quoted(own)} <=> {name}" for own, name in zip(key, names, strict=True)]
+    return first.join(newer.distinct(), sf.expr(" and ".join(["true", *same])), "left_anti").union(then)
 
 
 def source_facts(

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
-from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog
+from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog, Key
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.config import SPARK_PREFIX, resolve
 from asyncstate.display import html_table, quietly, time_text
@@ -67,6 +67,7 @@ from asyncstate.runtime import (
     run_stateless,
     sequences_of_inputs,
     sort_keys_of_inputs,
+    stored_meaning,
     sum_records,
     times_of_inputs,
     unpack_records,
@@ -85,7 +86,7 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
-from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
+from asyncstate.testing.rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
 from asyncstate.testing.shipping import copies_of, exchanged, with_copy
 from asyncstate.testing.starting import InitialState, initial_of
 from asyncstate.tracebacks import users_frames
@@ -115,11 +116,13 @@ class _Ran(NamedTuple):
     aside: list[SideBatch]
     records: list[CommitRecord]
 
-    def then(self, behind: _Ran) -> _Ran:
-        """This and what ran behind it in the same micro-batch, over what this had left."""
+    def then(self, behind: _Ran, key: Key | None) -> _Ran:
+        """This and what ran behind it in the same micro-batch, over what this had left; ``key``: its rows are upserts
+        by it."""
         first = {record.partition: record for record in self.records}
         records = [report_of_both(first[record.partition], record) for record in behind.records]
-        return _Ran(self.rows + behind.rows, self.aside + behind.aside, records)
+        older = list(not_replaced(self.rows, behind.rows, key))
+        return _Ran(older + behind.rows, self.aside + behind.aside, records)
 
 
 class OperatorHarness:
@@ -198,8 +201,6 @@ class OperatorHarness:
             )
             for i, schema in enumerate(schemas)
         )
-        if operator.stateless:
-            check_stateless(uid, operator, self._specs, self._delays)
         self._operator = copies_of(operator)
         self._shown = quietly(lambda: repr(operator), type(operator).__name__)
         self._options = dict(options or {})
@@ -230,6 +231,8 @@ class OperatorHarness:
         self.output: list[OutputRow] = []
         self.batches: list[dict[str, float]] = []
         stored = self._stored(self._manifest)
+        if operator.stateless:
+            check_stateless(uid, operator, self._specs, self._delays, stored)
         self._output, self._task_inputs, states = checked_inputs(
             uid,
             operator,
@@ -237,7 +240,7 @@ class OperatorHarness:
             self._config,
             self.states(),
             lambda _: self._operator(),
-            None if stored is None else stored.meaning,
+            stored_meaning(operator, stored),
         )
         self.growth = growth_of(operator, self._task_inputs, states)
         """How what the operator stores grows, as ``explain()`` of a job says it."""
@@ -539,7 +542,7 @@ class OperatorHarness:
                 first = self._collected(self._partitions(spec, before, self._operator))
                 spec = self._behind(spec, first)
         ran = self._collected(self._partitions(spec, self._pending, self._operator))
-        return ran if first is None else first.then(ran)
+        return ran if first is None else first.then(ran, self._output.changes.upsert_key)
 
     def _behind(self, spec: TaskSpec, ran: _Ran) -> TaskSpec:
         """The same micro-batch, starting from what ``ran`` has left."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, has_kinds
+from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, Key, has_kinds
 from asyncstate.codec import key_groups
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.chain import Link, RunPartition, run_chain
@@ -42,6 +42,7 @@ from asyncstate.runtime import (
 from asyncstate.runtime.put_together import put_together
 from asyncstate.runtime.rows import output_schema
 from asyncstate.testing.expressions import transformed
+from asyncstate.testing.rows import not_replaced
 from asyncstate.testing.shipping import copies_of, with_copy
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
@@ -100,9 +101,10 @@ class _Stage:
             raise JobError(f"there is no side output {name!r}; there are {', '.join(self.sides) or 'none'}")
         return self.sides[name]
 
-    def behind(self, first: _Stage) -> _Stage:
+    def behind(self, first: _Stage, key: Key | None = None) -> _Stage:
         sides = {name: _joined(first.sides[name], rows) for name, rows in self.sides.items()}
-        return _Stage(_joined(first.rows, self.rows), sides, self.observed)
+        older = LocalRows(first.rows.schema, tuple(not_replaced(first.rows.batches, self.rows.batches, key)))
+        return _Stage(_joined(older, self.rows), sides, self.observed)
 
     def release(self) -> None:
         pass
@@ -184,9 +186,10 @@ class LocalExecutor:
         """See ``Executor``."""
         return replace(rows, changes=changes)
 
-    def concat(self, first: LocalRows, then: LocalRows) -> LocalRows:
+    def concat(self, first: LocalRows, then: LocalRows, key: Key | None = None) -> LocalRows:
         """See ``Executor``."""
-        return _joined(first, then)
+        older = tuple(not_replaced(first.batches, then.batches, key))
+        return _joined(LocalRows(first.schema, older), then)
 
     def before(self, what: str, rows: Any, like: LocalRows) -> LocalRows:
         """See ``Executor``."""

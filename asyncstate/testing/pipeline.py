@@ -53,7 +53,7 @@ from asyncstate.runtime import (
 from asyncstate.storage import Manifest
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.harness import OperatorHarness, folder_of
-from asyncstate.testing.rows import OutputRow, kind_codes, record_batch, rows_of
+from asyncstate.testing.rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
 from asyncstate.testing.starting import InitialRows, initial_rows, input_batch
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
@@ -489,8 +489,10 @@ class PipelineHarness:
         before = [first.get(one) for one in node.inputs]
         if isinstance(node, Sink) or (isinstance(node, Apply) and node.operator.stateless):
             inputs = [
-                now if one is None else _joined([one, now], now.schema)
-                for one, now in zip(before, inputs, strict=True)
+                now
+                if one is None
+                else _joined([*not_replaced([one], [now], self.changes[given].upsert_key), now], now.schema)
+                for given, one, now in zip(node.inputs, before, inputs, strict=True)
             ]
             before = []
         if isinstance(node, Apply):

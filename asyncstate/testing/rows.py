@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Key
 from asyncstate.codec.from_python import UnfitValueError, arrow_column
 from asyncstate.codec.times import integers
 from asyncstate.errors import SchemaError
@@ -86,6 +86,24 @@ def kind_codes(kinds: Any, num_rows: int, doing: str = "push") -> np.ndarray[Any
             f"{doing}: row {wrong[0]} has the kind {wrong[1]!r}; write one of {', '.join(ROW_KIND_TEXTS)}"
         )
     return np.array([ROW_KIND_TEXTS.index(text) for text in texts], np.int8)
+
+
+def not_replaced(
+    first: Sequence[pa.RecordBatch], then: Sequence[pa.RecordBatch], key: Key | None
+) -> Iterator[pa.RecordBatch]:
+    """Of upserts by ``key`` those of ``first`` that no row of ``then`` replaces; without a key all of ``first``."""
+    if key is None:
+        yield from first
+        return
+    newer = {each for batch in then for each in _keys_of(batch, key)}
+    for batch in first:
+        yield batch.filter(pa.array([each not in newer for each in _keys_of(batch, key)], pa.bool_()))
+
+
+def _keys_of(batch: pa.RecordBatch, key: Key) -> list[tuple[Any, ...]]:
+    if not key:
+        return [()] * batch.num_rows
+    return list(zip(*(batch.column(name).to_pylist() for name in key), strict=True))
 
 
 def rows_of(batches: Sequence[pa.RecordBatch]) -> list[OutputRow]:

@@ -469,7 +469,10 @@ def test_the_state_of_another_ranking_is_refused(other: Rank) -> None:
         harness.push([(1, "a", 10)])
         harness.end_batch()
         snapshot = harness.snapshot()
-        with pytest.raises(StateDeclarationError, match=r"ranking was row_number 2 from 1 by price desc.* and is "):
+        with pytest.raises(
+            StateDeclarationError,
+            match="another program: ranking was row_number 2 from 1 by price desc.* and is ",
+        ):
             harness.restore(snapshot, operator=other)
 
 

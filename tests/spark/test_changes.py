@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.errors import SparkRuntimeException
 from pyspark.sql import SparkSession
 
 from asyncstate.errors import SchemaError
@@ -40,8 +41,14 @@ def test_rows_as_a_set(spark: SparkSession, partitions: int) -> None:
         assert found(netted(frame)) == Counter(map(repr, net))
         assert netted(frame).columns == frame.columns
         last = [("a", 1, [1], "+U"), ("b", 3, None, "+U"), ("d", 4, [4], "-D"), (None, 7, None, "+U")]
-        assert found(last_changes(frame, "k.1")) == Counter(map(repr, last))
-        assert found(last_changes(frame, ["k.1", "v"])) == Counter(map(repr, [*last, ("b", 1, [], "-D")]))
+        with pytest.raises(SparkRuntimeException, match=r'the key {"k.1":null} has 2 rows at once'):
+            last_changes(frame, "k.1").collect()
+        once = spark.createDataFrame([row for row in rows if row[0] is not None], SCHEMA).repartition(
+            partitions
+        )
+        once = once.unionByName(spark.createDataFrame([(None, 7, None, "+I")], SCHEMA))
+        assert found(last_changes(once, "k.1")) == Counter(map(repr, last))
+        assert found(last_changes(once, ["k.1", "v"])) == Counter(map(repr, [*last, ("b", 1, [], "-D")]))
 
 
 def test_what_is_no_changelog_is_refused(spark: SparkSession) -> None:

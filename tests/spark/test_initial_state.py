@@ -267,3 +267,19 @@ def test_what_cannot_be_started_from_is_said_before_a_row_is_read(
     assert any("source 'text'" in line and "id string" in line for line in messages)
     assert len(messages) == len(wrong) + 2
     assert isinstance(found.value, AsyncStateError)
+
+
+def test_upserts_of_initial_rows_are_replaced_in_the_first_micro_batch(
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+) -> None:
+    """A micro-batch has one change of each key, though the operator has run twice."""
+    orders, found = str(tmp_path / "orders"), list[Any]()
+    spark.sql("SELECT 3L id, 'ann' customer, 1L amount").write.parquet(orders)
+    table = spark.sql("SELECT 0L id, 'ann' customer, 5L amount UNION ALL SELECT 1L, 'bob', 7L")
+    job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
+    source = job.source("orders", spark.readStream.schema(ORDERS).parquet(orders), initial=table)
+    totals = GroupAggregate([sum_("amount").alias("total")], emit_update_before=False)
+    upserts = source.apply(totals, key="customer", uid="totals")
+    upserts.to(lambda df, _: found.extend((row.customer, row.total) for row in df.collect()), name="out")
+    job.await_termination(job.start(trigger={"availableNow": True}), 100)
+    assert sorted(found) == [("ann", 6), ("bob", 7)]

@@ -24,7 +24,7 @@ from asyncstate import (
 from asyncstate.dataflow import Stream
 from asyncstate.errors import AsyncStateError, JobError, OperatorError
 from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
-from operators import GroupAggregate, Join, count, sum_
+from operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
 
 ROWS = "k long, v long, ts timestamp"
 
@@ -278,3 +278,27 @@ def test_a_pipeline_refuses_what_a_job_refuses() -> None:
     }
     assert len(messages) == len(texts)
     assert {text for text in texts if any(text in message for message in messages)} == texts
+
+
+def replacing(rows: Stream) -> None:
+    totals = GroupAggregate([sum_("v").alias("total")], emit_update_before=False)
+    upserts = rows.apply(totals, key="k", uid="sums")
+    upserts.to(print, name="upserts")
+    upserts.apply(ChangelogNormalize(), key="k", uid="again").to(print, name="again")
+
+
+def test_upserts_of_initial_rows_are_replaced_in_the_first_micro_batch(mode: dict[str, Any]) -> None:
+    """A micro-batch has one change of each key, though the operator has run twice."""
+    source = PipelineSource("k long, v long", initial=[(1, 5), (2, 6)])
+    with PipelineHarness(replacing, {"rows": source}, parallelism=2, **mode) as harness:
+        harness.push("rows", [(1, 7)])
+        out = harness.end_batch()
+    assert sorted(row[1:] for row in out["upserts"]) == [(1, 12), (2, 6)]
+    assert sorted(out["again"]) == [("+I", 1, 12), ("+I", 2, 6)]
+
+
+def test_initial_upserts_of_a_source_are_replaced_where_all_come_as_one(mode: dict[str, Any]) -> None:
+    source = PipelineSource("k long, v long", mode="upsert", primary_key="k", initial=[(1, 5), (2, 6)])
+    with PipelineHarness(lambda rows: rows.to(print, name="out"), {"rows": source}, **mode) as harness:
+        harness.push("rows", [(1, 7)])
+        assert sorted(harness.end_batch()["out"]) == [("+I", 1, 7), ("+I", 2, 6)]

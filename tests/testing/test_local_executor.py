@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from asyncstate.clock import ManualClock
 from asyncstate.config import resolve
@@ -14,14 +15,24 @@ from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
 from asyncstate.driver.ledger import Ledger
 from asyncstate.driver.micro_batch import JobFrame
-from asyncstate.operators import GroupAggregate, KeyedMap, count
+from asyncstate.errors import JobError
+from asyncstate.functions import KeyedProcessFunction
+from asyncstate.lookups import TableLookup
+from asyncstate.operators import (
+    GroupAggregate,
+    KeyedMap,
+    KeyedProcess,
+    LookupJoin,
+    StatelessLookupJoin,
+    count,
+)
 from asyncstate.testing.local_executor import LocalExecutor, LocalRows
 
 SALES = pa.RecordBatch.from_pylist([{"shop": "ann"}], schema=pa.schema([("shop", pa.string())]))
 
 
 def micro_batch(
-    folder: Path, number: int, operator: Any, uid: str, enabled: bool
+    folder: Path, number: int, operator: Any, uid: str, enabled: bool, key: str | None = "shop"
 ) -> tuple[JobDriver[Any], Any]:
     """A driver that runs one micro-batch of ``SALES``; and what the sink got."""
     options = {
@@ -37,7 +48,7 @@ def micro_batch(
     )
     graph: JobGraph[LocalRows] = JobGraph(executor)
     sales = graph.source("sales", LocalRows.of(SALES), Times(), None)
-    out = sales.apply(operator, key="shop", uid=uid)
+    out = sales.apply(operator, key=key, uid=uid)
     out.to(lambda rows, batch: found.extend(rows.table.to_pylist()), name="out")
     driver = JobDriver(frame, ledger, ManualClock())
     with driver.trial() as batch:
@@ -53,6 +64,40 @@ def test_an_operator_that_keeps_nothing_may_go(tmp_path: Path, async_enabled: bo
     assert found == [{"shop": "ann", "row_kind": "+I"}]
     assert driver.committed is not None
     assert list(driver.committed.operators) == ["others"]
+
+
+LOOKUP = TableLookup(pa.table({"shop": ["ann"], "city": ["Bonn"]}), ["shop"], ["city"])
+
+
+def test_a_lookup_may_become_one_without_state(tmp_path: Path, async_enabled: bool) -> None:
+    """Over insertions it has kept nothing."""
+    row = {"shop": "ann", "city": "Bonn", "row_kind": "+I"}
+    _, found = micro_batch(tmp_path, 0, LookupJoin(LOOKUP, "city string"), "cities", async_enabled)
+    assert found == [row]
+    join = StatelessLookupJoin(LOOKUP, "city string", on=["shop"])
+    driver, found = micro_batch(tmp_path, 1, join, "cities", async_enabled, key=None)
+    assert found == [row]
+    assert driver.committed is not None
+    assert not driver.committed.operators
+
+
+class Alarm(KeyedProcessFunction):
+    """Keeps nothing but a timer."""
+
+    def process(self, row: Any, ctx: Any) -> None:
+        ctx.timers.register_processing_time(10**18)
+
+    def on_timer(self, timer: Any, ctx: Any) -> None:
+        ctx.emit(*ctx.key)
+
+
+def test_timers_do_not_go_with_an_operator_that_becomes_stateless(
+    tmp_path: Path, async_enabled: bool
+) -> None:
+    micro_batch(tmp_path, 0, KeyedProcess(Alarm(), "shop string"), "shops", async_enabled)
+    join = StatelessLookupJoin(LOOKUP, "city string", on=["shop"])
+    with pytest.raises(JobError, match="has timers of this uid"):
+        micro_batch(tmp_path, 1, join, "shops", async_enabled, key=None)
 
 
 def test_columns_that_are_never_null_come_as_the_others(tmp_path: Path, async_enabled: bool) -> None:
