@@ -58,9 +58,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     run_stage = stages_module.run_stage
 
-    def noting(tasks: Tasks, schema: Any) -> Any:
+    def noting(tasks: Tasks, *others: Any) -> Any:
         found.append(str(tasks.exchanged.sparkSession.conf.get(BYTES)))
-        return run_stage(tasks, schema)
+        return run_stage(tasks, *others)
 
     monkeypatch.setattr(stages_module, "run_stage", noting)
     return found

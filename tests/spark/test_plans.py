@@ -122,9 +122,9 @@ def test_columns_that_nobody_needs_stay_behind(
     exchanged: list[tuple[list[str], list[str]]] = []
     run_stage = stages_module.run_stage
 
-    def noting(tasks: Tasks, schema: Any) -> Any:
+    def noting(tasks: Tasks, *others: Any) -> Any:
         exchanged.append((tasks.exchanged.columns, tasks.task.spec.inputs[0].row_schema.names))
-        return run_stage(tasks, schema)
+        return run_stage(tasks, *others)
 
     monkeypatch.setattr(stages_module, "run_stage", noting)
     wide = own.range(100).selectExpr("cast(id as string) as text", "id % 7 as key", "id as value")
