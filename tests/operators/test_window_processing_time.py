@@ -382,5 +382,5 @@ def test_a_checkpoint_is_not_read_with_another_time(window: Window) -> None:
     ) as harness:
         harness.push([(1, 1, True, 5)])
         harness.end_batch()
-        with pytest.raises(StateDeclarationError, match="but the checkpoint has processing time "):
+        with pytest.raises(StateDeclarationError, match="time was processing and is event"):
             harness.restore(harness.snapshot(), operator=WindowAggregate(window, BASE))
