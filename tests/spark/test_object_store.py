@@ -52,7 +52,7 @@ def test_batches_restarts_and_rescaling(
     assert manifest.batch_id == 2
     for text in (
         caplog.text,
-        repr(job._frame),
+        repr(job._driver._frame),
         repr(job.config),
         json.dumps(checkpoint_files(place).list("")),
     ):
