@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncstate.changelog import RETRACT
 from asyncstate.config import resolve
 from asyncstate.errors import OperatorError
 from asyncstate.operator import (
@@ -21,6 +22,7 @@ from asyncstate.operator import (
     BundleOperator,
     InputSpec,
     OperatorContext,
+    OutputSpec,
 )
 from asyncstate.runtime import TaskSpec
 from asyncstate.runtime.bundle_size import ROWS_MIN, ROWS_UNKNOWN, BundleSize
@@ -63,7 +65,10 @@ class WideKeys(Sizes):
 
 
 class Times(Sizes):
-    """Puts out key, event time and kind of each row."""
+    """Emits key, event time and kind of each row."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        return OutputSpec(OutputSpec.of(super().bind(inputs)).schema, changes=RETRACT)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
         assert bundle.times is not None

@@ -168,7 +168,8 @@ def test_the_first_of_two_drivers_commits_nothing_more(
             on_batch(rows, 1)
     checkpoint = Checkpoint(LocalFiles(tmp_path / "checkpoint"))
     assert checkpoint.versions() == {"claim": [0], "commit": [0, 1]}[deed]
-    make_job(run=echo).micro_batch(lambda df, batch: None)(rows, 1)
+    keeping = {"async-state.unclaimed-state": "keep"}
+    make_job(run=echo, options=keeping).micro_batch(lambda df, batch: None)(rows, 1)
     with pytest.raises(ConcurrentJobError):
         on_batch(rows, 1)
     assert checkpoint.versions() == [0, 1]
