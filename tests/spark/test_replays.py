@@ -37,11 +37,12 @@ TAKE_OVER = """
 import sys
 from asyncstate.config import resolve
 from asyncstate.driver.ledger import Ledger
+from asyncstate.runtime.watermark import SourceTimes
 ledger = Ledger(resolve({"async-state.checkpoint-dir": sys.argv[1]}, {}), "job", 0)
 batch_id = int(sys.argv[2])
 base = ledger.base_of(batch_id)
 if sys.argv[3] == "commit":
-    ledger.commit(batch_id, base, 0, 0, {}, base.operators, False)
+    ledger.commit(batch_id, base, 0, 0, SourceTimes({}, {}, []), base.operators, False)
 """
 
 
