@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncstate.changelog import RETRACT
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import (
     Bundle,
@@ -19,6 +20,7 @@ from asyncstate.operator import (
     InputSpec,
     Operator,
     OperatorContext,
+    OutputSpec,
     RecordContext,
     RecordOperator,
     Row,
@@ -347,7 +349,7 @@ class Values(BundleOperator):
     num_inputs = 2
     first_input = RIGHT
 
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema | OutputSpec:
         return ROWS
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
@@ -355,7 +357,10 @@ class Values(BundleOperator):
 
 
 class Bundles(Values):
-    """Puts out each row with the number of its bundle."""
+    """Emits each row with the number of its bundle."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        return OutputSpec(ROWS, changes=RETRACT)
 
     def open(self, context: OperatorContext) -> None:
         self.bundles = 0
