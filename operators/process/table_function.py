@@ -42,6 +42,7 @@ class TableFunction(FunctionOperator):
     late rows come as any others; with one they are dropped, or go to the side output that ``late_outputs`` names for
     the parameter. ``output`` and ``side_outputs``, unless the function declares them: the columns of what is put out.
 
+    >>> import pyarrow as pa
     >>> from asyncstate import ValueView
     >>> from asyncstate.functions.table import SetTable
     >>> from asyncstate.testing import OperatorHarness

@@ -43,6 +43,7 @@ class TemporalSort(KeepsKey, BundleOperator):
 
     Without a key the order is one over all rows, and one partition has them; with a key it holds for each key.
 
+    >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
     >>> from asyncstate.operators import desc
     >>> bids = pa.schema([("item", pa.string()), ("price", pa.int64()), ("at", pa.timestamp("us"))])
@@ -109,6 +110,7 @@ class Sort(KeepsKey, BundleOperator):
 
     Without a key the order is one over all rows, and one partition has them; with a key it holds for each key.
 
+    >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
     >>> words = pa.schema([("word", pa.string())])
     >>> with OperatorHarness(Sort("word"), words, None) as harness:

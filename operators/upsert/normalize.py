@@ -32,6 +32,7 @@ from .latest import Chosen, LatestRows
 class ChangelogNormalize(KeepsKey, BundleOperator):
     """A full changelog of the newest row of each key; ``key`` is the primary key of the input.
 
+    >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
     >>> users = pa.schema([("id", pa.int64()), ("city", pa.string())])
     >>> with OperatorHarness(ChangelogNormalize(), users, ["id"]) as harness:

@@ -62,6 +62,8 @@ class _Refusing:
         self._why = why
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python's tools look for in any object
+            raise AttributeError(name)
         raise StateAccessError(
             f"a view is used {self._why}; take it from the accumulator at hand, as accumulator['name'], in every call"
         )
