@@ -410,5 +410,7 @@ def test_a_checkpoint_of_another_window_or_kind_is_refused(kind: Any, window: Sl
     with make() as harness:
         push(harness, added(0, (1, 10, 0)))
         snapshot = harness.snapshot()
-        with pytest.raises(StateDeclarationError, match="(kind was inner and is left|window was tumble.* and is tumble)"):
+        with pytest.raises(
+            StateDeclarationError, match=r"(kind was inner and is left|window was tumble.* is tumble)"
+        ):
             harness.restore(snapshot, operator=WindowJoin(kind, window=window))
