@@ -385,7 +385,6 @@ def test_targets_of_nothing_are_refused_when_they_are_made() -> None:
         (ParquetTarget, ""),
         (ParquetTarget, "a\0b"),
         (DeltaTarget, ""),
-        (IcebergTarget, "totals"),
         (IcebergTarget, None),
         (KafkaTarget, "", "t"),
         (KafkaTarget, "127.0.0.1:1", None),
@@ -393,6 +392,11 @@ def test_targets_of_nothing_are_refused_when_they_are_made() -> None:
     for make, *arguments in wrong:
         with pytest.raises(ConfigurationError, match=make.__name__):
             make(*arguments)
+
+
+def test_an_iceberg_table_needs_its_namespace() -> None:
+    with pytest.raises(ConfigurationError, match="IcebergTarget: table 'totals' names no namespace"):
+        IcebergTarget("totals").check(SCHEMA, ("id",))
 
 
 def test_mysql_says_what_its_connection_lacks() -> None:
