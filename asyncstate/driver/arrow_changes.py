@@ -68,8 +68,12 @@ def _net(rows: pa.Table, names: list[str], changes: Changelog) -> pa.Table:
     """Each distinct row with how many more times it comes than it goes, where that is not 0; each upsert as it is."""
     if has_kinds(rows.column_names):
         kinds = rows.column(ROW_KIND_COLUMN)
-        if not pc.all(pc.is_in(kinds, pa.array(ROW_KIND_TEXTS))).as_py() and rows.num_rows:
-            raise SchemaError(f"column '{ROW_KIND_COLUMN}' has a value that no changelog has")
+        unknown = kinds.filter(pc.invert(pc.is_in(kinds, pa.array(ROW_KIND_TEXTS))))
+        if len(unknown):
+            raise SchemaError(
+                f"column '{ROW_KIND_COLUMN}' has the value {unknown[0].as_py()!r}; write one of "
+                f"{', '.join(ROW_KIND_TEXTS)}, or drop the column if every row is an insert"
+            )
         signs = pc.if_else(pc.is_in(kinds, _ADDS), 1, -1)
     else:
         signs = pa.repeat(1, rows.num_rows)

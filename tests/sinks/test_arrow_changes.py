@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 import pytest
 
-from asyncstate.changelog import Changelog
+from asyncstate.changelog import RETRACT, Changelog
 from asyncstate.driver.arrow_changes import last_changes
-from asyncstate.errors import OperatorError
+from asyncstate.errors import OperatorError, SchemaError
 
 SCHEMA = pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.string())), ("row_kind", pa.string())])
 
@@ -30,3 +32,12 @@ def test_upserts_may_have_columns_that_cannot_be_compared() -> None:
         {"id": 1, "tags": ["a"], "row_kind": "+U"},
         {"id": 2, "tags": None, "row_kind": "-D"},
     ]
+
+
+@pytest.mark.parametrize("kind", ["*I", None])
+def test_an_unknown_kind_is_named(kind: str | None) -> None:
+    rows = pa.table({"id": pa.array([1]), "row_kind": pa.array([kind], pa.string())})
+    with pytest.raises(
+        SchemaError, match=rf"has the value {re.escape(repr(kind))}; write one of \+I, -U, \+U, -D"
+    ):
+        last_changes(rows, ["id"], RETRACT)
