@@ -12,6 +12,7 @@ import pytest
 from asyncstate import RecordContext, RecordOperator, Row
 from asyncstate.driver.micro_batch import Applied, JobFrame
 from asyncstate.errors import JobError
+from asyncstate.operator import OutputSpec
 from asyncstate.spark.exchange import Stage
 from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.shipping import shipped_copy
@@ -67,7 +68,8 @@ def test_all_rows_are_given_back_though_one_fails() -> None:
     stages = [Cached(fails) for fails in (False, True, False)]
     for number, stage in enumerate(stages):
         uid = str(number)
-        batch.applied[uid] = Applied(uid, "Op", 1, [], {}, None, [], [], cast("Stage", stage))
+        output, rows = cast("OutputSpec", None), cast("Stage", stage)
+        batch.applied[uid] = Applied(uid, "Op", 1, [], {}, None, [], [], output, stage=rows)
     with pytest.raises(RuntimeError, match="gone"):
         batch.close()
     assert [stage.released for stage in stages] == [True, True, True]
