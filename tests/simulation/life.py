@@ -146,7 +146,7 @@ class _Life:
         self._process: Process | None = None
         self._drops_unclaimed = False
         self._was_taken_over = False
-        """Another driver started after the running one had committed its last micro-batch: that one is told in the next."""
+        """Another driver started after this one had committed its last micro-batch: the next one says so."""
         self._batch_id = 0
         self._acts = story.acts
 
