@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.dataflow.changes import plain_column
 from asyncstate.dataflow.graph import Dataflow
-from asyncstate.dataflow.nodes import Apply, Node, Output, Sink, Source, Transform, Union, condition_text, filters_of
+from asyncstate.dataflow.nodes import (
+    Apply,
+    Node,
+    Output,
+    Sink,
+    Source,
+    Transform,
+    Union,
+    condition_text,
+    filters_of,
+)
 from asyncstate.errors import JobError
 from asyncstate.storage import GraphManifest, SinkManifest
 
@@ -83,17 +93,19 @@ def check_sinks(
 
 def _added(missed: Sequence[str]) -> str:
     return (
-        f"it is new, so its table would lack the rows that {', '.join(missed)} has given before. Give the operator before "
-        "it a new uid and its rows from the beginning; or, if the table may have only what changes from now on, say so: "
-        "to(..., starting_now=True)"
+        f"it is new, so its table would lack the rows that {', '.join(missed)} has given before. Give the operator "
+        "before it a new uid and its rows from the beginning; or, if the table may have only what changes from now on, "
+        "say so: to(..., starting_now=True)"
     )
 
 
 def _refused(node: Sink, changed: Sequence[str]) -> str:
-    new = "another name, and another table with to(..., starting_now=True)" if node.is_table else "another name"
+    new = (
+        "another name, and another table with to(..., starting_now=True)" if node.is_table else "another name"
+    )
     return (
-        f"it has rows of another program, which would stay: {'; '.join(changed)}. Undo the change; or give the sink {new}; "
-        "or put right what it holds, and say so when the query is stopped: "
+        f"it has rows of another program, which would stay: {'; '.join(changed)}. Undo the change; or give the sink "
+        f"{new}; or put right what it holds, and say so when the query is stopped: "
         f"{_MIGRATE} accept-sink CHECKPOINT {shlex.quote(node.name)}"
     )
 

@@ -150,7 +150,14 @@ class JobDriver(Generic[R]):
         check_watermark(batch.applied, sources.reached)
         graph = batch.graph if batch.graph is not None else batch.graph_before
         self.committed = self._ledger.commit(
-            batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final, graph
+            batch.batch_id,
+            base,
+            batch.watermark,
+            batch.processing_time,
+            sources,
+            operators,
+            batch.final,
+            graph,
         )
         self._all_claimed = True
 

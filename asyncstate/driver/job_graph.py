@@ -232,9 +232,9 @@ class JobGraph(Generic[R]):
                 yield node.problem(str(error))
             except Exception as error:  # of the engine, of user code in a function of columns or in bind
                 yield node.problem(self._executor.describe(error))
-        yield from self.flow.unused()
-        yield from same_destinations(self.flow.sinks)
         known = {node: self.changes[node] for node, rows in found.items() if rows is not None}
+        yield from self.flow.unused(known)
+        yield from same_destinations(self.flow.sinks)
         yield from check_sinks(self.flow, known, batch.graph_before, batch.stored_uids)
         try:
             batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])

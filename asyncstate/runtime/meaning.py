@@ -68,8 +68,8 @@ def check_meaning(
     if stored is not None and ACCEPTED in stored:
         if _OPERATOR in meaning_of(operator, inputs) and not serves():
             raise StateDeclarationError(
-                f"{what}: its state was accepted for a changed program, but the changed operator keeps other states, which "
-                f"would start empty. {out}"
+                f"{what}: its state was accepted for a changed program, but the changed operator keeps other states, "
+                f"which would start empty. {out}"
             )
         return
     changed = list(_changed(operator, inputs, stored)) if stored else []

@@ -105,7 +105,8 @@ def apply_batch(
     assert stage is None or isinstance(stage, Stage)
     output = batch.applied[uid].output if batch.applied else None
     bounded = BoundedRows(rows, stage, output)
-    return with_changes(bounded, known_changes(rows))
+    with_changes(bounded, known_changes(rows))
+    return bounded
 
 
 class BoundedRows(ClassicDataFrame):

@@ -142,9 +142,7 @@ def nullable_type(kind: DataType) -> DataType:
     return kind
 
 
-def stage_schema(
-    uid: str, bound: pa.Schema | OutputSpec, changes: Changelog | None = None
-) -> StructType:
+def stage_schema(uid: str, bound: pa.Schema | OutputSpec, changes: Changelog | None = None) -> StructType:
     """What a task sends back: lists of the operator's output rows with ``row_kind``, the commit column, and such lists
     for each side output. ``changes``: what the rows of the main output are, if not what ``bound`` says."""
     output = OutputSpec.of(bound)
@@ -158,7 +156,8 @@ def stage_schema(
 
 
 def output_rows(uid: str, output: pa.Schema, changes: Changelog = RETRACT) -> StructType:
-    """The operator's output rows with ``row_kind``, which are ``changes``. Raises SchemaError for types and names that they cannot have."""
+    """The operator's output rows with ``row_kind``, which are ``changes``. Raises SchemaError for types and names that
+    they cannot have."""
     try:
         columns = spark_schema(output)
     except Exception as error:

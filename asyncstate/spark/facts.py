@@ -1,7 +1,8 @@
 """What is known of the rows of a DataFrame: it travels with the DataFrame that an operator, or a reader, has returned.
 
-Owns: ``with_changes`` and ``known_changes``; ``mark_of``, which the column ``row_kind`` keeps whatever Spark makes of the
-rows; ``source_facts``, what a source declares; ``insertions``, which gives kinds to rows; ``both``, one after the other.
+Owns: ``with_changes`` and ``known_changes``; ``mark_of``, which the column ``row_kind`` keeps whatever Spark makes of
+the rows; ``source_facts``, what a source declares; ``insertions``, which gives kinds to rows; ``both``, one after the
+other.
 Invariant: of a DataFrame made of another one, by whatever Spark has, nothing is taken for known that Spark may have
 undone; rows that were upserts are never taken for anything else.
 Must not import runtime, storage or execution.
@@ -77,9 +78,9 @@ def known_changes(df: DataFrame, what: str = "") -> Changelog:
     upserts = _made_of_upserts(df)
     if upserts is not None:
         raise SchemaError(
-            f"{what or 'the rows'}: Spark has made these rows of others that are {upserts}, and what became of their key is "
-            "not known: say what they are with changes=Changelog.upsert(...), or put ChangelogNormalize() before Spark's "
-            "transformation"
+            f"{what or 'the rows'}: Spark has made these rows of others that are {upserts}, and what became of their "
+            "key is not known: say what they are with changes=Changelog.upsert(...), or put ChangelogNormalize() "
+            "before Spark's transformation"
         )
     return INSERT_ONLY if _only_insertions(df) else RETRACT
 
@@ -107,7 +108,7 @@ def _own_mark(df: DataFrame) -> str | None:
 def _kept_marks(df: DataFrame) -> list[list[str]]:
     """The marks of the rows of operators that ``df`` reads, of each where they are kept; those of other tables are
     nobody's word. In a union the first one's mark hides the others."""
-    leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()  # type: ignore[operator]
+    leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
     found = []
     for number in range(leaves.size()):
         schema = str(leaves.apply(number).schema().json())
@@ -139,13 +140,18 @@ def source_facts(
     Raises JobError where they disagree.
     """
     known: Any = df.__dict__.get(_CHANGES)
-    if not isinstance(known, Changelog) and mode is None and changelog is None and ROW_KIND_COLUMN in df.columns:
+    if (
+        not isinstance(known, Changelog)
+        and mode is None
+        and changelog is None
+        and ROW_KIND_COLUMN in df.columns
+    ):
         upserts = _made_of_upserts(df)
         if upserts is not None:
             raise JobError(
-                f"source '{source}': Spark has made its rows of others that are {upserts}, and what became of their key is "
-                "not known: say what they are with mode='upsert' and primary_key=..., or transform the stream that source "
-                "returns, which keeps what is known"
+                f"source '{source}': Spark has made its rows of others that are {upserts}, and what became of their "
+                "key is not known: say what they are with mode='upsert' and primary_key=..., or transform the stream "
+                "that source returns, which keeps what is known"
             )
     if not isinstance(known, Changelog) or known.upsert_key is None:
         return mode, primary_key

@@ -1,9 +1,9 @@
 """What a committed micro-batch consists of: the manifest and its parts, and their JSON form.
 
-Owns: Manifest, OperatorManifest, GraphManifest, StateSpec, PartitionManifest, SnapshotRef, DeltaRef, FileRef, EpochStart,
-their encoding, and the names of files in the checkpoint. Invariant: a manifest is self-contained (all files of a
-version are named in it) and self-checked (a checksum over its exact bytes). Must not import files, stores or
-anything that does I/O.
+Owns: Manifest, OperatorManifest, GraphManifest, StateSpec, PartitionManifest, SnapshotRef, DeltaRef, FileRef,
+EpochStart, their encoding, and the names of files in the checkpoint. Invariant: a manifest is self-contained (all
+files of a version are named in it) and self-checked (a checksum over its exact bytes). Must not import files, stores
+or anything that does I/O.
 """
 
 from __future__ import annotations

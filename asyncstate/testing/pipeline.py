@@ -339,8 +339,8 @@ class PipelineHarness:
                 found[node] = self._empty(node, inputs, saved)
             except AsyncStateError as error:
                 problems.append(node.problem(str(error)))
-        problems += [*self.flow.unused(), *same_destinations(self.flow.sinks)]
         known = {node: self.changes[node] for node, rows in found.items() if rows is not None}
+        problems += [*self.flow.unused(known), *same_destinations(self.flow.sinks)]
         problems += check_sinks(self.flow, known, self._graph_before, saved)
         waiting = [uid for uid, one in self._operators.items() if one.waits_for_watermark]
         if waiting and not problems and not self._watermark_sources():

@@ -42,8 +42,8 @@ def check_not_own(late_output: str | None, side_outputs: Collection[str], owner:
     """A function's own side output has rows of the function's, and ``late_output`` those of the input."""
     if late_output in side_outputs:
         raise SchemaError(
-            f"{owner}: '{late_output}' is both a side output of the function and the output of late rows; what is known of "
-            "the rows of one does not hold for those of the other: give one of them another name"
+            f"{owner}: '{late_output}' is both a side output of the function and the output of late rows; what is "
+            "known of the rows of one does not hold for those of the other: give one of them another name"
         )
 
 

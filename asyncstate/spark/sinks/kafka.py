@@ -60,16 +60,18 @@ class KafkaTarget:
     def _check_policy(self) -> None:
         """Raise SchemaError for a topic that keeps no last value of each key; warn where nobody says so."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import AdminClient, ConfigResource
+        from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in __all__
 
         asked = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
         try:
-            (answer,) = AdminClient(self._options).describe_configs([asked], request_timeout=_SECONDS).values()
+            (answer,) = (
+                AdminClient(self._options).describe_configs([asked], request_timeout=_SECONDS).values()
+            )
             policy = str(answer.result()["cleanup.policy"].value)
         except (KafkaException, KeyError) as error:
             _log.warning(
-                "%s: whether it is compacted cannot be found out (%s); a topic with another cleanup.policy than compact "
-                "loses rows that do not change for a while",
+                "%s: whether it is compacted cannot be found out (%s); a topic with another cleanup.policy than "
+                "compact loses rows that do not change for a while",
                 self.place,
                 error,
             )
@@ -77,8 +79,8 @@ class KafkaTarget:
         words = {word.strip() for word in policy.split(",")}
         if "compact" not in words:
             raise SchemaError(
-                f"{self.place} has cleanup.policy={policy}: rows that do not change for a while would be deleted from it; "
-                "set cleanup.policy=compact"
+                f"{self.place} has cleanup.policy={policy}: rows that do not change for a while would be deleted from "
+                "it; set cleanup.policy=compact"
             )
         if "delete" in words:
             _log.warning(
