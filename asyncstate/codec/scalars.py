@@ -1,14 +1,14 @@
 """One Python value of each type, checked, as the primitive that is stored.
 
-Owns: which Python values a flat Arrow type accepts at record grain, and their primitive (int, float, bool
-or bytes). Used by keys, values and hashing alike, so a value means the same everywhere. ``PlainValues`` tells which may
-be kept and shared as they are: they cannot be changed by whoever gets them.
-Must not import anything of the project but ``asyncstate.errors`` and ``codec.types``.
+Owns: the primitive (int, float, bool or bytes) of a Python value of a flat Arrow type at record grain. Used by keys,
+values and hashing alike, so a value means the same everywhere. ``PlainValues`` tells which may be kept and shared as
+they are: they cannot be changed by whoever gets them.
+Invariant: a flat type accepts the values that ``from_python`` accepts for a column of it, and stores the same.
+Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
 
-Python values: ``int``, ``float``, ``str``, ``bytes``, ``bool``; ``datetime.date`` for date32;
+Python values that reads give: ``int``, ``float``, ``str``, ``bytes``, ``bool``; ``datetime.date`` for date32;
 ``decimal.Decimal`` for decimal128; for timestamps the raw **int** of the type's unit (time inside the
-framework is int64 microseconds), never a ``datetime``. Integers are accepted for floats if they convert
-exactly."""
+framework is int64 microseconds). Values of these types are encoded here; any other goes the way of a column."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.from_python import plain_value
 from asyncstate.codec.types import is_bytes_type, is_key_type, is_string_type
 from asyncstate.errors import CodecError
 
@@ -74,6 +75,20 @@ def wrong_arity(owner: str, values: tuple[Any, ...], names: Sequence[str]) -> Co
 
 def scalar_form(arrow_type: pa.DataType) -> ScalarForm:
     """The form of a flat type; the caller has checked that it is supported."""
+    form = _usual_form(arrow_type)
+    usual = form.to_primitive
+
+    def to_primitive(value: Any) -> Any:
+        try:
+            return usual(value)
+        except TypeError:  # of another Python type, which may still hold a value of this one
+            return usual(plain_value(value, arrow_type))
+
+    return dataclasses.replace(form, to_primitive=to_primitive)
+
+
+def _usual_form(arrow_type: pa.DataType) -> ScalarForm:
+    """The form of a flat type; ``to_primitive`` raises TypeError for values of other Python types than reads give."""
     if pa.types.is_boolean(arrow_type):
         return ScalarForm(arrow_type, "?", bool, _to_bool, same)
     if pa.types.is_timestamp(arrow_type):
@@ -128,10 +143,12 @@ def _int_check(bits: int, expected: str) -> Callable[[Any], int]:
 def _to_float(value: Any) -> float:
     if type(value) is float:
         return value
-    if isinstance(value, (float, np.floating)):
+    if isinstance(value, (float, np.float64, np.float32, np.float16)):
         return float(value)
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and float(value) == value:
-        return float(value)
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        whole = operator.index(value)
+        if float(whole) == whole:
+            return float(whole)
     raise TypeError("a float is expected")
 
 
