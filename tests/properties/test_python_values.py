@@ -121,17 +121,19 @@ class Returns(AggregateFunction):
 
 
 class Accumulates(AggregateFunction):
-    """A field that is the value, which is the result, too."""
+    """A field that is the value, which is the result once it has been read from the store."""
 
     def create_accumulator(self) -> Any:
-        return MutableRow(kept=None)
+        return MutableRow(kept=None, read=False)
 
     def accumulate(self, accumulator: Any, write: Any) -> None:
         if write:
             accumulator["kept"] = value()
+        else:
+            accumulator["read"] = True
 
     def get_value(self, accumulator: Any) -> Any:
-        return accumulator["kept"]
+        return accumulator["kept"] if accumulator["read"] else None
 
 
 class Views(AggregateFunction):
@@ -174,8 +176,8 @@ class Bundles(BundledAggregateFunction):
         return KeySegmentApplied({"kept": kept}, kept if before else None, kept)
 
 
-def aggregate(function: Any, kind: pa.DataType, field: pa.Field | None = None) -> GroupAggregate:
-    accumulator = pa.schema([pa.field("n", pa.int64()) if field is None else field])
+def aggregate(function: Any, kind: pa.DataType, *fields: pa.Field) -> GroupAggregate:
+    accumulator = pa.schema(fields or [pa.field("n", pa.int64())])
     made = udaf(function, result_type=kind, accumulator_type=accumulator, name="v")
     return GroupAggregate([made("write")])
 
@@ -184,7 +186,7 @@ VIEWS: Final[dict[str, Callable[[pa.DataType], pa.Field]]] = {
     "list": lambda kind: list_view("view", kind),
     "value": lambda kind: value_view("view", kind),
     "map": lambda kind: map_view("view", pa.string(), kind),
-    "map key": lambda kind: map_view("view", kind, pa.string()),
+    "map_key": lambda kind: map_view("view", kind, pa.string()),
 }
 
 
@@ -222,7 +224,7 @@ class Keeps(RecordOperator):
             "value": ValueStateDescriptor("value", kind),
             "list": ListStateDescriptor("list", kind),
             "map": MapStateDescriptor("map", pa.string(), kind),
-            "map key": MapStateDescriptor("map key", kind, pa.string()) if is_key_type(kind) else None,
+            "map_key": MapStateDescriptor("map_key", kind, pa.string()) if is_key_type(kind) else None,
             "reducing": ReducingStateDescriptor("reducing", _second, kind),
             "aggregating": AggregatingStateDescriptor("aggregating", Last(), kind),
         }
@@ -248,7 +250,7 @@ class Keeps(RecordOperator):
             await state.async_update(value())
         elif place == "map":
             await state.async_put("a", value())
-        elif place == "map key":
+        elif place == "map_key":
             await state.async_put(value(), "a")
         else:
             await state.async_add(value())
@@ -258,7 +260,7 @@ class Keeps(RecordOperator):
             return await state.async_value()
         if place == "map":
             return await state.async_get("a")
-        if place in ("list", "map key"):
+        if place in ("list", "map_key"):
             found = await (state.async_get() if place == "list" else state.async_keys())
             return next(iter([one async for one in found]), None)
         return await state.async_get()
@@ -268,10 +270,11 @@ def _second(_: Any, second: Any) -> Any:
     return second
 
 
-STATES: Final = ("value", "list", "map", "map key", "reducing", "aggregating")
+STATES: Final = ("value", "list", "map", "map_key", "reducing", "aggregating")
 
 
 class Broadcasts(RecordOperator):
+    num_inputs = 2
     broadcast_input = 1
 
     def __init__(self, kind: pa.DataType) -> None:
@@ -315,29 +318,26 @@ def piped(kind: pa.DataType, mode: bool) -> list[Any]:
     schema = pa.schema([("k", pa.string()), ("v", kind)])
 
     def flow(rows: Any) -> None:
-        rows.select("k", "v").sink("out")
+        rows.apply(KeyedMap(lambda row: (row.k, row.v), schema), key="k", uid="op").to(print, name="out")
 
-    options = {"async-state.enabled": str(mode).lower()}
-    with PipelineHarness(flow, {"rows": PipelineSource(schema)}, options=options) as harness:
+    with PipelineHarness(flow, {"rows": PipelineSource(schema)}, async_enabled=mode) as harness:
         harness.push("rows", [("key", value())])
         return [row[-1] for row in harness.end_batch()["out"]]
 
 
 def faked(kind: pa.DataType, mode: bool) -> list[Any]:
     schema = pa.schema([("k", pa.string()), ("v", kind)])
-    operator = Emits(kind)
-    with FakeContext(operator, schema, "k") as ctx:
+    with FakeContext(Emits(kind), schema, "k") as ctx:
+        ctx.row("key", None)
         ctx.emit("emitted", value())
-        row = ctx.row("key", value())
-        ctx.emit("given", row.v)
         return [row[-1] for row in ctx.emitted]
 
 
 def fake_row(kind: pa.DataType, mode: bool) -> list[Any]:
     schema = pa.schema([("k", pa.string()), ("v", kind)])
     with FakeContext(Emits(kind), schema, "k") as ctx:
-        ctx.row("key", value())
-        ctx.emit("emitted", value())
+        row = ctx.row("key", value())
+        ctx.emit("given", row.v)
         return [row[-1] for row in ctx.emitted]
 
 
@@ -369,7 +369,7 @@ def states(place: str) -> Callable[[pa.DataType, bool], list[Any]]:
 
 
 def views(place: str) -> Callable[[pa.DataType, bool], list[Any]]:
-    return lambda kind, mode: run(aggregate(Views(place), kind, VIEWS[place](kind)), mode)
+    return lambda kind, mode: run(aggregate(Views(place), kind, VIEWS[place](kind)), mode, changelog=False)
 
 
 PLACES: Final[dict[str, Callable[[pa.DataType, bool], list[Any]]]] = {
@@ -382,7 +382,9 @@ PLACES: Final[dict[str, Callable[[pa.DataType, bool], list[Any]]]] = {
     "lookup": lambda kind, mode: run(LookupJoin(found, put_out(kind)), mode, changelog=False),
     "result": lambda kind, mode: run(aggregate(Returns(), kind), mode, [[WRITE]], changelog=False),
     "accumulator": lambda kind, mode: run(
-        aggregate(Accumulates(), kind, pa.field("kept", kind)), mode, changelog=False
+        aggregate(Accumulates(), kind, pa.field("kept", kind), pa.field("read", pa.bool_())),
+        mode,
+        changelog=False,
     ),
     "bundled": lambda kind, mode: run(
         aggregate(Bundles(), kind, pa.field("kept", kind)), mode, changelog=False
@@ -414,7 +416,7 @@ def plain(found: Any, kind: pa.DataType) -> Any:
 
 
 def storable(place: str, kind: pa.DataType) -> bool:
-    return is_key_type(kind) or "map key" not in place
+    return is_key_type(kind) or "map_key" not in place
 
 
 MICROSECONDS: Final = st.one_of(flat_types, nested_types()).filter(
@@ -466,14 +468,22 @@ def _is_null(drawn: Any, kind: pa.DataType) -> bool:
 
 # -- what a refusal says ------------------------------------------------------------------------------------
 
-SAYS_KEY: Final = {place for place in PLACES if place not in ("push", "pipeline", "fake row", "default", "broadcast state", "initial state")}
+SAYS_KEY: Final = {*PLACES} - {
+    *("bundle", "push", "pipeline", "fake row", "default", "broadcast state", "initial state")
+}
+"""All but rows of harnesses, which have no key yet, and what is not of a key."""
 
 
 @pytest.mark.parametrize("async_enabled", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("given_value", "kind"),
-    [(3.7, pa.int64()), ("\ud800", pa.string()), (pd.NaT, pa.timestamp("us")), (dt.datetime(2020, 1, 1, 12), pa.date32())],
+    [
+        (3.7, pa.int64()),
+        ("\ud800", pa.string()),
+        (pd.NaT, pa.timestamp("us")),
+        (dt.datetime(2020, 1, 1, 12), pa.date32()),
+    ],
     ids=["fraction", "surrogate", "NaT", "time of day"],
 )
 def test_a_refusal_names_the_place_the_value_and_the_key(

@@ -328,7 +328,8 @@ def test_columns_of_another_collation_are_refused(spark: SparkSession, collation
         input_spec(df, ("k",), None, "input 0")
     for more in ("k", "array(k) as k", "map(id, k) as k", "struct(id, array(k) as x) as k"):
         with pytest.raises(
-            SchemaError, match=f"input 0: column 'k' has the collation {collation}.*min_ and max_, DISTINCT, orders"
+            SchemaError,
+            match=f"input 0: column 'k' has the collation {collation}.*min_ and max_, DISTINCT, orders",
         ):
             input_spec(df.selectExpr("id", more), ("id",), None, "input 0")
     plain = df.selectExpr("lower(k) collate UTF8_BINARY as k")

@@ -369,7 +369,10 @@ def test_a_day_that_may_be_a_zero_date_is_malformed_unless_it_is_said_what_it_is
 
     def values(**options: Any) -> list[tuple[Any, ...]]:
         made = read(keep="n", **options).orderBy("n")
-        return [tuple(row) for row in made.selectExpr("unix_date(d)", "unix_millis(ms)", "unix_millis(tz)").collect()]
+        return [
+            tuple(row)
+            for row in made.selectExpr("unix_date(d)", "unix_millis(ms)", "unix_millis(tz)").collect()
+        ]
 
     later = 1_577_836_800_000
     assert values(zero_dates="1970-01-01") == [
@@ -399,10 +402,14 @@ def test_a_zero_date_in_the_row_before_a_change_counts_where_it_is_used(spark: S
     assert rows(read) == [(1, dt.date(1970, 1, 6), "+U")]
 
 
-@pytest.mark.parametrize(("raw", "kind"), [("0000-00-00", "date"), ("2020-00-10", "date"), ("0000-00-00 00:00:00", "timestamp")])
+@pytest.mark.parametrize(
+    ("raw", "kind"), [("0000-00-00", "date"), ("2020-00-10", "date"), ("0000-00-00 00:00:00", "timestamp")]
+)
 def test_zero_dates_of_maxwell_and_canal_are_malformed(spark: SparkSession, raw: str, kind: str) -> None:
     row = {"id": 1, "d": raw}
-    maxwell = maxwell_json(events(spark, {"type": "insert", "data": row}), f"id int, d {kind}", malformed="only")
+    maxwell = maxwell_json(
+        events(spark, {"type": "insert", "data": row}), f"id int, d {kind}", malformed="only"
+    )
     canal = canal_json(
         events(spark, {"type": "INSERT", "data": [_texts(row)]}), f"id int, d {kind}", malformed="only"
     )

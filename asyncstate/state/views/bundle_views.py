@@ -183,7 +183,6 @@ class BundleViews(ABC, Generic[B]):
             how = f"was given {error}"
             raise self._misused(keys[error.row], how, "convert it before it is put there") from error
 
-
     def reader(self, arrow_type: pa.DataType) -> Callable[[int, Any], Any]:
         """``as_read(key, value)``: what later bundles read of ``value``, written to the view of the key with this
         index. OperatorError for what does not fit."""
