@@ -59,7 +59,7 @@ class UnfitValueError(CodecError):
 
 
 class MisfitError(ValueError):
-    """Within ``codec``: why a value, or a part of it, does not fit: ``reason``, and what was ``found`` where that was wanted."""
+    """Within ``codec``: why a value, or a part of it, does not fit, as ``reason``, and what was ``found`` there."""
 
     def __init__(self, reason: str, found: Any) -> None:
         super().__init__(f"{reason}, not {_shown(found)}")
@@ -198,9 +198,9 @@ def _alike_within(given: pa.DataType, kind: pa.DataType) -> bool:
     types = pa.types
     lists = types.is_list, types.is_large_list, types.is_fixed_size_list
     is_list = any(one(given) for one in lists) and any(one(kind) for one in lists)
-    if not (is_list or (types.is_map(given) and types.is_map(kind))):
-        if not (types.is_struct(given) and types.is_struct(kind)) or given.names != kind.names:
-            return False
+    is_struct = types.is_struct(given) and types.is_struct(kind) and given.names == kind.names
+    if not (is_list or is_struct or (types.is_map(given) and types.is_map(kind))):
+        return False
     parts = [(given.field(at).type, kind.field(at).type) for at in range(given.num_fields)]
     return all(one == other or _alike(one, other) for one, other in parts)
 

@@ -97,7 +97,7 @@ def _family(kind: pa.DataType) -> object:
 
 
 def _inferred(name: str, values: list[Any]) -> pa.Array:
-    """A column of values of one type, which are kept as they are: Arrow by itself makes dates of dates and datetimes."""
+    """A column of values of one type, kept as they are: Arrow by itself makes dates of dates and datetimes."""
     try:
         return arrow_column(values, pa.infer_type(values))
     except UnfitValueError as error:

@@ -104,8 +104,9 @@ def _collated(name: str, column: str, collation: str, is_key: bool) -> SchemaErr
     if is_key:
         return SchemaError(
             f"{name}: key column '{column}' has the collation {collation}, under which Spark takes different texts as "
-            "equal, but keys of state are equal if their bytes are; give a column that is the same for them as the key, "
-            f"such as lower({column}) COLLATE UTF8_BINARY, or cast it to STRING COLLATE UTF8_BINARY to tell them apart"
+            "equal, but keys of state are equal if their bytes are; give a column that is the same for them as the "
+            f"key, such as lower({column}) COLLATE UTF8_BINARY, or cast it to STRING COLLATE UTF8_BINARY to tell them "
+            "apart"
         )
     return SchemaError(
         f"{name}: column '{column}' has the collation {collation}, which an operator cannot keep: it compares texts by "

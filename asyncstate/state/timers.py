@@ -357,7 +357,7 @@ class KeyedTimers:
             return where if name is None else where + name.encode()
         except UnicodeEncodeError:
             raise StateAccessError(
-                f"{self._label}: the name {ascii(name)} cannot be written as UTF-8, since it has a lone surrogate; "
+                f"{self._label}: the name {name!a} cannot be written as UTF-8, since it has a lone surrogate; "
                 "take another name"
             ) from None
 

@@ -69,9 +69,9 @@ class FakeContext:
 
     ``inputs`` and ``key`` as for ``OperatorHarness``. ``row`` makes a row and lets it be the one at hand; the methods
     of ``RecordContext`` are then those of its record. Futures are done at once, so an ``async def`` may be awaited in
-    any test. ``emitted`` has the rows put out, ``(row kind, *values)`` with times as integers, ``aside`` those of side outputs by name,
-    ``timers_set`` the timers that are registered, as (key, timer), and ``called`` the calls as (function, arguments,
-    keywords).
+    any test. ``emitted`` has the rows put out, ``(row kind, *values)`` with times as integers, ``aside`` those of
+    side outputs by name, ``timers_set`` the timers that are registered, as (key, timer), and ``called`` the calls as
+    (function, arguments, keywords).
     """
 
     def __init__(

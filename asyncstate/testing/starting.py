@@ -16,8 +16,8 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.codec import type_from_text
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, Operator
-from asyncstate.runtime.rows import python_values
 from asyncstate.runtime import InitialValues, InputBatch, check_columns, check_keeps, check_values
+from asyncstate.runtime.rows import python_values
 from asyncstate.state.versions import PICKLED
 from asyncstate.storage import StateSpec
 from asyncstate.testing.rows import kind_codes, record_batch
@@ -156,8 +156,8 @@ def _check_kept(what: str, given: Sequence[Any], kept: Sequence[Any]) -> None:
     for number, (one, other) in enumerate(zip(given, kept, strict=True)):
         if type(one) is not type(other) or (one != other and one == one):
             raise SchemaError(
-                f"{what}: row {number} has the value {one!r}, which would be {other!r}: initial values of a pickled state "
-                "come through Arrow; push the rows that make the state instead"
+                f"{what}: row {number} has the value {one!r}, which would be {other!r}: initial values of a pickled "
+                "state come through Arrow; push the rows that make the state instead"
             )
 
 

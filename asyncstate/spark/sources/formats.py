@@ -82,11 +82,11 @@ def debezium_json(
     string and double modes; needed if the schema has a decimal. ``timestamps``: the unit of those that are numbers,
     "ms", "us" or "ns", for all or by column; "iso": none is. ``infinity``: the dates that PostgreSQL's ``-infinity``
     and ``infinity`` become, such as ``("0001-01-01", "9999-12-31")``, with None for null; by default they are
-    malformed. ``zero_dates``: what 1970-01-01 stands for in the events of MySQL and MariaDB, which is also what Debezium
-    makes of 0000-00-00 in a column that is not null: a date, which all such values become, or "null"; "1970-01-01" keeps
-    them. By default they are malformed. ``keep``: columns of ``df`` to keep. ``skip``: operations to ignore, "t" (truncate) and "m" (message).
-    ``malformed``: "fail" ends the query with an example, "drop" leaves such rows out, "only" gives them alone, as they
-    came, with the reason in the column ``malformed``.
+    malformed. ``zero_dates``: what 1970-01-01 stands for in the events of MySQL and MariaDB, which Debezium also writes
+    for 0000-00-00 in a column that is not null: a date, which all such values become, or "null"; "1970-01-01" keeps
+    them. By default they are malformed. ``keep``: columns of ``df`` to keep. ``skip``: operations to ignore, "t"
+    (truncate) and "m" (message). ``malformed``: "fail" ends the query with an example, "drop" leaves such rows out,
+    "only" gives them alone, as they came, with the reason in the column ``malformed``.
 
     Rows: the schema's columns, the position's, the kept ones, ``row_kind``. A null value (a tombstone) is no row.
     Raises SchemaError and ConfigurationError before any row is read.

@@ -147,8 +147,8 @@ def zero_dates_of(source: str, given: object) -> dt.date | str | None:
     except ValueError:
         pass
     raise ConfigurationError(
-        f"{source}: zero_dates={given!r} is no date; give what 0000-00-00 shall be: a date such as '0001-01-01', 'null', or "
-        "'1970-01-01', which keeps what the events have"
+        f"{source}: zero_dates={given!r} is no date; give what 0000-00-00 shall be: a date such as '0001-01-01', "
+        "'null', or '1970-01-01', which keeps what the events have"
     )
 
 
