@@ -164,7 +164,9 @@ def _column(values: Any, kind: pa.DataType) -> pa.Array:
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column as one of ``kind``; Arrow refuses most of what its casts would alter, the rest is refused here."""
     given = column.type
-    if given != kind and not _alike(given, kind):
+    if given == kind:
+        return column
+    if not _alike(given, kind):
         raise MisfitError(f"{_wanted(kind)} is expected", given)
     found = column.cast(kind)
     return _no_new_infinity(found, column) if pa.types.is_floating(kind) else found
