@@ -345,11 +345,6 @@ def test_maps_keep_their_order_and_take_pairs() -> None:
     assert keyed_by_struct.decode_one(keyed_by_struct.encode_one([({"x": 1}, 2)])) == [({"x": 1}, 2)]
 
 
-def test_missing_struct_fields_are_null() -> None:
-    codec = ValueCodec(pa.struct([("a", pa.int8()), ("b", pa.int8())]))
-    assert codec.decode_one(codec.encode_one({"b": 1})) == {"a": None, "b": 1}
-
-
 def test_empty_batches_have_typed_columns() -> None:
     codec = RowCodec(NEW)
     decoded, present = codec.decode([])

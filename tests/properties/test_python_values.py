@@ -498,7 +498,7 @@ COLUMN: Final = {
     "result": "Returns",
     "accumulator": "'kept'",
     "bundled": "accumulators",
-    **{f"{place} view": "'view'" for place in VIEWS},
+    **{f"{place} view": "GroupAggregate, Views" for place in VIEWS},
     **{f"{place} state": f"'{place}'" for place in STATES},
     "broadcast state": "'rules'",
     "initial state": "'value'",

@@ -140,7 +140,7 @@ class Special:
 def zero_dates_of(source: str, given: object) -> dt.date | str | None:
     """``zero_dates=`` as a date or "null"; ConfigurationError for what is neither."""
     if given is None or given == _NULL or type(given) is dt.date:
-        return given  # type: ignore[return-value]  # "null" is all that equals it
+        return given
     try:
         if isinstance(given, str):
             return dt.date.fromisoformat(given)
