@@ -667,9 +667,9 @@ def test_what_32_bits_round_is_taken_back_as_it_was_emitted(open_harness: Any, i
     field = map_view("total", pa.string(), narrow) if in_view else pa.field("total", narrow)
     made = udaf(Narrow(in_view), result_type="double", accumulator_type=pa.schema([field]))
     harness = open_harness([made("v")], changelog=False)
-    push(harness, ("a", 1, 0, True))
+    harness.push([("a", 1, 0, True)])
     ((_, _, first),) = harness.end_batch()
-    push(harness, ("a", 2, 0, True))
+    harness.push([("a", 2, 0, True)])
     taken_back, added = harness.end_batch()
     assert taken_back == ("-U", "a", first)
     assert first == float(np.float32(0.1))
@@ -696,7 +696,7 @@ def test_a_user_key_is_the_same_however_it_is_written(open_harness: Any) -> None
     made = udaf(Days(), result_type=pa.map_(pa.string(), LONG), accumulator_type=days)
     harness = open_harness([made("v")], changelog=False)
     for _ in range(2):
-        push(harness, ("a", 1, 0, True))
+        harness.push([("a", 1, 0, True)])
         assert harness.end_batch()[-1][2] == [("2020-01-01", 2)]
 
 
@@ -708,7 +708,7 @@ class TextMean(NumpyMean):
 
 def test_columns_of_a_bundled_function_have_to_be_of_its_types(open_harness: Any) -> None:
     harness = open_harness([udaf(TextMean())("v")], changelog=False)
-    push(harness, ("a", 1, 1, True))
+    harness.push([("a", 1, 1, True)])
     with pytest.raises(
         OperatorError,
         match=r"key \('a',\): bundled_accumulate_retract returned, among the .* values, .*type double",
