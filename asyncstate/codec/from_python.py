@@ -90,9 +90,12 @@ def plain_value(value: Any, arrow_type: pa.DataType) -> Any:
     Raises ValueError with the reason for a value that the type cannot hold as it is.
     """
     try:
-        return integers(_converter(arrow_type)([value])).to_pylist()[0]
+        found = integers(_converter(arrow_type)([value])).to_pylist()[0]
     except MisfitError as error:
         raise ValueError(error.reason if error.found is value else str(error)) from None
+    if found is None:
+        raise ValueError(f"{_wanted(arrow_type)} is expected")
+    return found
 
 
 def _converted(values: Any, arrow_type: pa.DataType, convert: Convert) -> pa.Array:
