@@ -12,6 +12,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from bench.processor_time import tree_times
+
 _PROC = Path("/proc")
 _RESET_PEAK = "5"
 """Written to ``clear_refs``, it clears the highest resident size (proc(5)); ``getrusage`` follows."""
@@ -33,15 +35,4 @@ def reset_worker_peaks(spark: SparkSession) -> int:
 
 def descendants(root: int) -> list[int]:
     """The processes below ``root``, itself not among them."""
-    children: dict[int, list[int]] = {}
-    for folder in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            # The name of the process, in parentheses, may hold anything.
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(folder.name))
-    found, waiting = [], list(children.get(root, ()))
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        waiting.extend(children.get(pid, ()))
-    return found
+    return [pid for pid in tree_times(root) or {} if pid != root]

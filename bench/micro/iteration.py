@@ -20,13 +20,15 @@ from typing import Any, Final
 import pyarrow as pa
 from rocksdict import Rdict, ReadOptions, SstFileWriter
 
-from asyncstate.config import Config
 from asyncstate.futures import to_iterable
-from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
+from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator
+from asyncstate.operator import Row as InputRow
 from asyncstate.state import ListState, ListStateDescriptor, MapState, MapStateDescriptor
 from asyncstate.storage import RocksDBOptions
 from asyncstate.storage.rocksdb_options import rocksdb_options
-from bench.job import Job
+from bench.frame import Row, turns
+from bench.micro.sides import MODES, Place, cpu_alone, pair_row
+from bench.processor_time import Spent
 
 ENTRIES: Final = 1000
 _FILL, _ITERATE = 0, 1
@@ -47,7 +49,7 @@ class Iterate(RecordOperator):
         """See ``Operator``."""
         return _SCHEMA
 
-    def process(self, row: Row, ctx: RecordContext) -> Any:
+    def process(self, row: InputRow, ctx: RecordContext) -> Any:
         """Fill or iterate, as the row says."""
         if row.what == _FILL:
             self.fill()
@@ -111,26 +113,6 @@ class ListElements(Iterate):
         return listed(list(self._list.get()))
 
 
-OPERATORS: Final = {"MapState.entries": MapEntries, "ListState.get": ListElements}
-
-
-class Iterations:
-    """One of OPERATORS over ``keys`` keys, through the real runtime and store."""
-
-    def __init__(self, folder: Path, operator: Iterate, config: Config, keys: int) -> None:
-        self._operator = operator
-        self._job = Job(folder, operator, config, InputSpec(_SCHEMA, ("key",)))
-        self._rows = {what: _rows(keys, what) for what in (_FILL, _ITERATE)}
-        self._job.run([self._rows[_FILL]])
-
-    def run(self) -> float:
-        """Seconds of iterating all keys once."""
-        self._operator.seconds, self._operator.entries = 0.0, 0
-        self._job.run([self._rows[_ITERATE]])
-        assert self._operator.entries == self._rows[_ITERATE].num_rows * ENTRIES
-        return self._operator.seconds
-
-
 class HandIterations:
     """The same by hand: entries of maps and elements of lists under keys of their own, and lists in chunks."""
 
@@ -151,12 +133,12 @@ class HandIterations:
         writer.finish()
         self._db.ingest_external_file([path])
 
-    def scan(self) -> float:
-        """Seconds for the entries of all keys as bytes."""
+    def scan(self) -> Spent:
+        """For the entries of all keys as bytes."""
         return self._timed(self._entries)
 
-    def decode_map(self) -> float:
-        """Seconds for the entries of all keys as numbers."""
+    def decode_map(self) -> Spent:
+        """For the entries of all keys as numbers."""
 
         def decoded(key: int) -> list[tuple[int, int]]:
             user_key, number = _MAP_ENTRY.unpack, _NUMBER.unpack
@@ -164,8 +146,8 @@ class HandIterations:
 
         return self._timed(decoded)
 
-    def decode_list(self) -> float:
-        """Seconds for the elements of all keys as numbers, out of chunks."""
+    def decode_list(self) -> Spent:
+        """For the elements of all keys as numbers, out of chunks."""
 
         def decoded(key: int) -> list[int]:
             chunks = [chunk for _, chunk in self._range(_KEY.pack(0, 2, key), _KEY.pack(0, 2, key + 1))]
@@ -178,17 +160,43 @@ class HandIterations:
 
     def _range(self, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         options = ReadOptions()
-        options.set_iterate_upper_bound(
-            end
-        )  # RocksDB keeps a pointer into it: ``end`` has to outlive the iterator
+        options.set_iterate_upper_bound(end)  # RocksDB keeps a pointer: ``end`` has to outlive the iterator
         entries: Any = self._db.items(from_key=start, read_opt=options)
         return list(entries)
 
-    def _timed(self, entries_of: Callable[[int], list[Any]]) -> float:
+    def _timed(self, entries_of: Callable[[int], list[Any]]) -> Spent:
         started = time.thread_time()
         for key in self._keys:
             assert len(entries_of(key)) == ENTRIES
-        return time.thread_time() - started
+        spent = time.thread_time() - started
+        return Spent(spent, spent)
+
+
+def iterations(_state: int, entries: int, rounds: int, _seed: int) -> list[Row]:
+    """Iterating maps and lists of 1,000 entries against rocksdict's own iteration, bare and with decoding."""
+    keys = max(1, entries // ENTRIES)
+    rows = []
+    for name, make in (("MapState.entries", MapEntries), ("ListState.get", ListElements)):
+        for mode in MODES:
+            with Place(mode) as place:
+                hand, operator = HandIterations(place.folder, keys), make(mode == "async")
+                decode = hand.decode_map if make is MapEntries else hand.decode_list
+                given = {what: _rows(keys, what) for what in (_FILL, _ITERATE)}
+                job = place.job(operator, InputSpec(_SCHEMA, ("key",)))
+                job.run([given[_FILL]])
+
+                def ours(_: Any, operator: Iterate = operator, job: Any = job, given: Any = given) -> Spent:
+                    operator.seconds, operator.entries = 0.0, 0
+                    job.run([given[_ITERATE]])
+                    assert operator.entries == keys * ENTRIES
+                    return Spent(operator.seconds, operator.seconds)
+
+                by_hand = {"scan": lambda _: hand.scan(), "decode": lambda _: decode()}  # noqa: B023
+                spent = turns(by_hand | {"ours": ours}, rounds)
+            for floor in by_hand:
+                floors, mine = cpu_alone(spent[floor]), cpu_alone(spent["ours"])
+                rows.append(pair_row(name, f"{mode}, {floor}", keys * ENTRIES, floors, mine, 2.0))
+    return rows
 
 
 def _rows(keys: int, what: int) -> pa.RecordBatch:

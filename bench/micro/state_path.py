@@ -1,26 +1,24 @@
 """What the state path of an operator costs, beside its own reads and writes made by hand.
 
-Owns: the micro-batches of each case, what an operator asks of its store in them, and the replay of that with rocksdict.
+Owns: ``CASES``, the micro-batches of each; what an operator asks of its store in them, and the replay of that with
+rocksdict; ``timed_side``.
 Invariant: the floor gets and scans what the operator got and scanned, and writes what it wrote, in one sorted file,
 from arrays and into arrays; it decides nothing.
 
 Two figures of ours: the whole micro-batch, from Arrow rows to Arrow rows and the uploaded delta; and of that the state
-path, which is the time inside the calls of state objects and of the rows that wait in order, and the commit.
-
-The state path and what it is compared with are processor time of the thread: all of it is work on one thread, and
-beside other work on the machine the ratios of wall times differed from run to run by more than was to be seen in them.
-Garbage is collected before each of the two, so that neither pays for the objects of the other. By hand no value is
+path, which is the time inside the calls of state objects and of the rows that wait in order, and the commit. It and
+what it is compared with are processor time of the thread: all of it is work on one thread, and beside other work on
+the machine the ratios of wall times differed from run to run by more than was to be seen in them. By hand no value is
 decoded: what is read becomes one array with its bounds, where ours gives the columns of keys and rows.
 """
 
 from __future__ import annotations
 
 import gc
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -30,14 +28,12 @@ import pyarrow as pa
 from rocksdict import Rdict, ReadOptions, SstFileWriter
 
 from asyncstate.changelog import RETRACT
-from asyncstate.config import Config
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import InputSpec, Operator, OperatorContext, StateDescriptor
 from asyncstate.runtime import InputBatch, read_state
 from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.stores import PartitionStore
 from asyncstate.storage import (
-    LIST_GET_KEYS,
     Changes,
     KeyedStore,
     RocksDBOptions,
@@ -45,8 +41,11 @@ from asyncstate.storage import (
     WriteOverlay,
 )
 from asyncstate.storage.rocksdb_options import rocksdb_options
-from bench.job import Job
+from bench.frame import Row
+from bench.frame.measure import Side
+from bench.micro.sides import Place, compared, list_get
 from bench.processor_time import Spent
+from bench.rows import batches
 from operators import (
     ChangelogNormalize,
     Rank,
@@ -80,15 +79,6 @@ class Case:
     operator: Callable[[], Operator]
     inputs: tuple[InputSpec, ...]
     draw: Callable[[int, np.random.Generator], Iterator[Batch]]
-
-
-@dataclass
-class Timing:
-    """What each round took by hand and ours, and seconds of processor time in our state path."""
-
-    floors: list[Spent] = field(default_factory=list)
-    ours: list[Spent] = field(default_factory=list)
-    state_cpu: list[float] = field(default_factory=list)
 
 
 class RecordingStore(KeyedStore):
@@ -178,14 +168,6 @@ class Replay:
                 writer[key] = next(values)
         writer.finish()
         return path
-
-
-def list_get(db: Any, keys: list[bytes]) -> list[bytes | None]:
-    """In pieces that stay in the processor's caches: by hand, too, one would find that out."""
-    values: list[bytes | None] = []
-    for first in range(0, len(keys), LIST_GET_KEYS):
-        values += db.get(keys[first : first + LIST_GET_KEYS])
-    return values
 
 
 class Stopwatch:
@@ -295,9 +277,6 @@ def _unpacked(parts: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(b"".join(there), np.uint8).copy(), ends
 
 
-# -- cases ---------------------------------------------------------------------------------------------------
-
-
 def _spec(index: int, **settings: Any) -> InputSpec:
     return InputSpec(_SCHEMA, **{"key": ("key",), "name": f"input {index}", **settings})
 
@@ -364,48 +343,69 @@ def _inserts(rows: int, random: np.random.Generator) -> Iterator[Batch]:
         yield _batch(columns), 0
 
 
-def cases() -> list[Case]:
-    """What is measured, in the order of the table."""
-    timed, two = _spec(0, event_time="at"), tuple(_spec(i, event_time="at") for i in range(2))
-    return [
-        Case("WindowJoin", lambda: WindowJoin(window=tumble(_WINDOW)), two, _windows(2)),
-        Case(
-            "WindowRank", lambda: WindowRank(desc("value"), 3, window=tumble(_WINDOW)), (timed,), _windows(1)
-        ),
-        Case("WindowDeduplicate", lambda: WindowDeduplicate(window=tumble(_WINDOW)), (timed,), _windows(1)),
-        Case("TemporalSort", lambda: TemporalSort(asc("value")), (timed,), _windows(1)),
-        Case("TemporalJoin", TemporalJoin, two, _windows(2)),
-        Case("ChangelogNormalize", ChangelogNormalize, (_spec(0, changes=RETRACT),), _upserts),
-        Case("UpsertMaterialize", lambda: UpsertMaterialize(["id"]), (_spec(0, changes=RETRACT),), _upserts),
-        Case("Rank, all rows", lambda: Rank(desc("value"), 10), (_spec(0, changes=RETRACT),), _retractions),
-        Case("SortLimit", lambda: SortLimit(desc("value"), 20_000), (_spec(0, key=()),), _inserts),
-    ]
+_TIMED, _TWO = _spec(0, event_time="at"), tuple(_spec(index, event_time="at") for index in range(2))
+_CHANGES = (_spec(0, changes=RETRACT),)
+CASES: Final = (
+    Case("WindowJoin", lambda: WindowJoin(window=tumble(_WINDOW)), _TWO, _windows(2)),
+    Case("WindowRank", lambda: WindowRank(desc("value"), 3, window=tumble(_WINDOW)), (_TIMED,), _windows(1)),
+    Case("WindowDeduplicate", lambda: WindowDeduplicate(window=tumble(_WINDOW)), (_TIMED,), _windows(1)),
+    Case("TemporalSort", lambda: TemporalSort(asc("value")), (_TIMED,), _windows(1)),
+    Case("TemporalJoin", TemporalJoin, _TWO, _windows(2)),
+    Case("ChangelogNormalize", ChangelogNormalize, _CHANGES, _upserts),
+    Case("UpsertMaterialize", lambda: UpsertMaterialize(["id"]), _CHANGES, _upserts),
+    Case("Rank, all rows", lambda: Rank(desc("value"), 10), _CHANGES, _retractions),
+    Case("SortLimit", lambda: SortLimit(desc("value"), 20_000), (_spec(0, key=()),), _inserts),
+)
+"""In the order of the table."""
 
 
-def measured(case: Case, config: Config, rows: int, rounds: int, seed: int) -> Timing:
+def timed_side(place: Place, operator: Operator, state: int) -> Side:
+    """As ``Place.filled``, with the processor time of the state path noted."""
+    watch = Stopwatch()
+    place.enter_context(timed_engine(watch))
+    job = place.job(with_timed_states(operator, watch))
+    job.run(batches(np.arange(state, dtype=np.int64), _BATCH_ROWS))
+
+    def run(keys: np.ndarray) -> Spent:
+        watch.seconds = 0.0
+        spent = job.timed(batches(keys, _BATCH_ROWS))
+        place.state_cpu.append(watch.seconds)
+        return spent
+
+    return run
+
+
+def measured(case: Case, rows: int, rounds: int, seed: int) -> list[Row]:
     """Rounds on equal entries, after two that do not count: they fill the state."""
-    timing, watch = Timing(), Stopwatch()
-    with tempfile.TemporaryDirectory(prefix="asyncstate-path-") as folder, timed_engine(watch):
-        recorded: list[RecordingStore] = []
+    recorded: list[RecordingStore] = []
 
-        def record(store: KeyedStore) -> KeyedStore:
-            recorded.append(RecordingStore(store))
-            return recorded[-1]
+    def record(store: KeyedStore) -> KeyedStore:
+        recorded.append(RecordingStore(store))
+        return recorded[-1]
 
+    def ours(place: Place) -> Side:
+        watch = Stopwatch()
+        place.enter_context(timed_engine(watch))
         operator = with_timed_states(case.operator(), watch)
-        job = Job(Path(folder), operator, config, case.inputs, store_through=record)
-        replay = Replay(Path(folder))
-        drawn = case.draw(rows, np.random.default_rng(seed))
-        for number in range(rounds + 2):
-            batches, job.watermark = next(drawn)
+        job = place.job(operator, case.inputs, store_through=record)
+
+        def run(batch: Batch) -> Spent:
+            given, job.watermark = batch
             watch.seconds = 0.0
-            gc.collect()
-            ours = job.timed(batches)
-            state_cpu = watch.seconds
-            floor = replay.run(recorded[-1], dict(read_state(job.spec(), 1, job.stores)))
-            if number >= 2:
-                timing.ours.append(ours)
-                timing.state_cpu.append(state_cpu)
-                timing.floors.append(floor)
-        job.close()
-    return timing
+            spent = job.timed(given)
+            place.state_cpu.append(watch.seconds)
+            return spent
+
+        return run
+
+    def floor(place: Place) -> Side:
+        replay = Replay(place.folder)
+
+        def run(_: Batch) -> Spent:
+            (job,) = place.jobs
+            return replay.run(recorded[-1], dict(read_state(job.spec(), 1, job.stores)))
+
+        return run
+
+    drawn = lambda: case.draw(rows, np.random.default_rng(seed))  # noqa: E731
+    return compared(case.name, 2.0, drawn, rows, rounds, floor, ours, path_aim=1.5, warm_up=2, turned=False)

@@ -1,19 +1,26 @@
-"""Every built-in operator on state in memory: what async mode costs or gains where nothing waits.
+"""Every built-in operator on state in memory: what async mode costs or gains where nothing waits: ``python -m bench
+modes``.
 
-Owns: ``Case`` and ``CASES``.
-Invariant: a case's micro-batches are a function of their number; both modes get the same ones.
-Must not import Spark.
+Owns: ``CASES``, and the measurement: throughput of async by that of sync on the same micro-batches by turns, in
+processor time: nothing waits here, and what other processes take away would be larger than what is looked for.
+Invariant: a case's micro-batches are a function of their number; both modes get the same ones. Must not import Spark
+before it measures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+import typer
 
+from asyncstate.config import resolve
 from asyncstate.functions import (
     KeyedCoProcessFunction,
     KeyedProcessFunction,
@@ -21,7 +28,13 @@ from asyncstate.functions import (
     ProcessWindowFunction,
 )
 from asyncstate.operator import InputSpec, Operator, OperatorContext
+from asyncstate.runtime import InputBatch
+from asyncstate.spark.task import settle_worker
 from asyncstate.state import ValueStateDescriptor
+from bench.frame import Column, Figure, Report, Row, isolated, medians, turns
+from bench.frame.report import Output, Rounds, Seed, Tiny, times
+from bench.job import Job
+from bench.processor_time import Spent
 from operators import (
     CoProcess,
     Deduplicate,
@@ -160,3 +173,91 @@ CASES: Mapping[str, Case] = {
 }
 """By name. Operators whose work is all user code (flat map, filter, connected map, broadcast, apply) are left out: they
 run on the same engine as the functions shown."""
+
+AIM, CONFIDENCE = 1.0, 0.95
+_PIECES = 4
+"""For each round so many smaller micro-batches, in pairs of their own: the machine's speed changes within seconds."""
+_COLUMNS = (
+    Column("sync CPU us", "sync"),
+    Column("async CPU us", "async"),
+    Column("sync /async", "ratio", times),
+    Column("95% interval", "low high"),
+    Column("aim", "aim", times),
+    Column("met", "met"),
+)
+
+
+def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: int) -> list[Row]:
+    """The row of a case; ``size``: rows a micro-batch and keys in the state."""
+    settle_worker()
+    case = CASES[name]
+    number_of_rows = max(10, int(size[0] * case.share / _PIECES))
+    keys = max(10, int(size[1] * (case.share if case.keys_share is None else case.keys_share)))
+    jobs = {
+        mode: Job(
+            Path(folder) / mode,
+            case.make(),
+            resolve({"async-state.enabled": mode == "async"}, {}),
+            case.specs,
+        )
+        for mode in ("sync", "async")
+    }
+
+    def side(job: Job) -> Callable[[tuple[int, pa.RecordBatch]], Spent]:
+        def run(given: tuple[int, pa.RecordBatch]) -> Spent:
+            job.watermark = watermark(given[0])
+            return job.timed(InputBatch(given[1], None, index) for index in range(case.inputs))
+
+        return run
+
+    def drawn() -> Iterator[tuple[int, pa.RecordBatch]]:
+        random = np.random.default_rng(seed)
+        yield 0, rows(np.arange(keys), 0)  # fills the state; the second warms up
+        for number in range(1, rounds * _PIECES + 2):
+            yield number, rows(random.integers(0, keys, number_of_rows), number)
+
+    sides = {mode: side(job) for mode, job in jobs.items()}
+    spent = turns(sides, rounds * _PIECES, drawn(), warm_up=2)
+    pairs = zip(spent["sync"], spent["async"], strict=True)
+    ratios = [(sync.cpu_seconds or 0.0) / (mine.cpu_seconds or 1.0) for sync, mine in pairs]
+    found, (low, high) = statistics.median(ratios), interval_of_median(ratios)
+    met = "yes" if round(found, 2) >= AIM else "even" if low <= AIM <= high else "no"
+    units = case.inputs * number_of_rows
+    facts = {mode: medians(each, units)[1] for mode, each in spent.items()}
+    facts |= {"ratio": found, "low": low, "high": high, "aim": AIM}
+    return [Row(name=name, facts={**facts, "met": met}, figures={name: Figure(found, low, high, rate=True)})]
+
+
+def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
+    """What the median of what ``values`` are drawn from lies between, with a confidence of 95% or somewhat more.
+
+    By ranks, so whatever their distribution: as many values lie below that median as coins fall heads. Fewer than six
+    values cannot tell; of them the extremes.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    rank, tail = 0, 1 / 2**count
+    while tail <= (1 - CONFIDENCE) / 2:
+        rank += 1
+        tail += math.comb(count, rank) / 2**count
+    below = max(0, rank - 1)
+    return ordered[below], ordered[-1 - below]
+
+
+def modes(
+    rows: Annotated[int, typer.Option(min=10, help="Rows a micro-batch.")] = 200_000,
+    keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 1_000_000,
+    rounds: Rounds = 10,
+    tiny: Tiny = False,
+    seed: Seed = 1,
+    output: Output = None,
+) -> None:
+    """Compare async with sync for every built-in operator, on state in memory, in processor time."""
+    if tiny:
+        rows, keys, rounds = 200, 100, 1
+    with Report("modes", output, rows=rows, keys=keys, rounds=rounds) as report:
+        report.section(f"Async by sync, {rows:,} rows, {keys:,} keys, one core, without Spark", _COLUMNS)
+        for number, name in enumerate(CASES):
+            folder = report.folder / str(number)
+            how = name, str(folder), (rows, keys), rounds, seed
+            report.case(name, lambda: measure(*how) if tiny else isolated(measure, *how))  # noqa: B023
