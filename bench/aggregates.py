@@ -42,16 +42,13 @@ class WeightedMean(AggregateFunction):
     """The document's example: a value, a weight, and a list for an accumulator."""
 
     def create_accumulator(self) -> Any:
-        """See ``AggregateFunction``."""
         return [0, 0]
 
     def accumulate(self, accumulator: Any, value: Any, weight: Any) -> None:
-        """See ``AggregateFunction``."""
         accumulator[0] += value * weight
         accumulator[1] += weight
 
     def get_value(self, accumulator: Any) -> Any:
-        """See ``AggregateFunction``."""
         return accumulator[0] / accumulator[1] if accumulator[1] else None
 
 
@@ -59,11 +56,9 @@ class WeightedMeanByName(WeightedMean):
     """The same with a row that has names."""
 
     def create_accumulator(self) -> Any:
-        """See ``AggregateFunction``."""
         return MutableRow(total=0, count=0)
 
     def accumulate(self, accumulator: Any, value: Any, weight: Any) -> None:
-        """See ``AggregateFunction``."""
         accumulator["total"] += value * weight
         accumulator["count"] += weight
 
@@ -72,7 +67,6 @@ class SegmentMean(BundledAggregateFunction):
     """A mean, segment by segment."""
 
     def bundled_accumulate_retract(self, segments: KeySegments) -> Sequence[KeySegmentApplied]:
-        """See ``BundledAggregateFunction``."""
         applied = []
         for segment in segments:
             total, number = segment.accumulators[0] if segment.accumulators else (0, 0)
@@ -86,7 +80,6 @@ class WeightedMeans(BundledAggregateFunction):
     """The weighted mean of all keys of a bundle at once, with numpy."""
 
     def bundled_accumulate_retract(self, segments: KeySegments) -> SegmentsApplied:
-        """See ``BundledAggregateFunction``."""
         before = [field.fill_null(0).to_numpy() for field in segments.accumulators.flatten()]
         values, weights = (column.to_numpy() for column in segments.columns)
         starts = segments.starts[:-1]
@@ -104,16 +97,13 @@ class ChainedMean(RecordOperator):
     """The mean as a chain of futures, a row at a time."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return pa.schema([("key", pa.int64()), ("mean", pa.float64())])
 
     def open(self, context: Any) -> None:
-        """See ``Operator``."""
         sums = pa.struct(list(SUMS))
         self.sums: ValueState[Any] = context.get_state(ValueStateDescriptor("sums", sums))
 
     def process(self, row: InputRow, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
 
         def add(sums: Any) -> Any:
             total, number = (sums["total"], sums["count"]) if sums else (0, 0)
@@ -128,18 +118,15 @@ class CountDistinct(AggregateFunction):
     """The document's count of distinct values in a view."""
 
     def create_accumulator(self) -> Any:
-        """See ``AggregateFunction``."""
         return [0, MapView()]
 
     def accumulate(self, accumulator: Any, value: Any) -> None:
-        """See ``AggregateFunction``."""
         seen = accumulator[1]
         if value not in seen:
             accumulator[0] += 1
             seen[value] = 1
 
     def get_value(self, accumulator: Any) -> Any:
-        """See ``AggregateFunction``."""
         return accumulator[0]
 
 

@@ -25,7 +25,7 @@ from asyncstate.execution.read_ahead import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
 from asyncstate.state.keyed.trials import Trial
-from asyncstate.storage import CachedEntries, KeyedStore
+from asyncstate.storage import CachedEntries
 from asyncstate.storage.overlay import WriteOverlay
 from asyncstate.storage.write_buffer import WriteBuffer
 from bench.frame import Column, Ratio, Report, Row, ratio, turns
@@ -33,6 +33,7 @@ from bench.frame.measure import Side
 from bench.frame.report import figure, times
 from bench.micro.operators import CountPerKey, CountPerPair
 from bench.micro.sides import Place
+from bench.micro.state_path import RecordingStore
 from bench.processor_time import Clocks, Spent
 from bench.rows import batches
 from operators import Deduplicate, GroupAggregate, count, sum_
@@ -63,40 +64,16 @@ class Work:
     slow: bool = False
 
 
-class SlowStore(KeyedStore):
+class SlowStore(RecordingStore):
     """Waits for each key that is read, as for a device that answers one read at a time of each thread."""
 
-    def __init__(self, store: KeyedStore) -> None:
-        self._store = store
-        self.version = store.version
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
     def get(self, key: bytes) -> bytes | None:
-        """See ``KeyedStore``."""
         time.sleep(_READ_SECONDS)
-        return self._store.get(key)
+        return super().get(key)
 
     def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
-        """See ``KeyedStore``."""
         time.sleep(_READ_SECONDS * len(keys))
-        return self._store.get_many(keys, piece_keys)
-
-    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """See ``KeyedStore``."""
-        return self._store.scan(start, end, limit)
-
-
-for _name in list(
-    KeyedStore.__abstractmethods__ - {"get", "get_many", "scan"}
-):  # as the store beneath does them
-
-    def _passed_on(self: SlowStore, *arguments: Any, name: str = _name, **named: Any) -> Any:
-        return getattr(self._store, name)(*arguments, **named)
-
-    setattr(SlowStore, _name, _passed_on)
-SlowStore.__abstractmethods__ = frozenset()
+        return super().get_many(keys, piece_keys)
 
 
 def _uniform(random: np.random.Generator, keys: int, rows: int) -> np.ndarray:

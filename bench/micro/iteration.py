@@ -46,7 +46,6 @@ class Iterate(RecordOperator):
     entries = 0
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return _SCHEMA
 
     def process(self, row: InputRow, ctx: RecordContext) -> Any:
@@ -78,15 +77,12 @@ class MapEntries(Iterate):
         self._asynchronous = asynchronous
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self._map: MapState[int, int] = context.get_state(MapStateDescriptor("map", int, int))
 
     def fill(self) -> None:
-        """See ``Iterate``."""
         self._map.put_all((number, 3 * number) for number in range(ENTRIES))
 
     def iterate(self, listed: Callable[[list[Any]], None]) -> Any:
-        """See ``Iterate``."""
         if self._asynchronous:
             return to_iterable(self._map.async_entries()).then_accept(listed)
         return listed(list(self._map.entries()))
@@ -99,15 +95,12 @@ class ListElements(Iterate):
         self._asynchronous = asynchronous
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self._list: ListState[int] = context.get_state(ListStateDescriptor("list", int))
 
     def fill(self) -> None:
-        """See ``Iterate``."""
         self._list.add_all(range(ENTRIES))
 
     def iterate(self, listed: Callable[[list[Any]], None]) -> Any:
-        """See ``Iterate``."""
         if self._asynchronous:
             return to_iterable(self._list.async_get()).then_accept(listed)
         return listed(list(self._list.get()))

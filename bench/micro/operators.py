@@ -48,11 +48,9 @@ class CountPerKey(RecordOperator):
     """A read-modify-write chain of one ValueState, as in the documentation."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return _COUNTED
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.count: ValueState[int] = context.get_state(ValueStateDescriptor("count", pa.int64()))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -68,11 +66,9 @@ class CountPerPair(BundleOperator):
     """Count and sum of each (key, value), the table behind a distinct aggregate, in a ColumnMapState."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return _COUNTED
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         value = pa.schema([context.inputs[0].column("value")])
         row = pa.schema([("count", pa.int64()), ("sum", pa.int64())])
         self.counts = context.get_state(ColumnMapStateDescriptor("counts", value, row))
@@ -111,7 +107,6 @@ class CallARecord(RecordOperator):
     """A call a record, which is answered at once: the whole time is that of making calls and taking answers in."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return _COUNT
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -123,7 +118,6 @@ class CallAKey(BundleOperator):
     """A call for each key of a bundle, all under way together."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return _COUNT
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
@@ -157,11 +151,9 @@ class CountBoth(BundleOperator):
         self.first_input = first
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return _COUNT
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.counts = context.get_state(ColumnStateDescriptor("counts", _COUNT))
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:

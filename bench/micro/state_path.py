@@ -33,13 +33,7 @@ from asyncstate.operator import InputSpec, Operator, OperatorContext, StateDescr
 from asyncstate.runtime import InputBatch, read_state
 from asyncstate.runtime.ordering import OrderedInputs
 from asyncstate.runtime.stores import PartitionStore
-from asyncstate.storage import (
-    Changes,
-    KeyedStore,
-    RocksDBOptions,
-    StoreStatistics,
-    WriteOverlay,
-)
+from asyncstate.storage import Changes, KeyedStore, RocksDBOptions, StoreStatistics, WriteOverlay
 from asyncstate.storage.rocksdb_options import rocksdb_options
 from bench.frame import Row
 from bench.frame.measure import Side
@@ -91,30 +85,24 @@ class RecordingStore(KeyedStore):
         self.scans: list[tuple[bytes, bytes | None, int]] = []
 
     def get(self, key: bytes) -> bytes | None:
-        """See ``KeyedStore``."""
         self.gets.append([key])
         return self._store.get(key)
 
     def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
-        """See ``KeyedStore``."""
         self.gets.append(keys)
         return self._store.get_many(keys, piece_keys)
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """See ``KeyedStore``."""
         self.scans.append((start, end, limit))
         return self._store.scan(start, end, limit)
 
     def apply(self, changes: Changes, version: int) -> None:
-        """See ``KeyedStore``."""
         self._store.apply(changes, version)
 
     def statistics(self) -> StoreStatistics:
-        """See ``KeyedStore``."""
         return self._store.statistics()
 
     def close(self) -> None:
-        """See ``KeyedStore``."""
         self._store.close()
 
 

@@ -13,13 +13,7 @@ from bench.frame import Column, Figure, Report, Row
 from bench.frame.picture import Panel, Series, draw
 from bench.frame.report import Cores, Output, Seed, mib, reason, short, times
 from bench.nexmark.queries import PLANS
-from bench.nexmark.runner import (
-    NexmarkRunner,
-    QueryResult,
-    RunSettings,
-    check_queries,
-    start_session,
-)
+from bench.nexmark.runner import NexmarkRunner, QueryResult, RunSettings, check_queries, start_session
 
 _BATCHES = 10
 _COLUMNS = (

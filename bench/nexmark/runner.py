@@ -7,6 +7,7 @@ named by its batch id and overwritten, so that a repeated micro-batch counts onc
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,6 @@ from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
-from bench.nexmark.memory import reset_worker_peaks
 from bench.nexmark.oracle import (
     PROCESSING_START_US,
     PROCESSING_STEP_US,
@@ -33,7 +33,7 @@ from bench.nexmark.oracle import (
 )
 from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
-from bench.processor_time import Spent, TreeClocks
+from bench.processor_time import Spent, TreeClocks, tree_times
 from bench.session import local_session
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class NexmarkRunner:
         """
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
-        reset_worker_peaks(self._spark)
+        _reset_worker_peaks(self._spark)
         run = self._stream(query, async_enabled, source, folder, folder / "sink", on_batch)
         comparison = self._compare(query, folder / "sink")
         if comparison.ok:
@@ -272,6 +272,17 @@ def _writer(sink: Path | None) -> Callable[[DataFrame, int], None]:
             changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch_id:06d}"))
 
     return write
+
+
+def _reset_worker_peaks(spark: SparkSession) -> None:
+    """Start the highest memory of Spark's Python workers from what they use now, so that a run is not charged with
+    what ran before it. Without /proc a reading is the highest since the worker started."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    for pid in tree_times(process.pid) or () if process is not None else ():
+        with contextlib.suppress(
+            OSError
+        ):  # "5" clears the highest resident size, which getrusage follows; see proc(5)
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def _batch_ms(stream: StreamingQuery) -> list[float]:

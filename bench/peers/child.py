@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from bench.peers.ours import SIDE, micro_batches
-from bench.peers.parts import parts_of
 from bench.peers.peers import PEERS
 from bench.peers.process import GO, Run, Said, Start, Timed
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
@@ -111,24 +110,15 @@ def run_ours(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed
     """A Run of asyncstate."""
     folder = Path(run.folder)
     job, process = micro_batches(spark, PEERS[start.peer], start.work, folder, _sink(run))
-    parts: list[dict[str, float]] = []
 
     def on_batch(rows: DataFrame, batch_id: int) -> None:
         turns.wait(batch_id)
         process(rows, batch_id)
-        assert job.statistics is not None
-        parts.append(parts_of(job.statistics))
 
     stream = _one_stream(_streams(spark, run)).writeStream.foreachBatch(on_batch)
     query = stream.option("checkpointLocation", str(folder / "query")).trigger(availableNow=True).start()
     job.await_termination(query)
-    seconds = _seconds(query, turns)
-    spark_seconds = [whole - sum(part.values()) for whole, part in zip(seconds, parts, strict=True)]
-    return Timed(
-        seconds=seconds,
-        cpu_seconds=turns.cpu_seconds(),
-        parts=[{"Spark": rest} | part for rest, part in zip(spark_seconds, parts, strict=True)],
-    )
+    return Timed(seconds=_seconds(query, turns), cpu_seconds=turns.cpu_seconds())
 
 
 def run_spark(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed:

@@ -9,7 +9,6 @@ Must not import Spark.
 from __future__ import annotations
 
 import shutil
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ import msgspec
 
 from bench.frame import CaseError
 from bench.peers.inputs import check, write_input
-from bench.peers.parts import PARTS
 from bench.peers.peers import PEERS
 from bench.peers.process import Input, Run, Running, Start, Timed, take_turns
 from bench.peers.results import Throughput
@@ -170,7 +168,6 @@ class _Bench:
         outcome = check(run.input, expected, Path(run.folder) / "sink", run.first_kept, self._plan.cores)
         first = scale.first_counted(self._work)
         counted = slice(first, first + scale.counted)
-        parts = timed.parts[counted]
         return _blank(
             self._work,
             self._label,
@@ -179,7 +176,6 @@ class _Bench:
             rows=scale.rows,
             seconds=timed.seconds[counted],
             cpu_seconds=timed.cpu_seconds[counted],
-            parts={part: statistics.median(each[part] for each in parts) for part in PARTS} if parts else {},
             expected_rows=outcome.expected_rows,
             wrong=[*outcome.problems, *outcome.examples],
         )

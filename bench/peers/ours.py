@@ -53,11 +53,9 @@ class CountRecords(RecordOperator):
     """Each row with how many of its key there have been."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return pa.schema([("key", pa.int64()), ("n", pa.int64())])
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self._count: ValueState[Any] = context.get_state(ValueStateDescriptor("n", pa.int64(), default=0))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -75,14 +73,9 @@ class KeepSome(BundleOperator):
     """No state: the rows that the floor puts out."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
-    def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
-
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
-        """See ``BundleOperator``."""
         value = bundle.batch.column("value").to_numpy()
         ctx.emit(bundle.batch.filter(pa.array(value % FLOOR_SHARE == 0)).columns)
 

@@ -3,7 +3,7 @@
 Owns: ``Input``, ``Start``, ``Run``, ``Timed`` and ``Said``, a line of JSON each; ``Running``, a peer's process, and
 ``take_turns``.
 Invariant: at any moment at most one process has been told to work.
-Must not import Spark, asyncstate or DuckDB.
+Must not start Spark.
 
 A process is started with a Start as its argument, and then gets a line for each of its Runs, and a line ``go`` for each
 micro-batch of one. It answers ``Said(what="ready")`` when it waits for a ``go``, and ``Said(what="done")`` at the end.
@@ -21,6 +21,7 @@ import msgspec
 
 from bench.frame import CaseError
 from bench.frame.measure import LAST_WORDS, ROOT
+from bench.session import LOG
 
 GO = "go\n"
 
@@ -55,7 +56,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of each micro-batch, from its trigger to its commit, and what asyncstate says they went into.
+    """Seconds of each micro-batch, from its trigger to its commit.
 
     ``cpu_seconds`` are those of processors: driver, JVM and Python workers, from a micro-batch's turn to the next
     one's; of the last, which has none behind it, nothing is known. Empty where the system does not tell.
@@ -63,7 +64,6 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: list[float]
     cpu_seconds: list[float] = []
-    parts: list[dict[str, float]] = []
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,8 +129,9 @@ class Running:
             else Said(what="failed", error="its process has ended")
         )
         if said.what == "failed":
-            log = self._log.read_text(errors="replace")[-LAST_WORDS:]
-            raise CaseError(f"{said.error}; the end of what it said:\n{log}")
+            logs = (self._log.with_name(name) for name in (LOG, self._log.name))
+            text = "\n".join(log.read_text(errors="replace")[-LAST_WORDS:] for log in logs if log.exists())
+            raise CaseError(f"{said.error}; the end of what it said:\n{text.strip()}")
         self.timed = said.timed
 
 
@@ -142,10 +143,7 @@ class Stepping(Protocol):
 
 
 def take_turns(
-    peers: Mapping[str, Stepping],
-    alone: Mapping[str, int],
-    together: int,
-    tell: Callable[[str], None],
+    peers: Mapping[str, Stepping], alone: Mapping[str, int], together: int, tell: Callable[[str], None]
 ) -> dict[str, str]:
     """First each peer's ``alone`` micro-batches, then ``together`` ones in turns; what failed with what it said."""
     failed: dict[str, str] = {}

@@ -35,8 +35,7 @@ class Throughput(Row, kw_only=True, omit_defaults=True):
     """One peer on one piece of work.
 
     ``seconds`` of each counted micro-batch of ``rows`` rows, in order of the turns, and ``cpu_seconds`` those of
-    processors, of all processes of the peer (empty where they are not known). ``parts`` are median seconds of a
-    micro-batch (only ours).
+    processors, of all processes of the peer (empty where they are not known).
     """
 
     work: str
@@ -45,7 +44,6 @@ class Throughput(Row, kw_only=True, omit_defaults=True):
     rows: int = 0
     seconds: list[float] = msgspec.field(default_factory=list)
     cpu_seconds: list[float] = msgspec.field(default_factory=list)
-    parts: dict[str, float] = msgspec.field(default_factory=dict)
     expected_rows: int = 0
 
     @property

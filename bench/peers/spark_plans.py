@@ -55,11 +55,7 @@ def spark_conf(store: str) -> dict[str, str]:
 
 
 def _aggregate(streams: Streams) -> DataFrame:
-    aggregates = [
-        F.count("*").alias("n"),
-        F.sum("value").alias("total"),
-        F.max("value").alias("highest"),
-    ]
+    aggregates = [F.count("*").alias("n"), F.sum("value").alias("total"), F.max("value").alias("highest")]
     return streams["rows"].groupBy("key").agg(*aggregates)
 
 

@@ -1,11 +1,8 @@
-"""The command line of Nexmark: turns, the median run, what is wrong or fails; and the count of the workers' memory."""
+"""The command line of Nexmark: turns, the median run, what is wrong or fails."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +16,6 @@ from bench.__main__ import app
 from bench.frame import Report, Row
 from bench.frame.report import table
 from bench.nexmark import command
-from bench.nexmark.memory import descendants
 from bench.nexmark.runner import QueryResult
 
 
@@ -176,16 +172,3 @@ def test_an_unknown_query_stops_before_spark_starts(temporary_folders: Path) -> 
     assert outcome.exit_code == 2
     assert list(temporary_folders.iterdir()) == []
     assert re.search(r"ConfigurationError: Nexmark: no query .*q99", outcome.output)
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_descendants_finds_grandchildren() -> None:
-    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        assert len(descendants(child.pid)) == 1
-        assert child.pid in descendants(os.getpid())
-        child.communicate(b"\n")
