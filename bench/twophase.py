@@ -47,7 +47,7 @@ _COLUMNS = (
     Column("auto on", "auto_local", percent),
 )
 _NOTE = (
-    "rows of a micro-batch behind the partial aggregation (what the exchange carries) and at the\n"
+    "rows of a micro-batch behind the partial aggregation (what the exchange carries) and at the "
     "operator; then what one phase takes by what the others do; on: how often auto took two"
 )
 

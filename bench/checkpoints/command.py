@@ -123,7 +123,7 @@ def _bytes(report: Report, much: Sizes, seed: int) -> None:
                 shutil.rmtree(report.folder / "bytes")
             yield Row(name=name, group=series, facts=known[size])  # noqa: B023
 
-        name = f"{changed:,} of {state:,} keys, {batches} micro-batches"
+        name = f"{changed:,} of {state:,} keys, {batches} times"
         report.case(name, count, series)
     report.draw("checkpoints.png", lambda path: _draw(path, report.rows[start:]))
 

@@ -50,9 +50,9 @@ COLUMNS = (
     Column("aim", "aim", lambda aim: f"{aim:.0%}"),
 )
 NOTE = (
-    "without: the same micro-batch, its changes written to a sorted file and ingested by the\n"
-    "local store; no file in the checkpoint, no checksums, no sync, no snapshot, no manifest.\n"
-    "over: what a checkpoint adds, medians of the pairs without a snapshot, of those with one,\n"
+    "without: the same micro-batch, its changes written to a sorted file and ingested by the "
+    "local store; no file in the checkpoint, no checksums, no sync, no snapshot, no manifest. "
+    "over: what a checkpoint adds, medians of the pairs without a snapshot, of those with one, "
     "and the mean over a snapshot interval."
 )
 

@@ -33,9 +33,9 @@ COLUMNS = (
     Column("snap- shots", "snapshots"),
 )
 NOTE = (
-    "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what\n"
-    "they would take if each uploaded the whole state; rewrites: snapshots that had no table in\n"
-    "common with the one before. At the start the state is one sorted run; in a long run each key\n"
+    "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what "
+    "they would take if each uploaded the whole state; rewrites: snapshots that had no table in "
+    "common with the one before. At the start the state is one sorted run; in a long run each key "
     "is changed five times on average."
 )
 

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -251,7 +252,7 @@ class Report:
         ends = [*(start for *_, start in self._sections[1:]), len(self.rows)]
         for (title, columns, note, start), end in zip(self._sections, ends, strict=False):
             if rows := self.rows[start:end]:
-                self.say("\n".join(["", title, *table(rows, columns), *([note] if note else [])]))
+                self.say("\n".join(["", title, *table(rows, columns), *textwrap.wrap(note, WIDTH)]))
         wrong, failed = ([row for row in self.rows if getattr(row, what)] for what in ("wrong", "failed"))
         for row in failed:
             self.say(f"{row.title}: {row.failed}", style="red")

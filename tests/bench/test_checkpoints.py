@@ -46,7 +46,7 @@ def test_checkpoints_run_tiny_and_draw_a_picture(tmp_path: Path) -> None:
     ]
     tables = ("Commits", "Recovery of 3,000 keys", "Bytes in the checkpoint")
     assert all(name in done.output for name in tables)
-    assert all(len(line) <= 100 for line in done.output.splitlines() if not line.startswith("written"))
+    assert all(len(line) <= 80 for line in done.output.splitlines() if not line.startswith("written"))
     assert (tmp_path / "checkpoints.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from bench import compare
 from bench.__main__ import app
 from bench.frame import Row
 from bench.growth import Growth, facts
@@ -32,6 +33,7 @@ def rows_of(tmp_path: Path, bench: str, *options: str) -> list[Row]:
 def test_the_micro_benchmarks_run_tiny(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "micro", "--tiny")
     assert len({row.title for row in rows}) == len(rows) == 55
+    assert {row.title for row in rows} == set(compare.read_baseline("micro").figures)
     for row in rows:
         assert list(row.figures) == [row.title]
         clocks = ("floor_us", "floor_cpu_us", "ours_us", "ours_cpu_us")
