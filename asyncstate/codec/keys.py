@@ -209,7 +209,9 @@ def encode_namespace(namespace: int) -> bytes:
     """Eight bytes that sort like ``namespace``, an int64 such as a window end; else ``CodecError``."""
     try:
         return _NAMESPACE.pack(namespace + _INT64_BIAS)
-    except (struct.error, TypeError):
+    except (struct.error, TypeError, OverflowError):
+        if isinstance(namespace, np.integer):  # which cannot be added to as Python's can
+            return encode_namespace(int(namespace))
         raise CodecError(
             f"namespace {namespace!r} is not an int64; give microseconds since the epoch"
         ) from None
