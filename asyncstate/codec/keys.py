@@ -207,6 +207,8 @@ def _general_functions(fields: tuple[KeyField, ...]) -> tuple[EncodeKey, DecodeK
 
 def encode_namespace(namespace: int) -> bytes:
     """Eight bytes that sort like ``namespace``, an int64 such as a window end; else ``CodecError``."""
+    if type(namespace) is not int and isinstance(namespace, np.integer):  # adding may go beyond its type
+        namespace = int(namespace)
     try:
         return _NAMESPACE.pack(namespace + _INT64_BIAS)
     except (struct.error, TypeError):

@@ -156,7 +156,8 @@ def _list_to_wire(item: Convert) -> Convert:
 
 def _map_to_wire(key: Convert, item: Convert) -> Convert:
     def convert(value: Any) -> list[Any]:
-        return [[key(one), item(other)] for one, other in as_pairs(value)]
+        pairs = value.items() if type(value) is dict else as_pairs(value)
+        return [[key(one), item(other)] for one, other in pairs]
 
     return convert
 

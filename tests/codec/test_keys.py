@@ -187,6 +187,13 @@ def test_other_ways_to_write_a_value_are_the_same_key() -> None:
         assert encode(other) == encode(plain)
 
 
+@pytest.mark.parametrize("made", [np.int64, np.int32, np.uint8, np.uint64])
+def test_a_namespace_may_be_a_number_of_numpy(made: Any) -> None:
+    assert encode_namespace(made(5)) == encode_namespace(5)
+    with pytest.raises(CodecError, match="is not an int64"):
+        encode_namespace(np.uint64(2**63))  # type: ignore[arg-type]
+
+
 def test_numpy_scalars_are_taken_as_numbers() -> None:
     codec = codec_of([pa.int64(), pa.float64(), pa.bool_()])
     numbers = (np.int32(5), np.float32(0.5), np.bool_(True))

@@ -53,6 +53,11 @@ class MapViews(BundleViews["_BundleMap"]):
         return None if exact is float else exact
 
     @cached_property
+    def value_type(self) -> type | None:
+        """The Python type of values that are read as they were written; None if there is none."""
+        return exact_type(self.type.item_type)
+
+    @cached_property
     def key_as_read(self) -> Callable[[int, Any], Any]:
         """See ``reader``, of user keys."""
         return self.reader(self.type.key_type)
@@ -154,13 +159,14 @@ class MapViews(BundleViews["_BundleMap"]):
 class _BundleMap(MemoryMap[Any, Any]):
     """The map of one key: what is known of it in memory, the rest in state."""
 
-    __slots__ = ("_absent", "_key", "_key_type", "_views", "_written", "cleared", "whole")
+    __slots__ = ("_absent", "_key", "_key_type", "_value_type", "_views", "_written", "cleared", "whole")
 
     def __init__(self, views: MapViews, key: int) -> None:
         super().__init__()
         self._views = views
         self._key = key
         self._key_type = views.key_type
+        self._value_type = views.value_type
         self._absent: set[Any] = set()
         self._written: set[Any] = set()
         self.cleared = False
@@ -198,7 +204,9 @@ class _BundleMap(MemoryMap[Any, Any]):
     def put(self, key: Any, value: Any) -> None:
         key = self._user_key(key)
         known = key in self._entries
-        super().put(key, self._views.value_as_read(self._key, value))
+        if type(value) is not self._value_type:
+            value = self._views.value_as_read(self._key, value)
+        super().put(key, value)
         self._absent.discard(key)
         self._written.add(key)
         if not known:
