@@ -10,6 +10,7 @@ Must not import pyspark; what is slow to import is imported when the task runs.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import gc
 import itertools
@@ -229,13 +230,15 @@ def settle_worker() -> None:
     """Once a process: take everything imported so far out of the garbage collector's sight.
 
     Spark's worker runs a full collection after every task; over the modules' objects it costs more than the
-    rest of a small task together.
+    rest of a small task together. When the process ends they are in sight again: modules are only deleted then if they
+    can be collected, and native ones report what is left as leaks.
     """
     global _settled
     if not _settled:
         _settled = True
         gc.set_threshold(_GC_YOUNG_ALLOCATIONS)
         gc.freeze()
+        atexit.register(gc.unfreeze)
 
 
 def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[InputBatch]:

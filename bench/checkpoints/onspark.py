@@ -92,8 +92,7 @@ class BothJobs:
     @property
     def rows_out(self) -> list[float]:
         """Rows that the last micro-batch put out, with a checkpoint and without."""
-        statistics = [job.statistics for job in self._jobs]
-        return [each.operators[_UID].sums["rows_out"] for each in statistics if each is not None]
+        return [job.history[-1]["operators"][_UID]["rows_out"] for job in self._jobs]
 
     def _has_snapshot(self) -> bool:
         written = self._folder.glob(f"with/checkpoint/state/*/*/snap/{self._batch_id - 1:010d}-*")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from asyncstate.spark import BatchStatistics
+    from asyncstate.spark import Progress
 
 _WARM_UP_EVENTS = 10_000
 _WARM_UP_BATCHES = 2
@@ -185,16 +185,15 @@ class NexmarkRunner:
         """Every micro-batch and the final flush, into ``sink``; None drops them."""
         shutil.rmtree(folder, ignore_errors=True)
         own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
-        figures: list[BatchStatistics] = []
+        figures: list[Progress] = []
         clock = ManualClock(PROCESSING_START_US) if query == "q12" else None
 
-        def keep(progress: object) -> None:
-            assert job.statistics is not None
-            figures.append(job.statistics)
+        def keep(progress: Progress) -> None:
+            figures.append(progress)
             if clock is not None:
                 clock.advance(ms=PROCESSING_STEP_US // 1_000)
-            if not job.statistics.final:
-                on_batch(job.statistics.batch_id + 1)
+            if not progress["final"]:
+                on_batch(progress["batch_id"] + 1)
 
         options = {**self._settings.options, **own}
         name = f"nexmark-{query}"
@@ -228,7 +227,7 @@ class Timing:
 class _Run:
     spent: TreeSpent
     batch_ms: list[float]
-    figures: list[BatchStatistics]
+    figures: list[Progress]
 
 
 def declare(query: str, events: Stream) -> Stream:
@@ -258,11 +257,11 @@ def _result(
     query: str, async_enabled: bool, source: EventFiles, run: _Run, comparison: ComparisonResult
 ) -> QueryResult:
     last = run.figures[-1] if run.figures else None
-    operators = [operator for figures in run.figures for operator in figures.operators.values()]
-    remaining = list(last.operators.values()) if last is not None else []
+    operators = [operator for figures in run.figures for operator in figures["operators"].values()]
+    remaining = list(last["operators"].values()) if last is not None else []
 
     def total(name: str) -> int:
-        return int(sum(operator.sums.get(name, 0) for operator in operators))
+        return sum(int(operator[name] or 0) for operator in operators)
 
     return QueryResult(
         query=query,
@@ -277,15 +276,11 @@ def _result(
         batch_ms_p95=percentile(run.batch_ms, 95),
         state_reads=total("reads"),
         store_reads=total("store_reads"),
-        read_batches=total("list_gets"),
-        cache_hits=total("hits"),
-        state_bytes=int(sum(operator.sums.get("state_bytes", 0) for operator in remaining)),
-        state_entries_estimate=int(
-            sum(operator.sums.get("state_entries_estimate", 0) for operator in remaining)
-        ),
-        worker_peak_rss_bytes=int(
-            max((o.peaks.get("worker_rss_bytes_peak", 0) for o in operators), default=0)
-        ),
+        read_batches=total("read_batches"),
+        cache_hits=total("cache_hits"),
+        state_bytes=sum(int(operator["state_bytes"] or 0) for operator in remaining),
+        state_entries_estimate=sum(int(operator["state_entries_estimate"] or 0) for operator in remaining),
+        worker_peak_rss_bytes=max((int(o["worker_rss_bytes_peak"] or 0) for o in operators), default=0),
         expected_rows=comparison.expected_rows,
         changelog_rows=comparison.changelog_rows,
         checked=comparison.ok,

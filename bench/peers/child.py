@@ -130,8 +130,7 @@ def run_ours(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed
     def on_batch(rows: DataFrame, batch_id: int) -> None:
         turns.wait(batch_id)
         process(rows, batch_id)
-        assert job.statistics is not None
-        parts.append(parts_of(job.statistics))
+        parts.append(parts_of(job.history[-1]))
 
     stream = _one_stream(_streams(spark, run)).writeStream.foreachBatch(on_batch)
     query = stream.option("checkpointLocation", str(folder / "query")).trigger(availableNow=True).start()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from asyncstate.driver.progress import OperatorStatistics
-    from asyncstate.spark import BatchStatistics
+    from asyncstate.driver.progress import OperatorProgress
+    from asyncstate.spark import Progress
 
 PARTS: Final = ("Spark", "transfer", "restore", "state read", "merge", "write", "compaction", "commit")
 """In the order of a micro-batch. "transfer" is waiting for rows to come and for output to be taken; "restore" brings
@@ -19,22 +19,23 @@ the store up to the last commit; "merge" is the operator with keys and codecs; "
 waiting for what is left of it; "commit" the manifest."""
 
 
-def parts_of(batch: BatchStatistics) -> dict[str, float]:
+def parts_of(batch: Progress) -> dict[str, float]:
     """Seconds by name, all but "Spark"."""
     parts = dict.fromkeys(PARTS[1:], 0.0)
-    for operator in batch.operators.values():
+    for operator in batch["operators"].values():
         for name, seconds in _of_operator(operator).items():
             parts[name] += seconds
-    parts["commit"] += batch.commit_seconds
+    parts["commit"] += batch["commit_seconds"]
     return parts
 
 
-def _of_operator(operator: OperatorStatistics) -> dict[str, float]:
+def _of_operator(operator: OperatorProgress) -> dict[str, float]:
     def share(*names: str) -> float:
-        return sum(operator.sums.get(name, 0.0) for name in names) / operator.parallelism
+        seconds: float = sum(operator[name] or 0.0 for name in names) / operator["parallelism"]
+        return seconds
 
     transfer = share("input_seconds", "output_seconds")
-    read = share("list_get_seconds", "io_wait_seconds")
+    read = share("read_batch_seconds", "io_wait_seconds")
     restore = share("restore_seconds")
     return {
         "transfer": transfer,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncstate.driver.progress import OperatorProgress
 from asyncstate.spark import MicroBatch, StreamingJob
 from bench.processor_time import TreeClocks, TreeSpent, median_cpu
 from bench.twophase.workloads import CASES, Case, write_input
@@ -134,12 +135,11 @@ def _step(mode: _Mode, df: DataFrame, batch: int) -> None:
     clocks = TreeClocks()
     mode.on_batch(df, batch)
     mode.spent.append(clocks.spent())
-    mode.local.append("local_rows_in" in _sums(mode))
+    mode.local.append(_totals(mode)["local_rows_in"] is not None)
 
 
-def _sums(mode: _Mode) -> dict[str, float]:
-    assert mode.job.statistics is not None
-    return mode.job.statistics.operators["totals"].sums
+def _totals(mode: _Mode) -> OperatorProgress:
+    return mode.job.history[-1]["operators"]["totals"]
 
 
 def _exchanged(df: DataFrame, case: Case) -> int:
@@ -175,7 +175,7 @@ def _result(case: Case, plan: Plan, exchanged: int, modes: dict[str, _Mode]) -> 
         title=case.title,
         rows=plan.rows,
         rows_exchanged=exchanged,
-        rows_operator=int(_sums(modes["two"])["rows_in"]),
+        rows_operator=int(_totals(modes["two"])["rows_in"]),
         one_seconds=seconds["one"],
         two_seconds=seconds["two"],
         auto_seconds=seconds["auto"],
