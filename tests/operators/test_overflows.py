@@ -158,7 +158,7 @@ def test_rows_that_no_frame_has_together_need_not_fit(aggregate: Any, async_enab
 
 def test_sums_on_the_way_to_a_frame_need_not_fit(async_enabled: bool) -> None:
     """-2**62, 2**62 and 2**62: the last two do not fit, what is before them makes up for it, also if it is stored."""
-    given = [("a", -HALF, 1), ("a", HALF, 2), ("a", HALF, 3), ("b", 5, 1), ("b", 6, 2)]
+    given = [("a", -HALF, 1), ("a", HALF, 2), ("a", HALF, 3), ("b", 5, 2), ("b", 6, 3)]
     expected = [("a", -HALF), ("a", 0), ("a", HALF), ("b", 5), ("b", 11)]
     for batches in ([given], [given[:1], given[1:]]):
         operator = OverAggregate([sum_("v").alias("sum")], unbounded())
