@@ -72,9 +72,18 @@ def behind_another(op: Any) -> Any:
 
 
 CHAINS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "then_apply": (lambda op: op.total.async_value().then_apply(fail), "state 'total', callback of then_apply"),
-    "then_accept": (lambda op: op.prices.async_get("a").then_accept(fail), "state 'prices', callback of then_accept"),
-    "then_compose": (lambda op: op.total.async_value().then_compose(fail), "state 'total', callback of then_compose"),
+    "then_apply": (
+        lambda op: op.total.async_value().then_apply(fail),
+        "state 'total', callback of then_apply",
+    ),
+    "then_accept": (
+        lambda op: op.prices.async_get("a").then_accept(fail),
+        "state 'prices', callback of then_accept",
+    ),
+    "then_compose": (
+        lambda op: op.total.async_value().then_compose(fail),
+        "state 'total', callback of then_compose",
+    ),
     "a list": (lambda op: op.seen.async_get().then_accept(fail), "state 'seen', callback of then_accept"),
     "a view": (lambda op: op.view.async_value().then_apply(fail), "state 'total', callback of then_apply"),
     "several lines": (several_lines, "state 'total', callback of then_apply"),
@@ -105,7 +114,9 @@ WITHOUT: dict[str, Callable[[Any], Any]] = {
 def test_a_callback_over_no_state_names_the_step(name: str, mode: str) -> None:
     with OperatorHarness(Chains(WITHOUT[name]), ROWS, ["k"], changelog=False, **MODES[mode]) as harness:
         harness.push([("a", 1, 1)])
-        with pytest.raises(OperatorError, match=r"operator 'operator', callback of then_apply, key \('a',\): V"):
+        with pytest.raises(
+            OperatorError, match=r"operator 'operator', callback of then_apply, key \('a',\): V"
+        ):
             harness.end_batch()
 
 
@@ -158,4 +169,6 @@ def test_a_timer_is_named(mode: str) -> None:
                 harness.advance_watermark(20)
                 with pytest.raises(OperatorError) as raised:
                     harness.end_batch()
-            assert str(raised.value).startswith(f"operator 'operator', {place}key ('a',), {text}: ValueError: mine")
+            assert str(raised.value).startswith(
+                f"operator 'operator', {place}key ('a',), {text}: ValueError: mine"
+            )

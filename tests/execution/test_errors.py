@@ -484,7 +484,9 @@ def test_a_failing_timer_names_operator_and_key(async_enabled: bool) -> None:
     schema = pa.schema([("key", pa.int64())])
     with OperatorHarness(FailingTimer(), schema, ["key"], async_enabled=async_enabled) as harness:
         harness.push([(3,)])
-        with pytest.raises(OperatorError, match=r"operator 'operator', key \(3,\), timer at 1: ValueError: mine"):
+        with pytest.raises(
+            OperatorError, match=r"operator 'operator', key \(3,\), timer at 1: ValueError: mine"
+        ):
             harness.finish()
 
 

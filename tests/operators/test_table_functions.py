@@ -842,9 +842,7 @@ class Named(ProcessTableFunction):
 
 
 def test_the_key_stands_before_what_a_function_emits(async_enabled: bool) -> None:
-    operator = TableFunction(
-        Named(), OutputSpec("n long, text string", changes=Changelog.retract())
-    )
+    operator = TableFunction(Named(), OutputSpec("n long, text string", changes=Changelog.retract()))
     with harness_of(operator, PAIR, ["game", "player"], async_enabled, parallelism=2) as harness:
         assert harness.output_schema.names == ["game", "player", "n", "text"]
         harness.push([("ann", 1, 5), ("bob", 1, 5), ("ann", 1, 5)])
@@ -931,8 +929,14 @@ class WholeTimers(ProcessTableFunction):
         (key_of_rows, "table 'row' has pass_through='key', but row semantics, which have no sets"),
         (passed_broadcast, "table 'rule' has pass_through='all', but its rows emit nothing"),
         (odd_columns, "table 'row' has pass_through='keys'; choose 'key' or 'all'"),
-        (whole_beside_another, "table 'a' has pass_through='all', but rows are also emitted without a row of it"),
-        (whole_beside_notified, "table 'a' has pass_through='all', but rows are also emitted without a row of it"),
+        (
+            whole_beside_another,
+            "table 'a' has pass_through='all', but rows are also emitted without a row of it",
+        ),
+        (
+            whole_beside_notified,
+            "table 'a' has pass_through='all', but rows are also emitted without a row of it",
+        ),
         (WholeTimers(), "on_timer: a timer has no row whose columns could be passed through"),
     ],
 )
@@ -1035,8 +1039,8 @@ def test_a_broadcast_value_and_list_are_the_same_for_all_sets(async_enabled: boo
         (-1,): "10 True [] {3}",
         (5,): "5 False [5, 6] {5}",
     }
-    for number, (given, text) in enumerate(expected.items()):
-        harness.push([(score,) for score in given], input=1)
+    for number, (scores, text) in enumerate(expected.items()):
+        harness.push([(score,) for score in scores], input=1)
         harness.push(keys)
         assert texts(harness.end_batch()) == [text] * len(keys)
         if number == 2:  # what is stored is found again, whatever the parallelism and the mode
@@ -1046,7 +1050,9 @@ def test_a_broadcast_value_and_list_are_the_same_for_all_sets(async_enabled: boo
     harness.close()
 
 
-def writing_row(limit: Annotated[ListView[int], StateHint(broadcast=True)], row: SetTable, rule: BroadcastTable) -> None:
+def writing_row(
+    limit: Annotated[ListView[int], StateHint(broadcast=True)], row: SetTable, rule: BroadcastTable
+) -> None:
     limit.add(1)
 
 
