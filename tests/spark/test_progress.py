@@ -61,6 +61,7 @@ ONLY_TWO_PHASES = {"local_rows_in"}
 ONLY_ASYNC = {
     "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "io_wait_seconds",
     "read_ahead_keys", "read_ahead_unused", "warmed_positions",
+    "overlapping_epochs",
 }  # fmt: skip
 
 
