@@ -1,8 +1,8 @@
 """How the figures of a part are declared, named and put together.
 
 Owns: the kinds of figures, which say how they add up, and the flat form: numbers by name. What a part reports is a
-frozen dataclass beside it; its fields have the names under which ``OperatorHarness.statistics()``, ``BatchStatistics``
-and the manifest show them, and one of the types below. A dataclass of such parts is a part, too.
+frozen dataclass beside it; its fields have the names under which ``OperatorHarness.statistics()``, a
+job's ``Progress`` and the manifest show them, and one of the types below. A dataclass of such parts is a part, too.
 Invariant: a name belongs to one field of a report. Reading the flat form fails at no name, known or not: it may come
 from an attempt, or a checkpoint, of another version of this package.
 """

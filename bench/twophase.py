@@ -145,13 +145,12 @@ class _Mode:
     def side(self, df: DataFrame) -> None:
         """A micro-batch."""
         self._run(df, len(self.local))
-        self.local.append("local_rows_in" in self.sums)
+        self.local.append(self.metrics["local_rows_in"] is not None)
 
     @property
-    def sums(self) -> dict[str, float]:
-        """Of the last micro-batch."""
-        assert self._job.statistics is not None
-        return self._job.statistics.operators["totals"].sums
+    def metrics(self) -> Any:
+        """Of the operator in the last micro-batch."""
+        return self._job.history[-1]["operators"]["totals"]
 
 
 def measure(
@@ -168,7 +167,7 @@ def measure(
             raise WrongResult(f"{name} puts out other rows than one phase")
     exchanged = _exchanged(spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1))), case)
     facts: dict[str, Any] = {"rows": rows, "rows_exchanged": exchanged}
-    facts |= {"rows_operator": int(modes["two"].sums["rows_in"])}
+    facts |= {"rows_operator": int(modes["two"].metrics["rows_in"])}
     facts |= {"auto_local": statistics.mean(modes["auto"].local[WARM_UP:])}
     for name, found in spent.items():
         facts[f"{name}_s"], facts[f"{name}_cpu_s"] = medians(found, scale=1)

@@ -17,10 +17,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
+
+from tests.quiet_server import QuietServer
 
 READY_SECONDS_MAX = 60.0
 ACCESS_KEY = "TESTKEYID"
@@ -139,7 +141,7 @@ def faulty_proxy(server: S3Server) -> Iterator[FaultyProxy]:
     class Handler(_Handler):
         owner = proxy
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd = QuietServer(("127.0.0.1", 0), Handler)
     httpd.daemon_threads = True
     httpd.block_on_close = False
     proxy.port = httpd.server_address[1]

@@ -19,12 +19,13 @@ from asyncstate.driver.executor import R
 from asyncstate.driver.ledger import BATCH_SCHEMA, Ledger
 from asyncstate.driver.micro_batch import JobFrame, MicroBatch, check_watermark
 from asyncstate.driver.progress import (
-    BatchStatistics,
     OnProgress,
+    Progress,
     ProgressReports,
-    SourceStatistics,
-    operator_statistics,
-    progress_of,
+    SourceProgress,
+    operator_progress,
+    started_text,
+    time_shown,
 )
 from asyncstate.errors import JobError
 from asyncstate.runtime import (
@@ -54,8 +55,8 @@ class JobDriver(Generic[R]):
         on_progress: OnProgress | None = None,
         make_batch: Callable[..., Any] = MicroBatch,
     ) -> None:
-        self.history: deque[BatchStatistics] = deque(maxlen=HISTORY_BATCHES_MAX)
-        """Metrics of the last micro-batches, the newest last."""
+        self.history: deque[Progress] = deque(maxlen=HISTORY_BATCHES_MAX)
+        """The progress of the last micro-batches, the newest last."""
         self.last_error: BaseException | None = None
         """What the last micro-batch failed with; None after a good one."""
         self.now: tuple[int, float] | None = None
@@ -204,24 +205,24 @@ class JobDriver(Generic[R]):
         self, batch: MicroBatch[R], seconds: float, function_seconds: float, commit_seconds: float
     ) -> None:
         assert self.committed is not None
-        statistics = BatchStatistics(
+        progress = Progress(
             job=self._frame.job_id,
             batch_id=batch.batch_id,
-            watermark=batch.watermark,
+            started_at=started_text(batch.processing_time),
             final=batch.final,
-            seconds=seconds,
-            function_seconds=function_seconds,
-            commit_seconds=commit_seconds,
-            operators={uid: operator_statistics(applied) for uid, applied in batch.applied.items()},
-            processing_time=batch.processing_time,
+            watermark_us=time_shown(batch.watermark),
+            watermark_waits_for=list(watermark_holders(self.committed)),
             sources=[
-                SourceStatistics(name=name, reached=reached, idle=name in self.committed.idle)
+                SourceProgress(name=name, watermark_us=time_shown(reached), idle=name in self.committed.idle)
                 for name, reached in self.committed.sources.items()
             ],
-            watermark_waits_for=list(watermark_holders(self.committed)),
+            total_seconds=seconds,
+            function_seconds=function_seconds,
+            commit_seconds=commit_seconds,
+            operators={uid: operator_progress(applied) for uid, applied in batch.applied.items()},
         )
-        self.history.append(statistics)
-        self._reports.report(progress_of(statistics))
+        self.history.append(progress)
+        self._reports.report(progress)
 
 
 def _carried(base: Manifest | None, stateless: Collection[str]) -> dict[str, OperatorManifest]:

@@ -32,7 +32,7 @@ from asyncstate.driver.operator_call import (
     input_specs,
     routed,
 )
-from asyncstate.driver.progress import figures_of, operator_statistics
+from asyncstate.driver.progress import figures_of, operator_progress
 from asyncstate.errors import JobError
 from asyncstate.growth import StateGrowth
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
@@ -325,7 +325,7 @@ class MicroBatch(Generic[R]):
         ran = [self._applied(one, reported) for one, reported in records]
         plan, run = before + ended - started, time.perf_counter() - ended
         ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
-        self._frame.executor.ran(figures_of({one.uid: operator_statistics(one) for one in ran}))
+        self._frame.executor.ran(figures_of({one.uid: operator_progress(one) for one in ran}))
         return ran
 
     def _applied(self, one: Prepared, records: list[CommitRecord]) -> Applied:

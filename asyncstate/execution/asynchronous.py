@@ -372,6 +372,7 @@ class AsyncExecutionController(ExecutionController):
     def _answer(self, requests: Sequence[StateRequest], values: list[bytes | None]) -> None:
         """Complete futures in key order; each runs its record's callbacks here."""
         remember, settle_for, let_go = self.overlay.remember, self._settle_for, self._mailbox.let_go
+        failures = self.failures
         for request, value in zip(requests, values, strict=True):
             remember(request.key, value)
             record = request.record
@@ -382,8 +383,10 @@ class AsyncExecutionController(ExecutionController):
             except Exception as error:
                 self.failures.read_failed(error, request.key)
                 state, decoded = FAILED, error
+            failures.answering = request.key
             settle_for(record, request.future, state, decoded)
             let_go(record)
+        failures.answering = None
         self._mailbox.run_ready()
 
     def _answer_page(self, request: RangeRequest) -> None:
@@ -395,7 +398,9 @@ class AsyncExecutionController(ExecutionController):
         except Exception as error:
             self.failures.read_failed(error, request.key)
             self.failures.raise_named(error, record)
+        self.failures.answering = request.key
         self._settle_for(record, request.future, DONE, request.entries)
+        self.failures.answering = None
         self._mailbox.let_go(record)
 
     def _settle_for(self, record: Record | None, future: StateFuture[Any], state: int, outcome: Any) -> None:

@@ -64,7 +64,7 @@ class AsyncStatistics:
 class ControllerStatistics:
     """One micro-batch of a partition.
 
-    ``level_one_hits``: reads that a state object answered with a value it had decoded; ``reads`` and ``hits`` of
+    ``level_one_hits``: reads that a state object answered with a value it had decoded; ``reads`` and ``cache_hits`` of
     ``state`` count them, too. ``overlapped`` is None in sync mode.
     """
 
@@ -282,7 +282,7 @@ class ExecutionController(StateSink):
         state = self.overlay.statistics()
         answered = sum(level_one.hits for level_one in self._level_ones)
         return ControllerStatistics(
-            state=replace(state, reads=state.reads + answered, hits=state.hits + answered),
+            state=replace(state, reads=state.reads + answered, cache_hits=state.cache_hits + answered),
             level_one_hits=answered,
             calls=self.calls.statistics(),
             overlapped=self._overlapped(),
@@ -386,7 +386,7 @@ class ExecutionController(StateSink):
 
     def future_failed(self, future: StateFuture[Any]) -> None:
         """See ``FailureScope``: remembered until the record ends, by then somebody may have handled it."""
-        self._unhandled.append((future, self.current))
+        self.failures.failed(future, self.current)
 
     # -- the operator's code --------------------------------------------------------------------------
 

@@ -17,11 +17,13 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
+from asyncstate.execution.callbacks import Given, function_given, step_of
 from asyncstate.execution.calls import OutsideCall
 from asyncstate.execution.loop import Outstanding
 from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import Record
 from asyncstate.futures import StateFuture
+from asyncstate.operator import Timer
 from asyncstate.state.keyed.binding import Binding
 
 _STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
@@ -49,10 +51,20 @@ class Failures:
         self.state_names = state_names
         self.unhandled: list[tuple[StateFuture[Any], Record | None]] = []
         """Failed futures that nothing was derived from when they failed, and the record under which they did."""
+        self.answering: bytes | None = None
+        """The store key of the read whose answer the callbacks at work have got; None while there is none."""
         self._subjects: deque[tuple[BaseException, str]] = deque(maxlen=_REMEMBERED)
+        self._origins: deque[tuple[BaseException, Given | bytes | None]] = deque(maxlen=_REMEMBERED)
         self._named: AsyncStateError | None = None
 
     # -- futures ------------------------------------------------------------------------------------------
+
+    def failed(self, future: StateFuture[Any], record: Record | None) -> None:
+        """Remember that ``future`` has failed under ``record``, and that nothing was derived from it."""
+        self.unhandled.append((future, record))
+        error = future._value
+        if not any(known is error for known, _ in self._origins):
+            self._origins.append((error, function_given() or self.answering))
 
     def raise_for(self, record: Record | None) -> None:
         """Raise the first failure of ``record`` that nothing has taken on; its others are forgotten."""
@@ -167,9 +179,21 @@ class Failures:
             subject = f"state '{state}'"
         if subject is not None:
             place.append(subject)
+        elif record is not None and (step := step_of(error.__traceback__)) is not None:
+            place += [*self._origin(error), f"callback of {step}"]
         if record is not None:
             place.append(f"key {record.key!r}")
+            if isinstance(record.item, Timer):
+                place.append(_timer_text(record.item))
         return place
+
+    def _origin(self, error: BaseException) -> list[str]:
+        """The state over whose answer a callback raised ``error``, if that is known."""
+        origin = next((origin for known, origin in self._origins if known is error), None)
+        if isinstance(origin, Given):
+            name = origin.state_name()
+            return [] if name is None else [f"state '{name}'"]
+        return [] if origin is None else [state_label(origin, self.state_names)]
 
 
 def throw_into(coroutine: CoroutineType[Any, Any, Any], error: Exception) -> NoReturn:
@@ -189,6 +213,11 @@ def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
     if state_id < _FIRST_DECLARED:
         return _OWN_STATES.get(state_id, "rows that wait for their order")
     return f"state '{state_names.get(state_id, 'unknown')}'"
+
+
+def _timer_text(timer: Timer) -> str:
+    name = "" if timer.name is None else f" {timer.name!r}"
+    return f"timer{name} at {timer.time}"
 
 
 def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:

@@ -22,6 +22,7 @@ from asyncstate.operator import RecordContext, Row
 F = TypeVar("F", bound=Callable[..., Any])
 
 TableSemantics = Literal["row", "set", "broadcast"]
+PassThrough = Literal["key", "all"]
 
 _DECLARED: Final = "__table_function__"
 
@@ -34,13 +35,16 @@ class TableHint:
     itself. "broadcast": every partition gets all rows, which may write broadcast state and nothing else.
     ``changelog``: the function can take rows back; without it an input that is a changelog is refused. ``on_time``: the
     input must have an event time. ``notify_stateful_sets``, of a broadcast table: behind that each of its rows is also
-    shown to every set that has state.
+    shown to every set that has state. ``pass_through``: columns that are put before those of each row that the function
+    emits, but not in side outputs. "key": the key columns of the set, under their names in this table. "all": all
+    columns of the row at hand, of a function with no other table but a broadcast one, and without timers.
     """
 
     semantics: TableSemantics
     changelog: bool = False
     on_time: bool = False
     notify_stateful_sets: bool = False
+    pass_through: PassThrough | None = None
 
 
 SetTable = Annotated[Row, TableHint("set")]
@@ -56,7 +60,7 @@ class StateHint:
     """More about a state than its hint says: ``Annotated[ValueView[list[int]], StateHint(pa.list_(pa.int64()))]``.
 
     ``types``: Arrow types, or ``int``, ``float``, ``str``, ``bytes``, ``bool``, in place of those in the brackets of
-    the hint: one, of a MapView two. ``default``: of a ValueView. ``ttl``: a StateTtl. ``broadcast``: a MapView that is
+    the hint: one, of a MapView two. ``default``: of a ValueView. ``ttl``: a StateTtl. ``broadcast``: a view that is
     the same for all sets, and written by rows of the broadcast table alone. ``pickled``: see the descriptors.
     """
 

@@ -136,6 +136,8 @@ class StateDecoder:
             prefixes = [BROADCAST_GROUP] if broadcast else []
         else:
             prefixes = [group.to_bytes(_GROUP_BYTES, "big") for group in groups]
+            if self.state.kind == "ordered" and broadcast:  # rows of a broadcast input
+                prefixes.append(BROADCAST_GROUP)
         for prefix in prefixes:
             start = prefix + bytes([self.state.id])
             yield from entries.iterate(start, prefix_end(start))

@@ -192,6 +192,8 @@ class _Migration:
         prefixes = [group.to_bytes(2, "big") for group in range(first, end)]
         if self._state.kind == "broadcast":
             prefixes = [BROADCAST_GROUP]
+        elif self._state.kind == _ORDERED:  # rows of a broadcast input
+            prefixes.append(BROADCAST_GROUP)
         changes: list[Change] = []
         for prefix in prefixes:
             start = prefix + bytes([self._state.id])

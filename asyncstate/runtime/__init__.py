@@ -65,7 +65,7 @@ from asyncstate.runtime.spec import (
     pack_records,
     unpack_records,
 )
-from asyncstate.runtime.statistics import RowStatistics, TaskStatistics, kind_of
+from asyncstate.runtime.statistics import TASK_FIGURES, RowStatistics, TaskStatistics
 from asyncstate.runtime.stores import read_state, retries_of
 from asyncstate.runtime.task import run_partition, run_stateless, run_to_the_end
 from asyncstate.runtime.watermark import (
@@ -84,6 +84,7 @@ __all__ = [
     "FILE_NAME_RULE",
     "FIRST_ARRIVAL",
     "LATEST_EVENT_TIME",
+    "TASK_FIGURES",
     "After",
     "Best",
     "Combined",
@@ -131,7 +132,6 @@ __all__ = [
     "highest_event_time",
     "input_sources",
     "keys_of_inputs",
-    "kind_of",
     "left_out",
     "local_limit_of_task",
     "local_phase_of_task",

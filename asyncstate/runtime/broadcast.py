@@ -30,7 +30,7 @@ from asyncstate.operator import InputSpec, RecordOperator, row_type
 from asyncstate.requests import StateSink
 from asyncstate.runtime.rows import PreparedBatch, key_values, kinds_of, prepare, python_rows
 from asyncstate.runtime.runner import Runner
-from asyncstate.runtime.spec import CommitRecord, InputBatch
+from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch
 from asyncstate.state.versions import PICKLED
 from asyncstate.storage import Changes, StateSpec, changes_from
 
@@ -85,23 +85,33 @@ class BroadcastRows:
         self._operator = operator
         self._frame = frame
 
-    def run(self) -> Iterator[None]:
-        """Run all rows. Stops where output may be taken.
+    def run(self) -> Iterator[OutBatch | None]:
+        """Run all rows; of an ordered input those that are due. Stops where output may be taken, with rows that come
+        too late for their order, if there are any.
 
         The first partition counts the rows: the sums over the partitions are then those of the input.
         """
         packed, index = self._spec.broadcast, self._operator.broadcast_input
-        if packed is None or index is None:
+        if index is None:
             return
-        first = self._context.key_groups.start == 0
-        for given in unpack_broadcast(packed, index):
+        first, ordered = self._context.key_groups.start == 0, self._runner.ordered
+        for given in () if packed is None else unpack_broadcast(packed, index):
             prepared = prepare(self._spec.uid, self._spec.inputs[index], given)
             self._runner.count(prepared, first)
-            for record in self._records(prepared):
-                self._controller.submit(record)
-                self._controller.drain()
-                if self._operator.notify_stateful_sets:
-                    yield from self._notify(record)
+            if index in ordered:
+                yield from self._runner.put_to_wait(prepared, first)
+            else:
+                yield from self._run(prepared)
+        if index in ordered:
+            for prepared in ordered.due_broadcast(index, self._context.page_size):
+                yield from self._run(prepared)
+
+    def _run(self, prepared: PreparedBatch) -> Iterator[None]:
+        for record in self._records(prepared):
+            self._controller.submit(record)
+            self._controller.drain()
+            if self._operator.notify_stateful_sets:
+                yield from self._notify(record)
 
     def _records(self, prepared: PreparedBatch) -> Iterator[BroadcastRecord]:
         index = prepared.input_index

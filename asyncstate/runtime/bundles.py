@@ -128,9 +128,9 @@ class BundleRunner(Runner):
 
     def _process_due(self) -> Iterator[OutBatch]:
         """Rows of ordered inputs that are due: all of the micro-batch have come."""
-        if not self._ordered:
+        if not self.ordered:
             return
-        for rows in self._ordered.due_parts(self.context.key_groups, self._size):
+        for rows in self.ordered.due_parts(self.context.key_groups, self._size):
             bundles = [None if part is None else self._bundle(part) for part in rows]
             self.keys += sum(len(bundle.keys) for bundle in bundles if bundle is not None)
             bundles += [None] * (len(self.spec.inputs) - len(bundles))
@@ -202,8 +202,8 @@ class BundleRunner(Runner):
     def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch | OutBatch]:
         """Those of inputs without an order; the others are put to wait, but for late ones that have an output."""
         for prepared in rows:
-            if prepared.input_index in self._ordered:
-                yield from self._put_to_wait(prepared)
+            if prepared.input_index in self.ordered:
+                yield from self.put_to_wait(prepared)
             else:
                 yield prepared
 

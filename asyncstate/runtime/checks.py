@@ -422,10 +422,6 @@ def _check_broadcast_input(label: str, spec: InputSpec) -> None:
         raise SchemaError(
             f"{label}: {spec.name} is broadcast and has no key, but ({', '.join(spec.key)}) was given; leave it out"
         )
-    if spec.order_by:
-        raise SchemaError(
-            f"{label}: {spec.name} is broadcast and cannot have order_by; sort the DataFrame, its order is kept"
-        )
 
 
 def check_stateless(

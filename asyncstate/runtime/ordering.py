@@ -9,6 +9,8 @@ Layout, where id is 3 for the first input, 4 for the second, 5 for the third:
 
 * ``[key group: 2][id][time: 8][other sort columns][batch id: 8][number: 4]`` -> ``[row kind: 1][row]``
 
+Rows of a broadcast input lie below ``BROADCAST_GROUP``, in every partition with equal bytes.
+
 Sort columns are in the key codec, descending ones with all bits inverted. Batch id and number (of the row in its
 partition, input and micro-batch) are the order of arrival; where rescaling brings together rows that two partitions
 have numbered, the key group is last. The row is in the row codec; the key is read from it.
@@ -30,6 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import (
+    BROADCAST_GROUP,
     KeyCodec,
     RowCodec,
     check_key_type,
@@ -79,6 +82,8 @@ _KEY_PARTS: Final = np.dtype(
 _RANGE_PAGE_ROWS: Final = 64  # held for each key group and input
 _PAGE_ROWS: Final = 10_000  # held once
 _SAMPLE: Final = 100
+_BROADCAST: Final = range(int.from_bytes(BROADCAST_GROUP, "big"), int.from_bytes(BROADCAST_GROUP, "big") + 1)
+"""Its key group, as ``due`` takes them."""
 _FIRST: Final = b"\x00"  # the field of a null, below and
 _LAST: Final = b"\xff"  # above those of all values
 
@@ -97,10 +102,6 @@ def check_ordered(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> 
             raise SchemaError(
                 f"{what}, but {type(operator).__name__} works on bundles of rows and asks for an order itself where it "
                 "needs one; leave order_by out"
-            )
-        if spec.broadcast:
-            raise SchemaError(
-                f"{what}, but it is the broadcast input; its rows come first, leave order_by out"
             )
         if index == operator.first_input:
             raise SchemaError(
@@ -165,15 +166,20 @@ class OrderedInputs:
     def __contains__(self, input_index: int) -> bool:
         return input_index in self._inputs
 
-    def add(self, prepared: PreparedBatch) -> PreparedBatch | None:
+    def add(self, prepared: PreparedBatch, counts: bool = True) -> PreparedBatch | None:
         """Let rows wait. Those of an order of event time that the watermark had passed before this micro-batch are
-        counted and returned (None: there are none), unless they are to be delivered."""
+        counted and returned (None: there are none), unless they are to be delivered.
+
+        ``counts`` is False where another partition counts and returns them.
+        """
         index = prepared.input_index
         is_late = self._late_rows(prepared) if index in self._late else None
         late = None
         if is_late is not None:
-            self._late[index].add(int(np.count_nonzero(is_late)))
-            prepared, late = prepared.filter(~is_late), prepared.filter(is_late)
+            if counts:
+                self._late[index].add(int(np.count_nonzero(is_late)))
+                late = prepared.filter(is_late)
+            prepared = prepared.filter(~is_late)
         if prepared.batch.num_rows:
             self._sink.put_many(*self._inputs[index].entries(prepared))
         return late
@@ -186,10 +192,21 @@ class OrderedInputs:
         late: npt.NDArray[np.bool_] = prepared.times <= self._previous_watermark
         return late if late.any() else None
 
+    def due_broadcast(self, index: int, page_size: int) -> Iterator[PreparedBatch]:
+        """Take out the rows of a broadcast input that are due, in their order, some at a time."""
+        waiting = self._inputs[index]
+        for page in waiting.pages(self._sink, _BROADCAST, self._watermark, page_size):
+            self._sink.delete_many(page.store_keys)
+            yield waiting.prepared(page.values)
+
     def due(self, groups: range, page_size: int) -> Iterator[Turns]:
-        """Take out the rows that are due, by (time, input, other sort keys, arrival), some at a time."""
+        """Take out the rows of other inputs that are due, by (time, input, other sort keys, arrival), some at a
+        time."""
         ranges = [
-            bounds for waiting in self._inputs.values() for bounds in waiting.due(groups, self._watermark)
+            bounds
+            for waiting in self._inputs.values()
+            if not waiting.is_broadcast
+            for bounds in waiting.due(groups, self._watermark)
         ]
         entries = merged_entries(self._sink, ranges, _RANGE_PAGE_ROWS, _delivery_order)
         for page in pages_of(entries, page_size):
@@ -286,6 +303,7 @@ class _WaitingRows:
         without_time = _order_place if spec.changelog else _own_place
         self.place: Place = _time_place if self.order.time == "event" else without_time
         """Rows that must come together have one place."""
+        self.is_broadcast = spec.broadcast
         self._index = index
         self._spec = spec
         self._id = state.id
@@ -300,7 +318,10 @@ class _WaitingRows:
     def entries(self, prepared: PreparedBatch) -> tuple[list[bytes], list[bytes]]:
         """Store keys and values; nearly sorted, which is quicker done with columns than later with bytes."""
         columns = [prepared.batch.column(name) for name in self._spec.key]
-        groups = self._key_codec.groups(columns) if columns else np.zeros(prepared.batch.num_rows, np.int32)
+        no_key = _BROADCAST.start if self.is_broadcast else 0
+        groups = (
+            self._key_codec.groups(columns) if columns else np.full(prepared.batch.num_rows, no_key, np.int32)
+        )
         times = self._times(prepared)
         order = rows_by(groups, times)
         prepared = prepared.take(order)

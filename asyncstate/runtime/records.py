@@ -99,14 +99,16 @@ class RecordRunner(Runner):
         return _PART_ROWS
 
     def _process_broadcast(self) -> Iterator[OutBatch]:
-        for _ in BroadcastRows(self, self._operator, self._frame).run():
+        for late in BroadcastRows(self, self._operator, self._frame).run():
+            if late is not None:
+                yield late
             self.controller.bound_writes(0)
             yield from self._outputs(_OUTPUT_ROWS)
 
     def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[OutBatch]:
         for prepared in chain(self._arriving(batches), self._waiting()):
-            if prepared.input_index in self._ordered:
-                yield from self._put_to_wait(prepared)
+            if prepared.input_index in self.ordered:
+                yield from self.put_to_wait(prepared)
                 continue
             records = self._records(prepared)
             rows = 1
@@ -126,7 +128,7 @@ class RecordRunner(Runner):
 
     def _deliver_ordered(self) -> Iterator[OutBatch]:
         """Without timers rows follow each other as quickly as they come; with them each waits for what is earlier."""
-        if self.spec.watermark == MIN_WATERMARK or not self._ordered:
+        if self.spec.watermark == MIN_WATERMARK or not self.ordered:
             return
         if self._has_timers:
             yield from self._deliver_between_timers()
@@ -148,7 +150,7 @@ class RecordRunner(Runner):
         self._timers.end_rounds()
 
     def _due_rows(self) -> Iterator[Record]:
-        for turns, inputs in self._ordered.due(self.context.key_groups, _SLICE_ROWS):
+        for turns, inputs in self.ordered.due(self.context.key_groups, _SLICE_ROWS):
             records = {prepared.input_index: self._records(prepared) for prepared in inputs}
             for index in turns:
                 yield next(records[index])

@@ -64,9 +64,10 @@ class Runner(ABC):
         }
         self._codecs = [given.key_codec(spec.max_parallelism) for given in spec.inputs]
 
-        self._ordered = OrderedInputs(
+        self.ordered = OrderedInputs(
             controller, spec, context.ordered, self._codecs, lambda: context.counter("late_rows_dropped")
         )
+        """The rows that wait for their order."""
         self._unique = unique
         self._scratch = scratch
         self._gathered = {
@@ -103,9 +104,10 @@ class Runner(ABC):
                 yield prepared
             self.controller.flush()  # the next batch may be long in coming
 
-    def _put_to_wait(self, prepared: PreparedBatch) -> Iterator[OutBatch]:
-        """Let rows of an ordered input wait; gives those that come too late for it, if somebody asks for them."""
-        late, name = self._ordered.add(prepared), self._late_outputs[prepared.input_index]
+    def put_to_wait(self, prepared: PreparedBatch, counts: bool = True) -> Iterator[OutBatch]:
+        """Let rows of an ordered input wait; gives those that come too late for it, if somebody asks for them.
+        ``counts`` is False where another partition counts and gives them."""
+        late, name = self.ordered.add(prepared, counts), self._late_outputs[prepared.input_index]
         self.controller.bound_writes(0)
         if late is not None and name is not None:
             schema = self.context.side_outputs[name]
@@ -127,7 +129,7 @@ class Runner(ABC):
 
     def _comes_in_order(self, index: int) -> bool:
         """Whether rows of the input do not come as they arrive: they need not be put in order here."""
-        return self.spec.inputs[index].broadcast or index in self._ordered
+        return self.spec.inputs[index].broadcast or index in self.ordered
 
     def _gathering(self, index: int, scratch: str) -> Gathering:
         given = self.spec.inputs[index]

@@ -8,7 +8,6 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import os
 import resource
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,6 @@ from typing import Final
 from asyncstate.config import Config
 from asyncstate.execution import ControllerStatistics
 from asyncstate.figures import (
-    COUNTER,
     Count,
     Counters,
     Elapsed,
@@ -85,16 +83,15 @@ class LimitStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatistics:
-    """``worker_rss_bytes_peak``: memory of the Python worker process ``worker_pid``, its highest so far."""
+    """``worker_rss_bytes_peak``: memory of the Python worker process, its highest so far."""
 
     worker_rss_bytes_peak: Peak
-    worker_pid: Peak
 
     @classmethod
     def of_this_process(cls) -> WorkerStatistics:
         """As of now."""
         rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-        return cls(worker_rss_bytes_peak=rss_bytes, worker_pid=os.getpid())
+        return cls(worker_rss_bytes_peak=rss_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +162,10 @@ class TaskStatistics:
         return sums, peaks
 
 
-def kind_of(name: str) -> Kind:
-    """The kind of a task's figure. Raises KeyError for a name that no part reports."""
-    return Kind.TOTAL if name.startswith(COUNTER) else kinds(TaskStatistics)[name]
+TASK_FIGURES: Final[Mapping[str, Kind]] = {
+    name: kind for name, kind in kinds(TaskStatistics).items() if name != "counters"
+}
+"""The figures that tasks report, but for operators' own counters, and their kinds."""
 
 
 def statistics_before(base: OperatorManifest | None) -> TaskStatistics:

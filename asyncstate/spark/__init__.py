@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncstate.driver.progress import BatchStatistics, ProgressFormatter
+    from asyncstate.driver.progress import Progress, ProgressFormatter
     from asyncstate.spark.bounded import apply_batch
     from asyncstate.spark.changes import last_changes, netted
     from asyncstate.spark.job import StreamingJob
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from asyncstate.spark.session import build_session, recommended_conf
 
 __all__ = [
-    "BatchStatistics",
     "MicroBatch",
+    "Progress",
     "ProgressFormatter",
     "PrometheusProgress",
     "StreamingJob",
@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchStatistics": "asyncstate.driver.progress",
     "MicroBatch": "asyncstate.spark.micro_batch",
+    "Progress": "asyncstate.driver.progress",
     "ProgressFormatter": "asyncstate.driver.progress",
     "PrometheusProgress": "asyncstate.spark.prometheus",
     "StreamingJob": "asyncstate.spark.job",

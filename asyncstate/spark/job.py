@@ -29,7 +29,7 @@ from asyncstate.driver.job_graph import JobGraph
 from asyncstate.driver.ledger import Ledger, batch_schema
 from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.driver.operator_call import check_job_name
-from asyncstate.driver.progress import BatchStatistics, OnProgress, Progress, figures_of, progress_of
+from asyncstate.driver.progress import OnProgress, Progress, figures_of, sum_of, watermark_of
 from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
@@ -116,8 +116,8 @@ class StreamingJob:
         self._driver = JobDriver(frame, self._ledger, clock or SystemClock(), on_progress, MicroBatch)
 
     @property
-    def history(self) -> deque[BatchStatistics]:
-        """The last micro-batches' figures, the newest last."""
+    def history(self) -> deque[Progress]:
+        """The progress of the last 100 committed micro-batches, the newest last."""
         return self._driver.history
 
     @property
@@ -126,14 +126,9 @@ class StreamingJob:
         return self._driver.last_error
 
     @property
-    def statistics(self) -> BatchStatistics | None:
-        """Figures of the last committed micro-batch."""
-        return self.history[-1] if self.history else None
-
-    @property
     def last_progress(self) -> Progress | None:
-        """Figures of the last committed micro-batch under stable names, ready for JSON; see ``docs/metrics.md``."""
-        return None if self.statistics is None else progress_of(self.statistics)
+        """That of the last one, the last entry of ``history``; None before the first commit. See ``Progress``."""
+        return self.history[-1] if self.history else None
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
         """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes.
@@ -252,7 +247,7 @@ class StreamingJob:
         return shown + (html_table("last micro-batch", rows, ("operator", "rows", "state")) if rows else "")
 
     def _facts(self) -> list[tuple[str, str]]:
-        last, flow = self.statistics, self._graph.flow
+        last, flow = self.last_progress, self._graph.flow
         form = "graph" if flow.nodes else "function" if self._function is not None else "nothing declared yet"
         sources = [source.name for source in flow.sources] or list(self._inputs.frames)
         return [
@@ -260,11 +255,11 @@ class StreamingJob:
             ("checkpoint", self._ledger.folder),
             ("form", form),
             *([("sources", ", ".join(sources))] if sources else []),
-            ("batch", "none yet" if last is None else f"{last.batch_id}, {last.seconds:.2f} s"),
+            ("batch", "none yet" if last is None else f"{last['batch_id']}, {last['total_seconds']:.2f} s"),
             *(
                 []
                 if last is None
-                else [("watermark", time_text(last.watermark, MIN_WATERMARK, MAX_WATERMARK))]
+                else [("watermark", time_text(watermark_of(last), MIN_WATERMARK, MAX_WATERMARK))]
             ),
             *([("failed with", type(self.last_error).__name__)] if self.last_error is not None else []),
         ]
@@ -345,7 +340,7 @@ class StreamingJob:
         return self._bar
 
     def _snapshot(self, tracker: StatusTracker) -> Snapshot:
-        last, now = self.statistics, self._driver.now
+        last, now = self.last_progress, self._driver.now
         found = Snapshot(self.name)
         if now is not None:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
@@ -361,11 +356,11 @@ class StreamingJob:
         if last is None:
             return found
         return found._replace(
-            last_batch_id=last.batch_id,
-            rows=int(sum(one.sums.get("rows_in", 0) for one in last.operators.values())),
-            seconds=last.seconds,
-            state_bytes=int(sum(one.sums.get("state_bytes", 0) for one in last.operators.values())),
-            watermark=time_text(last.watermark, MIN_WATERMARK, MAX_WATERMARK),
+            last_batch_id=last["batch_id"],
+            rows=sum_of(last, "rows_in"),
+            seconds=last["total_seconds"],
+            state_bytes=sum_of(last, "state_bytes"),
+            watermark=time_text(watermark_of(last), MIN_WATERMARK, MAX_WATERMARK),
         )
 
     def _started(self) -> tuple[DataFrame, Callable[[DataFrame, int], None]]:
@@ -390,7 +385,7 @@ class StreamingJob:
         self._graph.run(self._sources.unpacked(df), batch)
 
     def _figures(self) -> dict[str, NodeFigures]:
-        return {} if self.statistics is None else figures_of(self.statistics.operators)
+        return {} if self.last_progress is None else figures_of(self.last_progress["operators"])
 
     def _check_no_function(self, what: str) -> None:
         if self._function is not None:

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from asyncstate.driver.progress import FIGURES, OF_PARTITIONS, Progress
+from asyncstate.driver.progress import OF_PARTITIONS, OperatorProgress, Progress
 from asyncstate.errors import ConfigurationError
 from asyncstate.figures import Kind
+from asyncstate.runtime import TASK_FIGURES
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -63,12 +64,12 @@ class PrometheusProgress:
         )
         self._sums = {
             name: self._counter(name, f"{name} of an operator, over all micro-batches.", _OPERATOR)
-            for name, kind in FIGURES.items()
+            for name, kind in TASK_FIGURES.items()
             if kind is Kind.TOTAL
         }
         self._levels = {
             name: self._gauge(name, f"{name} of an operator in the last micro-batch.", _OPERATOR)
-            for name, kind in FIGURES.items()
+            for name, kind in TASK_FIGURES.items()
             if kind in _GAUGES
         }
         for name in (f"{name}_max" for name in OF_PARTITIONS):
@@ -85,8 +86,8 @@ class PrometheusProgress:
         if progress["watermark_us"] is not None:
             self._watermark.labels(job).set(progress["watermark_us"] / 1e6)
         for name, histogram in self._times.items():
-            histogram.labels(job).observe(progress[name])
-        for operator in progress["operators"]:
+            histogram.labels(job).observe(progress[name])  # type: ignore[literal-required]  # of ``_TIMES``
+        for operator in progress["operators"].values():
             self._take(job, operator)
 
     def serve(self, port: int, address: str = "127.0.0.1") -> MetricsServer:
@@ -94,7 +95,7 @@ class PrometheusProgress:
         server, thread = self._client.start_http_server(port, address, self.registry)
         return MetricsServer(server, thread)
 
-    def _take(self, job: str, operator: dict[str, Any]) -> None:
+    def _take(self, job: str, operator: OperatorProgress) -> None:
         labels = job, operator["uid"]
         self._stage.labels(*labels).observe(operator["stage_seconds"])
         for name, counter in self._sums.items():

@@ -10,13 +10,16 @@ Must not import pyspark; what is slow to import is imported when the task runs.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import gc
 import itertools
 import logging
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -229,13 +232,31 @@ def settle_worker() -> None:
     """Once a process: take everything imported so far out of the garbage collector's sight.
 
     Spark's worker runs a full collection after every task; over the modules' objects it costs more than the
-    rest of a small task together.
+    rest of a small task together. When the process ends they are in sight again: modules are only deleted then if they
+    can be collected, and native ones report what is left as leaks.
     """
     global _settled
     if not _settled:
         _settled = True
         gc.set_threshold(_GC_YOUNG_ALLOCATIONS)
         gc.freeze()
+        atexit.register(gc.unfreeze)
+        quiet_end(sys.modules["__main__"])
+
+
+def quiet_end(daemon: ModuleType) -> None:
+    """In a worker of ``daemon``, if that is PySpark's: leave out the trace of an answer that nobody waits for.
+
+    Spark closes the connection of a worker that has had nothing to do for a minute, of all when it stops, and of one
+    whose rows nobody asks for any more. PySpark takes that for a failed task, and prints that it could not say so.
+    """
+    if getattr(daemon.__spec__, "name", None) == "pyspark.daemon":
+        daemon.print = _printed_unless_gone  # type: ignore[attr-defined]  # before the built-in one
+
+
+def _printed_unless_gone(*values: object, **how: Any) -> None:
+    if not isinstance(sys.exc_info()[1], ConnectionError):
+        print(*values, **how)
 
 
 def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[InputBatch]:

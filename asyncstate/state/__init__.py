@@ -3,7 +3,12 @@
 Owns: the state kinds of both grains and the timers. Must not import storage, execution or operators.
 """
 
-from asyncstate.state.broadcast import BroadcastState, BroadcastStateDescriptor
+from asyncstate.state.broadcast import (
+    BroadcastList,
+    BroadcastState,
+    BroadcastStateDescriptor,
+    BroadcastValue,
+)
 from asyncstate.state.column_cache import ColumnCache, ColumnCacheStatistics, with_column_cache
 from asyncstate.state.columnar.column_maps import (
     ColumnMapState,
@@ -46,8 +51,10 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "BroadcastList",
     "BroadcastState",
     "BroadcastStateDescriptor",
+    "BroadcastValue",
     "ColumnCache",
     "ColumnCacheStatistics",
     "ColumnMapState",

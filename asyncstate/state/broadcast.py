@@ -1,6 +1,6 @@
 """BroadcastState: a small map that is the same in every partition, written by the rows of the broadcast input.
 
-Owns: ``BroadcastState`` and its descriptor.
+Owns: ``BroadcastState``, its descriptor, and ``BroadcastValue`` and ``BroadcastList``, which are kept in one.
 Invariants: entries live under ``BROADCAST_GROUP`` in every partition, with equal bytes; only a record that may
 write broadcast state changes them, and every partition runs the same such records in the same order. What a
 read gives is the caller's own: changing it changes no state.
@@ -22,6 +22,7 @@ from asyncstate.codec import BROADCAST_GROUP, prefix_end
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.operator import OperatorContext
 from asyncstate.requests import StateSink
+from asyncstate.state.at_once import ListAtOnce, ValueAtOnce
 from asyncstate.state.descriptors import MapDescriptor
 from asyncstate.state.keyed.binding import Binding
 from asyncstate.state.maps import MapAtOnce
@@ -166,6 +167,59 @@ class BroadcastState(MapAtOnce[K, V]):
                 f"{self._binding.label} can be written in process_broadcast() only, where every partition does "
                 "the same; send the change as a row of the broadcast input, or keep it in a keyed state"
             )
+
+
+class BroadcastValue(ValueAtOnce[V]):
+    """One value that is the same in every partition, under the key 0 of ``state``; see ``ValueView``."""
+
+    __slots__ = ("_default", "_state")
+
+    def __init__(self, state: BroadcastState[int, V], default: V | None = None) -> None:
+        self._state = state
+        self._default = default
+
+    def value(self) -> V | None:
+        """The value; without one the default."""
+        found = self._state.get(0)
+        return self._default if found is None else found
+
+    def update(self, value: V | None) -> None:
+        """Keep ``value``; None clears. Raises StateAccessError as ``BroadcastState.put`` does."""
+        if value is None:
+            self._state.clear()
+        else:
+            self._state.put(0, value)
+
+    def is_empty(self) -> bool:
+        """True when there is no value."""
+        return self._state.is_empty()
+
+    def __repr__(self) -> str:
+        return f"<value in {self._state!r}>"
+
+
+class BroadcastList(ListAtOnce[V]):
+    """Elements that are the same in every partition, under the keys 0, 1, ... of ``state``; see ``ListView``."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: BroadcastState[int, V]) -> None:
+        self._state = state
+
+    def get(self) -> Iterator[V]:
+        """All elements as they are now, in order."""
+        return self._state.values()
+
+    def add_all(self, elements: Iterable[V]) -> None:
+        """Append all, or none if one is refused. Raises StateAccessError as ``BroadcastState.put`` does."""
+        self._state.put_all(enumerate(elements, len(self._state)))
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        self._state.clear()
+
+    def __repr__(self) -> str:
+        return f"<list in {self._state!r}>"
 
 
 @dataclass(frozen=True)

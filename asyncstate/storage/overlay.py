@@ -39,22 +39,22 @@ TimedGet = Callable[[bytes, bytes | None, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlayStatistics:
-    """Reads and writes of a micro-batch; ``reads`` = ``hits`` (from memory) + ``misses``.
+    """Reads and writes of a micro-batch; ``reads`` = ``cache_hits`` (from memory) + ``cache_misses``.
 
-    ``store_reads``: keys that reached the store, by single and by list gets; ``list_gets``, ``list_get_keys``: the
-    latter and the keys in them; ``list_get_seconds``: what the task's own thread spent in them. ``bundle_read_bytes``:
-    values that the store gave bundles, estimated. ``scans``: range reads. ``cache_carried``: entries that an earlier
-    micro-batch left; ``cache_evictions``: entries dropped for want of room; ``cache_bytes_peak``,
-    ``cache_bytes_limit``: memory of cached values, and its bound.
+    ``store_reads``: keys that reached the store, by single and by list gets; ``read_batches``, ``read_batch_keys``: the
+    latter and the keys in them; ``read_batch_seconds``: what the task's own thread spent in them.
+    ``bundle_read_bytes``: values that the store gave bundles, estimated. ``scans``: range reads. ``cache_carried``:
+    entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want of room;
+    ``cache_bytes_peak``, ``cache_bytes_limit``: memory of cached values, and its bound.
     """
 
     reads: Count
-    hits: Count
-    misses: Count
+    cache_hits: Count
+    cache_misses: Count
     store_reads: Count
-    list_gets: Count
-    list_get_keys: Count
-    list_get_seconds: Elapsed
+    read_batches: Count
+    read_batch_keys: Count
+    read_batch_seconds: Elapsed
     bundle_read_bytes: Bytes
     scans: Count
     writes: WriteStatistics
@@ -415,12 +415,12 @@ class WriteOverlay:
         self._clean.note_bytes()
         return OverlayStatistics(
             reads=self._reads,
-            hits=self._reads - self._misses,
-            misses=self._misses,
+            cache_hits=self._reads - self._misses,
+            cache_misses=self._misses,
             store_reads=self._store_reads,
-            list_gets=self._list_gets,
-            list_get_keys=self._list_get_keys,
-            list_get_seconds=self._timed_seconds,
+            read_batches=self._list_gets,
+            read_batch_keys=self._list_get_keys,
+            read_batch_seconds=self._timed_seconds,
             bundle_read_bytes=int(self._bundle_read_bytes),
             scans=self._scans,
             writes=self._buffer.statistics(),

@@ -156,9 +156,7 @@ class BothJobs:
 
     def rows_out(self, name: str) -> float:
         """Rows that the last micro-batch put out."""
-        statistics = self.jobs[name].statistics
-        assert statistics is not None
-        return statistics.operators[_UID].sums["rows_out"]
+        return float(self.jobs[name].history[-1]["operators"][_UID]["rows_out"])
 
 
 def _drop(rows: DataFrame, batch: MicroBatch) -> None:

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from asyncstate.driver.progress import OperatorStatistics
-    from asyncstate.spark import BatchStatistics
+    from asyncstate.spark import Progress
 
 _WARM_UP_EVENTS = 10_000
 _WARM_UP_BATCHES = 2
@@ -220,16 +219,15 @@ class NexmarkRunner:
         """Every micro-batch and the final flush, into ``sink``; None drops them."""
         shutil.rmtree(folder, ignore_errors=True)
         own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
-        figures: list[BatchStatistics] = []
+        figures: list[Progress] = []
         clock = ManualClock(PROCESSING_START_US) if query == "q12" else None
 
-        def keep(progress: object) -> None:
-            assert job.statistics is not None
-            figures.append(job.statistics)
+        def keep(progress: Progress) -> None:
+            figures.append(progress)
             if clock is not None:
                 clock.advance(ms=PROCESSING_STEP_US // 1_000)
-            if not job.statistics.final:
-                on_batch(job.statistics.batch_id + 1)
+            if not progress["final"]:
+                on_batch(progress["batch_id"] + 1)
 
         options = {**self._settings.options, **own}
         name = f"nexmark-{query}"
@@ -254,7 +252,7 @@ class NexmarkRunner:
 class _Run:
     spent: Spent
     batch_ms: list[float]
-    figures: list[BatchStatistics]
+    figures: list[Progress]
 
 
 def declare(query: str, events: Stream) -> Stream:
@@ -294,14 +292,15 @@ def _batch_ms(stream: StreamingQuery) -> list[float]:
 def _result(
     query: str, async_enabled: bool, source: EventFiles, run: _Run, comparison: ComparisonResult
 ) -> QueryResult:
-    operators = [operator for figures in run.figures for operator in figures.operators.values()]
-    remaining = list(run.figures[-1].operators.values()) if run.figures else []
+    last = run.figures[-1] if run.figures else None
+    operators = [operator for figures in run.figures for operator in figures["operators"].values()]
+    remaining = list(last["operators"].values()) if last is not None else []
 
-    def total(name: str, of: list[OperatorStatistics] = operators) -> int:
-        return int(sum(operator.sums.get(name, 0) for operator in of))
+    def total(name: str, of: list[Any] = operators) -> int:
+        return sum(int(operator[name] or 0) for operator in of)
 
     cpu = run.spent.cpu_seconds
-    peaks = [operator.peaks.get("worker_rss_bytes_peak", 0) for operator in operators]
+    peaks = [operator["worker_rss_bytes_peak"] or 0 for operator in operators]
     return QueryResult(
         query=query,
         mode="async" if async_enabled else "sync",
@@ -316,8 +315,8 @@ def _result(
             "changelog_rows": comparison.changelog_rows,
             "state_reads": total("reads"),
             "store_reads": total("store_reads"),
-            "read_batches": total("list_gets"),
-            "cache_hits": total("hits"),
+            "read_batches": total("read_batches"),
+            "cache_hits": total("cache_hits"),
             "state_bytes": total("state_bytes", remaining),
             "state_entries_estimate": total("state_entries_estimate", remaining),
             "worker_peak_rss_bytes": int(max(peaks, default=0)),

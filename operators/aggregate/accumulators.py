@@ -20,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.errors import OperatorError
 from asyncstate.local_phase import LOW_BITS, NOT_FINITE, LocalColumn, LocalFunction
 
 from ..core.arrays import Int8Array
@@ -88,9 +87,14 @@ class Sum(MergingAggregator):
         try:
             return [pc.if_else(pa.array(signs < 0), _negated(values), values)]
         except pa.ArrowInvalid as error:
-            raise OperatorError(
-                f"{self.owner}: the smallest int64 of column '{self.column}' cannot be taken back; cast the column to "
-                "decimal(38, 0) before the operator"
+            smallest = np.flatnonzero((signs < 0) & (values.to_numpy() == np.iinfo(np.int64).min))
+            if not len(smallest):  # it is that of a row that is added
+                return [pc.if_else(pa.array(signs < 0), pc.negate(values), values)]
+            raise GroupOverflowError(
+                self.owner,
+                f"the smallest int64 of column '{self.column}' cannot be taken back; cast the column to decimal(38, 0) "
+                "before the operator",
+                int(smallest[0]),
             ) from error
 
     def combine(self, state: State, groups: Groups) -> State:

@@ -1,7 +1,7 @@
 """What every aggregate is made of, however it was written: state columns, and what rows make of them.
 
 Owns: ``Aggregator``, ``KeyedRows``, ``Updated``; ``MergingAggregator``, those whose rows have states of their own;
-``key_text``, ``GroupOverflowError`` and ``naming``, with which errors name keys.
+``key_text``, ``GroupOverflowError``, ``naming`` and ``of_groups``, with which errors name keys.
 Invariant: nobody asks which kind an aggregator is. What it cannot do (``retracts``, ``merges``) is refused before any
 row is read.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``futures``, ``operator`` and ``state``.
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
@@ -34,11 +35,12 @@ State = list[pa.Array]
 """An array for each of an aggregator's ``fields``; a row of nulls stands for a key of which nothing is known."""
 
 
-def key_text(keys: KeyBatch | None, at: int) -> str:
+def key_text(keys: KeyBatch | Sequence[pa.Array] | None, at: int) -> str:
     """``, key ('a',)`` for the key at a place of ``keys``, to stand behind the name of an operator; empty without."""
-    if keys is None or not keys.columns:
+    columns = keys.columns if isinstance(keys, KeyBatch) else keys
+    if not columns:
         return ""
-    return f", key {tuple(python_values(column.slice(at, 1))[0] for column in keys.columns)!r}"
+    return f", key {tuple(python_values(column.slice(at, 1))[0] for column in columns)!r}"
 
 
 class GroupOverflowError(OperatorError):
@@ -52,14 +54,30 @@ class GroupOverflowError(OperatorError):
 
 
 @contextmanager
-def naming(keys: KeyBatch | None) -> Iterator[None]:
-    """Results that overflow inside the block are of these keys, in their order: their error names the key."""
+def naming(
+    keys: KeyBatch | Sequence[pa.Array] | None, owners: npt.NDArray[np.integer] | None = None
+) -> Iterator[None]:
+    """Results that overflow inside the block are of these keys, or key columns: their error names the key.
+
+    ``owners``: the key of each result; None: results are in the order of the keys.
+    """
     try:
         yield
     except GroupOverflowError as error:
         if keys is None:
             raise
-        raise OperatorError(f"{error.owner}{key_text(keys, error.at)}: {error.text}") from error.__cause__
+        at = error.at if owners is None else int(owners[error.at])
+        raise OperatorError(f"{error.owner}{key_text(keys, at)}: {error.text}") from error.__cause__
+
+
+@contextmanager
+def of_groups(groups: Groups) -> Iterator[None]:
+    """What overflows inside the block are rows: their error has the place of their group."""
+    try:
+        yield
+    except GroupOverflowError as error:
+        at = int(groups.ids[error.at])
+        raise GroupOverflowError(error.owner, error.text, at) from error.__cause__
 
 
 class KeyedRows(NamedTuple):
@@ -178,7 +196,9 @@ class MergingAggregator(Aggregator):
     def prepare(self, rows: KeyedRows) -> State:
         """The states of the rows of each group (u)."""
         with naming(rows.keys):
-            return self.combine(self.lift(rows.batch, rows.signs), rows.groups)
+            with of_groups(rows.groups):
+                lifted = self.lift(rows.batch, rows.signs)
+            return self.combine(lifted, rows.groups)
 
     def update(self, state: State, rows: KeyedRows, prepared: State, ctx: BundleContext) -> Updated:
         """See ``Aggregator``."""

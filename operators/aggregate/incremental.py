@@ -21,7 +21,7 @@ from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContex
 from ..core.arrays import Int8Array
 from ..core.segments import Groups
 from .accumulators import Count, Extreme, Sum
-from .aggregator import State
+from .aggregator import State, naming
 from .declared import Aggregate, columns_of
 from .group import GroupAggregate
 from .operator import KeyAggregateOperator
@@ -107,7 +107,9 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         columns = [bundle.keys.columns[at] for at in self._shown]
         keys = self._codec.group(columns, num_rows=len(bundle.keys))
         added: State = [column for state in change.prepared for column in state]
-        ctx.emit([*keys.columns, *self._aggregation.combine(added, Groups.of(keys))])
+        with naming(keys):
+            parts = self._aggregation.combine(added, Groups.of(keys))
+        ctx.emit([*keys.columns, *parts])
 
 
 class _FinalGroupAggregate(GroupAggregate):

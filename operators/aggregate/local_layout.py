@@ -29,7 +29,7 @@ from asyncstate.local_phase import (
 
 from ..core.arrays import Int8Array
 from ..core.segments import Groups
-from .aggregator import MergingAggregator, State
+from .aggregator import MergingAggregator, State, of_groups
 from .distinct import DistinctValues
 from .plan import AggregatePlan
 from .states import LocalValueRows
@@ -90,7 +90,9 @@ class LocalLayout:
             else:
                 rows, signs = values[source[0]]
                 assert isinstance(part, MergingAggregator)
-                state += part.combine(part.lift(rows, signs[source[1]]), groups)
+                with of_groups(groups):
+                    lifted = part.lift(rows, signs[source[1]])
+                state += part.combine(lifted, groups)
         return state
 
 

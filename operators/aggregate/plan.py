@@ -18,7 +18,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, OperatorContext
 
-from ..core.arrays import Int8Array
+from ..core.arrays import BoolArray, Int8Array
 from ..core.checks import check_distinct_names
 from ..core.segments import Groups
 from .accumulators import Count, Extreme
@@ -155,6 +155,16 @@ class AggregatePlan:
         """n states reduced to one a group (u)."""
         pairs = zip(self.parts, self._columns, strict=True)
         return [column for part, columns in pairs for column in part.combine(states[columns], groups)]
+
+    def combine_some(self, states: State, counts: Sequence[BoolArray | None], groups: Groups) -> State:
+        """As ``combine``; ``counts`` (n) for each part: the states that count, None: all."""
+        found: State = []
+        for part, columns, counted in zip(self._merging(), self._columns, counts, strict=True):
+            own = states[columns]
+            if counted is not None:
+                own = [pc.if_else(pa.array(counted), column, pa.scalar(None, column.type)) for column in own]
+            found += part.combine(own, groups)
+        return self._settled(found)
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None = None) -> State:
         """The states of n rows, one by one; ``signs`` is +1, -1 or 0 (ignored) a row, None for all +1."""

@@ -165,7 +165,8 @@ class AggregateStates:
         groups = Groups.of(rows.keys)
         read = self._state.async_get(rows.keys, rows.stamps)
         if not self._distincts:
-            partial = local.gather(rows.batch, groups)  # while the read is under way
+            with naming(rows.keys):
+                partial = local.gather(rows.batch, groups)  # while the read is under way
             return read.then_apply(lambda old: self._merged(rows, old, partial))
         values = local.values(rows.batch)
         own = [batch.take(pa.array(at)) for batch, at in values]
@@ -180,7 +181,9 @@ class AggregateStates:
             for (state, (batch, at), chosen), read in zip(parts, found, strict=True):
                 signs = state.update(read, chosen, None)
                 shown.append((batch, [_spread(one, at, batch.num_rows) for one in signs]))
-            return self._merged(rows, old, local.gather(rows.batch, groups, shown))
+            with naming(rows.keys):
+                partial = local.gather(rows.batch, groups, shown)
+            return self._merged(rows, old, partial)
 
         return known.then_compose(lambda found: read.then_apply(lambda old: merge(found, old)))
 

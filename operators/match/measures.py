@@ -11,7 +11,7 @@ Source: FIRST, LAST and logical offsets of Flink's MATCH_RECOGNIZE; aggregates a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,10 +22,10 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import BundleContext, InputSpec, OperatorContext
 
-from ..aggregate.aggregator import KeyedRows
+from ..aggregate.aggregator import KeyedRows, naming
 from ..aggregate.declared import Aggregate, columns_of
 from ..aggregate.distinct import first_of_values
-from ..aggregate.plan import AggregatePlan
+from ..aggregate.plan import AggregatePlan, Changed
 from ..core.arrays import Int64Array
 from ..core.checks import check_number
 from ..core.segments import Groups
@@ -126,16 +126,21 @@ class Measures:
         self._plan.open_functions(context)
 
     def async_values(
-        self, batch: pa.RecordBatch, matched: Matched, numbers: Int64Array | None, ctx: BundleContext
+        self,
+        batch: pa.RecordBatch,
+        matched: Matched,
+        numbers: Int64Array | None,
+        keys: Sequence[pa.Array],
+        ctx: BundleContext,
     ) -> StateFuture[list[pa.Array]]:
         """A future of a column (m) a measure. ``batch`` has ``columns``, of the rows that ``matched`` has the indices
-        of; ``numbers`` (m): those of the matches."""
+        of; ``numbers`` (m): those of the matches; ``keys`` (m each): their key columns."""
         taken = batch.take(pa.array(matched.rows))
         found = {name: self._column(one, taken, matched) for name, one in self._columns.items()}
         for name in self._numbers:
             assert numbers is not None, "the caller counts matches where it is asked to"
             found[name] = pa.array(numbers)
-        return self._async_aggregates(taken, matched, ctx).then_apply(
+        return self._async_aggregates(taken, matched, keys, ctx).then_apply(
             lambda aggregates: [(found | aggregates)[field.name] for field in self.fields]
         )
 
@@ -153,7 +158,7 @@ class Measures:
         return taken.column(measure.column).take(pa.array(rows, mask=~there))
 
     def _async_aggregates(
-        self, taken: pa.RecordBatch, matched: Matched, ctx: BundleContext
+        self, taken: pa.RecordBatch, matched: Matched, keys: Sequence[pa.Array], ctx: BundleContext
     ) -> StateFuture[dict[str, pa.Array]]:
         plan = self._plan
         for name in self._flags:
@@ -163,9 +168,14 @@ class Measures:
         sources = plan.sources(rows, [first_of_values(one, taken, matched.owners) for one in plan.distincts])
         nothing = [pa.nulls(len(matched.starts), field.type) for field in plan.state_schema]
         names = [field.name for field in plan.result_fields]
-        return plan.async_update(nothing, sources, plan.prepare(sources), ctx).then_apply(
-            lambda changed: dict(zip(names, plan.results(changed.states, changed.after), strict=True))
-        )
+        with naming(keys):
+            changed = plan.async_update(nothing, sources, plan.prepare(sources), ctx)
+
+        def results(done: Changed) -> dict[str, pa.Array]:
+            with naming(keys):
+                return dict(zip(names, plan.results(done.states, done.after), strict=True))
+
+        return changed.then_apply(results)
 
     # -- checks ----------------------------------------------------------------------------------------------
 

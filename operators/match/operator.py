@@ -310,10 +310,13 @@ class Match(KeepsKey, AggregateOperator):
         place = np.arange(sizes.sum()) - np.repeat(starts, sizes)
         rows = np.repeat(np.array([one.first for one in found], np.int64), sizes) + place
         variables = np.array([variable for one in found for variable in one.variables], np.int64)
-        columns = [column.take(pa.array(owners)) for column in keys.columns]
+        key_columns = [column.take(pa.array(owners)) for column in keys.columns]
+        columns = list(key_columns)
         if self._event_time(self._spec):
             columns.append(self._match_times([one.decided for one in found]))
-        values = self._measures.async_values(batch, Matched(rows, starts, variables), numbers, ctx)
+        values = self._measures.async_values(
+            batch, Matched(rows, starts, variables), numbers, key_columns, ctx
+        )
         return values.then_accept(lambda measures: ctx.emit([*columns, *measures]))
 
     def _match_times(self, decided: Sequence[int]) -> pa.Array:

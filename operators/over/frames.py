@@ -124,7 +124,7 @@ def scan(states: States, starts: Int64Array, merge: Merge) -> States:
     shift, longest = 1, int(np.diff(starts).max(initial=0))
     while shift < longest:
         at = np.flatnonzero(place >= shift)
-        states = _replaced(states, at, merge(take_rows(states, at - shift), take_rows(states, at)))
+        states = replaced(states, at, merge(take_rows(states, at - shift), take_rows(states, at)))
         shift *= 2
     return states
 
@@ -138,7 +138,7 @@ def reduce(states: States, starts: Int64Array, first: Int64Array, last: Int64Arr
         chosen = np.flatnonzero(left >> level & 1)
         if len(chosen):
             more = take_rows(levels[level], at[chosen])
-            total = _replaced(total, chosen, merge(take_rows(total, chosen), more))
+            total = replaced(total, chosen, merge(take_rows(total, chosen), more))
             at[chosen] += 1 << level
     return total
 
@@ -183,7 +183,7 @@ def reduce_distinct(
             chosen = chosen[some]
             if len(chosen):
                 more = take_rows(running, stop[some] - 1)
-                total = _replaced(total, chosen, merge(take_rows(total, chosen), more))
+                total = replaced(total, chosen, merge(take_rows(total, chosen), more))
         low, high = (low + takes_low) >> 1, (high - takes_high) >> 1
         level += 1
     return total
@@ -196,12 +196,12 @@ def _levels(states: States, starts: Int64Array, longest: int, merge: Merge) -> l
     while width * 2 <= longest:
         at = np.flatnonzero(np.arange(len(ends)) + 2 * width <= ends)
         last = levels[-1]
-        levels.append(_replaced(last, at, merge(take_rows(last, at), take_rows(last, at + width))))
+        levels.append(replaced(last, at, merge(take_rows(last, at), take_rows(last, at + width))))
         width *= 2
     return levels
 
 
-def _replaced(states: States, at: Int64Array, new: States) -> States:
+def replaced(states: States, at: Int64Array, new: States) -> States:
     """``states`` (n) with the rows ``at`` replaced by ``new``."""
     count = len(states[0])
     if len(at) == count:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
 from asyncstate.futures import StateFuture
@@ -87,8 +88,8 @@ class KeptRows:
         new = _Table(columns, new_owners[order])
         self._store(bundle, heads, old, new, removed, added)
         place = places_of(order)
-        return self._async_results(old, len(bundle.keys), ctx).then_compose(
-            lambda before: self._async_results(new, len(bundle.keys), ctx).then_accept(
+        return self._async_results(old, bundle.keys, ctx).then_compose(
+            lambda before: self._async_results(new, bundle.keys, ctx).then_accept(
                 lambda after: self._put_out(bundle, old, new, before, after, kept, place, ctx)
             )
         )
@@ -123,19 +124,21 @@ class KeptRows:
 
     # -- results -----------------------------------------------------------------------------------------
 
-    def _async_results(self, table: _Table, num_keys: int, ctx: BundleContext) -> StateFuture[list[pa.Array]]:
+    def _async_results(
+        self, table: _Table, keys: KeyBatch, ctx: BundleContext
+    ) -> StateFuture[list[pa.Array]]:
         """A future of the aggregates of each row (m)."""
         names = self._schema.names
         codes = order_codes([table.columns[names.index(one.column)] for one in self._order], self._order)
         order = sorted_by(codes, major=table.owners, minor=[np.arange(len(table.owners))])
-        starts = np.searchsorted(table.owners[order], np.arange(num_keys + 1))
+        starts = np.searchsorted(table.owners[order], np.arange(len(keys) + 1))
         batch = pa.RecordBatch.from_arrays(take_rows(table.columns, order), schema=_nullable(self._schema))
-        rows = Ordered(batch, starts, changes_of([code[order] for code in codes], starts))
+        rows = Ordered(batch, starts, changes_of([code[order] for code in codes], starts), keys.columns)
         first, last = self._bounds(rows)
-        none = np.zeros(num_keys, np.int64)
+        none = np.zeros(len(keys), np.int64)
         offsets = {at: batch.column(place_column) for at, place_column in self._plan.offset_columns.items()}
         values = self._plan.async_values(
-            rows, Frames(first, last, rows.owners), self._plan.nothing(num_keys), ctx
+            rows, Frames(first, last, rows.owners), self._plan.nothing(len(keys)), ctx
         )
         indices = pa.array(places_of(order))
         return values.then_apply(

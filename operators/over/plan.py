@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,31 +19,35 @@ from asyncstate.futures import StateFuture, combine_all, completed_future
 from asyncstate.operator import BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columnar.columns import ColumnState
 
-from ..aggregate.aggregator import KeyedRows, State, chosen_rows
+from ..aggregate.aggregator import GroupOverflowError, KeyedRows, State, chosen_rows, naming
 from ..aggregate.declared import Aggregate
 from ..aggregate.distinct import DistinctValues, first_of_values
 from ..aggregate.plan import AggregatePlan
 from ..aggregate.user.bundled import BundledAggregator
 from ..aggregate.user.function import Frames, UserAggregator
-from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids, take_rows
+from ..core.arrays import BoolArray, Int8Array, Int64Array, count_up, row_ids, take_rows
 from ..core.checks import check_distinct_names
 from ..core.segments import Groups
-from .frames import Frame, last_peers, reduce, reduce_distinct, rows_before, scan
+from .frames import Frame, last_peers, reduce, reduce_distinct, replaced, rows_before, scan
 from .functions import PlaceFunction
 
 Part = UserAggregator | BundledAggregator
+
+_EXPANDED_ROWS: Final = 1 << 18
+"""Rows of frames that are computed one by one, at a time; one frame may have more."""
 
 
 class Ordered(NamedTuple):
     """n rows of u keys, key by key, each key's in its order.
 
     ``starts`` (u + 1): where each key begins, and n. ``differs`` (n): the row is no peer of the one before it.
-    ``keys``: of the store, where views of functions lie there.
+    ``keys``: of the store, where views of functions lie there. ``names``: the columns of the keys, for errors.
     """
 
     batch: pa.RecordBatch
     starts: Int64Array
     differs: BoolArray
+    names: Sequence[pa.Array]
     keys: KeyBatch | None = None
 
     @property
@@ -150,7 +154,7 @@ class OverPlan:
         if shown is None and not moves:
             shown = [first_of_values(one, rows.batch, rows.owners) for one in self.distincts]
         ids = [self._ids(one, rows) for one in self.distincts] if moves else []
-        built_in, states = self._merged(keyed, rows, frames, old[self._slices[0]], shown or (), ids)
+        built_in, states = self._built_in(keyed, rows, frames, old[self._slices[0]], shown or (), ids)
         slid = []
         for (at, part), columns in zip(self.users.items(), self._slices[1:], strict=True):
             plan = self._plans[at]
@@ -168,6 +172,74 @@ class OverPlan:
 
         return combine_all(slid).then_apply(together) if slid else completed_future(together([]))
 
+    def _built_in(
+        self,
+        keyed: KeyedRows,
+        rows: Ordered,
+        frames: Frames,
+        old: State,
+        shown: Sequence[Sequence[Int8Array]],
+        ids: Sequence[Int64Array],
+    ) -> tuple[list[pa.Array], State]:
+        """The built-in aggregates, and their states after all rows (u).
+
+        What is merged on the way to a frame may be too large where the frame is not: it is then computed frame by
+        frame, or row by row, which also tells whose result it is that does not fit.
+        """
+        try:
+            return self._merged(keyed, rows, frames, old, shown, ids)
+        except GroupOverflowError:
+            if self._frame.kind != "unbounded":
+                return self._frame_by_frame(rows, frames, ids), old
+            return self._row_by_row(keyed, rows, frames, old, shown)
+
+    def _frame_by_frame(self, rows: Ordered, frames: Frames, ids: Sequence[Int64Array]) -> list[pa.Array]:
+        """The built-in aggregates of moving frames, each computed of its rows alone."""
+        plan = self.merging
+        lifted, owners = plan.lift(rows.batch), rows.owners
+        before = {
+            source: rows_before(
+                ids[source[0]],
+                chosen_rows(rows.batch, (), self.distincts[source[0]].conditions[source[1]]),
+            )
+            for source in plan.value_sources
+            if source is not None
+        }
+        sizes = frames.last - frames.first + 1
+        turns = np.flatnonzero(np.diff(np.cumsum(sizes) // _EXPANDED_ROWS)) + 1
+        found: list[list[pa.Array]] = []
+        for chosen in np.split(np.arange(len(sizes)), turns):
+            groups = Groups.of_ids(np.repeat(np.arange(len(chosen)), sizes[chosen]), len(chosen))
+            at = np.repeat(frames.first[chosen], sizes[chosen]) + count_up(sizes[chosen])
+            begins = np.repeat(frames.first[chosen], sizes[chosen])
+            counts = [
+                None if source is None else before[source][at] < begins for source in plan.value_sources
+            ]
+            with naming(rows.names, owners[frames.first[chosen]]):
+                found.append(plan.results(plan.combine_some(take_rows(lifted, at), counts, groups)))
+        return [pa.concat_arrays(column) for column in zip(*found, strict=True)]
+
+    def _row_by_row(
+        self,
+        keyed: KeyedRows,
+        rows: Ordered,
+        frames: Frames,
+        old: State,
+        shown: Sequence[Sequence[Int8Array]],
+    ) -> tuple[list[pa.Array], State]:
+        """The built-in aggregates of frames that begin with the first row of a key, and their states (u)."""
+        plan = self.merging
+        lifted, state = plan.lift_sources(plan.sources(keyed, shown)), list(old)
+        running = [pa.nulls(rows.batch.num_rows, column.type) for column in lifted]
+        for place in range(int(rows.sizes.max(initial=0))):
+            keys = np.flatnonzero(rows.sizes > place)
+            at = rows.starts[keys] + place
+            with naming(rows.names, keys):
+                new = plan.merge(take_rows(state, keys), take_rows(lifted, at))
+            state, running = replaced(state, keys, new), replaced(running, at, new)
+        with naming(rows.names, rows.owners[frames.last]):
+            return plan.results(take_rows(running, frames.last)), state
+
     def _merged(
         self,
         keyed: KeyedRows,
@@ -177,7 +249,7 @@ class OverPlan:
         shown: Sequence[Sequence[Int8Array]],
         ids: Sequence[Int64Array],
     ) -> tuple[list[pa.Array], State]:
-        """The built-in aggregates, and their states after all rows (u)."""
+        """``_built_in``, some rows at a time and all keys at once."""
         plan = self.merging
         if self._frame.kind != "unbounded":
             lifted = plan.lift(rows.batch)

@@ -110,7 +110,9 @@ class RecentRows(_Recent):
         starts = np.searchsorted(owners[order], np.arange(len(bundle.keys) + 1))
         columns = take_rows(columns, order)
         self._store(bundle.keys, heads, columns, starts)
-        rows = Ordered(self._batch(columns, len(order)), starts, np.ones(len(order), np.bool_))
+        rows = Ordered(
+            self._batch(columns, len(order)), starts, np.ones(len(order), np.bool_), bundle.keys.columns
+        )
         first, last = first_in_rows(starts, self._before), np.arange(len(order))
         return self._async_put_out(bundle, rows, places_of(order)[stored.num_rows :], first, last, ctx)
 
@@ -179,7 +181,7 @@ class RecentRange(_Recent):
         starts = np.searchsorted(owners[order], np.arange(len(bundle.keys) + 1))
         times = times[order]
         batch = self._batch(take_rows(columns[1:], order), len(order))
-        rows = Ordered(batch, starts, changes_of([times], starts))
+        rows = Ordered(batch, starts, changes_of([times], starts), bundle.keys.columns)
         first = first_in_range(starts, times, self._span)
         # In processing time a part may end between peers, so a row counts those alone that came before it.
         last = rows.last_peers if self._in_event_time else np.arange(len(order))

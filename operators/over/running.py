@@ -66,7 +66,7 @@ class RunningRows:
         differs = np.ones(len(order), np.bool_)
         if self._has_peers and bundle.times is not None:
             differs = changes_of([bundle.times[order]], starts)
-        rows = Ordered(batch, starts, differs, bundle.keys)
+        rows = Ordered(batch, starts, differs, bundle.keys.columns, bundle.keys)
         stamps = self._state.stamps_at(key_times(bundle, self._ttl), len(bundle.keys))
         last = rows.last_peers if self._shares else np.arange(len(order))
         frames = Frames(np.repeat(starts[:-1], rows.sizes), last, rows.owners)

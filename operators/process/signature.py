@@ -23,6 +23,7 @@ from asyncstate.functions.table import StateHint, TableContext, TableHint
 from asyncstate.operator import RecordContext, Row, StateDescriptor, Timer
 from asyncstate.state import (
     BroadcastStateDescriptor,
+    BroadcastValue,
     ListStateDescriptor,
     ListView,
     MapStateDescriptor,
@@ -63,11 +64,18 @@ class StateParameter:
         """Whether the function reads and writes it itself."""
         return self.kind in _VIEWS
 
+    def view_of(self, state: Any) -> Any:
+        """The view over ``state``, which was declared with ``descriptor``."""
+        if self.state.broadcast and self.kind is ValueView:
+            return ValueView(BroadcastValue(state, self.state.default))
+        return self.kind(state)
+
     def descriptor(self) -> StateDescriptor[Any]:
         """The declaration of the state. Raises SchemaError or StateDeclarationError for types that it cannot have."""
         more: dict[str, Any] = {"ttl": self.state.ttl, "pickled": self.state.pickled}
         if self.state.broadcast:
-            return BroadcastStateDescriptor(self.name, *self.types, **more)
+            keys = () if self.kind is MapView else (int,)
+            return BroadcastStateDescriptor(self.name, *keys, *self.types, **more)
         if self.kind is MapView:
             return MapStateDescriptor(self.name, *self.types, **more)
         if self.kind is ListView:
@@ -92,6 +100,11 @@ class Signature:
         """The index of the broadcast table."""
         semantics = [parameter.table.semantics for parameter in self.tables]
         return semantics.index("broadcast") if "broadcast" in semantics else None
+
+    @property
+    def passing(self) -> list[TableParameter]:
+        """The tables that have columns passed through."""
+        return [parameter for parameter in self.tables if parameter.table.pass_through is not None]
 
     @property
     def of_sets(self) -> bool:
@@ -249,6 +262,7 @@ def _check_tables(signature: Signature, owner: str) -> None:
         )
     if len(of["set"]) > _REGULAR_MAX:
         refuse(f"tables {_named(of['set'])} are too many; at most {_REGULAR_MAX} can have set semantics")
+    _check_passed(signature, refuse)
     for one in tables:
         if one.table.notify_stateful_sets and (one.table.semantics != "broadcast" or not of["set"]):
             refuse(
@@ -256,12 +270,40 @@ def _check_tables(signature: Signature, owner: str) -> None:
             )
 
 
+def _check_passed(signature: Signature, refuse: Callable[[str], NoReturn]) -> None:
+    passing = signature.passing
+    if len(passing) > 1:
+        refuse(
+            f"tables {_named([one.name for one in passing])} have pass_through; a row has the columns of one"
+        )
+    for one in passing:
+        what, given = (
+            f"table '{one.name}' has pass_through={one.table.pass_through!r}",
+            one.table.pass_through,
+        )
+        if given not in ("key", "all"):
+            refuse(f"{what}; choose 'key' or 'all', or leave it out")
+        if one.table.semantics == "broadcast":
+            refuse(f"{what}, but its rows emit nothing; leave it out")
+        if given == "key" and one.table.semantics == "row":
+            refuse(f"{what}, but row semantics, which have no sets with a key; choose 'all'")
+        others = [other for other in signature.tables if other is not one]
+        if given == "all" and any(
+            other.table.semantics != "broadcast" or other.table.notify_stateful_sets for other in others
+        ):
+            refuse(f"{what}, but rows are also emitted without a row of it; choose 'key'")
+
+
 def _check_states(signature: Signature, owner: str) -> None:
     for parameter in signature.states:
         what = f"{owner}: state '{parameter.name}'"
         broadcast = parameter.state.broadcast
-        if broadcast and parameter.kind is not MapView:
-            raise SchemaError(f"{what} is broadcast, so it is a map; declare it as a MapView")
+        if broadcast and not parameter.is_view:
+            raise SchemaError(
+                f"{what} is broadcast, but a dataclass is of a set; declare a ValueView, a ListView or a MapView"
+            )
+        if parameter.is_view and parameter.state.default is not None and parameter.kind is not ValueView:
+            raise SchemaError(f"{what} has a default, which only a ValueView has; leave it out of StateHint")
         if broadcast and signature.broadcast is None:
             raise SchemaError(f"{what} is broadcast, but no table is that could write it; add one")
         if not broadcast and not signature.of_sets:

@@ -4,8 +4,8 @@ Owns: the operator: its inputs, its states and how the parameters of a call are 
 ``operators.process.signature``.
 Invariant: a state that a call does not ask for is neither read nor written; a dataclass is read before the call and
 written after it, if it has changed.
-Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures``, ``operator``,
-``state``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``errors``, ``functions``, ``futures``,
+``operator``, ``row_shape``, ``state``.
 
 Source: Flink's process table functions (FLIP-440, FLINK-39254).
 """
@@ -17,15 +17,19 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType
 from typing import Any, ClassVar
 
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
 from asyncstate.codec import SchemaLike
 from asyncstate.errors import SchemaError, StateAccessError
 from asyncstate.functions import Function
 from asyncstate.functions.table import ProcessTableFunction, declared_outputs
 from asyncstate.futures import combine_all
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row, Timer
+from asyncstate.row_shape import RowShape
 from asyncstate.state import ValueState
 
-from ..core.checks import check_insert_only
+from ..core.checks import check_distinct_names, check_insert_only
 from ..core.late import check_late_output, check_not_own
 from .operator import FunctionOperator, emit_rows, resolved
 from .signature import Signature, StateParameter, read_signature
@@ -40,7 +44,8 @@ class TableFunction(FunctionOperator):
     The inputs are its tables, in the order of its parameters; ``key`` in ``apply`` is what sets are made by (of a table
     with row semantics it only spreads the rows), ``order_by`` the order in which a table's rows come. Without an order
     late rows come as any others; with one they are dropped, or go to the side output that ``late_outputs`` names for
-    the parameter. ``output`` and ``side_outputs``, unless the function declares them: the columns of what is put out.
+    the parameter. ``output`` and ``side_outputs``, unless the function declares them: the columns of what is put out,
+    behind those that a table has passed through (``TableHint.pass_through``).
 
     >>> import pyarrow as pa
     >>> from asyncstate import ValueView
@@ -108,6 +113,10 @@ class TableFunction(FunctionOperator):
         what = f"{self.owner}, {self._name}.on_timer"
         if not self.signature.of_sets:
             raise SchemaError(f"{what}: timers are of sets, but the table has row semantics; leave it out")
+        if any(one.table.pass_through == "all" for one in self.signature.passing):
+            raise SchemaError(
+                f"{what}: a timer has no row whose columns could be passed through; choose pass_through='key'"
+            )
         found = read_signature(method, what, timer=True)
         for state in found.states:
             if state not in self.signature.states:
@@ -134,7 +143,9 @@ class TableFunction(FunctionOperator):
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The declared outputs, and those of late rows."""
         assert self.output is not None
-        output = self._spec_of(self.output, inputs)
+        fields = [*self._passed_fields(inputs), *pa.schema(self.output)]
+        check_distinct_names([field.name for field in fields], self.owner)
+        output = self._spec_of(pa.schema(fields), inputs)
         for parameter, spec in zip(self.signature.tables, inputs, strict=True):
             owner = f"{self.owner}, table '{parameter.name}'"
             if parameter.table.on_time and spec.event_time is None:
@@ -149,6 +160,21 @@ class TableFunction(FunctionOperator):
             output = output.with_late_rows(self._late_names.get(parameter.name), spec)
         return output
 
+    def _passed_fields(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """The columns before those of the function."""
+        passing = self.signature.passing
+        if not passing:
+            return pa.schema([])
+        spec = inputs[self.signature.tables.index(passing[0])]
+        if passing[0].table.pass_through == "all":
+            return spec.schema
+        if not spec.key:
+            raise SchemaError(
+                f"{self.owner}, table '{passing[0].name}': pass_through='key', but {spec.name} has no key; give it "
+                "one, or leave pass_through out"
+            )
+        return spec.key_schema
+
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
         """See ``Operator``."""
         return [self._late_names.get(parameter.name) for parameter in self.signature.tables]
@@ -160,7 +186,7 @@ class TableFunction(FunctionOperator):
         for parameter in self.signature.states:
             state = context.get_state(parameter.descriptor())
             if parameter.is_view:
-                self._views[parameter.name] = parameter.kind(state)
+                self._views[parameter.name] = parameter.view_of(state)
             else:
                 self._values[parameter.name] = _Value(parameter, state)
         in_broadcast = {one.name for one in self.signature.states if one.state.broadcast}
@@ -174,12 +200,19 @@ class TableFunction(FunctionOperator):
         self._of_set = [name for name in self._views if name not in in_broadcast]
         self._call = self._eval()
         super().open(context)
+        passing = self.signature.passing
+        self._pass_through = passing[0].table.pass_through if passing else None
+        if passing:
+            assert self.output is not None
+            self._shape = RowShape(self.output, self.owner)
+            self._emitted = RowShape(self.output, self.owner, emits=True)
 
     # -- rows and timers ------------------------------------------------------------------------------
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``."""
-        return self._evaluate({**self._in_set, self._table(ctx): row}, self._values, ctx)
+        given = {**self._in_set, self._table(ctx): row}
+        return self._evaluate(given, self._values, self._passing(row, ctx))
 
     def process_broadcast(self, row: Row, ctx: RecordContext) -> Any:
         """See ``RecordOperator``: there is no set, so the states of sets are None."""
@@ -226,7 +259,16 @@ class TableFunction(FunctionOperator):
         if signature.timer is not None:
             given[signature.timer] = timer
         values = {name: value for name, value in self._values.items() if name in asked}
-        return self._run(self.function.on_timer, given, values, ctx, signature)
+        return self._run(self.function.on_timer, given, values, self._passing(None, ctx), signature)
+
+    def _passing(self, row: Row | None, ctx: RecordContext) -> Any:
+        """``ctx``, of which emitted rows get the columns that are passed through."""
+        if self._pass_through is None:
+            return ctx
+        if self._pass_through == "key":
+            return _PassingContext(ctx, ctx.key, self._emitted)
+        assert row is not None  # timers and other tables are refused
+        return _PassingContext(ctx, tuple(row), self._emitted)
 
     def _table(self, ctx: RecordContext) -> str:
         return self.signature.tables[ctx.input_index].name
@@ -291,20 +333,58 @@ class TableFunction(FunctionOperator):
         if result is None:
             return None
         values = self._shape.values
+        if isinstance(ctx, _PassingContext):
+            put = ctx.put
+            return emit_rows(result, lambda row: put(values(row)), self.owner)
         return emit_rows(result, lambda row: ctx.emit(*values(row)), self.owner)
 
 
-class _SetContext:
-    """See ``TableContext``: ``ctx``, and what is to become of the set when the call has ended."""
+class _Context:
+    """``ctx``, and what a subclass adds to it."""
 
-    __slots__ = ("_ctx", "clears_state")
+    __slots__ = ("_ctx",)
 
     def __init__(self, ctx: RecordContext) -> None:
         self._ctx = ctx
-        self.clears_state = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
+
+
+class _PassingContext(_Context):
+    """``ctx``, of which emitted rows have the values ``passed`` before those of the function.
+
+    ``shape``: of the latter.
+    """
+
+    __slots__ = ("_passed", "_shape")
+
+    def __init__(self, ctx: RecordContext, passed: tuple[Any, ...], shape: RowShape) -> None:
+        super().__init__(ctx)
+        self._passed = passed
+        self._shape = shape
+
+    def emit(
+        self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
+    ) -> None:
+        if output is not None:
+            self._ctx.emit(*values, kind=kind, output=output, **columns)
+        else:
+            self.put(self._shape.emitted(values, columns), kind)
+
+    def put(self, values: tuple[Any, ...], kind: RowKind = RowKind.INSERT) -> None:
+        """Emit a row that has a value a column."""
+        self._ctx.emit(*self._passed, *values, kind=kind)
+
+
+class _SetContext(_Context):
+    """See ``TableContext``: ``ctx``, and what is to become of the set when the call has ended."""
+
+    __slots__ = ("clears_state",)
+
+    def __init__(self, ctx: RecordContext) -> None:
+        super().__init__(ctx)
+        self.clears_state = False
 
     def clear_all_state(self) -> None:
         self.clears_state = True

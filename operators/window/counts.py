@@ -19,6 +19,7 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
 from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
 
+from ..aggregate.aggregator import naming
 from ..aggregate.declared import Aggregate
 from ..aggregate.plan import AggregatePlan
 from ..aggregate.states import Addition, AggregateStates, Change
@@ -117,7 +118,8 @@ class CountAggregation:
         """Put out the windows ``full`` (m), in the order of the rows that fill them."""
         if not len(full):
             return
-        results = self._plan.results(change.new.states, change.new.after)
+        with naming(rows.keys):
+            results = self._plan.results(change.new.states, change.new.after)
         ctx.emit(take_rows([*rows.keys.columns, *results], full))
         done = rows.keys.select(np.sort(full))
         self._windows.remove(done)

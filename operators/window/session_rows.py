@@ -25,9 +25,9 @@ from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
-from ..aggregate.aggregator import KeyedRows
+from ..aggregate.aggregator import KeyedRows, naming
 from ..aggregate.distinct import first_of_values
-from ..aggregate.plan import AggregatePlan
+from ..aggregate.plan import AggregatePlan, Changed
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.due import PART_ROWS
 from ..core.payload import Payload
@@ -209,13 +209,18 @@ class SessionValues(SessionRows):
         shown = [first_of_values(values, batch, owners) for values in self._values.distincts]
         sources = self._values.sources(KeyedRows(batch, groups, valued=True), shown)
         nothing = [pa.nulls(len(first), field.type) for field in self._values.state_schema]
-        changed = self._values.async_update(nothing, sources, self._values.prepare(sources), ctx)
         rows = pa.array(first)
         key_columns = [batch.column(name).take(rows) for name in self._spec.key]
         times = window_columns(starts[numbers], ends[numbers], self._spec)
-        return changed.then_accept(
-            lambda done: ctx.emit([*key_columns, *times, *self._values.results(done.states, done.after)])
-        )
+        with naming(key_columns):
+            changed = self._values.async_update(nothing, sources, self._values.prepare(sources), ctx)
+
+        def emit(done: Changed) -> None:
+            with naming(key_columns):
+                results = self._values.results(done.states, done.after)
+            ctx.emit([*key_columns, *times, *results])
+
+        return changed.then_accept(emit)
 
 
 class _Over(NamedTuple):

@@ -23,7 +23,7 @@ from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
-from ..aggregate.aggregator import KeyedRows
+from ..aggregate.aggregator import KeyedRows, naming
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.due import DuePart, DueReader
 from ..core.late import LATE_ROWS
@@ -109,7 +109,9 @@ class SessionAggregation:
             return self._async_update(bundle, times, stored, merged, ctx).then_compose(write)
         if added.all():
             states = self._states(stored, self._aggregation.lift(bundle.batch))
-            return write(self._aggregation.combine(states, Groups(merged.order, merged.firsts)))
+            with naming(bundle.keys, merged.spans.keys):
+                states = self._aggregation.combine(states, Groups(merged.order, merged.firsts))
+            return write(states)
         return write(self._change(bundle, times, stored, merged))
 
     def _async_changed(
@@ -138,9 +140,11 @@ class SessionAggregation:
         known, session_of = self._sessions_of(bundle, times, stored, merged)
         items = np.concatenate([merged.session_of[: stored.num_rows], session_of])
         signs = self._signs(bundle, known, session_of, stored, merged)
-        lifted = self._aggregation.lift(bundle.batch.take(pa.array(known)), signs)
+        with naming(bundle.keys, bundle.keys.inverse[known]):
+            lifted = self._aggregation.lift(bundle.batch.take(pa.array(known)), signs)
         groups = Groups.of_ids(items, len(spans.keys))
-        combined = self._aggregation.combine(self._states(stored, lifted), groups)
+        with naming(bundle.keys, spans.keys):
+            combined = self._aggregation.combine(self._states(stored, lifted), groups)
         nothing = [pa.nulls(len(spans.keys), field.type) for field in self._aggregation.state_schema]
         return self._aggregation.merge(combined, nothing)  # clears what float sums leave behind
 
@@ -164,7 +168,8 @@ class SessionAggregation:
         """A future of the states (s) of the merged sessions where rows have no states of their own, as for functions of
         the user's own: sessions that are now one are merged, then rows are added and taken back, in order of arrival.
         """
-        plan, count = self._aggregation, len(merged.spans.keys)
+        plan, owners = self._aggregation, merged.spans.keys
+        count = len(owners)
         known, session_of = self._sessions_of(bundle, times, stored, merged)
         signs = None
         if not bundle.accumulate.all():
@@ -172,7 +177,8 @@ class SessionAggregation:
         states = [pa.nulls(count, field.type) for field in plan.state_schema]
         if stored.num_rows:
             of_stored, ids = np.unique(merged.session_of[: stored.num_rows], return_inverse=True)
-            before = plan.combine(stored.columns[len(_SPAN) :], Groups.of_ids(ids, len(of_stored)))
+            with naming(bundle.keys, owners[of_stored]):
+                before = plan.combine(stored.columns[len(_SPAN) :], Groups.of_ids(ids, len(of_stored)))
             place = np.full(count, -1)
             place[of_stored] = np.arange(len(of_stored))
             states = take_rows(before, place)
@@ -182,7 +188,8 @@ class SessionAggregation:
         groups = Groups.of_ids(ids, len(touched))
         batch, kinds = bundle.batch.take(pa.array(known)), bundle.kinds[known]
         sources = plan.sources(KeyedRows(batch, groups, signs, kinds=kinds))
-        changed = plan.async_update(take_rows(states, touched), sources, plan.prepare(sources), ctx)
+        with naming(bundle.keys, owners[touched]):
+            changed = plan.async_update(take_rows(states, touched), sources, plan.prepare(sources), ctx)
         place = np.arange(count)
         place[touched] = count + np.arange(len(touched))
         return changed.then_apply(
@@ -276,7 +283,8 @@ class SessionAggregation:
         rows, owners = pa.array(due), pa.array(stored.key_index[due])
         starts, stops, *states = [column.take(rows) for column in stored.columns]
         key_columns = [column.take(owners) for column in keys.columns]
-        results = self._aggregation.results(states)
+        with naming(key_columns):
+            results = self._aggregation.results(states)
         self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), results)
 
     def put_out_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:

@@ -25,6 +25,7 @@ from asyncstate.local_phase import LocalSlices
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor, TimeRange
 
+from ..aggregate.aggregator import naming
 from ..aggregate.local_layout import LocalLayout
 from ..aggregate.states import Addition, AggregateStates
 from ..core.arrays import Int64Array, count_up, take_rows
@@ -188,16 +189,20 @@ class SliceAggregation:
             indices = pa.array(taken)
             states = [column.take(indices) for column in entries.columns]
             order = rows_by(merged.namespaces)
-            results = self._aggregation.results(self._aggregation.combine(states, Groups.of(merged)))
+            with naming(merged):
+                results = self._aggregation.results(self._aggregation.combine(states, Groups.of(merged)))
             self._put_out(merged.columns, merged.namespaces, results, order, ctx)
 
     def _results(self, entries: TimeRange) -> list[pa.Array]:
         """The aggregates of whole windows (m)."""
         if not self._aggregation.keeps_more:
-            return self._aggregation.results(entries.columns)
+            with naming(entries.key_columns):
+                return self._aggregation.results(entries.columns)
         keys = self._codec.group(entries.key_columns, entries.namespaces)
         states = take_rows(entries.columns, keys.first_rows())
-        return take_rows(self._aggregation.results(states, keys=keys), keys.inverse)
+        with naming(keys):
+            results = self._aggregation.results(states, keys=keys)
+        return take_rows(results, keys.inverse)
 
     def _put_out(
         self,

@@ -21,6 +21,7 @@ from asyncstate.operator import BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import Columns, TimeRange
 from asyncstate.state.columnar.list_columns import ListColumns
 
+from ..aggregate.aggregator import naming
 from ..aggregate.states import Addition
 from ..core.arrays import BoolArray, Int64Array, IntArray, row_ids, take_rows
 from ..core.due import DueReader
@@ -108,7 +109,9 @@ class UpdatedSlices(SliceAggregation):
     def _windows(self, keys: KeyBatch, states: Columns) -> Windows:
         assert keys.namespaces is not None
         starts, present = self._window.window_start(keys.namespaces), _present(states, 0)
-        return Windows(keys, starts, present, self._aggregation.results(states.columns, keys=keys))
+        with naming(keys):
+            results = self._aggregation.results(states.columns, keys=keys)
+        return Windows(keys, starts, present, results)
 
 
 class UpdatedSessions(SessionAggregation):
@@ -174,12 +177,9 @@ class UpdatedSessions(SessionAggregation):
         found = place[ids[: len(windows)]]
         columns = take_rows(stored.columns, found)
         known = Columns(columns, found >= 0)
-        return Windows(
-            windows,
-            known.numpy(0).astype(np.int64),
-            _present(known, _ACCUMULATORS),
-            self._aggregation.results(columns[_ACCUMULATORS:]),
-        )
+        with naming(windows):
+            results = self._aggregation.results(columns[_ACCUMULATORS:])
+        return Windows(windows, known.numpy(0).astype(np.int64), _present(known, _ACCUMULATORS), results)
 
     def put_out(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext

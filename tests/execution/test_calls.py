@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
 import anyio
@@ -28,6 +28,7 @@ from asyncstate.operator import InputSpec, RecordContext, RecordOperator, Row, T
 from asyncstate.state import BroadcastStateDescriptor, ListStateDescriptor, ValueStateDescriptor
 from asyncstate.testing import OperatorHarness
 from tests.execution.rig import ASYNC_MODES, MODES, Rig, threads_end
+from tests.quiet_server import QuietServer
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 TOTAL = ValueStateDescriptor("total", pa.int64())
@@ -75,7 +76,7 @@ def server() -> Iterator[Server]:
         def log_message(self, *arguments: Any) -> None:
             pass
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listening = QuietServer(("127.0.0.1", 0), Handler)
     told.port = listening.server_address[1]
     thread = threading.Thread(target=listening.serve_forever)
     thread.start()

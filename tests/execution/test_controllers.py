@@ -190,8 +190,8 @@ def test_records_of_other_keys_overtake_a_waiting_one_but_rows_leave_in_order() 
 def test_limits_bound_what_is_in_flight(mode: str) -> None:
     _, _, statistics = _run(mode, _count, [(bytes([i % 250, i // 250]), 1) for i in range(1_000)])
     assert 0 < statistics.overlapped.in_flight_peak <= 7
-    assert statistics.state.list_get_keys == 1_000
-    assert statistics.state.list_gets < 1_000
+    assert statistics.state.read_batch_keys == 1_000
+    assert statistics.state.read_batches < 1_000
 
 
 def test_requests_beyond_the_in_flight_limit_are_taken() -> None:

@@ -148,7 +148,8 @@ class TestTheEndOfABatch:
 
         with Rig(mode) as rig:
             state = rig.state(VALUE)
-            with pytest.raises(OperatorError, match=r"operator 'op', key \(3,\): ValueError: mine"):
+            place = r"operator 'op', state 'total', callback of then_accept, key \(3,\)"
+            with pytest.raises(OperatorError, match=f"{place}: ValueError: mine"):
                 rig.run(range(20), process)
         # Which of the list gets comes back first is for their threads to say.
         assert ran[-4:] == [0, 1, 2, 3]
@@ -483,7 +484,9 @@ def test_a_failing_timer_names_operator_and_key(async_enabled: bool) -> None:
     schema = pa.schema([("key", pa.int64())])
     with OperatorHarness(FailingTimer(), schema, ["key"], async_enabled=async_enabled) as harness:
         harness.push([(3,)])
-        with pytest.raises(OperatorError, match=r"operator 'operator', key \(3,\): ValueError: mine"):
+        with pytest.raises(
+            OperatorError, match=r"operator 'operator', key \(3,\), timer at 1: ValueError: mine"
+        ):
             harness.finish()
 
 

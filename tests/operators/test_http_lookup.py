@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from asyncstate.lookups import DatabaseLookup, HttpLookup, PostgresLookup, Table
 from asyncstate.testing import OperatorHarness
 from operators.join.lookup.operator import LookupJoin, StatelessLookupJoin
 from operators.join.lookup.requests import LookupCache, Retry
+from tests.quiet_server import QuietServer
 
 ROWS = pa.schema([("k", pa.string())])
 BODY = b'[{"name": "x"}]'
@@ -59,7 +60,7 @@ def service(answer: Callable[[Asked, int], Answer]) -> Iterator[tuple[str, list[
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the output of tests is their own."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = QuietServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.lookups import DatabaseLookup, HttpLookup, Lookup, PostgresLookup, TableLookup
 from asyncstate.testing import OperatorHarness
 from operators.join.lookup.operator import LookupJoin
+from tests.quiet_server import QuietServer
 from tests.sinks import postgres as postgres_server
 
 ROWS = pa.schema([("k", pa.int64()), ("id", pa.int64())])
@@ -69,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
 def http() -> Iterator[tuple[str, Counter[str]]]:
     """The address of a server, and how often each path was asked for."""
     asked: Counter[str] = Counter()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Counting", (Handler,), {"asked": asked}))
+    server = QuietServer(("127.0.0.1", 0), type("Counting", (Handler,), {"asked": asked}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}", asked

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import ListView, MapView, RecordContext, Row, RowKind, StateTtl, Timer, ValueView, to_iterable
+from asyncstate.changelog import Changelog
 from asyncstate.errors import AsyncStateError, OperatorError, SchemaError
 from asyncstate.functions import (
     BroadcastTable,
@@ -24,6 +25,7 @@ from asyncstate.functions import (
     TableHint,
     table_function,
 )
+from asyncstate.operator import OutputSpec
 from asyncstate.testing import OperatorHarness
 from operators.process.table_function import TableFunction
 from tests.operators.function_runs import slow_reads
@@ -544,12 +546,6 @@ def set_state_of_rows(row: RowTable, count: ValueView[int]) -> None:
     pass
 
 
-def broadcast_value(
-    row: SetTable, r: BroadcastTable, n: Annotated[ValueView[int], StateHint(broadcast=True)]
-) -> None:
-    pass
-
-
 def broadcast_without_table(
     row: SetTable, n: Annotated[MapView[str, int], StateHint(broadcast=True)]
 ) -> None:
@@ -644,7 +640,6 @@ class TimerRow(ProcessTableFunction):
         (odd_semantics, "'sets' semantics; choose 'row', 'set' or 'broadcast'"),
         (notified_set, "table 'a' has notify_stateful_sets, which is for a broadcast table"),
         (set_state_of_rows, "state 'count' is of a set, but the table has row semantics"),
-        (broadcast_value, "state 'n' is broadcast, so it is a map"),
         (broadcast_without_table, "state 'n' is broadcast, but no table is"),
         (untyped, "state 'n' needs 1 types and has 0; write them in brackets, such as ValueView[str]"),
         (untypable, "list[int] is no type; give a pyarrow type"),
@@ -813,3 +808,324 @@ def test_a_state_of_a_set_in_a_broadcast_row_is_named(async_enabled: bool) -> No
                 OperatorError, match=r"broadcast table 'rule' there is no set, .* \(times\) are None"
             ):
                 harness.end_batch()
+
+
+# -- columns that are passed through ------------------------------------------------------------------------
+
+
+KeyedTable = Annotated[Row, TableHint("set", pass_through="key")]
+WholeTable = Annotated[Row, TableHint("set", pass_through="all")]
+WholeRow = Annotated[Row, TableHint("row", pass_through="all")]
+PAIR = pa.schema([("player", pa.string()), ("game", pa.int64()), ("score", pa.int64())])
+STRUCTS = pa.schema([("seen", pa.struct([("n", pa.int64())]))])
+
+
+class Named(ProcessTableFunction):
+    """Emits in every way that there is, and from a timer."""
+
+    output = pa.schema([("n", pa.int64()), ("text", pa.string())])
+    side_outputs: ClassVar[dict[str, pa.Schema]] = {"side": TEXTS}
+
+    def eval(self, seen: ValueView[int], row: KeyedTable, ctx: RecordContext) -> Iterator[Any]:
+        count = (seen.value() or 0) + 1
+        seen.update(count)
+        ctx.emit(count, "values")
+        ctx.emit(n=count, text="columns")
+        ctx.emit({"text": "dict", "n": count}, kind=RowKind.DELETE)
+        ctx.emit("beside", output="side")
+        ctx.timers.register_processing_time(ctx.processing_time + 1)
+        yield {"n": count, "text": "yielded"}
+
+    def on_timer(self, timer: Timer, seen: ValueView[int], ctx: TableContext) -> Iterator[Any]:
+        ctx.clear_all_state()
+        yield seen.value(), "timer"
+
+
+def test_the_key_stands_before_what_a_function_emits(async_enabled: bool) -> None:
+    operator = TableFunction(Named(), OutputSpec("n long, text string", changes=Changelog.retract()))
+    with harness_of(operator, PAIR, ["game", "player"], async_enabled, parallelism=2) as harness:
+        assert harness.output_schema.names == ["game", "player", "n", "text"]
+        harness.push([("ann", 1, 5), ("bob", 1, 5), ("ann", 1, 5)])
+        found = harness.end_batch()
+        for player, counts in (("ann", [1, 2]), ("bob", [1])):
+            assert [row for row in found if row[2] == player] == [
+                (kind, 1, player, count, text)
+                for count in counts
+                for kind, text in (("+I", "values"), ("+I", "columns"), ("-D", "dict"), ("+I", "yielded"))
+            ]
+        assert texts(harness.side_output("side")) == ["beside"] * 3
+        harness.advance_processing_time(1)
+        assert sorted(harness.end_batch()) == [("+I", 1, "ann", 2, "timer"), ("+I", 1, "bob", 1, "timer")]
+        assert harness.state_entries() == {}
+
+
+async def whole(seen: ValueView[int], row: WholeTable, rule: BroadcastTable | None) -> Any:
+    if rule is None:
+        count = (await seen.async_value() or 0) + 1
+        await seen.async_update(count)
+        yield {"n": count}
+
+
+def doubled(row: WholeRow) -> Iterator[int]:
+    yield row.score
+    yield 2 * row.score
+
+
+def test_all_columns_stand_before_what_a_function_emits(async_enabled: bool) -> None:
+    """Also where the only column of the function is a struct, of which a dict is a value."""
+    rows = [("ann", 1, 5), ("bob", 2, 7), ("ann", 1, 6)]
+    inputs, key = [PAIR, TEXTS], (["player"], None)
+    with harness_of(whole, inputs, key, async_enabled, output=STRUCTS, options=WAITING) as harness:
+        harness.push([("rule",)], input=1)
+        harness.push(rows)
+        assert harness.end_batch() == [
+            ("+I", "ann", 1, 5, {"n": 1}), ("+I", "bob", 2, 7, {"n": 1}), ("+I", "ann", 1, 6, {"n": 2})
+        ]  # fmt: skip
+    with harness_of(doubled, PAIR, None, async_enabled, output=pa.schema([("n", pa.int64())])) as harness:
+        harness.push(rows)
+        assert [row[1:] for row in harness.end_batch()] == [
+            (*row, factor * row[2]) for row in rows for factor in (1, 2)
+        ]
+
+
+def passed_twice(a: KeyedTable | None, b: KeyedTable | None) -> None:
+    pass
+
+
+def key_of_rows(row: Annotated[Row, TableHint("row", pass_through="key")]) -> None:
+    pass
+
+
+def passed_broadcast(
+    row: SetTable | None, rule: Annotated[Row, TableHint("broadcast", pass_through="all")]
+) -> None:
+    pass
+
+
+def odd_columns(row: Annotated[Row, TableHint("set", pass_through="keys")]) -> None:  # type: ignore[arg-type]
+    pass
+
+
+def whole_beside_another(a: WholeTable | None, b: SetTable | None) -> None:
+    pass
+
+
+def whole_beside_notified(a: WholeTable | None, b: Reset | None) -> None:
+    pass
+
+
+class WholeTimers(ProcessTableFunction):
+    def eval(self, row: WholeTable) -> None:
+        pass
+
+    def on_timer(self, timer: Timer) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (passed_twice, "tables 'a' and 'b' have pass_through; a row has the columns of one"),
+        (key_of_rows, "table 'row' has pass_through='key', but row semantics, which have no sets"),
+        (passed_broadcast, "table 'rule' has pass_through='all', but its rows emit nothing"),
+        (odd_columns, "table 'row' has pass_through='keys'; choose 'key' or 'all'"),
+        (
+            whole_beside_another,
+            "table 'a' has pass_through='all', but rows are also emitted without a row of it",
+        ),
+        (
+            whole_beside_notified,
+            "table 'a' has pass_through='all', but rows are also emitted without a row of it",
+        ),
+        (WholeTimers(), "on_timer: a timer has no row whose columns could be passed through"),
+    ],
+)
+def test_columns_that_cannot_be_passed_through(function: Any, message: str) -> None:
+    with pytest.raises(SchemaError) as raised:
+        TableFunction(function, TEXTS)
+    assert message in str(raised.value)
+
+
+def test_passed_columns_have_names_of_their_own_and_a_key() -> None:
+    def keyed(row: KeyedTable) -> None:
+        pass
+
+    with pytest.raises(SchemaError, match="player"):
+        harness_of(keyed, PAIR, ["player"], False, output=pa.schema([("player", pa.string())]))
+    with pytest.raises(SchemaError, match="table 'row': pass_through='key', but input 0 has no key"):
+        harness_of(keyed, PAIR, None, False)
+
+
+# -- values and lists that are the same for all sets ---------------------------------------------------------
+
+
+@dataclass
+class Limit:
+    limit: int = 0
+
+
+def broadcast_dataclass(
+    row: SetTable, r: BroadcastTable, n: Annotated[Limit, StateHint(broadcast=True)]
+) -> None:
+    pass
+
+
+def list_with_default(row: SetTable, n: Annotated[ListView[int], StateHint(default=[1])]) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (broadcast_dataclass, "state 'n' is broadcast, but a dataclass is of a set; declare a ValueView"),
+        (list_with_default, "state 'n' has a default, which only a ValueView has"),
+    ],
+)
+def test_states_that_are_refused(function: Any, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        TableFunction(function, TEXTS)
+
+
+def limits(
+    limit: Annotated[ValueView[int, int], StateHint(broadcast=True, default=10)],
+    history: Annotated[ListView[int], StateHint(broadcast=True)],
+    pickled: Annotated[ValueView[Any], StateHint(broadcast=True, pickled=True)],
+    row: SetTable | None,
+    rule: BroadcastTable | None,
+) -> Iterator[str]:
+    """Negative rules clear."""
+    if rule is None:
+        yield f"{limit.value()} {limit.is_empty()} {list(history)} {pickled.value()}"
+    elif rule.score < 0:
+        limit.clear()
+        history.clear()
+    else:
+        limit.update(rule.score)
+        history.add_all([rule.score, rule.score + 1])
+        pickled.update({rule.score})
+
+
+async def later_limits(
+    limit: Annotated[ValueView[int, int], StateHint(broadcast=True, default=10)],
+    history: Annotated[ListView[int], StateHint(broadcast=True)],
+    pickled: Annotated[ValueView[Any], StateHint(broadcast=True, pickled=True)],
+    row: SetTable | None,
+    rule: BroadcastTable | None,
+) -> AsyncIterator[str]:
+    """The same, awaiting."""
+    if rule is None:
+        seen = list(await to_iterable(history.async_get()))
+        value, empty = await limit.async_value(), await limit.async_is_empty()
+        yield f"{value} {empty} {seen} {await pickled.async_value()}"
+    elif rule.score < 0:
+        await limit.async_clear()
+        await history.async_clear()
+    else:
+        await limit.async_update(rule.score)
+        await history.async_add(rule.score)
+        await history.async_add_all([rule.score + 1])
+        await pickled.async_update({rule.score})
+
+
+@pytest.mark.parametrize("function", [limits, later_limits])
+def test_a_broadcast_value_and_list_are_the_same_for_all_sets(async_enabled: bool, function: Any) -> None:
+    rules = pa.schema([("score", pa.int64())])
+    harness = harness_of(function, [PAYLOADS, rules], ["k", None], async_enabled, parallelism=3)
+    keys = [(key, "") for key in "abcdef"]
+    expected = {
+        (): "10 True [] None",
+        (7,): "7 False [7, 8] {7}",
+        (20, 3): "3 False [7, 8, 20, 21, 3, 4] {3}",
+        (-1,): "10 True [] {3}",
+        (5,): "5 False [5, 6] {5}",
+    }
+    for number, (scores, text) in enumerate(expected.items()):
+        harness.push([(score,) for score in scores], input=1)
+        harness.push(keys)
+        assert texts(harness.end_batch()) == [text] * len(keys)
+        if number == 2:  # what is stored is found again, whatever the parallelism and the mode
+            snapshot = harness.snapshot()
+            harness.close()
+            harness = harness.restore(snapshot, parallelism=2, async_enabled=not async_enabled)
+    harness.close()
+
+
+def writing_row(
+    limit: Annotated[ListView[int], StateHint(broadcast=True)], row: SetTable, rule: BroadcastTable
+) -> None:
+    limit.add(1)
+
+
+def test_other_rows_write_no_broadcast_value(async_enabled: bool) -> None:
+    with harness_of(writing_row, [PAYLOADS, TEXTS], ["k", None], async_enabled) as harness:
+        harness.push([("a", "1")])
+        with pytest.raises(OperatorError, match="state 'limit'.* can be written in process_broadcast"):
+            harness.end_batch()
+
+
+# -- broadcast tables in order -------------------------------------------------------------------------------
+
+
+TIMED_RULES = pa.schema([("ts", pa.timestamp("us")), ("rule", pa.int64())])
+
+
+def ruled(
+    rules: Annotated[ListView[int], StateHint(broadcast=True)],
+    row: SetTable | None,
+    rule: BroadcastTable | None,
+) -> Iterator[str]:
+    if rule is None:
+        yield " ".join(map(str, rules))
+    else:
+        rules.add(rule.rule)
+
+
+def test_a_broadcast_table_comes_in_order_of_time(async_enabled: bool) -> None:
+    """Rows wait until the watermark has passed them, over micro-batches and a restart; late ones are told once."""
+    operator = TableFunction(ruled, TEXTS, late_outputs={"rule": "late"})
+    harness = harness_of(
+        operator, [SCORES, TIMED_RULES], ["name", None], async_enabled, parallelism=3,
+        event_time=["ts", "ts"], order_by=[None, ["ts", ("rule", "desc")]],
+    )  # fmt: skip
+    people = [(1, name, 0) for name in "abcd"]
+
+    def after(rules: list[tuple[int, int]], watermark: int) -> str:
+        harness.push(rules, input=1)
+        harness.push(people)
+        harness.advance_watermark(watermark)
+        (seen,) = set(texts(harness.end_batch()))
+        return seen
+
+    assert after([(30, 30), (10, 10), (20, 20), (20, 21)], 5) == ""
+    assert after([(15, 15)], 20) == "10 15 21 20"
+    snapshot = harness.snapshot()
+    harness.close()
+    harness = harness.restore(snapshot, parallelism=2, async_enabled=not async_enabled)
+    assert after([(12, 12), (25, 25)], 40) == "10 15 21 20 25 30"
+    assert [row[2] for row in harness.side_output("late")] == [12]
+    assert harness.statistics()["counter.late_rows_dropped"] == 1
+    assert after([(50, 50)], 45) == "10 15 21 20 25 30"
+    harness.finish()
+    assert not [key for key in harness.state_entries() if key[2] < 8]  # nothing waits any more
+    harness.close()
+
+
+def test_a_broadcast_table_in_order_notifies_sets_in_order(async_enabled: bool) -> None:
+    async def notified(
+        seen: ListView[int] | None, row: SetTable | None, rule: Reset | None, ctx: RecordContext
+    ) -> AsyncIterator[str]:
+        if seen is None:
+            return
+        await seen.async_add(0 if rule is None else rule.rule)
+        if rule is not None:
+            yield f"{ctx.key[0]} {list(await to_iterable(seen.async_get()))}"
+
+    with harness_of(
+        notified, [SCORES, TIMED_RULES], ["name", None], async_enabled, event_time=["ts", "ts"],
+        order_by=[None, "ts"],
+    ) as harness:  # fmt: skip
+        harness.push([(1, "a", 0), (1, "b", 0)])
+        harness.push([(9, 9), (8, 8)], input=1)
+        harness.end_batch()
+        harness.advance_watermark(10)
+        assert sorted(texts(harness.end_batch())) == ["a [0, 8, 9]", "a [0, 8]", "b [0, 8, 9]", "b [0, 8]"]

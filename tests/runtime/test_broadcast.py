@@ -498,11 +498,6 @@ class Bundles(BundleOperator):
         (NoSuchInput(), {"key": None}, "broadcast_input is 2 with num_inputs 2"),
         (NotifiesWithout(), {"key": ["user", "rule"]}, "notify_stateful_sets but has no broadcast input"),
         (Bundles(), {}, "record grain only"),
-        (
-            Times(),
-            {"inputs": TIMED, "event_time": "at", "order_by": [None, "at"]},
-            "is broadcast and cannot have order_by",
-        ),
     ],
 )
 def test_what_is_refused_on_the_driver(operator: Any, settings: dict[str, Any], message: str) -> None:

@@ -94,7 +94,7 @@ def test_hot_keys_reach_the_store_once_and_then_never(async_enabled: bool) -> No
         for number in (2, 3, 4):
             assert _batch(harness, HOT * 50)[-1] == ("+I", 4, 50 * number)
             following = harness.statistics()
-            assert (following["store_reads"], following["hits"]) == (0, 200)
+            assert (following["store_reads"], following["cache_hits"]) == (0, 200)
             assert following["cache_carried"] == 4
 
 
@@ -104,7 +104,7 @@ def test_the_state_object_answers_what_it_knows(async_enabled: bool) -> None:
             _batch(harness, HOT * 50)
             found = harness.statistics()
             assert found["level_one_hits"] == 196, "each micro-batch has state objects of its own"
-            assert found["reads"] == found["hits"] + found["misses"] == 200
+            assert found["reads"] == found["cache_hits"] + found["cache_misses"] == 200
             assert (found["store_reads"], found["cache_carried"]) == (4 - known, known)
             assert found["changes"] == 4
 

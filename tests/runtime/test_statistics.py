@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.figures import Count, Counters, Kind, Level, Peak, added, highest, kinds, named, read
-from asyncstate.runtime import TaskStatistics, kind_of
+from asyncstate.runtime import TASK_FIGURES, TaskStatistics
 from asyncstate.runtime.statistics import sums_of_both
 
 
@@ -97,12 +97,12 @@ def test_every_figure_is_told_of_and_named_by_its_kind() -> None:
     """A part's docstring tells of each; names end in what they are, as ``docs/metrics.md`` says."""
     for name, kind in kinds(TaskStatistics).items():
         assert name.endswith("_limit") == (kind is Kind.LIMIT), name
-        assert (name.endswith("_peak") or name == "worker_pid") == (kind is Kind.PEAK), name
+        assert name.endswith("_peak") == (kind is Kind.PEAK), name
     for part in _parts(TaskStatistics):
         told = part.__doc__ or ""
         plain = [one.name for one in fields(part) if one.name not in _of_parts(part)]
         assert [name for name in plain if f"``{name}``" not in told] == [], part
-    assert kind_of("counter.anything") is Kind.TOTAL
+    assert TASK_FIGURES.keys() == kinds(TaskStatistics).keys() - {"counters"}
 
 
 def _of_parts(part: type) -> list[str]:

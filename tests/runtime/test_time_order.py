@@ -207,7 +207,7 @@ def test_keys_of_a_wave_read_together() -> None:
         harness.finish()
         figures = harness.statistics()
     assert figures["rows_out"] == 2 * len(rows)
-    assert figures["list_gets"] <= 20 * turns
+    assert figures["read_batches"] <= 20 * turns
 
 
 def test_a_timer_that_registers_itself_for_its_own_time_is_refused(async_enabled: bool) -> None:

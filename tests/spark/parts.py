@@ -159,7 +159,7 @@ def echo(
         states=[],
         max_event_times=newest,
         statistics={"rows_in": rows},
-        peaks={"partition_peak": partition},
+        peaks={"in_flight_peak": partition},
     )
 
 

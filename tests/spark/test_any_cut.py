@@ -182,13 +182,8 @@ def read_in(
 
     def run_and_look(df: DataFrame, batch_id: int) -> None:
         run(df, batch_id)
-        assert job.statistics is not None
-        missing.append(
-            sum(
-                one.sums.get("counter.retractions_without_state", 0)
-                for one in job.statistics.operators.values()
-            )
-        )
+        operators = job.history[-1]["operators"].values()
+        missing.append(sum(one["counters"].get("retractions_without_state", 0) for one in operators))
 
     stream = spark.readStream.schema(SCHEMA_TEXT).option("maxFilesPerTrigger", files_a_batch)
     query = stream.parquet(str(folder)).writeStream.foreachBatch(run_and_look).trigger(availableNow=True)

@@ -69,8 +69,7 @@ def test_a_dynamic_list_of_words_over_restarts_and_rescaling(
     changes = [("bad", "darn", 0.5), ("good", "heck", None)]
     out = run_batch(third, filter_words, events(spark, *SENTENCES, *changes), 2)
     assert out == [("all good",), ("fine",), ("heck no",), ("what the heck",)]
-    assert third.statistics is not None
-    assert third.statistics.operators["words"].sums["rows_in"] == len(SENTENCES) + len(changes)
+    assert third.history[-1]["operators"]["words"]["rows_in"] == len(SENTENCES) + len(changes)
     (entry,) = stored_state(tmp_path / "checkpoint")["words"]
     assert entry[:2] == BROADCAST_GROUP
 
@@ -102,8 +101,7 @@ def test_a_reset_reaches_every_key_with_state(
     once_more = make_job(options=options(not async_enabled, 2))
     out = run_batch(once_more, deduplicate, events(spark, ("reset", "", None)), 2)
     assert out == [(key, "reset") for key in keys]
-    assert once_more.statistics is not None
-    assert once_more.statistics.operators["dedup"].sums["counter.keys_notified"] == len(keys)
+    assert once_more.history[-1]["operators"]["dedup"]["counters"]["keys_notified"] == len(keys)
 
 
 @pytest.mark.spark
@@ -136,12 +134,10 @@ def test_two_regular_inputs_beside_rows_in_the_order_of_their_dataframe(
         (index, key, "r299 of 270") for index, count in ((0, 40), (2, 5)) for key in range(count)
     ]
     assert {row[3].astimezone(datetime.UTC).timestamp() for row in out} == {299.0}
-    assert job.statistics is not None
-    figures = job.statistics.operators["three"].sums
-    assert (figures["rows_in"], figures["counter.null_event_times"]) == (345, 30)
+    figures = job.history[-1]["operators"]["three"]
+    assert (figures["rows_in"], figures["counters"]["null_event_times"]) == (345, 30)
     run_batch(job2 := make_job(session, options=options(async_enabled, 2)), use, session.range(0), 1)
-    assert job2.statistics is not None
-    assert job2.statistics.watermark == 290_000_000
+    assert job2.history[-1]["watermark_us"] == 290_000_000
 
 
 # refusals

@@ -410,7 +410,7 @@ def test_a_checkpoint_opens_in_both_forms(
     assert +kept.rows[name] == +expected.rows[name]
     assert kept.rows[name]
     assert state_of(spark, tmp_path / "changing") == state_of(spark, tmp_path / "whole")
-    stages = [one.stage_seconds > 0 for one in job.statistics.operators.values()]
+    stages = [one["stage_seconds"] > 0 for one in job.history[-1]["operators"].values()]
     fused = first
     assert stages == [*[not fused] * (len(stages) - 1), True]
 

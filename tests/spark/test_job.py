@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from asyncstate.errors import (
     StateDeclarationError,
 )
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark import MicroBatch, Progress, StreamingJob
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.files import LocalFiles
 from asyncstate.storage.manifest import Applied, Manifest
@@ -80,7 +81,7 @@ def test_nothing_is_committed_when_the_function_fails(
     with pytest.raises(ValueError, match="the sink is down"):
         job.micro_batch(fail)(rows, 0)
     assert committed(tmp_path) is None
-    assert job.statistics is None
+    assert job.last_progress is None
     assert isinstance(job.last_error, ValueError)
 
 
@@ -258,9 +259,13 @@ def test_finish_needs_a_batch(job: StreamingJob) -> None:
 # statistics
 
 
-def test_statistics_of_the_last_batches(make_job: MakeJob, rows: DataFrame, run_log: str) -> None:
-    job = make_job(run=echo, clock=ManualClock(now_us=42))
-    assert job.statistics is None
+def test_the_progress_of_the_last_batches_is_one_sequence(
+    make_job: MakeJob, rows: DataFrame, run_log: str
+) -> None:
+    reported: list[Progress] = []
+    job = make_job(run=echo, clock=ManualClock(now_us=42), on_progress=reported.append)
+    assert job.last_progress is None
+    assert not job.history
     times: list[int] = []
 
     def use(df: DataFrame, batch: MicroBatch) -> None:
@@ -270,11 +275,12 @@ def test_statistics_of_the_last_batches(make_job: MakeJob, rows: DataFrame, run_
     on_batch = job.micro_batch(use)
     on_batch(rows, 0)
     on_batch(rows.where("id < 1"), 1)
-    assert [statistics.operators["e"].sums["rows_in"] for statistics in job.history] == [4, 1]
-    assert job.statistics is job.history[-1]
-    assert job.statistics.operators["e"].parallelism == 3
-    assert '"batch_id":1' in job.statistics.to_json()
-    assert job.statistics.seconds >= job.statistics.function_seconds > 0
+    assert [(one["batch_id"], one["operators"]["e"]["rows_in"]) for one in job.history] == [(0, 4), (1, 1)]
+    assert job.last_progress is job.history[-1]
+    assert [*job.history] == reported
+    assert json.loads(json.dumps(reported)) == reported
+    assert job.history[-1]["operators"]["e"]["parallelism"] == 3
+    assert job.history[-1]["total_seconds"] >= job.history[-1]["function_seconds"] > 0
     assert times == [42, 42]
 
 
@@ -521,11 +527,10 @@ def test_a_new_column_is_let_through(make_job: MakeJob, rows: DataFrame, run_log
 
 
 def test_parallelism_is_what_is_stored_unless_given(make_job: MakeJob, rows: DataFrame, run_log: str) -> None:
-    def parallelism(option: object, batch_id: int) -> int:
+    def parallelism(option: object, batch_id: int) -> object:
         job = make_job(run=echo, options={"async-state.parallelism": option})
         job.micro_batch(lambda df, b: b.apply(Echo(run_log), df, uid="e", key="k"))(rows, batch_id)
-        assert job.statistics is not None
-        return job.statistics.operators["e"].parallelism
+        return job.history[-1]["operators"]["e"]["parallelism"]
 
     assert parallelism("auto", 0) == 2  # the cores of the test session
     assert parallelism(5, 1) == 5

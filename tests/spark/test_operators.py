@@ -155,8 +155,8 @@ def test_built_in_operators_over_restarts_rescaling_empty_batches_and_the_end(
         assert net_of(results, "last") == last_rows(range(70))
         assert net_of(results, "pairs") == Counter((i, i + PARTNER) for i in range(70 - PARTNER))
         assert results[2]["totals"] == results[2]["last"] == results[2]["pairs"] == Counter()
-        first = job.history[0].operators
-        assert {uid: first[uid].sums.get("counter.null_event_times", 0) for uid in first} == {
+        first = job.history[0]["operators"]
+        assert {uid: first[uid]["counters"].get("null_event_times", 0) for uid in first} == {
             "totals": 0,
             "last": 4,  # 45, 52, 59 and 66
             "windows": 4,
@@ -197,8 +197,7 @@ def test_chained_operators_and_two_inputs_share_a_batch(
     times = Counter(map(key_of, range(26)))
     expected = {(i, times[key_of(i)]): 1 for i in range(26) if key_of(i) is not None}
     assert {row: count for row, count in net.items() if count} == expected
-    assert job.statistics is not None
-    assert job.statistics.operators["pairs"].sums["rows_in"] == 6 + 2 * 5
+    assert job.history[-1]["operators"]["pairs"]["rows_in"] == 6 + 2 * 5
 
 
 def test_an_output_used_twice_or_never_runs_its_stage_once(
@@ -223,7 +222,7 @@ def test_an_output_used_twice_or_never_runs_its_stage_once(
     first, second = aggregated(range(20)), aggregated(range(30))
     second.subtract(first)
     assert seen[1] == (second, Counter({(30,): 1, (20,): -1}), 10)
-    fed = [{uid: each.sums["rows_in"] for uid, each in past.operators.items()} for past in job.history]
+    fed = [{uid: each["rows_in"] for uid, each in past["operators"].items()} for past in job.history]
     assert fed == [{"never": 20, "twice": 20, "whole": 5}, {"never": 10, "twice": 10, "whole": 10}]
     state = stored_state(tmp_path / "checkpoint")
     assert state["never"] == state["twice"]

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
@@ -20,9 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.clock import ManualClock
-from asyncstate.driver.progress import LOGGER, BatchStatistics, OperatorStatistics, progress_of
+from asyncstate.driver.micro_batch import Applied
+from asyncstate.driver.progress import LOGGER, Progress, operator_progress
 from asyncstate.errors import ConfigurationError
+from asyncstate.operator import OutputSpec
+from asyncstate.runtime import CommitRecord
 from asyncstate.spark import MicroBatch, ProgressFormatter, PrometheusProgress, StreamingJob
+from asyncstate.storage import PartitionManifest
 from tests.spark.parts import Echo, RunningTotal, echo
 
 pytestmark = pytest.mark.spark
@@ -48,11 +53,15 @@ OPERATOR_NAMES = {
     "rows_in_max", "rows_in_max_partition", "run_seconds_max", "run_seconds_max_partition",
     "state_bytes_max", "state_bytes_max_partition",
     "in_flight_limit", "request_buffer_limit", "buffer_timeout_ms_limit", "io_parallelism_limit", "call_limit",
+    "overlapping_epochs", "bundle_read_bytes", "cache_carried", "cache_evictions", "cache_bytes_limit",
+    "column_cache_carried", "column_cache_bytes_limit", "write_cache_bytes_limit",
+    "block_cache_bytes_peak", "block_cache_bytes_limit", "table_reader_bytes_peak",
 }  # fmt: skip
 ONLY_TWO_PHASES = {"local_rows_in"}
 ONLY_ASYNC = {
     "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "io_wait_seconds",
     "read_ahead_keys", "read_ahead_unused", "warmed_positions",
+    "overlapping_epochs",
 }  # fmt: skip
 
 
@@ -67,27 +76,41 @@ def totals(df: DataFrame, batch: MicroBatch) -> None:
     ).collect()
 
 
-def figures(batch_id: int = 3, **sums: float) -> BatchStatistics:
+def figures(batch_id: int = 3, **sums: float) -> Progress:
     """A micro-batch made up, for what does not need one that has run."""
-    operator = OperatorStatistics(
+    record = CommitRecord(
+        partition=1,
+        content=PartitionManifest(1),
+        states=[],
+        max_event_times=[None],
+        statistics={"rows_in": 5, "reads": 8, "cache_hits": 6, "state_bytes": 100, "counter.late": 2, **sums},
+        peaks={"cache_bytes_peak": 64},
+    )
+    applied = Applied(
         uid="o",
         operator="Operator",
         parallelism=2,
+        delays=[None],
+        declared={},
+        waiting=None,
+        route=[],
+        records=[record],
+        output=OutputSpec(pa.schema([])),
         plan_seconds=0.1,
         stage_seconds=0.4,
-        sums={"rows_in": 5, "reads": 8, "hits": 6, "state_bytes": 100, "counter.late": 2, **sums},
-        peaks={"cache_bytes_peak": 64},
     )
-    return BatchStatistics(
+    return Progress(
         job="j",
         batch_id=batch_id,
-        watermark=5_000_000,
+        started_at="1970-01-01T00:00:01+00:00",
         final=False,
-        seconds=0.75,
+        watermark_us=5_000_000,
+        watermark_waits_for=[],
+        sources=[],
+        total_seconds=0.75,
         function_seconds=0.5,
         commit_seconds=0.25,
-        operators={"o": operator},
-        processing_time=1_000_000,
+        operators={"o": operator_progress(applied)},
     )
 
 
@@ -105,7 +128,7 @@ def test_a_known_batch_in_each_mode(make_job: MakeJob, rows: DataFrame, async_en
     assert progress["started_at"] == "2023-11-14T22:13:20+00:00"
     assert progress["watermark_us"] == 169_000_000
     assert progress["total_seconds"] >= progress["function_seconds"] + progress["commit_seconds"] > 0
-    (operator,) = progress["operators"]
+    (operator,) = progress["operators"].values()
     assert operator.keys() == OPERATOR_NAMES
     assert (operator["uid"], operator["operator"], operator["parallelism"]) == ("totals", "RunningTotal", 3)
     assert (operator["rows_in"], operator["rows_out"], operator["keys"], operator["changes"]) == (
@@ -139,8 +162,7 @@ def test_skew_and_the_size_of_new_state_show(
     seen = []
     for number, df in enumerate((one_key, one_key.union(others))):
         on_batch(df, number)
-        assert job.last_progress is not None
-        seen += job.last_progress["operators"]
+        seen.append(job.history[-1]["operators"]["totals"])
     alone, among = seen
     assert (alone["rows_in"], alone["rows_in_max"]) == (50, 50)
     assert alone["state_bytes"] == alone["state_bytes_max"] == alone["delta_bytes"] > 0
@@ -154,8 +176,7 @@ def test_skew_and_the_size_of_new_state_show(
 
 
 def test_names_are_the_same_whatever_was_measured() -> None:
-    assert progress_of(figures()).keys() == BATCH_NAMES
-    (operator,) = progress_of(figures())["operators"]
+    operator = figures()["operators"]["o"]
     assert operator.keys() == OPERATOR_NAMES
     assert (operator["cache_hit_ratio"], operator["counters"], operator["calls"]) == (0.75, {"late": 2}, None)
 
@@ -167,7 +188,7 @@ def test_before_and_after_event_time_there_is_no_watermark(
     job.micro_batch(lambda df, batch: batch.apply(Echo(run_log), df, uid="e"))(rows, 0)
     assert job.last_progress is not None
     assert job.last_progress["watermark_us"] is None
-    assert job.last_progress["operators"][0]["rows_in"] == 70
+    assert job.last_progress["operators"]["e"]["rows_in"] == 70
     job.finish()
     assert (job.last_progress["final"], job.last_progress["watermark_us"]) == (True, None)
 
@@ -180,7 +201,7 @@ def test_the_hook_gets_each_committed_batch_and_cannot_fail_one(
 ) -> None:
     seen: list[Any] = []
 
-    def hook(progress: dict[str, Any]) -> None:
+    def hook(progress: Progress) -> None:
         seen.append(progress)
         raise ValueError("no route")
 
@@ -254,8 +275,8 @@ def scraped(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 def test_figures_are_scraped_over_http() -> None:
     metrics = PrometheusProgress(CollectorRegistry())
-    metrics(progress_of(figures()))
-    metrics(progress_of(figures(4, rows_in=7, state_bytes=90)))
+    metrics(figures())
+    metrics(figures(4, rows_in=7, state_bytes=90))
     with metrics.serve(0) as server:
         found = scraped(server.port)
     job, operator = frozenset({("job", "j")}), frozenset({("job", "j"), ("operator", "o")})
@@ -278,7 +299,7 @@ def test_two_objects_of_a_registry_report_to_the_same_metrics() -> None:
     registry = CollectorRegistry()
     for _ in range(2):
         metrics = PrometheusProgress(registry)
-        metrics(progress_of(figures(rows_in=3)))
+        metrics(figures(rows_in=3))
     assert registry.get_sample_value("asyncstate_rows_in_total", {"job": "j", "operator": "o"}) == 6
     assert PrometheusProgress(CollectorRegistry()).registry is not registry
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -224,3 +225,53 @@ def test_speculation_is_warned_of(caplog: pytest.LogCaptureFixture, value: str |
 def test_recommended_settings_are_texts() -> None:
     assert all(isinstance(value, str) for value in recommended_conf().values())
     assert recommended_conf()["spark.python.unix.domain.socket.enabled"] == "true"
+
+
+# -- the end of a worker -----------------------------------------------------------------------------------
+
+_CLOSED = """
+import socket
+import pyspark.daemon
+from asyncstate.spark.task import quiet_end
+{}
+ours, theirs = socket.socketpair()
+theirs.close()
+print(pyspark.daemon.worker(ours, True))
+"""
+_FROZEN = """
+from asyncstate.spark.task import settle_worker
+import duckdb
+connection = duckdb.connect()
+settle_worker()
+"""
+
+
+def said(code: str) -> tuple[str, str]:
+    """What a process that runs ``code`` writes to stdout and stderr."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout, done.stderr
+
+
+def test_a_worker_whose_connection_is_closed_ends_without_a_word() -> None:
+    """Spark closes those of idle workers; PySpark's own daemon prints a trace."""
+    out, trace = said(_CLOSED.format(""))
+    assert "BrokenPipeError" in trace
+    assert said(_CLOSED.format("quiet_end(pyspark.daemon)")) == (out, "")
+
+
+def test_what_else_the_daemon_prints_stays() -> None:
+    code = """
+import sys
+import pyspark.daemon
+from asyncstate.spark.task import quiet_end
+quiet_end(pyspark.daemon)
+try:
+    raise OSError("full")
+except OSError:
+    pyspark.daemon.print("cannot", file=sys.stderr)
+"""
+    assert said(code) == ("", "cannot\n")
+
+
+def test_a_process_that_has_run_tasks_leaks_no_native_module() -> None:
+    assert said(_FROZEN) == ("", "")

@@ -175,10 +175,10 @@ def test_a_snapshot_and_changes_as_duckdb_over_the_final_tables(
         stream = spark.readStream.option("maxFilesPerTrigger", 2 if async_enabled else FILES)
         query = stream.text(str(written)).writeStream.foreachBatch(run).trigger(availableNow=True)
         job.await_termination(query.option("checkpointLocation", str(tmp_path / "query")).start())
-        for statistics in job.history:
-            sums = [one.sums for one in statistics.operators.values()]
-            assert sum(one.get("counter.retractions_without_state", 0) for one in sums) == 0
-            stale += sum(one.get("counter.stale_rows_dropped", 0) for one in sums)
+        for progress in job.history:
+            counters = [one["counters"] for one in progress["operators"].values()]
+            assert sum(one.get("retractions_without_state", 0) for one in counters) == 0
+            stale += sum(one.get("stale_rows_dropped", 0) for one in counters)
     expected = in_duckdb(tables)
     assert len(expected) > 1
     for name in ("full", "upserts"):

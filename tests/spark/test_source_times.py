@@ -109,7 +109,7 @@ def test_all_rows_of_a_source_count(
     assert sources_of(job) == {"e": 28 * SECOND}
     assert len(asked) == queries
     run(job, 1, e=events(spark, 29))
-    assert (sources_of(job), job.history[-1].watermark) == ({"e": 28 * SECOND}, 28 * SECOND)
+    assert (sources_of(job), job.history[-1]["watermark_us"]) == ({"e": 28 * SECOND}, 28 * SECOND)
 
 
 def test_of_several_sources_each_is_observed_for_itself(
@@ -266,15 +266,15 @@ def test_an_idle_source_over_a_restart(spark: SparkSession, make_job: MakeJob, t
     assert after(job, 2) == []
     assert after(job, 3) == ["slow"]
     assert after(job, 4) == ["slow"]
-    assert job.history[-1].watermark == 103 * SECOND
+    assert job.history[-1]["watermark_us"] == 103 * SECOND
     assert job.last_progress is not None
     assert job.last_progress["sources"][1] == {"name": "slow", "watermark_us": 5 * SECOND, "idle": True}
     clock = ManualClock(0)  # a clock that was set back
     job = start()
     assert after(job, 5, 6) == []
-    assert job.history[-1].watermark == 104 * SECOND
+    assert job.history[-1]["watermark_us"] == 104 * SECOND
     after(job, 6)
-    assert job.history[-1].watermark == 104 * SECOND
+    assert job.history[-1]["watermark_us"] == 104 * SECOND
     assert job.last_progress is not None
     assert job.last_progress["watermark_waits_for"] == ["slow"]
 

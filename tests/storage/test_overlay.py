@@ -178,11 +178,11 @@ def test_counters() -> None:
     found = overlay.statistics()
     expected = {
         "reads": 6,
-        "hits": 3,
-        "misses": 3,
+        "cache_hits": 3,
+        "cache_misses": 3,
         "store_reads": 3,
-        "list_gets": 1,
-        "list_get_keys": 2,
+        "read_batches": 1,
+        "read_batch_keys": 2,
         "scans": 1,
     }
     assert {name: named(found)[name] for name in expected} == expected

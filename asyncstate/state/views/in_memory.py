@@ -9,11 +9,10 @@ Must not import storage, execution, operators or the states.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from asyncstate.errors import StateAccessError
-from asyncstate.futures import StateFuture, StateIterator, completed_future
-from asyncstate.futures.future import VOID
+from asyncstate.state.at_once import ListAtOnce, ValueAtOnce
 from asyncstate.state.maps import MapAtOnce
 
 T = TypeVar("T")
@@ -23,7 +22,7 @@ V = TypeVar("V")
 _NAN: Final = float("nan")
 
 
-class MemoryValue(Generic[T]):
+class MemoryValue(ValueAtOnce[T]):
     """See ``ValueState``."""
 
     __slots__ = ("_value",)
@@ -34,31 +33,14 @@ class MemoryValue(Generic[T]):
     def value(self) -> T | None:
         return self._value
 
-    def async_value(self) -> StateFuture[T | None]:
-        return completed_future(self.value())
-
     def update(self, value: T | None) -> None:
         self._value = value
-
-    def async_update(self, value: T | None) -> StateFuture[None]:
-        self.update(value)
-        return VOID
 
     def is_empty(self) -> bool:
         return self._value is None
 
-    def async_is_empty(self) -> StateFuture[bool]:
-        return completed_future(self.is_empty())
 
-    def clear(self) -> None:
-        self._value = None
-
-    def async_clear(self) -> StateFuture[None]:
-        self.clear()
-        return VOID
-
-
-class MemoryList(Generic[T]):
+class MemoryList(ListAtOnce[T]):
     """See ``ListState``."""
 
     __slots__ = ("_elements",)
@@ -69,29 +51,14 @@ class MemoryList(Generic[T]):
     def get(self) -> Iterator[T]:
         return iter(self._elements.copy())
 
-    def async_get(self) -> StateFuture[StateIterator[T]]:
-        return completed_future(StateIterator(list(self.get())))
-
     def add(self, element: T) -> None:
         self._elements.append(_element(element))
-
-    def async_add(self, element: T) -> StateFuture[None]:
-        self.add(element)
-        return VOID
 
     def add_all(self, elements: Iterable[T]) -> None:
         self._elements += [_element(element) for element in elements]
 
-    def async_add_all(self, elements: Iterable[T]) -> StateFuture[None]:
-        self.add_all(elements)
-        return VOID
-
     def clear(self) -> None:
         self._elements = []
-
-    def async_clear(self) -> StateFuture[None]:
-        self.clear()
-        return VOID
 
 
 class MemoryMap(MapAtOnce[K, V]):

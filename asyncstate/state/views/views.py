@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, StateIterator
-from asyncstate.state.broadcast import BroadcastState
+from asyncstate.state.broadcast import BroadcastList, BroadcastState, BroadcastValue
 from asyncstate.state.keyed.listing import ListState
 from asyncstate.state.keyed.mapping import MapState
 from asyncstate.state.keyed.value import ValueState
@@ -91,10 +91,22 @@ class ValueView(_View, Generic[T, R_co]):
 
     __slots__ = ()
 
-    def __init__(self, state: ValueState[T, R_co] | MemoryValue[T] | None = None) -> None:
-        """``state``: where the value is kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
-        # or a MemoryValue, which has the same methods and no default
-        self._state: ValueState[T, R_co] = _backing(self, state, (ValueState, MemoryValue), MemoryValue)
+    def __init__(
+        self,
+        state: ValueState[T, R_co]
+        | BroadcastValue[T]
+        | BroadcastState[int, T]
+        | MemoryValue[T]
+        | None = None,
+    ) -> None:
+        """``state``: where the value is kept (of namespaced state, ``state.at(namespace)``; a BroadcastState with keys
+        of ``int`` has it under 0); None: in memory."""
+        if isinstance(state, BroadcastState):
+            state = BroadcastValue(state)
+        # or one of the others, which have the same methods
+        self._state: ValueState[T, R_co] = _backing(
+            self, state, (ValueState, BroadcastValue, MemoryValue), MemoryValue
+        )
 
     def value(self) -> R_co:
         """The value; without one the state's default, or None."""
@@ -141,9 +153,16 @@ class ListView(_View, Generic[T]):
 
     __slots__ = ()
 
-    def __init__(self, state: ListState[T] | MemoryList[T] | None = None) -> None:
-        """``state``: where the elements are kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
-        self._state: ListState[T] | MemoryList[T] = _backing(self, state, (ListState, MemoryList), MemoryList)
+    def __init__(
+        self, state: ListState[T] | BroadcastList[T] | BroadcastState[int, T] | MemoryList[T] | None = None
+    ) -> None:
+        """``state``: where the elements are kept (of namespaced state, ``state.at(namespace)``; a BroadcastState with
+        keys of ``int`` has them by their places); None: in memory."""
+        if isinstance(state, BroadcastState):
+            state = BroadcastList(state)
+        self._state: ListState[T] | BroadcastList[T] | MemoryList[T] = _backing(
+            self, state, (ListState, BroadcastList, MemoryList), MemoryList
+        )
 
     def get(self) -> Iterator[T]:
         """All elements as they are now, in order."""

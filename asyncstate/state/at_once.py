@@ -1,0 +1,98 @@
+"""The asynchronous half of the methods of a value and of a list whose calls are answered at once.
+
+Owns: ``ValueAtOnce`` and ``ListAtOnce``; of maps it is ``asyncstate.state.maps.MapAtOnce``.
+Invariant: an asynchronous method does what its twin does when it is asked for.
+Must not import storage, execution, operators or the states.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from asyncstate.futures import StateFuture, StateIterator, completed_future
+from asyncstate.futures.future import VOID
+
+T = TypeVar("T")
+
+
+class ValueAtOnce(Generic[T]):
+    """A value whose every future is done."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def value(self) -> T | None:
+        """The value, or None."""
+
+    @abstractmethod
+    def update(self, value: T | None) -> None:
+        """Keep ``value``; None clears."""
+
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """True when there is no value."""
+
+    def clear(self) -> None:
+        """Remove the value."""
+        self.update(None)
+
+    def async_value(self) -> StateFuture[T | None]:
+        """A future of ``value``."""
+        return completed_future(self.value())
+
+    def async_update(self, value: T | None) -> StateFuture[None]:
+        """``update``; every read that is asked for later sees it."""
+        self.update(value)
+        return VOID
+
+    def async_is_empty(self) -> StateFuture[bool]:
+        """A future of ``is_empty``."""
+        return completed_future(self.is_empty())
+
+    def async_clear(self) -> StateFuture[None]:
+        """``clear``; every read that is asked for later sees it."""
+        self.clear()
+        return VOID
+
+
+class ListAtOnce(Generic[T]):
+    """A list whose every future is done."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def get(self) -> Iterator[T]:
+        """All elements as they are now, in order."""
+
+    @abstractmethod
+    def add_all(self, elements: Iterable[T]) -> None:
+        """Append all, or none if one is refused."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Remove all elements."""
+
+    def add(self, element: T) -> None:
+        """Append. Raises StateAccessError for None."""
+        self.add_all([element])
+
+    def async_get(self) -> StateFuture[StateIterator[T]]:
+        """A future of an iterator over ``get``."""
+        return completed_future(StateIterator(list(self.get())))
+
+    def async_add(self, element: T) -> StateFuture[None]:
+        """``add``; every operation that is asked for later sees it."""
+        self.add(element)
+        return VOID
+
+    def async_add_all(self, elements: Iterable[T]) -> StateFuture[None]:
+        """``add_all``; every operation that is asked for later sees it."""
+        self.add_all(elements)
+        return VOID
+
+    def async_clear(self) -> StateFuture[None]:
+        """``clear``; every operation that is asked for later sees it."""
+        self.clear()
+        return VOID
