@@ -17,7 +17,9 @@ _PAGES = [
 ]
 """All but the records of decisions, which say what was thought when they were written, and generated pages."""
 _GENERATED = {"errors.md", "CHANGELOG.md"}
-_NO_PROSE = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)|\"[^\"\n]*\"|<!--.*?-->", re.MULTILINE | re.DOTALL)
+_NO_PROSE = re.compile(
+    r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)|\"[^\"\n]*\"|<!--.*?-->", re.MULTILINE | re.DOTALL
+)
 
 
 def found_in(text: str) -> list[str]:
@@ -31,7 +33,9 @@ def found_in(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in _PAGES if page.name not in _GENERATED], ids=lambda page: str(page.relative_to(ROOT))
+    "page",
+    [page for page in _PAGES if page.name not in _GENERATED],
+    ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_a_page_uses_the_words_of_the_field(page: Path) -> None:
     assert found_in(page.read_text("utf-8")) == []
