@@ -23,6 +23,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from asyncstate.config import Tuning, resolve
 from bench.options import made, numbers
 from bench.processor_time import Clocks
 from bench.report import write_json
@@ -146,13 +147,12 @@ def measure(
     folder: Path, keys: int, rows: int, micro_batches: int, cache_share: float | None = None
 ) -> Growth:
     """Fill ``keys`` keys by micro-batches of ``rows``, then count ``micro_batches`` of them with uniform keys."""
-    from asyncstate.config import resolve
     from asyncstate.operator import InputSpec
     from bench.job import Job
     from operators import GroupAggregate, count, max_, sum_
 
     operator = GroupAggregate([count(), sum_("value"), max_("value")])
-    job = Job(folder, operator, resolve(_caches(keys, cache_share), {}), InputSpec(_SCHEMA, ("key",)))
+    job = Job(folder, operator, resolve({}, {}, _caches(keys, cache_share)), InputSpec(_SCHEMA, ("key",)))
     random = np.random.default_rng(1)
     for part in np.array_split(random.permutation(keys), max(1, keys // rows)):
         job.run([_rows(part, random)])
@@ -172,14 +172,14 @@ def measure(
     return Growth(keys, rows, seconds, processor, waited, _rss_bytes(), peak, state_bytes, parts, cache_share)
 
 
-def _caches(keys: int, share: float | None) -> dict[str, str]:
-    """Settings with room for a part of the rows, as columns and as blocks."""
+def _caches(keys: int, share: float | None) -> Tuning:
+    """Room for a part of the rows, as columns and as blocks."""
     if share is None:
-        return {}
-    return {
-        "async-state.column-cache-size": f"{int(share * keys * _COLUMN_BYTES)}b",
-        "async-state.rocksdb.block-cache-size": f"{max(_MIB, int(share * keys * _BLOCK_BYTES))}b",
-    }
+        return Tuning()
+    return Tuning(
+        columns_bytes=int(share * keys * _COLUMN_BYTES),
+        blocks_bytes=max(_MIB, int(share * keys * _BLOCK_BYTES)),
+    )
 
 
 def _report(number: int, seconds: float, processor: float, figures: dict[str, float]) -> None:

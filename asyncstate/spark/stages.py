@@ -97,14 +97,14 @@ def plan_stage(
 
 def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
     """The rows of the broadcast input, which is ``df``; runs its plan. Raises JobError if they are more than
-    ``async-state.broadcast-size-limit``."""
+    their share of ``async-state.memory``."""
     index = spec.operator.broadcast_input
     assert index is not None
     # Collecting keeps the order, partition by partition; a shuffle would not.
     rows = [batch for batch in df.toArrow().to_batches() if batch.num_rows]
     declared = spec.inputs[index]
     batches = (InputBatch(*payload_of(declared, batch), index) for batch in rows)
-    return pack_broadcast(spec.uid, declared, batches, spec.config.broadcast_size_limit_bytes)
+    return pack_broadcast(spec.uid, declared, batches, spec.config.shares.broadcast)
 
 
 def run_stages(

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from asyncstate.config import resolve
+from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
 from asyncstate.spark.task import settle_worker
@@ -31,6 +31,15 @@ GRAINS: dict[str, Callable[[], Operator]] = {
     "bundle": lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total")]),
     "record": CountPerKey,
 }
+_USUAL = Config().shares
+_TUNING = Tuning(
+    columns_bytes=_USUAL.columns,
+    blocks_bytes=_USUAL.blocks,
+    open_stores_bytes=_USUAL.open_stores,
+    gathered_bytes=_USUAL.gathered,
+    bundle_bytes=_USUAL.bundle,
+)
+"""Everything but the writes has what it usually has."""
 _BATCH_ROWS = 10_000  # what Spark sends at a time
 _SCATTERED = 2_654_435_761  # prime, so that its multiples meet each key once, far from the one before
 
@@ -62,9 +71,14 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 def measure(task: Backfill) -> Measured:
     """Run the backfill as the first micro-batch of a job."""
     settle_worker()
-    config = resolve(
-        {"async-state.enabled": task.enabled, "async-state.write-cache-size": task.write_cache}, {}
-    )
+    options = {
+        "async-state.enabled": task.enabled,
+        "async-state.memory": "1024gb",
+        "async-state.cache-size": "128mb",
+        "async-state.read-cache-size": "4mb",
+        "async-state.write-cache-size": task.write_cache,
+    }
+    config = resolve(options, {}, _TUNING)
     with tempfile.TemporaryDirectory(prefix="asyncstate-backfill-") as folder:
         job = Job(Path(folder), GRAINS[task.grain](), config, INPUT)
         memory, cpu = _memory(), time.process_time()

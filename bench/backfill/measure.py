@@ -17,7 +17,7 @@ from rich.table import Table
 
 from bench.backfill.child import GRAINS, Backfill, Measured
 
-UNBOUNDED = "1024gb"
+UNBOUNDED = "512gb"
 _MIB = 1 << 20
 
 

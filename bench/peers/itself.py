@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.config import Config, resolve
+from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import InputSpec
 from asyncstate.runtime import InputBatch
 from asyncstate.spark.task import settle_worker
@@ -40,13 +40,10 @@ _PIECES = 4
 """For each micro-batch that is to be counted ``modes`` runs so many smaller ones, in pairs of their own: the machine's
 speed changes within seconds."""
 
-_GROWING: Mapping[str, Mapping[str, str]] = {
-    "sync": {"async-state.enabled": "false"},
-    "async": {"async-state.enabled": "true"},
-    "sync with a block cache of 2gb": {
-        "async-state.enabled": "false",
-        "async-state.rocksdb.block-cache-size": "2gb",
-    },
+_GROWING: Mapping[str, Config] = {
+    "sync": Config(),
+    "async": Config(enabled=True),
+    "sync with a block cache of 2gb": Config(tuning=Tuning(blocks_bytes=2 << 30)),
 }
 """Settings under which the growing state is measured; 2gb hold all of it."""
 _BY_HAND = "rocksdict by hand"
@@ -100,8 +97,8 @@ def growth(task: Task) -> list[Figure]:
     """
     random = np.random.default_rng(task.seed)
     jobs: dict[str, _Growing] = {
-        name: _GrowingState(Path(task.folder) / str(number), resolve(options, {}))
-        for number, (name, options) in enumerate(_GROWING.items())
+        name: _GrowingState(Path(task.folder) / str(number), config)
+        for number, (name, config) in enumerate(_GROWING.items())
     }
     jobs[_BY_HAND] = _GrowingByHand(Path(task.folder))
     spent: dict[str, dict[int, list[Spent]]] = {name: {} for name in jobs}

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.config import Config, resolve
+from asyncstate.config import Config, Tuning, resolve
 from asyncstate.runtime.stores import rocksdb_options
 from asyncstate.spark.task import settle_worker
 from bench.job import Job, JobBase
@@ -182,14 +182,10 @@ def _config(task: Task) -> Config:
         "async-state.bundle-size": _BUNDLE_ROWS,
     }
     if task.cached:
-        options["async-state.rocksdb.block-cache-size"] = "1gb"
-    else:
-        options |= {
-            "async-state.cache-size": "256kb",
-            "async-state.rocksdb.block-cache-size": WORKLOADS[task.workload].block_cache,
-            "async-state.rocksdb.direct-reads": True,
-        }
-    return resolve(options, {})
+        return resolve(options, {}, Tuning(blocks_bytes=1 << 30))
+    options["async-state.cache-size"] = "256kb"
+    tuning = Tuning(blocks_bytes=WORKLOADS[task.workload].block_cache_bytes, direct_reads=True)
+    return resolve(options, {}, tuning)
 
 
 def _link_or_copy(source: str, target: str) -> None:

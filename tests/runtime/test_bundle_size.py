@@ -28,7 +28,7 @@ from asyncstate.runtime import TaskSpec
 from asyncstate.runtime.bundle_size import ROWS_MIN, ROWS_UNKNOWN, BundleSize
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.storage import OperatorManifest, PartitionManifest
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 ROW_BYTES = 16
@@ -143,9 +143,10 @@ def test_kinds_and_times_stay_with_their_rows(async_enabled: bool) -> None:
 
 def test_wide_state_makes_the_next_bundles_smaller(async_enabled: bool) -> None:
     """Rows of 16 bytes, whose state is 4,000 bytes read and as many written."""
-    options = {"async-state.bundle-memory": "16mb", "async-state.cache-size": "0b"}
+    options = {"async-state.cache-size": "0b"}
+    tuning = Tuning(bundle_bytes=16 << 20)
     with OperatorHarness(
-        Sizes("x" * 4_000), SCHEMA, "k", async_enabled=async_enabled, options=options
+        Sizes("x" * 4_000), SCHEMA, "k", async_enabled=async_enabled, options=options, tuning=tuning
     ) as harness:
         found = []
         for _ in range(3):
@@ -162,9 +163,9 @@ def test_a_bundle_has_as_many_keys_as_their_state_leaves_room_for(
     async_enabled: bool, changelog: bool
 ) -> None:
     """1,677 keys; rows of few keys come together however many they are."""
-    options = {"async-state.bundle-memory": "16mb"}
+    tuning = Tuning(bundle_bytes=16 << 20)
     with OperatorHarness(
-        WideKeys(), SCHEMA, "k", async_enabled=async_enabled, changelog=changelog, options=options
+        WideKeys(), SCHEMA, "k", async_enabled=async_enabled, changelog=changelog, tuning=tuning
     ) as harness:
         harness.push(rows(0, 5_000))
         output = harness.end_batch()

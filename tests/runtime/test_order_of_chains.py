@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 
 from asyncstate import MapStateDescriptor, StateFuture, ValueStateDescriptor, combine_all
 from asyncstate.operator import InputSpec, OperatorContext, RecordOperator
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 
 ROWS = pa.schema([("k", pa.int64()), ("program", pa.int64())])
 OUT = pa.schema([("k", pa.int64()), ("place", pa.int64())])
-WAITING = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
+WAITING: dict[str, Any] = {"tuning": Tuning(batch_hot_reads=True)}
 MODES: dict[str, dict[str, Any]] = {
     "at once": {},
     "gathered": WAITING,
     "tiny": {
         **WAITING,
-        "async-state.in-flight-limit": "5",
-        "async-state.buffer-size": "2",
-        "async-state.iterate-response-batch-size": "2",
+        "options": {
+            "async-state.in-flight-limit": "5",
+            "async-state.buffer-size": "2",
+            "async-state.iterate-response-batch-size": "2",
+        },
     },
 }
 STATES = 4
@@ -179,7 +181,7 @@ def test_a_chain_of_any_length_needs_no_stack(length: int, async_enabled: bool) 
             return step(length)
 
     with OperatorHarness(
-        Long([], False), ROWS, ["k"], async_enabled=async_enabled, options=WAITING
+        Long([], False), ROWS, ["k"], async_enabled=async_enabled, **WAITING
     ) as harness:
         harness.push([(1, 0)])
         assert [place for _, _, place in harness.end_batch()] == list(range(length, -1, -1))
