@@ -18,7 +18,7 @@ from asyncstate.execution import ReadPacer
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.runtime.stores import PartitionStore
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
-from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl, TtlUpdate, TtlVisibility
+from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl
 from asyncstate.state.column_cache import cache as cache_module
 from asyncstate.testing import OperatorHarness, Tuning
 from operators import Deduplicate, GroupAggregate, collect, count, max_, sum_
@@ -277,19 +277,15 @@ TTL_STORIES = st.lists(
 @settings(max_examples=max(1, settings().max_examples // 3))
 @given(
     story=TTL_STORIES,
-    update=st.sampled_from(TtlUpdate),
-    visibility=st.sampled_from(TtlVisibility),
     cache=st.sampled_from(SIZES[1:]),
 )
 def test_with_a_ttl_everything_is_as_without_it(
     enabled: bool,
     domain: str,
     story: list[tuple[int, str, list[tuple[int, int]], str]],
-    update: TtlUpdate,
-    visibility: TtlVisibility,
     cache: int,
 ) -> None:
-    ttl = StateTtl(100_000, domain, update, visibility)
+    ttl = StateTtl(100_000, domain)
     ended: list[tuple[int, str, list[tuple[int, int]], str]] = [(40, "nothing", [(0, 0)], "same")] * 6
     outcomes = [_ttl_outcome(ttl, domain, [*story, *ended], enabled, size) for size in (0, cache)]
     assert outcomes[0] == outcomes[1]
