@@ -25,10 +25,10 @@ CONFIGURATION_HEAD = """\
 
 The first of these that sets a key counts: the operator's option (`batch.apply(..., options={...})`), the job's
 (`StreamingJob(spark, folder, options={...})`), the Spark session (`spark.async-state.enabled`, or the key without
-`spark.`, which `spark-submit` drops), the default. Unknown keys and values out of range are refused before a row is read.
-A size or duration needs a unit in a text (`64mb`; b, kb, mb, gb of 1024, or ms, s, min, h, or `10 minutes`); a Python int
-is in bytes or milliseconds, a `timedelta` is a duration. The job's operators share `checkpoint-dir`, `memory`,
-`retained-versions`, `max-parallelism` and `unclaimed-state`.
+`spark.`, which `spark-submit` drops), the default. Unknown keys and values out of range are refused before a row is
+read. A size or duration needs a unit in a text (`64mb`; b, kb, mb, gb of 1024, or ms, s, min, h, or `10 minutes`); a
+Python int is in bytes or milliseconds, a `timedelta` is a duration. The job's operators share `checkpoint-dir`,
+`memory`, `retained-versions`, `max-parallelism` and `unclaimed-state`.
 
 | Key | Default | Takes | Meaning |
 |---|---|---|---|

@@ -29,7 +29,7 @@ SPARK_PREFIX = "spark."
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _MEANT = re.compile(r"(spark\.)?async[-_.]?state\.", re.IGNORECASE)
 
-_UNITS: Final[Mapping[str, Mapping[str, int]]] = {
+_UNITS: Final[Mapping[str, dict[str, int]]] = {
     "bytes": {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30},  # as in Spark
     "ms": {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000},
 }
@@ -49,9 +49,9 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What tests and benchmarks set of the engine; no key sets it.
 
     ``batch_hot_reads``: no stored value is kept in memory and every read of the store waits, also while it is quick;
-    this shows what relies on a read being answered at once. ``fusion``: parts of a graph may run in one task. ``direct_reads``: RocksDB
-    reads around the operating system's page cache. A field in bytes replaces a share of ``async-state.memory``; None
-    leaves it.
+    this shows what relies on a read being answered at once. ``fusion``: parts of a graph may run in one task.
+    ``direct_reads``: RocksDB reads around the operating system's page cache. A field in bytes replaces a share of
+    ``async-state.memory``; None leaves it.
     """
 
     batch_hot_reads: bool = False
@@ -68,8 +68,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Shares(NamedTuple):
     """Bytes that the parts of a worker may take.
 
-    ``cache``: stored values that were read or written. ``columns``: rows of column states. ``blocks``: RocksDB's blocks,
-    filters and indexes, of which ``open_stores`` may be those of stores that stay open between micro-batches.
+    ``cache``: stored values that were read or written. ``columns``: rows of column states. ``blocks``: RocksDB's
+    blocks, filters and indexes, of which ``open_stores`` may be those of stores that stay open between micro-batches.
     ``writes``: what a partition writes in a micro-batch. ``decoded``: Python objects of one state, out of ``writes``.
     ``gathered``: rows that wait for others of their micro-batch. ``bundle``: rows of a bundle and their state.
     ``broadcast``: rows of a broadcast input.
@@ -98,7 +98,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _Path | None, "Folder or URI of the [checkpoint](checkpoints.md), which driver and workers reach."
     ] = None
     local_dir: Annotated[
-        _Path | None, "Folder on each worker's own disk for its stores; losing it costs a restore, never data."
+        _Path | None,
+        "Folder on each worker's own disk for its stores; losing it costs a restore, never data.",
     ] = None
     memory_bytes: Annotated[
         Annotated[int, Meta(ge=16 << 20, le=1 << 40)],
@@ -111,7 +112,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _Size | None, "Of it, for decoded values of each state object; `auto`: 1/256, `0b`: none."
     ] = None
     write_cache_size_bytes: Annotated[
-        _WritesSize | None, "Of it, for what a partition writes in a micro-batch; more goes to disk. `auto`: a quarter."
+        _WritesSize | None,
+        "Of it, for what a partition writes in a micro-batch; more goes to disk. `auto`: a quarter.",
     ] = None
     enabled: Annotated[
         bool, "Batch and overlap state requests (async). Results and stored bytes are the same."
@@ -120,9 +122,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _Count, "Records of a partition that may be under way at once; further input waits."
     ] = 6_000
     buffer_size: Annotated[_Count, "State requests that go to the store together."] = 1_000
-    buffer_timeout_ms: Annotated[_UpToHour, "A buffer that does not fill goes to the store after this long."] = (
-        1_000
-    )
+    buffer_timeout_ms: Annotated[
+        _UpToHour, "A buffer that does not fill goes to the store after this long."
+    ] = 1_000
     io_parallelism: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | None,
         "Threads of a partition that read, at most; `auto` follows how long a read takes.",
@@ -139,7 +141,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _UpToDay, "A call that takes longer fails; also for `open_calls` and `close_calls`."
     ] = 60_000
     bundle_size: Annotated[_Rows, "Rows of a bundle, at most."] = 500_000
-    bundled_agg_size: Annotated[_Rows, "Rows that a BundledAggregateFunction gets at a time, at most."] = 100_000
+    bundled_agg_size: Annotated[_Rows, "Rows that a BundledAggregateFunction gets at a time, at most."] = (
+        100_000
+    )
     bundled_agg_allow_latency_ms: Annotated[
         _UpToHour | None, "How long it waits for as many rows; `auto`: until the micro-batch ends."
     ] = None
@@ -222,7 +226,7 @@ class Option:
     hint: Any
     kind: Type
     takes_none: bool
-    units: Mapping[str, int]
+    units: dict[str, int]
     doc: str
 
     @property
@@ -270,7 +274,9 @@ class Option:
                 "the whole path of a folder on each worker's own disk, where stores are: no URI, and no ~, which is "
                 "another folder on each machine"
             )
-        raise ConfigurationError(f"{spelling}: {value if given is None else given!r} does not fit; write {how}")
+        raise ConfigurationError(
+            f"{spelling}: {value if given is None else given!r} does not fit; write {how}"
+        )
 
     def show(self, value: object) -> str:
         """A value as one would write it."""
@@ -337,7 +343,9 @@ def _option(name: str, hint: Any) -> Option:
     key = PREFIX + words.replace("bundled_agg_", "bundled_agg.").replace("_", "-")
     kind = type_info(hint)
     types = kind.types if isinstance(kind, UnionType) else (kind,)
-    (own,) = (one.type if isinstance(one, Metadata) else one for one in types if not isinstance(one, NoneType))
+    (own,) = (
+        one.type if isinstance(one, Metadata) else one for one in types if not isinstance(one, NoneType)
+    )
     return Option(key, hint, own, len(types) > 1, _UNITS.get(last, {}), hint.__metadata__[-1])
 
 

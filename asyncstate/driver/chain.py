@@ -73,7 +73,7 @@ def _output(
 
 
 class Spool:
-    """The rows that the operator of ``spec`` gets: in memory, and beyond the share of gathered rows in a file that has no
+    """The rows that the operator of ``spec`` gets: in memory, beyond the share of gathered rows in a file that has no
     name and goes with the process."""
 
     def __init__(self, spec: TaskSpec) -> None:

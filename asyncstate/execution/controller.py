@@ -44,10 +44,9 @@ class AsyncStatistics:
 
     ``read_ahead_keys``: keys that were read before a record asked; ``read_ahead_unused``: those of them for nothing.
     ``warmed_positions``: places in ranges whose blocks were loaded before a scan came to them.
-    ``io_wait_seconds``: time in which the task had nothing to do but wait for reads. ``in_flight_peak``: records under way
-    at once.
-    ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an earlier one of
-    their key.
+    ``io_wait_seconds``: time in which the task had nothing to do but wait for reads. ``in_flight_peak``: records under
+    way at once. ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an
+    earlier one of their key.
     """
 
     read_ahead_keys: Count

@@ -142,7 +142,8 @@ class OperatorHarness:
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
     is kept between micro-batches, for tests that play several workers; by default that of this process. ``uid``: its
-    name in errors and in the checkpoint. ``tuning``: settings of the engine for tests; see ``Tuning``. ``filters``: see ``InputSpec``; a ``PipelineHarness`` tells them.
+    name in errors and in the checkpoint. ``tuning``: settings of the engine for tests; see ``Tuning``. ``filters``: see
+    ``InputSpec``; a ``PipelineHarness`` tells them.
 
     >>> from asyncstate.testing import OperatorHarness
     """

@@ -73,9 +73,7 @@ class RankState(ABC):
         """Start loading what ``merge`` will read."""
         self._top.prefetch(keys)
 
-    def _read_top(
-        self, keys: KeyBatch
-    ) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
+    def _read_top(self, keys: KeyBatch) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
         """The heads of the lists, for what will be written, and the lists."""
         read = self._top.async_read(keys)
         yield read

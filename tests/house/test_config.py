@@ -89,9 +89,13 @@ def test_the_shares_stay_within_the_memory(memory: int, cache: float, writes: fl
 
 
 def test_parts_beyond_the_memory_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"cache-size \(900mb\) .* async-state.memory \(1gb\); raise"):
+    with pytest.raises(
+        ConfigurationError, match=r"cache-size \(900mb\) .* async-state.memory \(1gb\); raise"
+    ):
         resolve({"async-state.cache-size": "900mb"}, {})
-    assert resolve({"async-state.cache-size": "900mb", "async-state.memory": "4gb"}, {}).shares.cache == 900 * MB
+    assert (
+        resolve({"async-state.cache-size": "900mb", "async-state.memory": "4gb"}, {}).shares.cache == 900 * MB
+    )
 
 
 def test_where_every_read_is_to_wait_nothing_is_kept_in_memory() -> None:

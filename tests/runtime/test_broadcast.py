@@ -533,7 +533,8 @@ def test_rows_beyond_the_limit_are_refused() -> None:
     with harness(Rules(), tuning=Tuning(broadcast_bytes=1 << 10)) as made:
         made.push([("r", number) for number in range(200)], input=1)
         with pytest.raises(
-            JobError, match=r"200 rows of input 1 have \d+ bytes, more than the 1024 that async-state.memory leaves.*raise async-state"
+            JobError,
+            match=r"200 rows of input 1 have \d+ bytes, more than the 1024 that async-state.memory.*raise async-state",
         ):
             made.end_batch()
 

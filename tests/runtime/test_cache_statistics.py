@@ -76,9 +76,7 @@ class Scan(RecordOperator):
         ctx.emit(row.key, total)
 
 
-def _harness(
-    operator: Any, enabled: bool, tuning: Tuning | None = None, **options: Any
-) -> OperatorHarness:
+def _harness(operator: Any, enabled: bool, tuning: Tuning | None = None, **options: Any) -> OperatorHarness:
     settings = {f"async-state.{name.replace('_', '-')}": value for name, value in options.items()}
     return OperatorHarness(operator, SCHEMA, ["key"], async_enabled=enabled, options=settings, tuning=tuning)
 

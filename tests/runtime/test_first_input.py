@@ -104,7 +104,8 @@ class BundleLookup(BundleOperator):
 GRAINS = pytest.mark.parametrize("operator", [RecordLookup, BundleLookup])
 # All in memory; a bundle a row; files from the first row on.
 SETTINGS = pytest.mark.parametrize(
-    "settings", [{}, {"options": {"async-state.bundle-size": "1"}}, {"tuning": Tuning(gathered_bytes=1 << 10)}]
+    "settings",
+    [{}, {"options": {"async-state.bundle-size": "1"}}, {"tuning": Tuning(gathered_bytes=1 << 10)}],
 )
 
 

@@ -180,8 +180,6 @@ def test_a_chain_of_any_length_needs_no_stack(length: int, async_enabled: bool) 
 
             return step(length)
 
-    with OperatorHarness(
-        Long([], False), ROWS, ["k"], async_enabled=async_enabled, **WAITING
-    ) as harness:
+    with OperatorHarness(Long([], False), ROWS, ["k"], async_enabled=async_enabled, **WAITING) as harness:
         harness.push([(1, 0)])
         assert [place for _, _, place in harness.end_batch()] == list(range(length, -1, -1))

@@ -195,7 +195,13 @@ def test_keys_of_a_wave_read_together() -> None:
     keys, turns = 200, 3
     rows = [(key, 1, 1_000 * turn + key) for turn in range(turns) for key in range(keys)]
     with OperatorHarness(
-        Script(), SCHEMA, ["k"], event_time="at", order_by="at", async_enabled=True, tuning=Tuning(batch_hot_reads=True)
+        Script(),
+        SCHEMA,
+        ["k"],
+        event_time="at",
+        order_by="at",
+        async_enabled=True,
+        tuning=Tuning(batch_hot_reads=True),
     ) as harness:
         harness.push(rows)
         harness.end_batch()

@@ -45,7 +45,12 @@ def test_workers_in_turn_give_what_one_gives(grain: str, limit: int, mode: dict[
         operator = Totals() if grain == "records" else GroupAggregate([count(), sum_("value")])
         options = {**mode.get("options", {}), "async-state.snapshot-interval": "3"}
         return OperatorHarness(
-            operator, ROWS, "key", parallelism=2, max_parallelism=8, **{**mode, "options": options, "tuning": Tuning(open_stores_bytes=limit)}
+            operator,
+            ROWS,
+            "key",
+            parallelism=2,
+            max_parallelism=8,
+            **{**mode, "options": options, "tuning": Tuning(open_stores_bytes=limit)},
         )
 
     pacer = mode["worker"].pacer if "worker" in mode else None

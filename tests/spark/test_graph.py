@@ -395,9 +395,7 @@ def test_a_checkpoint_opens_in_both_forms(
 
     def run(fusion: bool, kept: Kept, place: str, parallelism: int) -> StreamingJob:
         options = {"async-state.enabled": parallelism == 2, "async-state.parallelism": parallelism}
-        job = make_job(
-            options=options, checkpoint_dir=str(tmp_path / place), tuning=Tuning(fusion=fusion)
-        )
+        job = make_job(options=options, checkpoint_dir=str(tmp_path / place), tuning=Tuning(fusion=fusion))
         sources = read(spark, ORDERS, orders), read(spark, PAYMENTS, payments)
         declare(job.source("orders", sources[0]), job.source("payments", sources[1]), kept)
         job.await_termination(job.start(trigger={"availableNow": True}))

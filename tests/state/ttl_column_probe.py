@@ -101,7 +101,9 @@ class ColumnProbe(BundleOperator):
         columns = [column.filter(pa.array(stay)) for column in found.columns]
         self.elements.put(keys, columns, found.key_index[stay], heads, stamps)
 
-    def _emit(self, bundle: Bundle, one: Columns, many: ListColumns, ctx: BundleContext, ranges: bool) -> None:
+    def _emit(
+        self, bundle: Bundle, one: Columns, many: ListColumns, ctx: BundleContext, ranges: bool
+    ) -> None:
         assert one.columns[1].to_pylist() == [
             None if number is None else text(number) for number in one.columns[0].to_pylist()
         ]

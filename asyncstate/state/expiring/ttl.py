@@ -48,9 +48,10 @@ class StateTtl:
     ``duration``: a text such as "10 minutes", a timedelta or microseconds; kept as microseconds. An entry that was
     stamped at t has expired when t + duration <= now. With ``time="processing"`` both are the time at which the driver
     started a micro-batch; with ``time="event"`` the stamp is the record's event time, or the watermark if that is
-    higher, and now is the watermark. ``update`` says whether reads renew the stamp, ``visibility`` whether
-    expired entries are shown until the clean-up has removed them; both are for states of record grain. The options are texts or members of ``TtlTime``,
-    ``TtlUpdate`` and ``TtlVisibility``. Raises StateDeclarationError for what is none of these.
+    higher, and now is the watermark. ``update`` says whether reads renew the stamp, ``visibility`` whether expired
+    entries are shown until the clean-up has removed them; both are for states of record grain. The options are texts
+    or members of ``TtlTime``, ``TtlUpdate`` and ``TtlVisibility``. Raises StateDeclarationError for what is none of
+    these.
 
     A stored state keeps its ``time``; the others may change at any restart.
 

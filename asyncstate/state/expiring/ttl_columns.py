@@ -8,7 +8,7 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import add
 from typing import Any
 
@@ -28,13 +28,12 @@ from asyncstate.codec.columns import (
     spread,
     valid_mask,
 )
-from asyncstate.codec.key_fields import payload_matrix
 from asyncstate.futures import StateFuture
 from asyncstate.requests import Page
 from asyncstate.state.columnar.column_state import BundleState, Columns, ColumnState, KeptBeside
-from asyncstate.state.columnar.list_blocks import ListHeads, read_heads
+from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
-from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, WrittenKeys, without_stamps
+from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, without_stamps
 from asyncstate.state.ranges import range_pages
 from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists, rows_of
 
