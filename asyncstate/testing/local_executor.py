@@ -24,7 +24,6 @@ from asyncstate.driver.chain import Link, RunPartition, run_chain
 from asyncstate.driver.executor import Feed, Initial, Prepared
 from asyncstate.driver.payload import payload_of
 from asyncstate.errors import JobError, SchemaError
-from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
@@ -129,11 +128,18 @@ class LocalExecutor:
         return pa.schema([pa.field(one.name, one.type) for one in rows.schema if one.name != ROW_KIND_COLUMN])
 
     def input_spec(
-        self, rows: LocalRows, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
+        self,
+        rows: LocalRows,
+        key: tuple[str, ...],
+        event_time: str | None,
+        name: str,
+        broadcast: bool,
+        changes: Changelog | None = None,
     ) -> InputSpec:
         """See ``Executor``."""
         unknown = RETRACT if has_kinds(rows.schema.names, name) else INSERT_ONLY
-        changes = unknown if rows.changes is None else rows.changes
+        known = unknown if rows.changes is None else rows.changes
+        changes = known if changes is None else changes
         return InputSpec(self.schema(rows), key, event_time, changes, name, broadcast)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> LocalRows:
@@ -231,12 +237,9 @@ class LocalExecutor:
         """See ``Executor``."""
         return copies_of(operator)()
 
-    def runs_locally(self, rows: LocalRows, spec: InputSpec, phase: LocalPhase) -> bool:
+    @property
+    def has_exchanges(self) -> bool:
         """See ``Executor``."""
-        return True
-
-    def can_limit(self, rows: LocalRows, limit: LocalLimit) -> bool:
-        """See ``Executor``: it saves an exchange, of which there is none."""
         return False
 
     def stateless(self, spec: TaskSpec, output: pa.Schema, rows: LocalRows) -> LocalRows:
