@@ -132,11 +132,12 @@ class Elsewhere(RecordOperator):
 
     def open(self, context: OperatorContext) -> None:
         self.value = context.get_state(ValueStateDescriptor("value", int, namespaced=True))
+        self.timers = context.timers
 
     def process(self, row: Row, ctx: RecordContext) -> None:
         uses = {
             "namespace": lambda: self.value.at(1).value(),
-            "timer": lambda: ctx.timers.register_processing_time(1),
+            "timer": lambda: self.timers.register_processing_time_timer(1),
         }
         with ThreadPoolExecutor(1, "my-pool") as pool:
             pool.submit(uses[self.use]).result()
