@@ -72,11 +72,6 @@ class StateSink(ABC):
     __slots__ = ()
 
     current: KeyContext | None
-    thread: int
-    """The identifier of the thread that runs the micro-batch: no other one may use state."""
-
-    def require_own_thread(self) -> None:
-        """Raise StateAccessError on a thread that does not run the micro-batch."""
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:

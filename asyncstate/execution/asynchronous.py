@@ -270,7 +270,6 @@ class AsyncExecutionController(ExecutionController):
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
         """See ``StateSink``: a bundle's list get, from the prefetch if there was one."""
-        self.require_own_thread()
         return self._bundles.get(keys)
 
     @property

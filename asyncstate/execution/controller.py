@@ -13,16 +13,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from threading import current_thread, get_ident
 from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Final, Self
 
 from asyncstate.durations import Seconds
 from asyncstate.errors import FutureStateError, StateAccessError
-from asyncstate.execution.calls import CallStatistics, OutsideCall, OutsideCalls, running_call
+from asyncstate.execution.calls import CallStatistics, OutsideCall, OutsideCalls
 from asyncstate.execution.failures import AWAIT_HINT, Failures, throw_into
 from asyncstate.execution.read_ahead import ComingRows
 from asyncstate.execution.record import AnyRow, Record
+from asyncstate.execution.thread_guard import Guarded, guarded, unwatch, watch
 from asyncstate.figures import Count, Elapsed, Peak
 from asyncstate.futures import (
     PENDING,
@@ -90,7 +90,6 @@ class ExecutionController(StateSink):
         "outputs",
         "overlay",
         "put",
-        "thread",
         "uid",
     )
 
@@ -108,7 +107,6 @@ class ExecutionController(StateSink):
     ) -> None:
         self.overlay = overlay
         self.uid = uid
-        self.thread = get_ident()
         self.calls = calls if calls is not None else OutsideCalls(uid)
         self.outputs: list[AnyRow] = []
         self.failures = Failures(uid, state_names)
@@ -123,6 +121,7 @@ class ExecutionController(StateSink):
 
     def __enter__(self) -> Self:
         self._outer_scope = set_failure_scope(self)
+        watch(self.guard)
         return self
 
     def __exit__(
@@ -137,6 +136,7 @@ class ExecutionController(StateSink):
                 raise
             error.add_note(f"ending the micro-batch failed as well: {closing}")
         finally:
+            unwatch(self.guard)
             set_failure_scope(self._outer_scope)
             self.put = self.overlay.put  # the one before holds on to the micro-batch's writes
         self.failures.raise_if_of_store(error)
@@ -298,27 +298,10 @@ class ExecutionController(StateSink):
         for level_one in self._level_ones:
             level_one.finish()
 
-    def require_own_thread(self) -> None:
-        """See ``StateSink``."""
-        if get_ident() == self.thread:
-            return
-        name = running_call.get()
-        where = (
-            f"by the thread '{current_thread().name}'"
-            if name is None
-            else f"inside {name}, a function of ctx.call"
-        )
-        raise StateAccessError(
-            f"operator '{self.uid}': state was used {where}, beside the records at work: it would be that of their "
-            "keys. Pass the function what it needs as arguments, and use state in process() or in a callback of the "
-            "call's future"
-        )
-
     # -- the sink's calls that never wait ------------------------------------------------------------
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
         """See ``StateSink``."""
-        self.require_own_thread()
         for level_one in self._level_ones:
             level_one.write_back()
         try:
@@ -329,7 +312,6 @@ class ExecutionController(StateSink):
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """See ``StateSink``."""
-        self.require_own_thread()
         try:
             return self.overlay.get_many(keys)
         except Exception as error:
@@ -338,14 +320,12 @@ class ExecutionController(StateSink):
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """See ``StateSink``."""
-        self.require_own_thread()
         self.overlay.put_many(keys, values)
         if self.overlay.exceeds(len(keys), keys, values) and self.may_spill:
             self.overlay.spill()
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
         """See ``StateSink``."""
-        self.require_own_thread()
         self.overlay.delete_many(keys)
         if self.overlay.exceeds(len(keys), keys) and self.may_spill:
             self.overlay.spill()
@@ -373,6 +353,7 @@ class ExecutionController(StateSink):
             self._bundle_at_work if record is None else self.current is record
         ):
             raise StateAccessError(self._not_at_work(call))
+        self.guard()
         return self._call(call)
 
     def _not_at_work(self, call: OutsideCall) -> str:
@@ -386,6 +367,11 @@ class ExecutionController(StateSink):
             "work; use it in process(), in on_timer(), or in a callback chained to a future of the record (in "
             "on_watermark() there is no key to keep in order)"
         )
+
+    def guard(self) -> None:
+        """From now on refuse state on other threads: there are some that run code of the operator."""
+        if not isinstance(self, Guarded):
+            self.__class__ = guarded(type(self), ExecutionController.__dict__["current"])
 
     @abstractmethod
     def _call(self, call: OutsideCall) -> StateFuture[Any]:

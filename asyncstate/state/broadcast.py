@@ -160,7 +160,6 @@ class BroadcastState(MapAtOnce[K, V]):
             self._binding.sink.delete(self._prefix + raw_key)
 
     def _check_writable(self) -> None:
-        self._binding.sink.require_own_thread()
         context = self._binding.sink.current
         if context is None or not context.may_write_broadcast:
             raise StateAccessError(

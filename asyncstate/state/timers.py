@@ -328,7 +328,6 @@ class KeyedTimers:
         return live
 
     def _current(self) -> tuple[bytes, bytes]:
-        self._sink.require_own_thread()
         context = self._sink.current
         if context is None or not context.group:
             raise StateAccessError(

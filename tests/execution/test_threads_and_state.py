@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
 from asyncstate.errors import OperatorError
+from asyncstate.execution.thread_guard import Guarded
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -121,34 +124,48 @@ def test_column_states_are_refused_on_other_threads(async_enabled: bool) -> None
             harness.end_batch()
 
 
-class Elsewhere(RecordOperator):
-    """Uses state in a namespace that another thread asks for, and a timer, on that thread."""
+class Plain(RecordOperator):
+    """Neither calls nor threads. Notes whether the check was on."""
 
-    def __init__(self, use: str) -> None:
-        self.use = use
+    guarded: ClassVar[list[bool]] = []
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         return SCHEMA
 
     def open(self, context: OperatorContext) -> None:
-        self.value = context.get_state(ValueStateDescriptor("value", int, namespaced=True))
-        self.timers = context.timers
+        self.value = context.get_state(ValueStateDescriptor("value", int))
 
     def process(self, row: Row, ctx: RecordContext) -> None:
-        uses = {
-            "namespace": lambda: self.value.at(1).value(),
-            "timer": lambda: self.timers.register_processing_time_timer(1),
-        }
-        with ThreadPoolExecutor(1, "my-pool") as pool:
-            pool.submit(uses[self.use]).result()
-
-    def on_timer(self, timer: Any, ctx: Any) -> None:
-        """Nothing is due."""
+        self.value.update(row.key)
+        self.guarded.append(isinstance(self.value._binding.sink, Guarded))
 
 
-@pytest.mark.parametrize("use", ["namespace", "timer"])
-def test_timers_and_namespaces_are_refused_too(use: str, async_enabled: bool) -> None:
-    with OperatorHarness(Elsewhere(use), SCHEMA, "key", async_enabled=async_enabled) as harness:
+def test_who_has_no_threads_pays_nothing(async_enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        threading, "enumerate", lambda: [threading.current_thread()]
+    )  # whatever tests left behind
+    Plain.guarded.clear()
+    with OperatorHarness(Plain(), SCHEMA, "key", async_enabled=async_enabled) as harness:
         harness.push(ROWS)
-        with pytest.raises(OperatorError, match="state was used by the thread 'my-pool_0'"):
-            harness.end_batch()
+        harness.end_batch()
+    assert Plain.guarded == [False] * len(ROWS)
+
+
+def test_a_profiler_of_threads_goes_on(async_enabled: bool) -> None:
+    seen: list[str] = []
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    before = threading.getprofile()
+    threading.setprofile(profile)
+    try:
+        with OperatorHarness(Owner("thread", "value"), SCHEMA, "key", async_enabled=async_enabled) as harness:
+            harness.push(ROWS)
+            with pytest.raises(OperatorError):
+                harness.end_batch()
+        assert threading.getprofile() is profile
+    finally:
+        threading.setprofile(before)  # type: ignore[arg-type]
+    assert "plainly" in seen
+    assert sys.getprofile() is None

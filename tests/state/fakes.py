@@ -7,7 +7,6 @@ Invariant: a deferred read answers with what was there when it was asked for.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +36,6 @@ class FakeSink(StateSink):
 
     def __init__(self, deferred: bool = False, seed: int = 0) -> None:
         self.current = None
-        self.thread = threading.get_ident()
         self.base: dict[bytes, bytes] = {}
         self.written: dict[bytes, bytes | None] = {}
         self.deferred = deferred

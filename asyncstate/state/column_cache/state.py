@@ -217,7 +217,7 @@ class CachedColumnState(ColumnState, LevelOne):
 
     def _table(self, keys: KeyBatch) -> CachedTable | None:
         """Where rows of ``keys`` are kept; None for keys with more than the key columns, which are not cached."""
-        self._sink.require_own_thread()
+        _ = self._sink.current  # refused on any thread but that of the micro-batch
         if keys.namespaces is not None or isinstance(keys, UserKeyBatch):
             return None
         return self._cache.table(self._id, [column.type for column in keys.columns])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from threading import get_ident
 from typing import Any, Final, Self, TypeVar
 
 from asyncstate.codec import PlainValues, encode_namespace
@@ -85,7 +84,6 @@ class KeyedState:
         "_put",
         "_sink",
         "_suffix",
-        "_thread",
     )
 
     def __init__(self, binding: Binding, suffix: bytes | None) -> None:
@@ -97,7 +95,6 @@ class KeyedState:
             )
         self._binding = binding
         self._sink = sink = binding.sink
-        self._thread = sink.thread
         self._id = binding.state_id
         self._get = sink.get
         self._async_get = sink.async_get
@@ -131,7 +128,7 @@ class KeyedState:
         return f"<{type(self).__name__} '{self._binding.name}' of '{self._binding.uid}'>"
 
     def _prefix(self) -> bytes:
-        context: Any = self._sink.current if get_ident() == self._thread else None
+        context: Any = self._sink.current
         try:
             prefix: bytes = context.group + self._id + context.encoded_key + self._suffix
         except (AttributeError, TypeError):
@@ -140,7 +137,7 @@ class KeyedState:
 
     def _own_key(self) -> bytes:
         """What stands for the record's key and the namespace in ``KnownValues``."""
-        context: Any = self._sink.current if get_ident() == self._thread else None
+        context: Any = self._sink.current
         try:
             return context.encoded_key + self._suffix  # type: ignore[no-any-return]
         except (AttributeError, TypeError):
@@ -148,7 +145,6 @@ class KeyedState:
 
     def _misuse(self) -> StateAccessError:
         """The error for a store key that could not be built."""
-        self._sink.require_own_thread()
         label = self._binding.label
         if self._suffix is None:
             return StateAccessError(f"{label} is declared with namespaced=True; use at(namespace) first")

@@ -11,7 +11,6 @@ Source: FLIP-424's ``MapState``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from threading import get_ident
 from typing import Any, Final, NoReturn, TypeVar
 
 from asyncstate.codec import prefix_end
@@ -200,7 +199,7 @@ class MapState(KeyedState, WritesAtOnce[K, V]):
     # -- the rest -----------------------------------------------------------------------------------
 
     def _entry(self, key: K) -> bytes:
-        context: Any = self._sink.current if get_ident() == self._thread else None
+        context: Any = self._sink.current
         try:
             prefix = context.group + self._id + context.encoded_key + self._suffix
         except (AttributeError, TypeError):

@@ -18,7 +18,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
-from threading import get_ident
 from typing import Any, Final, NamedTuple
 
 from asyncstate.codec import encode_namespace
@@ -92,7 +91,7 @@ class MergingState(KeyedState):
                 f"{label}: namespaces {sources!r} cannot be merged into {target!r}; give each namespace once, and the "
                 "target not among the sources"
             )
-        context: Any = self._sink.current if get_ident() == self._thread else None
+        context: Any = self._sink.current
         try:
             prefix = context.group + self._id + context.encoded_key
         except (AttributeError, TypeError):

@@ -10,7 +10,6 @@ Source: FLIP-424's ``ValueState``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any, Generic
 
 from typing_extensions import TypeVar
@@ -49,7 +48,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
 
     def value(self) -> R_co:
         """The value, or the default."""
-        context: Any = self._sink.current if get_ident() == self._thread else None
+        context: Any = self._sink.current
         try:
             own = context.encoded_key + self._suffix
         except (AttributeError, TypeError):
@@ -71,7 +70,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
 
     def async_value(self) -> StateFuture[R_co]:
         """A future of the value, or of the default, as they are now: later writes do not change it."""
-        context: Any = self._sink.current if get_ident() == self._thread else None
+        context: Any = self._sink.current
         try:
             own = context.encoded_key + self._suffix
         except (AttributeError, TypeError):
@@ -88,7 +87,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
 
     def update(self, value: T | None) -> None:
         """Store ``value``; None clears. Raises CodecError for a value that is not of the declared type."""
-        context: Any = self._sink.current if get_ident() == self._thread else None
+        context: Any = self._sink.current
         try:
             own = context.encoded_key + self._suffix
         except (AttributeError, TypeError):
