@@ -134,9 +134,9 @@ def _outermost() -> st.SearchStrategy[list[Action]]:
     ).map(lambda parts: [action for part in parts for action in part])
 
 
-def _rows(programs: Any, awaits: bool, rows: Any, async_enabled: bool, options: dict[str, str]) -> list[Any]:
+def _rows(programs: Any, awaits: bool, rows: Any, async_enabled: bool, settings: dict[str, Any]) -> list[Any]:
     operator = Chains(programs, awaits)
-    with OperatorHarness(operator, ROWS, ["k"], async_enabled=async_enabled, options=options) as harness:
+    with OperatorHarness(operator, ROWS, ["k"], async_enabled=async_enabled, **settings) as harness:
         harness.push([(key, -1) for key in range(4)])
         harness.end_batch()
         harness.push(rows)

@@ -212,7 +212,7 @@ def test_a_first_micro_batch_that_failed_runs_again_with_the_initial_rows(
     mode: dict[str, Any], local: str
 ) -> None:
     FailsOnce.failed.clear()
-    mode["options"] |= {"async-state.local-aggregation": local}
+    mode["options"] = {"async-state.local-aggregation": local}
     with OperatorHarness(FailsOnce(), ROWS, "k", initial_state=[(1, 5, 0)], **mode) as harness:
         harness.push([(1, 6, 0), (1, 7, 0)])
         with pytest.raises(OperatorError, match="the first time"):
