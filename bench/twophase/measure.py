@@ -7,7 +7,6 @@ Invariant: the modes of a case read the same files and put out the same net rows
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.testing import net
 from bench.processor_time import TreeClocks, TreeSpent, median_cpu
 from bench.twophase.workloads import CASES, Case, write_input
 
@@ -125,7 +125,7 @@ def _mode(spark: SparkSession, case: Case, plan: Plan, folder: Path, value: str)
             case.operator(), df, key="k", event_time="time", watermark_delay="5 seconds", uid="totals"
         )
         if batch.batch_id < WARM_UP:
-            output.extend(map(tuple, out.collect()))
+            output.extend(out.collect())
 
     return _Mode(job, on_batch, output, [], [])
 
@@ -153,16 +153,9 @@ def _exchanged(df: DataFrame, case: Case) -> int:
 
 def _check(case: Case, modes: dict[str, _Mode]) -> None:
     for name, mode in modes.items():
-        if _netted(mode.output) != _netted(modes["one"].output):
+        # Netted: with several bundles a micro-batch, one phase also puts out what was for a moment.
+        if net(mode.output) != net(modes["one"].output):
             raise WrongResultError(f"{case.title}: {name} puts out other rows than one phase")
-
-
-def _netted(changelog: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
-    """The rows that are left; with several bundles a micro-batch one phase also puts out what was for a moment."""
-    net: Counter[tuple[Any, ...]] = Counter()
-    for *row, kind in changelog:
-        net[tuple(row)] += 1 if kind in ("+I", "+U") else -1
-    return {row: times for row, times in net.items() if times}
 
 
 def _result(case: Case, plan: Plan, exchanged: int, modes: dict[str, _Mode]) -> TwoPhaseResult:
