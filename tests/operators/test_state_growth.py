@@ -335,6 +335,7 @@ def test_what_operators_say(name: str) -> None:
         assert running.growth.text == CASES[name].says
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_operators_say_is_what_is_stored(name: str) -> None:
     """One mode stands for both: they store the same bytes, which ``tests/properties`` compares for every operator."""
