@@ -73,6 +73,7 @@ def run(
             parallelism=schedule.parallelism,
             max_parallelism=KEY_GROUPS,
             options=options,
+            tuning=schedule.tuning,
             folder=folder,
             **settings,
         )
