@@ -93,6 +93,14 @@ def _exact_sum(values: Int64Array, groups: Groups) -> Int64Array:
     )
 
 
+def group_halves(values: Int64Array, weights: Int64Array, groups: Groups) -> tuple[Int64Array, Int64Array]:
+    """The sums, per group (u), of the high and of the low 32 bits of ``values`` (n), each value counted by its weight
+    (n: -1, 0 or 1). They never wrap."""
+    ordered, weights = values[groups.order], weights[groups.order]
+    high, low = ((ordered >> 32) * weights, (ordered & _LOW_BITS) * weights)
+    return np.add.reduceat(high, groups.starts), np.add.reduceat(low, groups.starts)
+
+
 def group_sum_halves(high: Int64Array, low: Int64Array, groups: Groups) -> Int64Array:
     """Sum of ``high * 2**32 + low`` (n) per group (u); OverflowError where a total does not fit int64."""
     return _joined_halves(group_sum(high, groups), group_sum(low, groups))
