@@ -67,11 +67,19 @@ class Renamed:
 
 
 @dataclass(frozen=True)
-class PartialAggregate:
-    """The local phase of ``operator``, which gets the rows: ``spec`` is its input, with ``local``."""
+class _ByReceiver:
+    """What ``operator``, which gets the rows, does to them before they leave; ``spec`` is its input."""
 
     operator: BundleOperator
     spec: InputSpec
+
+    @functools.cached_property
+    def _step(self) -> LocalStep:
+        return self.operator.local_step(self.spec)
+
+
+class PartialAggregate(_ByReceiver):
+    """The local phase of the operator that gets the rows: ``spec`` has ``local``."""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See ``Step``."""
@@ -83,25 +91,13 @@ class PartialAggregate:
         made = self._step(payload, kinds)
         return made.append_column(_KIND, pa.array([RowKind.INSERT.text] * made.num_rows, pa.string()))
 
-    @functools.cached_property
-    def _step(self) -> LocalStep:
-        return self.operator.local_step(self.spec)
 
-
-@dataclass(frozen=True)
-class PartialTopN:
-    """Of each key the rows that are enough for ``operator``, which gets them: ``spec`` is its input, with ``limit``."""
-
-    operator: BundleOperator
-    spec: InputSpec
+class PartialTopN(_ByReceiver):
+    """Of each key the rows that are enough for the operator that gets them: ``spec`` has ``limit``."""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See ``Step``."""
         return self._step(rows, None)
-
-    @functools.cached_property
-    def _step(self) -> LocalStep:
-        return self.operator.local_step(self.spec)
 
 
 def aggregated_before(operator: Operator, spec: InputSpec, given: InputBatch) -> InputBatch:

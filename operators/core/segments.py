@@ -88,16 +88,17 @@ def _may_overflow(values: Int64Array, groups: Groups) -> bool:
 
 def _exact_sum(values: Int64Array, groups: Groups) -> Int64Array:
     """Sum the two halves of each value apart: partial sums may pass int64 as long as the total fits."""
-    return _joined_halves(
-        np.add.reduceat(values >> 32, groups.starts), np.add.reduceat(values & _LOW_BITS, groups.starts)
-    )
+    return _joined_halves(*_halves(values, groups, 1))
 
 
 def group_halves(values: Int64Array, weights: Int64Array, groups: Groups) -> tuple[Int64Array, Int64Array]:
     """The sums, per group (u), of the high and of the low 32 bits of ``values`` (n), each value counted by its weight
     (n: -1, 0 or 1). They never wrap."""
-    ordered, weights = values[groups.order], weights[groups.order]
-    high, low = ((ordered >> 32) * weights, (ordered & _LOW_BITS) * weights)
+    return _halves(values[groups.order], groups, weights[groups.order])
+
+
+def _halves(ordered: Int64Array, groups: Groups, weights: Int64Array | int) -> tuple[Int64Array, Int64Array]:
+    high, low = (ordered >> 32) * weights, (ordered & _LOW_BITS) * weights
     return np.add.reduceat(high, groups.starts), np.add.reduceat(low, groups.starts)
 
 
