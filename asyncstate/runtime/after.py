@@ -70,11 +70,12 @@ class Renamed:
 class _ByReceiver:
     """What ``operator``, which gets the rows, does to them before they leave; ``spec`` is its input."""
 
-    operator: BundleOperator
+    operator: Operator
     spec: InputSpec
 
     @functools.cached_property
     def _step(self) -> LocalStep:
+        assert isinstance(self.operator, BundleOperator)
         return self.operator.local_step(self.spec)
 
 
