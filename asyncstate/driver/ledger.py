@@ -13,7 +13,7 @@ from asyncstate.config import Config
 from asyncstate.driver.marks import Origin
 from asyncstate.errors import CheckpointError, JobError
 from asyncstate.runtime import SourceTimes, check_key_groups, retries_of
-from asyncstate.storage import Checkpoint, Manifest, OperatorManifest, checkpoint_files
+from asyncstate.storage import Checkpoint, GraphManifest, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"
 """Entry of an operator's schema texts: JSON of the micro-batch's own, for ``finish`` after a restart."""
@@ -102,6 +102,7 @@ class Ledger:
         sources: SourceTimes,
         operators: Mapping[str, OperatorManifest],
         final: bool,
+        graph: GraphManifest | None = None,
     ) -> Manifest:
         """Make a batch the newest version; returns it. Raises ConcurrentJobError if another driver has taken over."""
         manifest = Manifest(
@@ -116,6 +117,7 @@ class Ledger:
             heard=sources.heard,
             idle=sources.idle,
             final=final,
+            graph=graph,
         )
         self._checkpoint.commit(manifest)
         # The newest batch can be replayed only as long as the version it was based on is there.

@@ -77,7 +77,7 @@ from asyncstate.runtime import (
     watermark_after,
     why_rows_wait,
 )
-from asyncstate.storage import Manifest, OperatorManifest, StateSpec
+from asyncstate.storage import GraphManifest, Manifest, OperatorManifest, StateSpec
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +156,8 @@ class MicroBatch(Generic[R]):
         """The rows of stateless operators, which report nothing."""
         self.sources: Mapping[str, WatermarkSource] | None = None
         """The sources of a graph that move the watermark, by name; None in a function."""
+        self.graph: GraphManifest | None = None
+        """What the manifest is to keep of the graph; None in a function."""
         self.event_times: dict[str, int | None] = {}
         """The highest event time of each of them, microseconds; None without any."""
         self.observed: dict[str, int | None] = {}
@@ -215,17 +217,21 @@ class MicroBatch(Generic[R]):
         task: InTask,
         inputs: Sequence[R | Feed],
         initial_state: Any = None,
+        initial_rows: Any = None,
     ) -> R:
         """``apply``, as a graph does it: the rows are those of the last operator of ``task``. Of ``inputs`` that are
-        planned the stages run in the same Spark job."""
+        planned the stages run in the same Spark job. ``initial_rows``: of each input those that begin its source, or
+        None; they come first, also where the operator has run before."""
         self._enter(task)
         call, frames = task.call, [one for one in inputs if not isinstance(one, Feed)]
         if call.operator.stateless:
             check_keeps(call.uid, initial_state)
             return self._map(call, frames)
         first: dict[str, Applied] = {}
-        if initial_state is not None and self._stored(call.uid) is None:
-            first = self._begin(task, frames, initial_state)
+        if initial_rows is None and self._stored(call.uid) is None:
+            initial_rows = initial_state
+        if initial_rows is not None:
+            first = self._begin(task, frames, initial_rows)
         ran = self._run_stage(task, inputs)
         ran = [_both(first[one.uid], one) if one.uid in first else one for one in ran]
         self.applied |= {one.uid: one for one in ran}
@@ -253,8 +259,8 @@ class MicroBatch(Generic[R]):
         check_is_operator(task.call.uid, task.call.operator)
 
     def _begin(self, task: InTask, inputs: Sequence[R], given: Any) -> dict[str, Applied]:
-        """Have a new operator start from what was given: a stage of its own before that of the micro-batch's rows,
-        whose base is what it leaves. Nothing is committed in between."""
+        """Have an operator start from what was given: a stage of its own before that of the micro-batch's rows, whose
+        base is what it leaves. Nothing is committed in between."""
         call = task.call
         initial = self._frame.executor.initial_of(call.uid, given, inputs)
         if initial.values:
@@ -341,6 +347,16 @@ class MicroBatch(Generic[R]):
     def is_first(self) -> bool:
         """Whether no micro-batch of the job has been committed before."""
         return self._base is None
+
+    @property
+    def graph_before(self) -> GraphManifest | None:
+        """What the checkpoint has of the job's graph; None where no graph has run."""
+        return None if self._base is None else self._base.graph
+
+    @property
+    def stored_uids(self) -> Collection[str]:
+        """The operators that the checkpoint knows."""
+        return () if self._base is None else self._base.operators.keys()
 
     def check(self, call: Call, inputs: Sequence[R], initial_state: Any = None) -> Expected[R]:
         """What ``run`` would return; nothing runs. Raises what ``run`` raises before any row is read."""

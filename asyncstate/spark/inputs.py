@@ -24,6 +24,7 @@ from asyncstate.errors import JobError
 from asyncstate.runtime import check_columns
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.exchange import nullable_type
+from asyncstate.spark.facts import same_changes
 
 _SOURCE: Final = "asyncstate:source"
 BATCH: Final = "batch"
@@ -85,7 +86,9 @@ def with_inputs(function: Callable[..., object], packing: Packing) -> Callable[[
 
     @functools.wraps(function)
     def unpacking(df: DataFrame, batch: Any) -> object:
-        return function(**packing.unpacked(df), **{BATCH: batch})
+        rows = packing.unpacked(df)
+        given = {name: same_changes(one, packing.frames[name]) for name, one in rows.items()}
+        return function(**given, **{BATCH: batch})
 
     return unpacking
 

@@ -79,7 +79,7 @@ def plan_stage(
     first = chain[0].spec
     with _explained(chain, ()):
         last = chain[-1]
-        schema = stage_schema(last.spec.uid, last.sent)
+        schema = stage_schema(last.spec.uid, last.sent, last.output.changes)
         given = [one.stage.tasks if isinstance(one, Feed) else one for one in inputs]
         rows = exchange(given, first.inputs, first.parallelism, first.max_parallelism, done)
         links = tuple(Link(one.spec, one.after) for one in chain[1:])

@@ -477,7 +477,7 @@ class OperatorHarness:
     ) -> list[pa.RecordBatch]:
         """As ``end_batch`` or ``finish``, but for the commit, and with the output as it comes. ``watermark``: that of
         the job whose part the operator is, where its own inputs do not decide; ``before``: rows that come first, in the
-        job's first micro-batch (None: none)."""
+        first micro-batch of their source (None: none)."""
         if self._manifest is not None and self._manifest.final:
             raise JobError("the harness has been finished; make a new one")
         if watermark is None:
@@ -529,7 +529,7 @@ class OperatorHarness:
         self._pending, self._running = [], None
 
     def _ran(self, spec: TaskSpec, before: Sequence[InputBatch] | None) -> _Ran:
-        """The micro-batch, of a new operator behind what it starts from. Nothing is committed in between."""
+        """The micro-batch, behind what an operator or a source starts from. Nothing is committed in between."""
         if spec.operator.stateless:
             return self._collected(self._stateless(spec))
         first = None
@@ -539,9 +539,9 @@ class OperatorHarness:
                 written = self._collected(self._partitions(writing, [values], copies_of(writer)))
                 spec = self._behind(spec, written)
             before = self._initial.rows if before is None else before
-            if before is not None:
-                first = self._collected(self._partitions(spec, before, self._operator))
-                spec = self._behind(spec, first)
+        if before is not None:
+            first = self._collected(self._partitions(spec, before, self._operator))
+            spec = self._behind(spec, first)
         ran = self._collected(self._partitions(spec, self._pending, self._operator))
         return ran if first is None else first.then(ran, self._output.changes.upsert_key)
 

@@ -128,11 +128,18 @@ class LocalExecutor:
         return pa.schema([pa.field(one.name, one.type) for one in rows.schema if one.name != ROW_KIND_COLUMN])
 
     def input_spec(
-        self, rows: LocalRows, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
+        self,
+        rows: LocalRows,
+        key: tuple[str, ...],
+        event_time: str | None,
+        name: str,
+        broadcast: bool,
+        changes: Changelog | None = None,
     ) -> InputSpec:
         """See ``Executor``."""
         unknown = RETRACT if has_kinds(rows.schema.names, name) else INSERT_ONLY
-        changes = unknown if rows.changes is None else rows.changes
+        known = unknown if rows.changes is None else rows.changes
+        changes = known if changes is None else changes
         return InputSpec(self.schema(rows), key, event_time, changes, name, broadcast)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> LocalRows:
