@@ -134,7 +134,7 @@ def test_a_run_is_timed_checked_and_a_wrong_result_is_kept(
     assert done == [1, 2, 3]
     assert (right.query, right.mode, right.events) == ("q2", "sync", 2_500)
     assert 0 < right.batch_ms_p50 <= right.batch_ms_p95 <= right.seconds * 1000
-    dropped = runner.batch_ms("q2", async_enabled=True)
+    dropped, _ = runner.dropped("q2", async_enabled=True)
     assert len(dropped) == 3
     assert min(dropped) > 0
     assert not any((tmp_path / "runs").iterdir())
