@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.key_batch import rank_column
 from asyncstate.codec.sorting import rows_by
 
 from .arrays import BoolArray, Int8Array, Int64Array, place_among_equals, row_ids
@@ -140,7 +141,7 @@ def group_extreme(column: pa.Array, groups: Groups, largest: bool) -> pa.Array:
         return column.take(pa.array(groups.order))
     valid = None if column.null_count == 0 else pc.is_valid(column).to_numpy(zero_copy_only=False)
     numbers = _as_numbers(column)
-    codes = numbers if numbers is not None else _ranks(column)
+    codes = numbers if numbers is not None else rank_column(column)[0]
     best = _reduce_extreme(codes, valid, groups, largest)
     empty = None if valid is None else ~np.logical_or.reduceat(valid[groups.order], groups.starts)
     if numbers is None:
