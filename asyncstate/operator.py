@@ -557,7 +557,7 @@ class BundleOperator(Operator):
     @property
     def row_bytes(self) -> int:
         """Bytes of state that each row of a bundle reads and writes, where they are many and known beforehand. What is
-        0 is judged by the micro-batch before; ``async-state.bundle-memory`` bounds both."""
+        0 is judged by the micro-batch before; the memory of a bundle bounds both."""
         return 0
 
     @property

@@ -20,7 +20,7 @@ import pyarrow as pa
 import typer
 import xxhash
 
-from asyncstate.config import resolve
+from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
 from asyncstate.spark.task import settle_worker
@@ -36,7 +36,16 @@ GRAINS: dict[str, Callable[[], Operator]] = {
     "bundle": lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total")]),
     "record": CountPerKey,
 }
-UNBOUNDED = "1024gb"
+UNBOUNDED = "512gb"
+_USUAL = Config().shares
+_TUNING = Tuning(
+    columns_bytes=_USUAL.columns,
+    blocks_bytes=_USUAL.blocks,
+    open_stores_bytes=_USUAL.open_stores,
+    gathered_bytes=_USUAL.gathered,
+    bundle_bytes=_USUAL.bundle,
+)
+"""Everything but the writes has what it usually has."""
 _BATCH_ROWS = 10_000  # what Spark sends at a time
 _SCATTERED = 2_654_435_761  # prime, so that its multiples meet each key once, far from the one before
 _COLUMNS = (
@@ -65,9 +74,15 @@ class Backfill(msgspec.Struct):
 def backfill_once(grain: str, enabled: bool, keys: int, write_cache: str) -> Backfill:
     """The backfill as the first micro-batch of a job: ``keys`` new keys, a row each."""
     settle_worker()
-    options = {"async-state.enabled": enabled, "async-state.write-cache-size": write_cache}
+    options = {
+        "async-state.enabled": enabled,
+        "async-state.memory": "1024gb",
+        "async-state.cache-size": _USUAL.cache,
+        "async-state.read-cache-size": _USUAL.decoded,
+        "async-state.write-cache-size": write_cache,
+    }
     with tempfile.TemporaryDirectory(prefix="asyncstate-backfill-") as folder:
-        job = Job(Path(folder), GRAINS[grain](), resolve(options, {}), INPUT)
+        job = Job(Path(folder), GRAINS[grain](), resolve(options, {}, _TUNING), INPUT)
         memory, cpu = _memory(), time.process_time()
         seconds = job.run(_batches(keys))
         memory, cpu = _memory() - memory, time.process_time() - cpu

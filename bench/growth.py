@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import typer
 
-from asyncstate.config import resolve
+from asyncstate.config import Tuning, resolve
 from bench.frame import Column, Report, Row, isolated
 from bench.frame.report import Folder, Output, Tiny, mib, numbers, times
 from bench.job import Job
@@ -62,7 +62,7 @@ def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: fl
     ``cache_share`` is the part of the rows that the caches have room for; None: as configured by default.
     """
     operator = GroupAggregate([count(), sum_("value"), max_("value")])
-    job = Job(Path(folder), operator, resolve(_caches(keys, cache_share), {}), INPUT)
+    job = Job(Path(folder), operator, resolve({}, {}, _caches(keys, cache_share)), INPUT)
     random = np.random.default_rng(1)
     for part in np.array_split(random.permutation(keys), max(1, keys // rows)):
         job.run(batches(part, len(part)))
@@ -84,14 +84,14 @@ def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: fl
     )
 
 
-def _caches(keys: int, share: float | None) -> dict[str, str]:
-    """Settings with room for a part of the rows, as columns and as blocks."""
+def _caches(keys: int, share: float | None) -> Tuning:
+    """Room for a part of the rows, as columns and as blocks."""
     if share is None:
-        return {}
-    return {
-        "async-state.column-cache-size": f"{int(share * keys * _COLUMN_BYTES)}b",
-        "async-state.rocksdb.block-cache-size": f"{max(_MIB, int(share * keys * _BLOCK_BYTES))}b",
-    }
+        return Tuning()
+    return Tuning(
+        columns_bytes=int(share * keys * _COLUMN_BYTES),
+        blocks_bytes=max(_MIB, int(share * keys * _BLOCK_BYTES)),
+    )
 
 
 def facts(found: Growth, rows: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from asyncstate.config import Config
 from asyncstate.driver.marks import Origin
 from asyncstate.errors import CheckpointError, JobError
-from asyncstate.runtime import SourceTimes, check_key_groups, retries_of
+from asyncstate.runtime import SourceTimes, check_key_groups
 from asyncstate.storage import Checkpoint, GraphManifest, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"
@@ -30,7 +30,7 @@ class Ledger:
 
     def __init__(self, config: Config, job_id: str, first_batch_id: int) -> None:
         assert config.checkpoint_dir is not None
-        files = checkpoint_files(config.checkpoint_dir, retries_of(config))
+        files = checkpoint_files(config.checkpoint_dir)
         self.job_id = job_id
         self.place = files.place
         """What tasks open the checkpoint with; it may hold credentials."""

@@ -397,7 +397,7 @@ class MicroBatch(Generic[R]):
     @property
     def fusion(self) -> bool:
         """Whether parts of a graph may run in one task."""
-        return self._frame.config.fusion
+        return self._frame.config.tuning.fusion
 
     def side_output(self, uid: str, name: str) -> R:
         """The rows that operator ``uid``, applied before in this micro-batch, has put out to its side output ``name``,
@@ -522,7 +522,7 @@ class MicroBatch(Generic[R]):
         ours, theirs = self._check(first, inputs), self._check(following, [rows])
         parallelism = self._parallelism(first.uid, ours.config, ours.stored)
         if (
-            not theirs.config.fusion
+            not theirs.config.tuning.fusion
             or ours.config.max_parallelism != theirs.config.max_parallelism
             or parallelism != self._parallelism(following.uid, theirs.config, theirs.stored)
         ):
@@ -540,7 +540,7 @@ class MicroBatch(Generic[R]):
         they leave: the step, the columns of what leaves it, and what ``run`` is to be told. None: nothing."""
         checked = self._check(call, [rows])
         (spec,) = checked.ready
-        if not checked.config.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
+        if not checked.config.tuning.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
             return None
         phase = local_phase_of_task(call.operator, checked.ready, checked.config)
         if phase is not None:
@@ -565,8 +565,8 @@ class MicroBatch(Generic[R]):
         """Why Spark has to keep the rows of ``first`` before they go to input ``index`` of ``following``, whose inputs
         are ``frames``; empty if they can go there in the same Spark job. ``stepped``: its first step runs before."""
         ours, theirs = self._check(first, inputs), self._check(following, frames)
-        if not theirs.config.fusion:
-            return f"async-state.fusion is false for '{following.uid}'"
+        if not theirs.config.tuning.fusion:
+            return "fusion is off"
         if ours.output.side_outputs:
             return f"'{first.uid}' has side outputs"
         if theirs.ready[index].broadcast:

@@ -34,7 +34,7 @@ from asyncstate.runtime import (
 )
 from asyncstate.storage import OperatorManifest
 
-JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism", "unclaimed-state")
+JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism", "unclaimed-state", "memory")
 """Settings that the whole job shares: an operator's own options cannot change them."""
 
 

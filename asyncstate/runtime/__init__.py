@@ -74,7 +74,7 @@ from asyncstate.runtime.spec import (
     unpack_records,
 )
 from asyncstate.runtime.statistics import RowStatistics, TaskStatistics, kind_of
-from asyncstate.runtime.stores import read_state, retries_of
+from asyncstate.runtime.stores import read_state
 from asyncstate.runtime.task import run_partition, run_stateless, run_to_the_end
 from asyncstate.runtime.watermark import (
     SourceTimes,
@@ -154,7 +154,6 @@ __all__ = [
     "previous_watermark",
     "read_state",
     "report_of_both",
-    "retries_of",
     "run_partition",
     "run_stateless",
     "run_to_the_end",

@@ -51,7 +51,6 @@ from asyncstate.spark.facts import both, known_changes, mark_of
 from asyncstate.spark.failures import marked
 from asyncstate.spark.local_phase import first_rows, put_together
 from asyncstate.spark.reports import Onward
-from asyncstate.spark.settings import adaptive_where_it_pays
 from asyncstate.spark.task import PartitionTask, regular_inputs
 
 if TYPE_CHECKING:
@@ -202,12 +201,12 @@ def wire_schema(sent: StructType) -> pa.Schema:
 @dataclass(frozen=True)
 class Tasks:
     """A stage that is planned: ``task`` over the rows of ``exchanged``, among which are ``reports`` if they come from
-    tasks of the same Spark job. ``read``: the DataFrames that these and those begin with, as inputs of what."""
+    tasks of the same Spark job. ``read``: the DataFrames that these and those begin with, but for a broadcast input."""
 
     exchanged: DataFrame
     task: PartitionTask
     reports: bool
-    read: Sequence[tuple[DataFrame, InputSpec]]
+    read: Sequence[DataFrame]
 
 
 def exchange(
@@ -390,9 +389,6 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     spec, calls = tasks.task.spec, calls_of(tasks.exchanged)
     with Accumulated(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as told:
         planned = _through(tasks, replace(tasks.task, reports=told.reports), schema)
-        with adaptive_where_it_pays(*zip(*tasks.read, strict=True)) as turned_off:
-            if turned_off:  # what is planned here is what runs
-                planned._jdf.queryExecution().executedPlan()
         stage = calls.keep(planned)
         found = told.found()
     try:

@@ -58,12 +58,6 @@ def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
     return df
 
 
-def same_changes(df: DataFrame, declared: DataFrame) -> DataFrame:
-    """The rows of ``df``, of which is known what is known of ``declared``."""
-    found: Any = declared.__dict__.get(_CHANGES)
-    return with_changes(df, found) if isinstance(found, Changelog) else df
-
-
 def known_changes(df: DataFrame, what: str = "") -> Changelog:
     """What is known of the rows of ``df``; if nothing is, rows with kinds are changes that take back whole rows.
     Raises SchemaError as ``has_kinds``, and for rows that Spark has made of upserts."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog, Key
 from asyncstate.clock import Clock, ManualClock
-from asyncstate.config import SPARK_PREFIX, resolve
+from asyncstate.config import SPARK_PREFIX, Tuning, resolve
 from asyncstate.display import html_table, quietly, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError
@@ -63,7 +63,6 @@ from asyncstate.runtime import (
     previous_watermark,
     read_state,
     report_of_both,
-    retries_of,
     run_partition,
     run_stateless,
     sequences_of_inputs,
@@ -144,7 +143,8 @@ class OperatorHarness:
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
     is kept between micro-batches, for tests that play several workers; by default that of this process. ``uid``: its
-    name in errors and in the checkpoint. ``filters``: see ``InputSpec``; a ``PipelineHarness`` tells them.
+    name in errors and in the checkpoint. ``tuning``: settings of the engine for tests; see ``Tuning``. ``filters``: see
+    ``InputSpec``; a ``PipelineHarness`` tells them.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -167,6 +167,7 @@ class OperatorHarness:
         parallelism: int = 1,
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
+        tuning: Tuning | None = None,
         clock: Clock | None = None,
         folder: str | Path | None = None,
         checkpoint: str | None = None,
@@ -212,6 +213,7 @@ class OperatorHarness:
                 **(options or {}),
             },
             {},
+            tuning,
         )
         self.parallelism = parallelism
         self._store_through = store_through
@@ -220,9 +222,7 @@ class OperatorHarness:
         self.owns_folder = folder is None
         """Whether ``close`` deletes the folder."""
         self._folder = Path(folder) if folder is not None else _new_folder("harness")
-        self._files = checkpoint_files(
-            checkpoint or str(self._folder / "checkpoint"), retries_of(self._config)
-        )
+        self._files = checkpoint_files(checkpoint or str(self._folder / "checkpoint"))
         self._checkpoint = Checkpoint(self._files)
         check_key_groups(self._files.shown, self._checkpoint.latest(), self._config)
         self._checkpoint.claim(_JOB)
@@ -403,6 +403,7 @@ class OperatorHarness:
                 for key, value in self._options.items()
                 if key.removeprefix(SPARK_PREFIX) not in _ARGUMENTS
             },
+            "tuning": self._config.tuning,
             "clock": self.clock,
             "worker": self.worker,
             "uid": self._uid,
@@ -609,7 +610,7 @@ class OperatorHarness:
         if index is None:
             return None
         sent = [batch for batch in pushed if batch.input_index == index]
-        return pack_broadcast(self._uid, self._specs[index], sent, self._config.broadcast_size_limit_bytes)
+        return pack_broadcast(self._uid, self._specs[index], sent, self._config.shares.broadcast)
 
     def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
         phase = chosen_local_phase(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)

@@ -377,7 +377,7 @@ def _with_broadcast(spec: TaskSpec, inputs: Sequence[LocalRows]) -> TaskSpec:
         return spec
     given = spec.inputs[index]
     sent = [InputBatch(*payload_of(given, batch), index) for batch in inputs[index].batches]
-    limit = spec.config.broadcast_size_limit_bytes
+    limit = spec.config.shares.broadcast
     return replace(spec, broadcast=pack_broadcast(spec.uid, given, iter(sent), limit))
 
 

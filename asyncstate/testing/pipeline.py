@@ -18,7 +18,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode, has_kinds
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
-from asyncstate.config import resolve
+from asyncstate.config import Tuning, resolve
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -89,7 +89,7 @@ class PipelineHarness:
     ``pipeline`` declares it: a function of streams, which it gets by the names of ``sources``; in a job the same
     function is given what ``job.source(...)`` returns. Sinks are asked whether they can take such changes, but get no
     rows: these are in ``rows``.
-    ``parallelism``, ``async_enabled`` and ``options`` are those of every operator.
+    ``parallelism``, ``async_enabled``, ``options`` and ``tuning`` are those of every operator.
 
     Raises JobError for a dataflow that a job would refuse, with all that is wrong with it.
     """
@@ -102,6 +102,7 @@ class PipelineHarness:
         async_enabled: bool = False,
         parallelism: int = 1,
         options: Mapping[str, str] | None = None,
+        tuning: Tuning | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.clock: Clock = clock if clock is not None else ManualClock()
@@ -109,6 +110,7 @@ class PipelineHarness:
             "async_enabled": async_enabled,
             "parallelism": parallelism,
             "options": dict(options or {}),
+            "tuning": tuning,
             "clock": self.clock,
         }
         self._pipeline, self._declared_sources = pipeline, dict(sources)

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.config import Config, resolve
+from asyncstate.config import Config, Tuning, resolve
 from asyncstate.runtime.stores import rocksdb_options
 from asyncstate.spark.task import settle_worker
 from bench.frame import Report, Row, isolated
@@ -97,13 +97,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             "async-state.bundle-size": _BUNDLE_ROWS,
         }
         if self.cached:
-            return resolve(options | {"async-state.rocksdb.block-cache-size": "1gb"}, {})
-        options |= {
-            "async-state.cache-size": "256kb",
-            "async-state.rocksdb.block-cache-size": WORKLOADS[self.workload].block_cache,
-            "async-state.rocksdb.direct-reads": True,
-        }
-        return resolve(options, {})
+            return resolve(options, {}, Tuning(blocks_bytes=1 << 30))
+        tuning = Tuning(blocks_bytes=WORKLOADS[self.workload].block_cache_bytes, direct_reads=True)
+        return resolve(options | {"async-state.cache-size": "256kb"}, {}, tuning)
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -156,10 +156,10 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
             yield self._async_take_in(Bundle(batch, keys, bundle.kinds[rows], times), ctx)
 
     def _async_take_in(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        stamps = self._stamps(bundle)
         if self._mark_only:
-            read = self._state.async_get(bundle.keys, stamps)
+            read = self._state.async_get(bundle.keys)
             return read.then_accept(lambda old: self._mark_new(bundle, old, ctx))
+        stamps = self._stamps(bundle)
         if self._local is not None:
             changed = self._states.async_merge(Addition.of(bundle, stamps=stamps), self._local)
         else:

@@ -22,7 +22,7 @@ from asyncstate.futures import StateFuture
 from asyncstate.growth import StateGrowth, rows_per_key, with_rows
 from asyncstate.local_phase import LocalLimit, LocalStep
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int64Array, places_of
 from ..core.changelog import arrival_order
@@ -106,7 +106,7 @@ class Rank(KeepsKey, BundleOperator):
         )
         self.rank_column = rank_column
         self.emit_update_before = emit_update_before
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns, and the number if it is asked for."""
@@ -337,7 +337,7 @@ def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:
 
 
 def _check_expiring(ttl: Ttl, rank_column: str | None, offset: int, owner: str) -> None:
-    if as_ttl(owner, ttl) is not None and (rank_column is not None or offset):
+    if as_bundle_ttl(owner, ttl) is not None and (rank_column is not None or offset):
         raise SchemaError(
             f"{owner}: with a ttl rows go without being taken back, and the numbers of those behind them change; leave "
             f"out {'rank_column' if rank_column is not None else 'offset'}, or ttl"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from asyncstate import InputSpec, StateTtl
 from asyncstate.changelog import INSERT_ONLY, RETRACT
-from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility
+from asyncstate.state import TtlTime
 from asyncstate.state.columnar import list_blocks
 from operators import Deduplicate, GroupAggregate, Join, count, max_, min_, sum_
 from operators.join.rules import JoinKind
@@ -40,8 +40,6 @@ ttls = st.builds(
     StateTtl,
     st.sampled_from([100 * MS, 300 * MS]),
     st.sampled_from(["processing", "event"]),
-    st.sampled_from(TtlUpdate),
-    st.sampled_from(TtlVisibility),
 )
 pauses = st.sampled_from([0, 20, 30, 60, 99, 100])
 
@@ -82,18 +80,10 @@ class Table:
         return self.ttl is None or held.stamp + self.lasts > now
 
     def shown(self, key: int, now: int) -> list[Held]:
-        shows_all = self.ttl is None or self.ttl.visibility is TtlVisibility.RETURN_IF_NOT_CLEANED
-        return [held for held in self.rows[key] if shows_all or self.lives(held, now)]
+        return [held for held in self.rows[key] if self.lives(held, now)]
 
     def stamp(self, now: int, time: int) -> int:
         return max(now, time) if self.ttl is not None and self.ttl.time is TtlTime.EVENT else now
-
-    def renew(self, key: int, now: int, times: Sequence[int]) -> None:
-        if self.ttl is None or self.ttl.update is not TtlUpdate.READ_AND_WRITE:
-            return
-        for held in self.rows[key]:
-            if self.lives(held, now):
-                held.stamp = max(held.stamp, *(self.stamp(now, time) for time in times))
 
     def learn(self, stored: list[Stored], now: int, content: Any) -> None:
         """Forget what the clean-up has removed; what is left must be what is stored."""
@@ -154,7 +144,7 @@ class JoinModel:
         self.expired = 0
 
     def bundle(self, side: int, changes: Sequence[tuple[str, Row]], now: int) -> Counter[Any]:
-        own, other = self.tables[side], self.tables[1 - side]
+        own = self.tables[side]
         missing = [row for key in KEYS for row in self.net(own, self.unique[side], key, changes, now).missing]
         if own.ttl is None:
             self.dropped += len(missing)
@@ -166,8 +156,6 @@ class JoinModel:
         if own.ttl is not None:
             for row in missing:
                 own.rows[row.k].pop()
-        for key in {row.k for _, row in changes}:
-            other.renew(key, now, [row.t for _, row in changes if row.k == key])
         for key in KEYS:
             self.change(own, self.unique[side], key, changes, now)
         if self.unique[side] == "join_key":
@@ -275,7 +263,7 @@ OTHERS_STAY = [(0, [("+I", ONE), ("+I", OTHER)], []), (60, [("-D", ONE)], []), (
 @settings(max_examples=2 * settings().max_examples)
 @example(PARTNER_EXPIRED, "left", (None, None), (None, StateTtl(100 * MS)))
 @example(PARTNER_EXPIRED, "semi", ("join_key", ("id",)), (StateTtl(300 * MS), StateTtl(100 * MS)))
-@example(OTHERS_STAY, "inner", (None, None), (StateTtl(300 * MS, update="read-and-write"), None))
+@example(OTHERS_STAY, "inner", (None, None), (StateTtl(300 * MS), None))
 def test_joins(story: Any, kind: JoinKind, unique: Any, ttls: Any) -> None:
     assert run_join(story, kind, unique, ttls, False) == run_join(story, kind, unique, ttls, True)
 
@@ -442,7 +430,6 @@ def run_deduplicate(story: Any, ttl: StateTtl, keep: Any, time: Any, deferred: b
                     else max(own[::-1], key=lambda row: row.t)
                 )
             old = [held.content for held in table.shown(key, now)]
-            table.renew(key, now, [row.t for row in own])
             if not old:
                 expected.append(("+I", *chosen.given()))
             elif takes_place(old[0], chosen, keep, time):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncstate import InputSpec, StateTtl
 from asyncstate.errors import SchemaError, StateDeclarationError
-from asyncstate.state import TtlTime, TtlUpdate
+from asyncstate.state import TtlTime
 from asyncstate.testing import OperatorHarness
 from operators import Rank, desc
 from tests.state.ttl_direct import MS, ExpiringRunner
@@ -62,14 +62,6 @@ def test_others_come_in_the_place_of_a_row_that_has_expired(start: Callable[...,
     assert rank(6, (1, 1, 6, 0)) == [("+I", 1, 1, 6, 0)]  # the row that stayed kept its time
 
 
-def test_reads_that_renew_keep_the_best_rows(start: Callable[..., Timed]) -> None:
-    rank = start(desc("v"), 1, ttl=StateTtl("10 minutes", update="read-and-write"))
-    rank(0, (1, 9, 0, 0))
-    for _ in range(3):
-        assert rank(9, (1, 8, 1, 0)) == []
-    assert rank(10, (1, 8, 1, 0)) == [("+I", 1, 8, 1, 0)]
-
-
 @pytest.mark.parametrize("update_before", [True, False])
 def test_an_equal_row_is_put_out_again_and_keeps_its_place(
     start: Callable[..., Timed], update_before: bool
@@ -105,7 +97,6 @@ ttls = st.builds(
     StateTtl,
     st.sampled_from([100 * MS, 300 * MS]),
     st.sampled_from(["processing", "event"]),
-    st.sampled_from(TtlUpdate),
 )
 
 
@@ -114,7 +105,7 @@ class Rankings:
 
     def __init__(self, ttl: StateTtl, n: int) -> None:
         self.lasts, self.by_event = ttl.duration_us // MS, ttl.time is TtlTime.EVENT
-        self.renews, self.n, self.arrived = ttl.update is TtlUpdate.READ_AND_WRITE, n, 0
+        self.n, self.arrived = n, 0
         self.rows: dict[int, list[list[Any]]] = {0: [], 1: []}
 
     def net_change(self, rows: list[Row], now: int) -> dict[Row, int]:
@@ -124,8 +115,6 @@ class Rankings:
             mine = [row for row in rows if row[0] == key]
             stamps = [max(now, row[3] // MS) if self.by_event else now for row in mine]
             live = [held for held in held_rows if held[3] + self.lasts > now]
-            if mine and self.renews:
-                live = [[*held[:3], max(held[3], *stamps)] for held in live]
             come = [[-row[1], self.arrived + at, row, stamps[at]] for at, row in enumerate(mine)]
             self.arrived += len(mine)
             self.rows[key] = sorted(live + come)[: self.n]

@@ -81,6 +81,7 @@ def run(
             parallelism=schedule.parallelism,
             max_parallelism=KEY_GROUPS,
             options=options,
+            tuning=schedule.tuning,
             folder=folder,
             **settings,
         )

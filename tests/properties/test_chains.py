@@ -59,6 +59,7 @@ def chain(
                     parallelism=1 + (schedule.parallelism + number) % 3,
                     max_parallelism=KEY_GROUPS,
                     options=schedule.options,
+                    tuning=schedule.tuning,
                 )
             )
             for number, link in enumerate(links)

@@ -18,7 +18,7 @@ from asyncstate.codec.times import event_times
 from asyncstate.operator import InputSpec
 from asyncstate.runtime.gathering import Gathering
 from asyncstate.runtime.rows import PreparedBatch
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators import GroupAggregate, Join, count, max_, sum_
 
 SCHEMA = pa.schema([
@@ -247,12 +247,12 @@ CUSTOMER = pa.schema([("customer", pa.int64()), ("country", pa.string())])
 
 
 @pytest.mark.parametrize("size", ["1", "7", "500000"])
-@pytest.mark.parametrize("memory", ["1kb", "256mb"])
+@pytest.mark.parametrize("memory", [1 << 10, 256 << 20])
 def test_a_disordered_micro_batch_gives_what_an_ordered_one_gives(
-    async_enabled: bool, size: str, memory: str
+    async_enabled: bool, size: str, memory: int
 ) -> None:
     """Payments that change their customer and amount some times, with all insertions before all retractions."""
-    options = {"async-state.bundle-size": size, "async-state.gather-memory": memory}
+    options, tuning = {"async-state.bundle-size": size}, Tuning(gathered_bytes=memory)
     history = []
     for payment in range(60):
         rows = [(payment, (payment + turn) % 7, 10 * payment + turn) for turn in range(1 + payment % 4)]
@@ -265,6 +265,7 @@ def test_a_disordered_micro_batch_gives_what_an_ordered_one_gives(
         ["customer", "customer"],
         async_enabled=async_enabled,
         options=options,
+        tuning=tuning,
         parallelism=2,
     ) as joined:
         joined.push([(customer, f"c{customer % 3}") for customer in range(5)], input=1)
@@ -282,6 +283,7 @@ def test_a_disordered_micro_batch_gives_what_an_ordered_one_gives(
         ["customer"],
         async_enabled=async_enabled,
         options=options,
+        tuning=tuning,
     ) as summed:
         summed.push([one for _, one in history], kinds=[kind for kind, _ in history])
         table: Counter[Row] = Counter()

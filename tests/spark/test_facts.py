@@ -139,15 +139,6 @@ def test_the_mode_of_a_reader_reaches_the_function_of_a_query(spark: SparkSessio
     query = read().writeStream.foreachBatch(plain.micro_batch(function)).trigger(availableNow=True)
     query.option("checkpointLocation", str(tmp_path / "plain-query")).start().awaitTermination()
     assert "made these rows of others that are upsert by (k)" in found.pop()
-    named = StreamingJob(spark, str(tmp_path / "named"))
-    named.inputs(rows=read())
-
-    @named.micro_batch
-    def by_name(rows: Any, batch: Any) -> None:
-        function(rows)
-
-    named.await_termination(named.start(trigger="availableNow"))
-    assert found == ["upsert by (k)"]
 
 
 def test_what_apply_batch_returns_is_known(spark: SparkSession) -> None:

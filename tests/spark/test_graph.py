@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 from asyncstate.dataflow import Stream
 from asyncstate.errors import JobError
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
+from asyncstate.testing import Tuning
 from operators import (
     Deduplicate,
     GroupAggregate,
@@ -364,9 +365,9 @@ def test_what_runs_in_the_task_before_changes_nothing(
     adaptive.conf.set("spark.sql.adaptive.enabled", "true")
     adaptive.conf.set("spark.sql.adaptive.coalescePartitions.parallelismFirst", "false")
     for fusion, session in ((True, adaptive), (False, spark)):
-        kept, options = Kept(), {"async-state.fusion": fusion, "async-state.parallelism": 2}
+        kept, options = Kept(), {"async-state.parallelism": 2}
         place = str(tmp_path / f"checkpoint-{fusion}")
-        job = make_job(session, options=options, checkpoint_dir=place)
+        job = make_job(session, options=options, checkpoint_dir=place, tuning=Tuning(fusion=fusion))
         declare(
             job.source("orders", read(session, ORDERS, orders)),
             job.source("payments", read(session, PAYMENTS, payments)),
@@ -393,9 +394,8 @@ def test_a_checkpoint_opens_in_both_forms(
     kept, expected = Kept(), Kept()
 
     def run(fusion: bool, kept: Kept, place: str, parallelism: int) -> StreamingJob:
-        options = {"async-state.fusion": fusion, "async-state.parallelism": parallelism}
-        options["async-state.enabled"] = parallelism == 2
-        job = make_job(options=options, checkpoint_dir=str(tmp_path / place))
+        options = {"async-state.enabled": parallelism == 2, "async-state.parallelism": parallelism}
+        job = make_job(options=options, checkpoint_dir=str(tmp_path / place), tuning=Tuning(fusion=fusion))
         sources = read(spark, ORDERS, orders), read(spark, PAYMENTS, payments)
         declare(job.source("orders", sources[0]), job.source("payments", sources[1]), kept)
         job.await_termination(job.start(trigger={"availableNow": True}))

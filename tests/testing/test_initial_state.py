@@ -23,7 +23,7 @@ from asyncstate import (
 )
 from asyncstate.dataflow import Stream
 from asyncstate.errors import AsyncStateError, JobError, OperatorError
-from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
+from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource, Tuning
 from operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
 
 ROWS = "k long, v long, ts timestamp"
@@ -32,8 +32,7 @@ ROWS = "k long, v long, ts timestamp"
 @pytest.fixture
 def mode(async_enabled: bool) -> dict[str, Any]:
     """Arguments of a harness; in async mode every read waits for a list get."""
-    waiting = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
-    return {"async_enabled": async_enabled, "options": waiting if async_enabled else {}}
+    return {"async_enabled": async_enabled, "tuning": Tuning(batch_hot_reads=async_enabled)}
 
 
 class Numbered(RecordOperator):
@@ -213,7 +212,7 @@ def test_a_first_micro_batch_that_failed_runs_again_with_the_initial_rows(
     mode: dict[str, Any], local: str
 ) -> None:
     FailsOnce.failed.clear()
-    mode["options"] |= {"async-state.local-aggregation": local}
+    mode["options"] = {"async-state.local-aggregation": local}
     with OperatorHarness(FailsOnce(), ROWS, "k", initial_state=[(1, 5, 0)], **mode) as harness:
         harness.push([(1, 6, 0), (1, 7, 0)])
         with pytest.raises(OperatorError, match="the first time"):
