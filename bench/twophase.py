@@ -8,8 +8,7 @@ micro-batch, and put out the same net rows.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +17,7 @@ import typer
 
 from asyncstate.operator import Operator
 from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.testing import net
 from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
 from bench.frame.report import Cores, Output, Rounds, Seed, Tiny, chosen, ms, percent, short, times
 from bench.processor_time import Spent, TreeClocks
@@ -140,7 +140,7 @@ class _Mode:
         times: Any = {"event_time": "time", "watermark_delay": "5 seconds"}
         out = batch.apply(self._case.operator(), df, key="k", uid="totals", **times)
         if batch.batch_id < WARM_UP:
-            self.output.extend(map(tuple, out.collect()))
+            self.output.extend(out.collect())
 
     def side(self, df: DataFrame) -> None:
         """A micro-batch."""
@@ -164,7 +164,8 @@ def measure(
     sides = {name: mode.side for name, mode in modes.items()}
     spent = turns(sides, rounds, drawn, warm_up=WARM_UP, clocks=TreeClocks)
     for name, mode in modes.items():
-        if _netted(mode.output) != _netted(modes["one"].output):
+        # Netted: with several bundles a micro-batch, one phase also puts out what was for a moment.
+        if net(mode.output) != net(modes["one"].output):
             raise WrongResult(f"{name} puts out other rows than one phase")
     exchanged = _exchanged(spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1))), case)
     facts: dict[str, Any] = {"rows": rows, "rows_exchanged": exchanged}
@@ -191,14 +192,6 @@ def _exchanged(df: DataFrame, case: Case) -> int:
         return sum(one.distinct().count() for one in columns)
     part = f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"
     return df.selectExpr("spark_partition_id()", "k", part).distinct().count()
-
-
-def _netted(changelog: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], int]:
-    """The rows that are left; with several bundles a micro-batch one phase also puts out what was for a moment."""
-    net: Counter[tuple[Any, ...]] = Counter()
-    for *row, kind in changelog:
-        net[tuple(row)] += 1 if kind in ("+I", "+U") else -1
-    return {row: times for row, times in net.items() if times}
 
 
 def two_phase(

@@ -5,5 +5,14 @@ from asyncstate.testing.context import FakeContext
 from asyncstate.testing.faults import FaultyStore
 from asyncstate.testing.harness import OperatorHarness
 from asyncstate.testing.pipeline import PipelineHarness, PipelineSource
+from asyncstate.testing.rows import net
 
-__all__ = ["FakeContext", "FaultyStore", "OperatorHarness", "PipelineHarness", "PipelineSource", "Tuning"]
+__all__ = [
+    "FakeContext",
+    "FaultyStore",
+    "OperatorHarness",
+    "PipelineHarness",
+    "PipelineSource",
+    "Tuning",
+    "net",
+]

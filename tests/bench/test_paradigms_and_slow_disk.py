@@ -21,6 +21,7 @@ needs_shim = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_paradigms_run_tiny(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["paradigms", "--tiny", "--no-slow", "--output", str(tmp_path)])

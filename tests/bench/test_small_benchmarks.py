@@ -29,6 +29,7 @@ def rows_of(tmp_path: Path, bench: str, *options: str) -> list[Row]:
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_micro_benchmarks_run_tiny(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "micro", "--tiny")

@@ -22,6 +22,7 @@ from asyncstate import InputSpec, StateTtl
 from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.state import TtlTime
 from asyncstate.state.columnar import list_blocks
+from asyncstate.testing import net
 from operators import Deduplicate, GroupAggregate, Join, count, max_, min_, sum_
 from operators.join.rules import JoinKind
 from tests.operators.set_model import Outcome, net_of_set
@@ -198,15 +199,16 @@ class JoinModel:
         return found
 
 
-def netted(kind: JoinKind, output: Sequence[tuple[Any, ...]]) -> Counter[Any]:
-    net: Counter[Any] = Counter()
-    for change, *values in output:
-        sides = [
+def pairs(output: Sequence[tuple[Any, ...]]) -> Counter[Any]:
+    """The net of the output, each row as the one of the left and the one of the right side, which may be missing."""
+    sides = [
+        [
             None if side[0] is None else Row(*side[:3], side[3] // MS)
-            for side in ((values[:4], values[4:]) if len(values) == 8 else (values,))
+            for side in ((values[:4], values[4:]) if len(values) == 8 else (values, [None]))
         ]
-        net[tuple(sides) if len(sides) == 2 else (sides[0], None)] += 1 if change in ADDS else -1
-    return Counter({row: times for row, times in net.items() if times})
+        for _, *values in output
+    ]
+    return net((change[0], *both) for change, both in zip(output, sides, strict=True))
 
 
 def run_join(
@@ -233,7 +235,7 @@ def run_join(
         )
         model.dropped = model.expired = 0
         for (side, rows), found in zip(given, output, strict=True):
-            assert netted(kind, found) == model.bundle(side, rows, now)
+            assert pairs(found) == model.bundle(side, rows, now)
         assert runner.counters["retractions_without_state"] == model.dropped
         assert runner.counters["retractions_of_expired_rows"] == model.expired
         for name, table in zip(("left", "right"), model.tables, strict=True):

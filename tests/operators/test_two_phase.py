@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import product
@@ -20,7 +19,7 @@ from asyncstate.errors import AsyncStateError
 from asyncstate.local_phase import CONDITIONS_MAX, LocalFunction, LocalStep
 from asyncstate.operator import InputSpec
 from asyncstate.state import StateTtl
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from operators import (
     Aggregate,
     GroupAggregate,
@@ -37,6 +36,7 @@ from operators import (
     var_pop,
 )
 from operators.window.windows import SlicedWindow
+from tests.examples import at_most
 from tests.operators.window_model import MAX, MIN, MS, Batch, WindowModel, schedules
 
 SCHEMA = pa.schema(
@@ -382,10 +382,7 @@ def test_values_that_come_in_another_bundle_than_the_rest_of_their_key(
             assert harness.statistics()["rows_in"] > 3_000
             last = {row[1]: row[2:] for row in changes if row[0] in ("+I", "+U")}
             assert last == expected_of(rows)
-            net: Counter[Row] = Counter()
-            for kind, *row in changes:
-                net[tuple(row)] += 1 if kind in ("+I", "+U") else -1
-            assert sum(net.values()) == (2 if batch == 0 else 0)
+            assert net(changes).total() == (2 if batch == 0 else 0)
             assert [row[0] for row in changes].count("+I") == (2 if batch == 0 else 0)
 
 
@@ -416,7 +413,7 @@ def test_more_conditions_than_travel_together() -> None:
 NUMBERS = pa.schema([("k", pa.int64()), ("n", pa.int64())])
 
 
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(
     numbers=st.lists(st.integers(-BIG - 1, BIG) | st.sampled_from([BIG, -BIG - 1, 2**32 - 1]), max_size=12),
     cut=st.integers(1, 5),

@@ -39,6 +39,7 @@ from asyncstate.errors import (
 from asyncstate.runtime import InputBatch, pack_broadcast
 from asyncstate.runtime.broadcast import unpack_broadcast
 from asyncstate.testing import OperatorHarness, Tuning
+from tests.examples import at_most
 
 DATA = pa.schema([("user", pa.string()), ("amount", pa.int64())])
 RULES = pa.schema([("rule", pa.string()), ("limit", pa.int64())])
@@ -585,7 +586,7 @@ class FraudModel:
         return sorted(out)
 
 
-@settings(max_examples=15)
+@settings(max_examples=at_most(15))
 @given(batches=BATCHES, parallelisms=st.lists(st.integers(1, 3), min_size=4, max_size=4))
 @pytest.mark.parametrize("mode", [False, True], ids=["sync", "async"])
 def test_random_batches_follow_the_model(

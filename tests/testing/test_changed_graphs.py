@@ -10,7 +10,7 @@ import pytest
 from asyncstate import AsyncStateError
 from asyncstate.dataflow import Stream
 from asyncstate.functions import KeyedCoProcessFunction, KeyedProcessFunction
-from asyncstate.testing import PipelineHarness, PipelineSource
+from asyncstate.testing import PipelineHarness, PipelineSource, net
 from operators import (
     ChangelogNormalize,
     CoProcess,
@@ -168,10 +168,7 @@ def test_initial_rows_of_an_added_source_reach_an_operator_that_has_state(enable
         run(harness)
         harness.restart(union, sourced([("ann", 7)]))
         harness.push("more", [("bob", 1)])
-        net: dict[tuple[Any, ...], int] = {}
-        for kind, *row in harness.end_batch()["out"]:
-            net[tuple(row)] = net.get(tuple(row), 0) + (1 if kind in ("+I", "+U") else -1)
-        assert {row: times for row, times in net.items() if times} == {
+        assert net(harness.end_batch()["out"]) == {
             ("ann", 5): -1,
             ("ann", 12): 1,
             ("bob", 50): -1,
@@ -314,12 +311,11 @@ def test_a_row_that_comes_twice_and_goes_once_follows_its_sequence_in_any_cut(
         rows.apply(made, key=key, uid="o").select("id", "v").to(ignored, name="out")
 
     changes = [("+I", (1, 7, 1)), ("+I", (1, 7, 2)), ("-D", (1, 7, 3))]
-    net: dict[Any, int] = {}
+    shown: list[Any] = []
     with PipelineHarness(pipeline, sources, async_enabled=enabled) as harness:
         for size in cut:
             given, changes = changes[:size], changes[size:]
             for kind, row in reversed(given):
                 harness.push("rows", [row], kind=kind)
-            for kind, *row in harness.end_batch()["out"]:
-                net[tuple(row)] = net.get(tuple(row), 0) + (1 if kind in ("+I", "+U") else -1)
-    assert [row for row, times in net.items() if times] == left
+            shown += harness.end_batch()["out"]
+    assert list(net(shown)) == left

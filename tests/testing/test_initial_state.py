@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ from asyncstate import (
 )
 from asyncstate.dataflow import Stream
 from asyncstate.errors import AsyncStateError, JobError, OperatorError
-from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource, Tuning
+from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource, Tuning, net
 from operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
 
 ROWS = "k long, v long, ts timestamp"
@@ -80,13 +79,6 @@ class Holder(RecordOperator):
         names = {name: dict(value) for name, value in sorted(self.names.items())}
         many = f"{list(self.many)} {self.any.value()}"
         ctx.emit(row.k, self.one.value(), many, str(names), self.best.get())
-
-
-def net(rows: Sequence[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
-    found = Counter[tuple[Any, ...]]()
-    for kind, *values in rows:
-        found[tuple(values)] += 1 if kind[0] == "+" else -1
-    return +found
 
 
 @pytest.mark.parametrize("ordered", [False, True])
