@@ -19,6 +19,7 @@ from asyncstate.runtime import keys_of_inputs
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.testing import Tuning
 from tests.spark.broadcast_parts import BadWords, ControllableDedup, ThreeInputs
+from tests.spark.modes import ASYNC, SYNC
 from tests.spark.stored import stored_state
 
 MakeJob = Callable[..., StreamingJob]
@@ -55,6 +56,7 @@ SENTENCES = [
 
 
 @pytest.mark.spark
+@ASYNC
 def test_a_dynamic_list_of_words_over_restarts_and_rescaling(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
@@ -84,6 +86,7 @@ def deduplicate(batch: MicroBatch, df: DataFrame) -> DataFrame:
 
 
 @pytest.mark.spark
+@SYNC
 def test_a_reset_reaches_every_key_with_state(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
@@ -106,6 +109,7 @@ def test_a_reset_reaches_every_key_with_state(
 
 
 @pytest.mark.spark
+@ASYNC
 def test_two_regular_inputs_beside_rows_in_the_order_of_their_dataframe(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
