@@ -544,9 +544,9 @@ MUTATIONS: Final = (
         "testing/test_initial_state.py",
     ),
     _mutation(
-        "asyncstate/runtime/put_together.py",
-        '"any" if function is LocalFunction.MAX else "all"',
-        '"any"',
+        "operators/aggregate/local_layout.py",
+        "parts if valid is None else np.where(valid, parts, _NO_TIME)",
+        "parts",
         "operators/test_two_phase.py",
     ),
 )

@@ -39,14 +39,14 @@ from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
     FIRST_ARRIVAL,
     After,
-    Best,
-    Combined,
     CommitRecord,
     Delay,
     Fingerprint,
     InitialValues,
     Keys,
     OrderBy,
+    PartialAggregate,
+    PartialTopN,
     SequenceBy,
     Step,
     TaskSpec,
@@ -545,10 +545,12 @@ class MicroBatch(Generic[R]):
         phase = local_phase_of_task(call.operator, checked.ready, checked.config)
         if phase is not None:
             local = replace(spec, local=phase)
-            return Combined(local, checked.config.max_parallelism), local.row_schema, Before(rows, phase)
+            step: Step = PartialAggregate(call.operator, local)
+            return step, local.row_schema, Before(rows, phase)
         limit = local_limit_of_task(call.operator, checked.ready, checked.config)
         if limit is not None and self._frame.executor.has_exchanges:
-            return Best(spec.key, limit), self.schema(rows), Before(rows, None)
+            step = PartialTopN(call.operator, replace(spec, limit=limit))
+            return step, self.schema(rows), Before(rows, None)
         return None
 
     def kept(

@@ -40,6 +40,7 @@ from asyncstate.runtime import (
     TaskSpec,
     WorkerMemory,
     advance_sources,
+    aggregated_before,
     check_fingerprint,
     check_is_operator,
     check_key_groups,
@@ -566,6 +567,9 @@ class OperatorHarness:
         self, spec: TaskSpec, pushed: Sequence[InputBatch], copies: Callable[[], Operator]
     ) -> Iterator[OutBatch | CommitRecord]:
         spec = replace(spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_local_phase(spec))
+        if spec.inputs[0].local is not None:
+            sender = copies()
+            pushed = [aggregated_before(sender, spec.inputs[0], one) for one in pushed]
         parts = exchanged(spec.inputs, pushed, self.parallelism, self._config.max_parallelism)
         for partition in range(self.parallelism):
             own = with_copy(spec, copies)

@@ -30,6 +30,7 @@ from asyncstate.runtime import (
     InputBatch,
     SideBatch,
     TaskSpec,
+    aggregated_before,
     check_columns,
     highest_event_time,
     pack_broadcast,
@@ -38,7 +39,6 @@ from asyncstate.runtime import (
     run_stateless,
     unpack_records,
 )
-from asyncstate.runtime.put_together import put_together
 from asyncstate.runtime.rows import output_schema
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.rows import not_replaced
@@ -357,7 +357,7 @@ def _input_batch(
     if given.local is None or done:
         return InputBatch(*payload_of(given, batch), index)
     rows = InputBatch(*payload_of(replace(given, local=None), batch), index)
-    return put_together(rows, given, spec.max_parallelism)
+    return aggregated_before(spec.operator, given, rows)
 
 
 def _routed(spec: TaskSpec, given: InputSpec, rows: InputBatch) -> Iterator[tuple[int, InputBatch]]:

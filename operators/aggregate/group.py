@@ -19,7 +19,7 @@ from asyncstate.changelog import Changelog
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
-from asyncstate.local_phase import LocalPhase
+from asyncstate.local_phase import LocalPhase, LocalStep
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import Columns
 from asyncstate.state.expiring.ttl import Ttl
@@ -134,6 +134,10 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         if self.emit == "each" or (self.ttl is not None and inputs[0].changelog):
             return None
         return LocalLayout(self._plan(inputs[0]), inputs[0].changelog).phase
+
+    def local_step(self, given: InputSpec) -> LocalStep:
+        """See ``BundleOperator``."""
+        return LocalLayout(self._plan(given), given.changelog).step(given)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""

@@ -20,7 +20,7 @@ from asyncstate.changelog import Changelog, RowKind
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.growth import StateGrowth, rows_per_key, with_rows
-from asyncstate.local_phase import LocalLimit
+from asyncstate.local_phase import LocalLimit, LocalStep
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
@@ -34,7 +34,7 @@ from .best import BestRows, Merged, RankState
 from .changes import Identity, shown_changes
 from .limits import RankLimits, check_limit
 from .numbers import Ranked, RankFunction, RankTable
-from .plan import RankPlan, RankRows, RankSettings
+from .plan import RankPlan, RankRows, RankSettings, partial_top_n
 
 
 class Rank(KeepsKey, BundleOperator):
@@ -183,6 +183,10 @@ class Rank(KeepsKey, BundleOperator):
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
         """The rows with numbers up to offset + n; all where a row may replace another one."""
         return None if self.settings.unique is not None else self.settings.local_limit()
+
+    def local_step(self, given: InputSpec) -> LocalStep:
+        """See ``BundleOperator``."""
+        return partial_top_n(given)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

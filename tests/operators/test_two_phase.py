@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from itertools import product
 from typing import Any
@@ -17,12 +16,10 @@ from hypothesis import strategies as st
 from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.clock import ManualClock
 from asyncstate.errors import AsyncStateError
-from asyncstate.local_phase import CONDITIONS_MAX, LocalFunction
+from asyncstate.local_phase import CONDITIONS_MAX, LocalFunction, LocalStep
 from asyncstate.operator import InputSpec
-from asyncstate.runtime.put_together import put_together
-from asyncstate.runtime.spec import InputBatch
 from asyncstate.state import StateTtl
-from asyncstate.testing import OperatorHarness, net, shipping
+from asyncstate.testing import OperatorHarness, net
 from operators import (
     Aggregate,
     GroupAggregate,
@@ -355,19 +352,26 @@ def test_only_values_reach_the_operator(ways: dict[str, Any]) -> None:
         assert (figures["local_rows_in"], figures["rows_in"], figures["keys"]) == (61, (3 + 2) + (1 + 1), 2)
 
 
+class LastRowsFirst(GroupAggregate):
+    """Its local rows come in the opposite order."""
+
+    def local_step(self, given: InputSpec) -> LocalStep:
+        step = super().local_step(given)
+
+        def reversed_rows(batch: pa.RecordBatch, kinds: Any) -> pa.RecordBatch:
+            made = step(batch, kinds)
+            return made.take(pa.array(range(made.num_rows))[::-1])
+
+        return reversed_rows
+
+
 @pytest.mark.parametrize("ttl", [None, "1 hour"])
 def test_values_that_come_in_another_bundle_than_the_rest_of_their_key(
-    ways: dict[str, Any], ttl: str | None, monkeypatch: pytest.MonkeyPatch
+    ways: dict[str, Any], ttl: str | None
 ) -> None:
     """Behind an exchange rows come in any order: here the values of the second set first, with nothing else."""
-
-    def reversed_rows(*args: Any) -> InputBatch:
-        made = put_together(*args)
-        return replace(made, batch=made.batch.take(pa.array(range(made.batch.num_rows))[::-1]))
-
-    monkeypatch.setattr(shipping, "put_together", reversed_rows)
     options = {"async-state.bundle-size": "1000"}
-    operator = GroupAggregate(VALUES_ALL, ttl=None if ttl is None else StateTtl(ttl))
+    operator = LastRowsFirst(VALUES_ALL, ttl=None if ttl is None else StateTtl(ttl))
     rows: list[Row] = []
     with make(operator, True, VALUES, options=options, **ways) as harness:
         for batch in range(3):
