@@ -23,8 +23,8 @@ from asyncstate.execution.loop import Outstanding
 from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import Record
 from asyncstate.futures import StateFuture
-from asyncstate.operator import Timer
 from asyncstate.state.keyed.binding import Binding
+from asyncstate.state.timers import DueTimer
 
 _STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
 _FIRST_DECLARED: Final = 8  # ids below are the framework's own
@@ -183,7 +183,7 @@ class Failures:
             place += [*self._origin(error), f"callback of {step}"]
         if record is not None:
             place.append(f"key {record.key!r}")
-            if isinstance(record.item, Timer):
+            if isinstance(record.item, DueTimer):
                 place.append(_timer_text(record.item))
         return place
 
@@ -215,7 +215,7 @@ def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
     return f"state '{state_names.get(state_id, 'unknown')}'"
 
 
-def _timer_text(timer: Timer) -> str:
+def _timer_text(timer: DueTimer) -> str:
     name = "" if timer.name is None else f" {timer.name!r}"
     return f"timer{name} at {timer.time}"
 

@@ -875,7 +875,7 @@ def test_all_columns_stand_before_what_a_function_emits(async_enabled: bool) -> 
     """Also where the only column of the function is a struct, of which a dict is a value."""
     rows = [("ann", 1, 5), ("bob", 2, 7), ("ann", 1, 6)]
     inputs, key = [PAIR, TEXTS], (["player"], None)
-    with harness_of(whole, inputs, key, async_enabled, output=STRUCTS, options=WAITING) as harness:
+    with harness_of(whole, inputs, key, async_enabled, output=STRUCTS, tuning=WAITING) as harness:
         harness.push([("rule",)], input=1)
         harness.push(rows)
         assert harness.end_batch() == [
