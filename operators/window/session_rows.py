@@ -84,8 +84,9 @@ class SessionRows(SessionAggregation):
         if loses.any():
             if not self._time.processing:
                 return stored.then_compose(lambda own: self._take_back(bundle, own, None, ctx))
-            both = stored.then_combine(self._sessions.async_get(bundle.keys), lambda *found: found)
-            return both.then_compose(lambda found: self._take_back(bundle, *found, ctx))
+            sessions = self._sessions.async_get(bundle.keys)
+            both = stored.then_combine(sessions, lambda own, known: (own, known))
+            return both.then_compose(lambda found: self._take_back(bundle, found[0], found[1], ctx))
         merged = super().process(bundle, ctx)
         assert merged is not None
         none, every = np.zeros(0, np.bool_), np.arange(bundle.num_rows)
@@ -121,7 +122,8 @@ class SessionRows(SessionAggregation):
         starts, ends, _ = (column.to_numpy() for column in sessions.columns)
         spans = Spans(sessions.key_index, starts, ends)
         at = sessions_at(spans, rows.key_index, rows.columns[0].to_numpy(), self._gap)
-        return (ends[at] <= ctx.processing_time).astype(np.int64) if len(ends) else np.zeros(0, np.int64)
+        over = ends[at] <= ctx.processing_time if len(ends) else np.zeros(0, np.bool_)
+        return np.asarray(over, np.int64)
 
     def _part(self, bundle: Bundle, rows: Int64Array) -> Bundle:
         batch = bundle.batch.take(pa.array(rows))
