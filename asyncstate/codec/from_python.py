@@ -1,6 +1,7 @@
 """Python values as Arrow columns: the one way from what people's code gives to what operators emit and store.
 
-Owns: ``arrow_values``, ``arrow_column`` and ``UnfitValueError``.
+Owns: ``arrow_values``, ``arrow_column``, ``plain_value`` and ``UnfitValueError``; which containers hold a list, map or
+struct.
 Invariant: a column holds the values that were given, or none is made. Arrow by itself cuts 3.7 to 3, takes the text of
 bytes, and leaves out what a struct does not declare.
 Must not import anything of the project but errors and its neighbours in ``codec``.
@@ -26,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.codec.times import in_microseconds
+from asyncstate.codec.times import in_microseconds, integers
 from asyncstate.codec.types import is_bytes_type, is_string_type
 from asyncstate.errors import CodecError
 
@@ -57,8 +58,8 @@ class UnfitValueError(CodecError):
         self.value = value
 
 
-class _MisfitError(ValueError):
-    """Why a value, or a part of it, does not fit: ``reason``, and what was ``found`` where that was wanted."""
+class MisfitError(ValueError):
+    """Within ``codec``: why a value, or a part of it, does not fit, as ``reason``, and what was ``found`` there."""
 
     def __init__(self, reason: str, found: Any) -> None:
         super().__init__(f"{reason}, not {_shown(found)}")
@@ -83,6 +84,20 @@ def arrow_column(values: Any, arrow_type: pa.DataType) -> pa.Array:
     return _converted(values, arrow_type, partial(_column, kind=arrow_type))
 
 
+def plain_value(value: Any, arrow_type: pa.DataType) -> Any:
+    """What a read gives of ``value`` once it is stored: integers of their own unit for timestamps.
+
+    Raises ValueError with the reason for a value that the type cannot hold as it is.
+    """
+    try:
+        found = integers(_converter(arrow_type)([value])).to_pylist()[0]
+    except MisfitError as error:
+        raise ValueError(error.reason if error.found is value else str(error)) from None
+    if found is None:
+        raise ValueError(f"{_wanted(arrow_type)} is expected")
+    return found
+
+
 def _converted(values: Any, arrow_type: pa.DataType, convert: Convert) -> pa.Array:
     given = _listed(values)
     try:
@@ -99,7 +114,7 @@ def _reason(alone: Any, convert: Convert) -> str:
     """Why ``convert`` refuses a value, given alone."""
     try:
         convert(alone)
-    except _MisfitError as error:
+    except MisfitError as error:
         return error.reason if error.found is alone[0] else str(error)
     except _REFUSALS as error:
         return str(error) or type(error).__name__
@@ -146,38 +161,62 @@ def _listed(values: Any) -> Any:
 def _column(values: Any, kind: pa.DataType) -> pa.Array:
     if type(values) is list:
         return _converter(kind)(values)
-    if isinstance(values, pa.Array):
-        return _cast(values, kind)
-    found = pa.array(values)
-    if found.type != kind and not _alike(found.type, kind):
-        raise _MisfitError(f"{_wanted(kind)} is expected", found.type)
-    return _cast(found, kind)
+    return _cast(values if isinstance(values, pa.Array) else pa.array(values), kind)
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column as one of ``kind``; Arrow refuses most of what its casts would alter, the rest is refused here."""
     given = column.type
-    if (pa.types.is_boolean(kind) and not pa.types.is_boolean(given)) or (
-        pa.types.is_date(kind) and pa.types.is_timestamp(given)
-    ):
-        raise _MisfitError(f"{_wanted(kind)} is expected", given)
+    if given == kind:
+        return column
+    if not _alike(given, kind):
+        raise MisfitError(f"{_wanted(kind)} is expected", given)
     found = column.cast(kind)
     return _no_new_infinity(found, column) if pa.types.is_floating(kind) else found
 
 
 def _alike(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether values of a NumPy or pandas array of the type ``given`` may be of ``kind``."""
-    number = _is_number(given)
+    """Whether values of a column of the type ``given`` may be of ``kind``: those that a list of them could hold."""
+    types = pa.types
+    given, kind = (one.value_type if types.is_dictionary(one) else one for one in (given, kind))
+    if types.is_nested(given) or types.is_nested(kind):
+        return _alike_within(given, kind)
     return bool(
-        pa.types.is_null(given)
-        or (number and (_is_number(kind) or pa.types.is_decimal(kind)))
-        or (pa.types.is_integer(given) and (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)))
-        or (pa.types.is_boolean(given) and pa.types.is_integer(kind))
-        or (pa.types.is_timestamp(given) and pa.types.is_timestamp(kind))
-        or (pa.types.is_duration(given) and pa.types.is_duration(kind))
-        or (is_string_type(given) and is_string_type(kind))
-        or (is_bytes_type(given) and is_bytes_type(kind))
+        given == kind
+        or types.is_null(given)
+        or (_is_number(given) and _is_number(kind))
+        or (types.is_integer(given) and (types.is_decimal(kind) or types.is_timestamp(kind)))
+        or (types.is_integer(given) and (types.is_duration(kind) or types.is_date32(kind)))
+        or (types.is_decimal(given) and (types.is_decimal(kind) or types.is_integer(kind)))
+        or (types.is_boolean(given) and types.is_boolean(kind))
+        or (types.is_date(given) and types.is_date(kind))
+        or (types.is_time(given) and types.is_time(kind))
+        or (types.is_timestamp(given) and types.is_timestamp(kind))
+        or (types.is_duration(given) and types.is_duration(kind))
+        or (_is_text(given) and _is_text(kind))
+        or (_is_blob(given) and _is_blob(kind))
     )
+
+
+def _alike_within(given: pa.DataType, kind: pa.DataType) -> bool:
+    """``_alike`` of lists, maps and structs: the same form, and parts that are alike."""
+    types = pa.types
+    lists = types.is_list, types.is_large_list, types.is_fixed_size_list
+    is_list = any(one(given) for one in lists) and any(one(kind) for one in lists)
+    is_struct = types.is_struct(given) and types.is_struct(kind) and given.names == kind.names
+    if not (is_list or is_struct or (types.is_map(given) and types.is_map(kind))):
+        return False
+    parts = [(given.field(at).type, kind.field(at).type) for at in range(given.num_fields)]
+    return all(one == other or _alike(one, other) for one, other in parts)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(is_string_type(kind) or pa.types.is_string_view(kind))
+
+
+def _is_blob(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(is_bytes_type(kind) or types.is_fixed_size_binary(kind) or types.is_binary_view(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -218,9 +257,9 @@ def _flat(kind: pa.DataType) -> Convert:
         return _typed(kind, int, frozenset({int} | none), partial(_time, _TICKS[kind.unit]))
     if types.is_duration(kind):
         return _typed(kind, int, frozenset({int} | none), partial(_duration, _TICKS[kind.unit]))
-    if is_string_type(kind) or types.is_string_view(kind):
+    if _is_text(kind):
         return _typed(kind, str, frozenset({str, np.str_} | none), partial(_instance, str))
-    if is_bytes_type(kind) or types.is_fixed_size_binary(kind) or types.is_binary_view(kind):
+    if _is_blob(kind):
         usual = frozenset({bytes, np.bytes_, bytearray, memoryview} | none)
         return _typed(kind, bytes, usual, partial(_instance, (bytes, bytearray, memoryview)))
     if types.is_decimal(kind):
@@ -242,7 +281,7 @@ def _named(convert: Convert, kind: pa.DataType) -> Convert:
             at = _first_refused(values, convert)
             if at is None:
                 raise
-            raise _MisfitError(f"{_wanted(kind)} is expected", values[at]) from error
+            raise MisfitError(f"{_wanted(kind)} is expected", values[at]) from error
 
     return named
 
@@ -389,7 +428,7 @@ def _lists(kind: pa.DataType) -> Convert:
     item = kind.value_field
 
     def convert(values: list[Any]) -> pa.Array:
-        lists = _mended(values, list, _SEQUENCES, _as_list)
+        lists = _mended(values, list, _SEQUENCES, as_list)
         offsets = _offsets(lists, kind)
         return array.from_arrays(offsets, _part(list(chain(*filter(None, lists))), item), type=kind)
 
@@ -401,7 +440,7 @@ def _maps(kind: pa.DataType) -> Convert:
 
     def convert(values: list[Any]) -> pa.Array:
         if list(map(type, values)).count(dict) != len(values):
-            values = [None if value is None else _as_pairs(value) for value in values]
+            values = [None if value is None else as_pairs(value) for value in values]
             pairs = list(chain.from_iterable(filter(None, values)))
             keys, items = [one for one, _ in pairs], [one for _, one in pairs]
         else:
@@ -424,15 +463,15 @@ def _structs(kind: pa.DataType) -> Convert:
         if found.count(dict) != len(found):
             empty = np.array([value is None for value in values], np.bool_)
             mask = pa.array(empty) if empty.any() else None
-            values = [nothing if value is None else _as_fields(value, names) for value in values]
+            values = [nothing if value is None else as_fields(value, names) for value in values]
         if sum(map(len, values)) != len(values) * len(names):
-            raise _other_fields(values, names)
+            raise other_fields(values, names)
         if not names:
             return pa.array([None if null else {} for null in mask.to_pylist()] if mask else values, kind)
         try:
             columns = [list(map(getter, values)) for getter in getters]
         except KeyError:
-            raise _other_fields(values, names) from None
+            raise other_fields(values, names) from None
         nulls = 0 if mask is None else mask.true_count
         parts = [_part(*each, nulls) for each in zip(columns, fields, strict=True)]
         return pa.StructArray.from_arrays(parts, fields=fields, mask=mask)
@@ -444,37 +483,48 @@ def _part(values: list[Any], field: pa.Field, nulls: int = 0) -> pa.Array:
     """The column of one field; nulls beyond those of the whole are refused where the field is not nullable."""
     try:
         column = _converter(field.type)(values)
-    except _MisfitError as error:
-        raise _MisfitError(f"in '{field.name}' {error.reason}", error.found) from error.__cause__
+    except MisfitError as error:
+        raise MisfitError(f"in '{field.name}' {error.reason}", error.found) from error.__cause__
     if not field.nullable and column.null_count > nulls:
-        raise _MisfitError(f"for '{field.name}', which is not nullable, a value is expected", None)
+        raise MisfitError(f"for '{field.name}', which is not nullable, a value is expected", None)
     return column
 
 
 _SEQUENCES: Final[frozenset[type]] = frozenset({list, tuple, _NOTHING})
 
 
-def _as_list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """The elements of a value for a list; MisfitError for what is none."""
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return value.tolist() if value.dtype.kind not in "mM" else list(value)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview)):
         return list(value)
     if hasattr(value, "isna"):  # a Series of pandas
         return list(value)
-    raise _MisfitError("a list is expected", value)
+    raise MisfitError("a list is expected", value)
 
 
-def _as_pairs(value: Any) -> list[Any]:
+def as_pairs(value: Any) -> list[Any]:
+    """The entries of a value for a map; MisfitError for what is none."""
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, (list, tuple)):
-        raise _MisfitError("a dict or a list of pairs is expected", value)
+        raise MisfitError("a dict or a list of pairs is expected", value)
     if pairs is value and not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
-        raise _MisfitError("a dict or a list of pairs is expected", value)
+        raise MisfitError("a dict or a list of pairs is expected", value)
+    if pairs is value and _repeats([key for key, _ in pairs]):
+        raise MisfitError("a dict or a list of pairs, each with another key, is expected", value)
     return list(pairs)
 
 
-def _as_fields(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """A struct's fields by name; a tuple has them in their order, a list as pairs."""
+def _repeats(keys: list[Any]) -> bool:
+    try:
+        return len(set(keys)) != len(keys)
+    except TypeError:  # keys such as lists
+        return any(key in keys[:at] for at, key in enumerate(keys))
+
+
+def as_fields(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    """A struct's fields by name; a tuple has them in their order, a list as pairs. MisfitError for what is none."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, tuple) and len(value) == len(names):
@@ -483,10 +533,11 @@ def _as_fields(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
         found = dict(value)
         if len(found) == len(value):
             return found
-    raise _MisfitError(f"a dict with the fields {', '.join(names)} is expected", value)
+    raise MisfitError(f"a dict with the fields {', '.join(names)} is expected", value)
 
 
-def _other_fields(values: Iterable[Mapping[Any, Any]], names: Sequence[str]) -> _MisfitError:
+def other_fields(values: Iterable[Mapping[Any, Any]], names: Sequence[str]) -> MisfitError:
+    """The error for the first struct that has other fields than ``names``."""
     value = next(
         value for value in values if len(value) != len(names) or not all(name in value for name in names)
     )
@@ -494,7 +545,7 @@ def _other_fields(values: Iterable[Mapping[Any, Any]], names: Sequence[str]) -> 
     unknown = [str(name) for name in value if name not in names]
     wrong = [f"without {', '.join(missing)}"] if missing else []
     wrong += [f"with {', '.join(unknown)}"] if unknown else []
-    return _MisfitError(
+    return MisfitError(
         f"a dict with the fields {', '.join(names)} is expected (None for null), and it is one {' and '.join(wrong)}",
         value,
     )
@@ -533,7 +584,7 @@ def _wanted(kind: pa.DataType) -> str:
         return f"a finite Decimal of at most {kind.precision} digits, {kind.scale} of them after the point,"
     if types.is_floating(kind):
         return "a float, or a whole number that a float holds exactly,"
-    if is_string_type(kind) or types.is_string_view(kind):
+    if _is_text(kind):
         return "a str that UTF-8 can hold (without lone surrogates)"
     if is_bytes_type(kind) or types.is_binary_view(kind):
         return "bytes"

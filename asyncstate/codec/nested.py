@@ -5,9 +5,8 @@ array of [key, value] in the order given; timestamps and dates as integers, deci
 bytes of the unscaled value. Struct field names are in the schema, not in the bytes.
 Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
 
-Python values: ``list`` (or tuple) for list, ``dict`` for struct (a missing field is null), ``dict`` or a
-list of pairs for map. Reading gives ``list``, ``dict`` and, for maps, ``dict`` (a list of pairs if keys are
-unhashable)."""
+Python values: those that ``from_python`` accepts for a column. Reading gives ``list``, ``dict`` and, for maps, ``dict``
+(a list of pairs if keys are unhashable)."""
 
 from __future__ import annotations
 
@@ -18,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from asyncstate.codec.columns import LARGE_BINARY
+from asyncstate.codec.from_python import MisfitError, as_fields, as_list, as_pairs, other_fields
 from asyncstate.codec.hashing import big_integer_bytes
 from asyncstate.codec.scalars import ScalarForm, same, scalar_form
 from asyncstate.codec.times import with_leaves
@@ -120,11 +120,11 @@ def _optional(convert: Convert) -> Convert:
 
 def _to_wire(arrow_type: pa.DataType) -> Convert:
     if pa.types.is_list(arrow_type):
-        return _list_to_wire(_optional(_to_wire(arrow_type.value_type)))
+        return _list_to_wire(_part(arrow_type.value_field))
     if pa.types.is_map(arrow_type):
-        return _map_to_wire(_to_wire(arrow_type.key_type), _optional(_to_wire(arrow_type.item_type)))
+        return _map_to_wire(_part(arrow_type.key_field.with_nullable(False)), _part(arrow_type.item_field))
     if pa.types.is_struct(arrow_type):
-        return _struct_to_wire({field.name: _optional(_to_wire(field.type)) for field in arrow_type})
+        return _struct_to_wire({field.name: _part(field) for field in arrow_type})
     form = scalar_form(arrow_type)
     if pa.types.is_decimal128(arrow_type):
         return lambda value: big_integer_bytes(form.to_primitive(value))
@@ -133,33 +133,45 @@ def _to_wire(arrow_type: pa.DataType) -> Convert:
     return form.to_primitive
 
 
+def _part(field: pa.Field) -> Convert:
+    """The wire form of the values of ``field``; MisfitError for null where it cannot be null."""
+    convert, nullable = _to_wire(field.type), field.nullable
+
+    def part(value: Any) -> Any:
+        if value is not None:
+            return convert(value)
+        if not nullable:
+            raise MisfitError(f"for '{field.name}', which is not nullable, a value is expected", None)
+        return None
+
+    return part
+
+
 def _list_to_wire(item: Convert) -> Convert:
     def convert(value: Any) -> list[Any]:
-        if not isinstance(value, (list, tuple)):
-            raise TypeError("a list is expected")
-        return [item(element) for element in value]
+        return [item(element) for element in (value if isinstance(value, (list, tuple)) else as_list(value))]
 
     return convert
 
 
 def _map_to_wire(key: Convert, item: Convert) -> Convert:
     def convert(value: Any) -> list[Any]:
-        if isinstance(value, dict):
-            value = value.items()
-        elif not isinstance(value, (list, tuple)):
-            raise TypeError("a dict or a list of pairs is expected for a map")
-        return [[key(one), item(other)] for one, other in value]
+        return [[key(one), item(other)] for one, other in as_pairs(value)]
 
     return convert
 
 
 def _struct_to_wire(fields: dict[str, Convert]) -> Convert:
+    names = list(fields)
+
     def convert(value: Any) -> list[Any]:
-        if not isinstance(value, dict):
-            raise TypeError("a dict is expected for a struct")
-        if not value.keys() <= fields.keys():
-            raise ValueError(f"unknown struct fields {sorted(map(str, value.keys() - fields.keys()))}")
-        return [field(value.get(name)) for name, field in fields.items()]
+        given = value if type(value) is dict else as_fields(value, names)
+        if len(given) != len(names):
+            raise other_fields([given], names)
+        try:
+            return [field(given[name]) for name, field in fields.items()]
+        except KeyError:
+            raise other_fields([given], names) from None
 
     return convert
 

@@ -1,14 +1,14 @@
 """One Python value of each type, checked, as the primitive that is stored.
 
-Owns: which Python values a flat Arrow type accepts at record grain, and their primitive (int, float, bool
-or bytes). Used by keys, values and hashing alike, so a value means the same everywhere. ``PlainValues`` tells which may
-be kept and shared as they are: they cannot be changed by whoever gets them.
-Must not import anything of the project but ``asyncstate.errors`` and ``codec.types``.
+Owns: the primitive (int, float, bool or bytes) of a Python value of a flat Arrow type at record grain. Used by keys,
+values and hashing alike, so a value means the same everywhere. ``PlainValues`` tells which may be kept and shared as
+they are: they cannot be changed by whoever gets them.
+Invariant: a flat type accepts the values that ``from_python`` accepts for a column of it, and stores the same.
+Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
 
-Python values: ``int``, ``float``, ``str``, ``bytes``, ``bool``; ``datetime.date`` for date32;
+Python values that reads give: ``int``, ``float``, ``str``, ``bytes``, ``bool``; ``datetime.date`` for date32;
 ``decimal.Decimal`` for decimal128; for timestamps the raw **int** of the type's unit (time inside the
-framework is int64 microseconds), never a ``datetime``. Integers are accepted for floats if they convert
-exactly."""
+framework is int64 microseconds). Values of these types are encoded here; any other goes the way of a column."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.from_python import plain_value
 from asyncstate.codec.types import is_bytes_type, is_key_type, is_string_type
 from asyncstate.errors import CodecError
 
@@ -35,6 +36,10 @@ _ALWAYS: Final[Callable[[Any], Any]] = type
 _NEVER: Final[Callable[[Any], Any]] = ().__contains__
 
 CONVERSION_ERRORS = (TypeError, ValueError, OverflowError, ArithmeticError, struct.error)
+
+
+Other = Callable[[Any], Any]
+"""What makes a value of the type that reads give of one of another type; ValueError if it stands for none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,27 +79,32 @@ def wrong_arity(owner: str, values: tuple[Any, ...], names: Sequence[str]) -> Co
 
 def scalar_form(arrow_type: pa.DataType) -> ScalarForm:
     """The form of a flat type; the caller has checked that it is supported."""
+
+    def other(value: Any) -> Any:
+        """A value of another Python type as reads give it."""
+        return plain_value(value, arrow_type)
+
     if pa.types.is_boolean(arrow_type):
-        return ScalarForm(arrow_type, "?", bool, _to_bool, same)
+        return ScalarForm(arrow_type, "?", bool, _bool_check(other), same)
     if pa.types.is_timestamp(arrow_type):
-        return ScalarForm(arrow_type, "q", int, _int_check(64, "the raw int64 of its unit"), same)
+        return ScalarForm(arrow_type, "q", int, _int_check(64, other), same)
     if pa.types.is_date32(arrow_type):
-        return ScalarForm(arrow_type, "i", None, _to_days, _from_days)
+        return ScalarForm(arrow_type, "i", None, _date_check(other), _from_days)
     if pa.types.is_integer(arrow_type):
         bits = arrow_type.bit_width
-        return ScalarForm(arrow_type, _INT_CODES[bits], int, _int_check(bits, "an int"), same)
+        return ScalarForm(arrow_type, _INT_CODES[bits], int, _int_check(bits, other), same)
     if pa.types.is_float32(arrow_type):
-        return ScalarForm(arrow_type, "f", float, _to_float32, same)
+        return ScalarForm(arrow_type, "f", float, _float32_check(other), same)
     if pa.types.is_float64(arrow_type):
-        return ScalarForm(arrow_type, "d", float, _to_float, same)
+        return ScalarForm(arrow_type, "d", float, _float_check(other), same)
     if pa.types.is_decimal128(arrow_type):
         scale = arrow_type.scale
-        unscaled = _decimal_check(arrow_type.precision, scale)
+        unscaled = _decimal_check(arrow_type.precision, scale, other)
         return ScalarForm(arrow_type, "16s", None, unscaled, lambda value: _EXACT.scaleb(value, -scale))
     if is_string_type(arrow_type):
-        return ScalarForm(arrow_type, None, None, _to_utf8, _from_utf8)
+        return ScalarForm(arrow_type, None, None, _text_check(other), _from_utf8)
     assert is_bytes_type(arrow_type), arrow_type
-    return ScalarForm(arrow_type, None, bytes, _to_bytes, bytes)
+    return ScalarForm(arrow_type, None, bytes, _bytes_check(other), bytes)
 
 
 def same(value: Any) -> Any:
@@ -102,20 +112,21 @@ def same(value: Any) -> Any:
     return value
 
 
-def _to_bool(value: Any) -> bool:
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    raise TypeError("a bool is expected")
+def _bool_check(other: Other) -> Callable[[Any], bool]:
+    def to_bool(value: Any) -> bool:
+        return bool(value) if isinstance(value, (bool, np.bool_)) else to_bool(other(value))
+
+    return to_bool
 
 
-def _int_check(bits: int, expected: str) -> Callable[[Any], int]:
+def _int_check(bits: int, other: Other) -> Callable[[Any], int]:
     low, high = -(1 << bits - 1), (1 << bits - 1) - 1
 
     def to_int(value: Any) -> int:
         if type(value) is int:
             number = value
         elif isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-            raise TypeError(f"{expected} is expected")
+            number = other(value)
         else:
             number = operator.index(value)
         if not low <= number <= high:
@@ -125,37 +136,52 @@ def _int_check(bits: int, expected: str) -> Callable[[Any], int]:
     return to_int
 
 
-def _to_float(value: Any) -> float:
-    if type(value) is float:
-        return value
-    if isinstance(value, (float, np.floating)):
-        return float(value)
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and float(value) == value:
-        return float(value)
-    raise TypeError("a float is expected")
+def _float_check(other: Other) -> Callable[[Any], float]:
+    def to_float(value: Any) -> float:
+        if type(value) is float:
+            return value
+        if isinstance(value, (float, np.float64, np.float32, np.float16)):
+            return float(value)
+        if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+            whole = operator.index(value)
+            if float(whole) == whole:
+                return float(whole)
+        return to_float(other(value))
+
+    return to_float
 
 
-def _to_float32(value: Any) -> float:
-    # Rounded here so that record grain stores the same bits as a float32 column.
-    rounded: float = struct.unpack("<f", struct.pack("<f", _to_float(value)))[0]
-    return rounded
+def _float32_check(other: Other) -> Callable[[Any], float]:
+    to_float = _float_check(other)
+
+    def to_float32(value: Any) -> float:
+        # Rounded here so that record grain stores the same bits as a float32 column.
+        rounded: float = struct.unpack("<f", struct.pack("<f", to_float(value)))[0]
+        return rounded
+
+    return to_float32
 
 
-def _to_days(value: Any) -> int:
-    if not isinstance(value, datetime.date) or isinstance(value, datetime.datetime):
-        raise TypeError("a datetime.date is expected")
-    return value.toordinal() - _EPOCH_ORDINAL
+def _date_check(other: Other) -> Callable[[Any], int]:
+    def to_days(value: Any) -> int:
+        if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+            return value.toordinal() - _EPOCH_ORDINAL
+        return to_days(other(value))
+
+    return to_days
 
 
 def _from_days(days: int) -> datetime.date:
     return datetime.date.fromordinal(days + _EPOCH_ORDINAL)
 
 
-def _decimal_check(precision: int, scale: int) -> Callable[[Any], int]:
+def _decimal_check(precision: int, scale: int, other: Other) -> Callable[[Any], int]:
     limit = 10**precision
 
     def to_unscaled(value: Any) -> int:
-        if not isinstance(value, decimal.Decimal) or not value.is_finite():
+        if not isinstance(value, decimal.Decimal):
+            value = other(value)
+        if not value.is_finite():
             raise TypeError("a finite decimal.Decimal is expected")
         scaled = _EXACT.scaleb(value, scale)
         # The exponent is bounded before int() would spell out all its digits.
@@ -167,20 +193,22 @@ def _decimal_check(precision: int, scale: int) -> Callable[[Any], int]:
     return to_unscaled
 
 
-def _to_utf8(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError("a str is expected")
-    return value.encode()
+def _text_check(other: Other) -> Callable[[Any], bytes]:
+    def to_utf8(value: Any) -> bytes:
+        return value.encode() if isinstance(value, str) else to_utf8(other(value))
+
+    return to_utf8
 
 
 def _from_utf8(raw: bytes) -> str:
     return str(raw, "utf-8")
 
 
-def _to_bytes(value: Any) -> bytes:
-    if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise TypeError("bytes are expected")
-    return bytes(value)
+def _bytes_check(other: Other) -> Callable[[Any], bytes]:
+    def to_bytes(value: Any) -> bytes:
+        return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else to_bytes(other(value))
+
+    return to_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from asyncstate.changelog import Changelog, Key
 from asyncstate.dataflow import NodeFigures, Transform, Union
-from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.runtime import After, CommitRecord, Fingerprint, TaskSpec
 
@@ -153,11 +152,9 @@ class Executor(Protocol[R]):
     def shipped_copy(self, uid: str, operator: Operator) -> Operator:
         """A copy of the operator. Raises JobError for what cannot be sent to tasks."""
 
-    def runs_locally(self, rows: R, spec: InputSpec, phase: LocalPhase) -> bool:
-        """Whether rows of a key may be aggregated before they are exchanged."""
-
-    def can_limit(self, rows: R, limit: LocalLimit) -> bool:
-        """Whether rows that no ranking needs may be left out before the exchange."""
+    @property
+    def has_exchanges(self) -> bool:
+        """Whether rows are exchanged, so that leaving out those that no ranking needs spares something."""
 
     def stateless(self, spec: TaskSpec, output: pa.Schema, rows: R) -> R:
         """The output of a stateless operator, which runs when its rows are read."""

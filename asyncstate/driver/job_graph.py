@@ -33,7 +33,7 @@ from asyncstate.driver.operator_call import Before, Behind, InTask
 from asyncstate.driver.source_times import Watch, metric_name, watches_of
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.growth import StateGrowth
-from asyncstate.operator import OutputSpec, unknown_output
+from asyncstate.operator import InputSpec, OutputSpec, unknown_output
 
 
 class JobGraph(Generic[R]):
@@ -245,7 +245,7 @@ class JobGraph(Generic[R]):
             _check_source(node, columns)
             self.changes[node] = source_changes(node, columns, has_kinds(columns))
             if node.watermark is not None:
-                executor.input_spec(shape, (), node.times.event_time, f"source '{node.name}'", False)
+                InputSpec(executor.schema(shape), (), node.times.event_time, name=f"source '{node.name}'")
             if node.name in self._initial:
                 first = executor.check_static(node.name, self._initial[node.name])
                 executor.before(f"source '{node.name}'", first, shape)

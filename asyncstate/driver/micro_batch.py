@@ -467,10 +467,10 @@ class MicroBatch(Generic[R]):
         """With what Spark does to the inputs' rows before they are exchanged."""
         ready, config = checked.ready, checked.config
         phase = chosen_local_phase(operator, ready, config, checked.stored, self.batch_id)
-        if phase is not None and self._frame.executor.runs_locally(inputs[0], ready[0], phase):
+        if phase is not None:
             ready = (replace(ready[0], local=phase),)
         limit = chosen_local_limit(operator, ready, config)
-        if limit is not None and self._frame.executor.can_limit(inputs[0], limit):
+        if limit is not None and self._frame.executor.has_exchanges:
             ready = (replace(ready[0], limit=limit),)
         return checked._replace(ready=ready)
 
@@ -527,11 +527,11 @@ class MicroBatch(Generic[R]):
         if not checked.config.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
             return None
         phase = local_phase_of_task(call.operator, checked.ready, checked.config)
-        if phase is not None and self._frame.executor.runs_locally(rows, spec, phase):
+        if phase is not None:
             local = replace(spec, local=phase)
             return Combined(local, checked.config.max_parallelism), local.row_schema, Before(rows, phase)
         limit = local_limit_of_task(call.operator, checked.ready, checked.config)
-        if limit is not None and self._frame.executor.can_limit(rows, limit):
+        if limit is not None and self._frame.executor.has_exchanges:
             return Best(spec.key, limit), self.schema(rows), Before(rows, None)
         return None
 

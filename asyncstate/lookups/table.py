@@ -2,7 +2,7 @@
 
 Owns: ``TableLookup``.
 Invariant: the table is indexed once an ``open`` and never changed.
-Must not import anything of ``asyncstate`` but ``errors`` and ``lookups.base``.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``lookups.base``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from asyncstate.codec.from_python import UnfitValueError, arrow_column
 from asyncstate.errors import SchemaError
 from asyncstate.lookups.base import Key, Lookup, Rows, rows_by_key
 
@@ -95,16 +96,25 @@ def _family(kind: pa.DataType) -> object:
     return pa.date32() if pa.types.is_date64(kind) else kind
 
 
+def _inferred(name: str, values: list[Any]) -> pa.Array:
+    """A column of values of one type, kept as they are: Arrow by itself makes dates of dates and datetimes."""
+    try:
+        return arrow_column(values, pa.infer_type(values))
+    except UnfitValueError as error:
+        found = f"row {error.row} has, in column '{name}', {error}"
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        found = f"column '{name}': {error}"
+    raise SchemaError(
+        f"TableLookup: the rows are no table: {found}; give every column values of one type, or an Arrow table"
+    )
+
+
 def _arrow(table: Any) -> pa.Table:
     if isinstance(table, pa.Table):
         return table
     if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
-        try:
-            return pa.Table.from_pylist(table)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SchemaError(
-                f"TableLookup: the rows are no table: {error}; give every column values of one type, or an Arrow table"
-            ) from error
+        names = list(dict.fromkeys(name for row in table for name in row))
+        return pa.table({name: _inferred(name, [row.get(name) for row in table]) for name in names})
     if hasattr(table, "columns") and hasattr(table, "iloc"):
         return pa.Table.from_pandas(table, preserve_index=False)
     raise SchemaError(

@@ -75,17 +75,9 @@ def input_spec(
             "while spark.sql.caseSensitive is false; rename all but one"
         )
     for field in columns:
-        if (
-            field.name in key
-            and isinstance(field.dataType, StringType)
-            and not field.dataType.isUTF8BinaryCollation()
-        ):
-            raise SchemaError(
-                f"{name}: key column '{field.name}' has the collation {field.dataType.collation}, under which Spark "
-                "takes different texts as equal, but keys of state are equal if their bytes are; give a column that is "
-                f"the same for them as the key, such as lower({field.name}) COLLATE UTF8_BINARY, or cast it to STRING "
-                "COLLATE UTF8_BINARY to tell them apart"
-            )
+        collation = _collation(field.dataType)
+        if collation is not None and field.name != ROW_KIND_COLUMN:
+            raise _collated(name, field.name, collation, field.name in key)
     kinds = [field for field in columns if field.name == ROW_KIND_COLUMN]
     if kinds and not isinstance(kinds[0].dataType, StringType):
         raise SchemaError(
@@ -94,6 +86,34 @@ def input_spec(
         )
     changes = known_changes(df, name)
     return InputSpec(_arrow_schema(columns, name), key, event_time, changes, name, broadcast)
+
+
+def _collation(kind: DataType) -> str | None:
+    """The first collation but UTF8_BINARY in ``kind``, at any depth."""
+    if isinstance(kind, StringType):
+        return None if kind.isUTF8BinaryCollation() else str(kind.collation)
+    parts = [field.dataType for field in kind] if isinstance(kind, StructType) else []
+    if isinstance(kind, ArrayType):
+        parts = [kind.elementType]
+    if isinstance(kind, MapType):
+        parts = [kind.keyType, kind.valueType]
+    return next(filter(None, map(_collation, parts)), None)
+
+
+def _collated(name: str, column: str, collation: str, is_key: bool) -> SchemaError:
+    if is_key:
+        return SchemaError(
+            f"{name}: key column '{column}' has the collation {collation}, under which Spark takes different texts as "
+            "equal, but keys of state are equal if their bytes are; give a column that is the same for them as the "
+            f"key, such as lower({column}) COLLATE UTF8_BINARY, or cast it to STRING COLLATE UTF8_BINARY to tell them "
+            "apart"
+        )
+    return SchemaError(
+        f"{name}: column '{column}' has the collation {collation}, which an operator cannot keep: it compares texts by "
+        "their bytes, in min_ and max_, DISTINCT, orders and conditions, and what it puts out has no collation. Cast "
+        "the column to STRING COLLATE UTF8_BINARY, within arrays, maps and structs too, or give a column that compares "
+        f"so, such as lower({column}) COLLATE UTF8_BINARY"
+    )
 
 
 def arrow_schema_of(rows: DataFrame | StructType) -> pa.Schema:

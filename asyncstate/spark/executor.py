@@ -19,14 +19,12 @@ from pyspark.sql import functions as sf
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, Key
 from asyncstate.dataflow import NodeFigures, Transform, Union
 from asyncstate.driver.executor import Feed, Initial, Prepared
-from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
 from asyncstate.spark.facts import both, insertions, known_changes, with_changes
 from asyncstate.spark.failures import rows_explained, stage_explained
 from asyncstate.spark.inputs import before, initial_of, nothing, static
-from asyncstate.spark.local_phase import can_limit, runs_locally
 from asyncstate.spark.settings import ArrowBatches
 from asyncstate.spark.shipping import shipped_copy
 from asyncstate.spark.stages import JobTexts, PlannedStage, plan_stage, run_stages
@@ -125,13 +123,10 @@ class SparkExecutor:
         """See ``Executor``."""
         return shipped_copy(uid, operator)
 
-    def runs_locally(self, rows: DataFrame, spec: InputSpec, phase: LocalPhase) -> bool:
+    @property
+    def has_exchanges(self) -> bool:
         """See ``Executor``."""
-        return runs_locally(rows, spec, phase)
-
-    def can_limit(self, rows: DataFrame, limit: LocalLimit) -> bool:
-        """See ``Executor``."""
-        return can_limit(rows, limit)
+        return True
 
     def stateless(self, spec: TaskSpec, output: pa.Schema, rows: DataFrame) -> DataFrame:
         """See ``Executor``."""

@@ -1,8 +1,9 @@
 """The local phase of an operator as Catalyst runs it: rows of a key put together before the exchange by key group.
 
-Owns: ``runs_locally`` and ``put_together``, the SQL of ``LocalPhase``, and ``first_rows``, that of ``LocalLimit``.
+Owns: ``put_together``, the SQL of ``LocalPhase``, and ``first_rows``, that of ``LocalLimit``.
 Invariant: a row comes out for each key, slice and presence of an event time, with the columns of
-``InputSpec.row_schema``; whatever the session's ANSI mode and time zone, nothing overflows and no time shifts.
+``InputSpec.row_schema``; columns are compared as the state compares them, since ``input_spec`` refuses other collations
+than UTF8_BINARY; whatever the session's ANSI mode and time zone, nothing overflows and no time shifts.
 Must not import runtime or storage.
 
 Spark's own aggregation does it: rows are put together in each task, exchanged by Spark's hash of the key, and put
@@ -18,7 +19,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as sf
-from pyspark.sql.types import DataType, StringType, TimestampNTZType
+from pyspark.sql.types import TimestampNTZType
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, RowKind
 from asyncstate.errors import SchemaError
@@ -42,17 +43,6 @@ from asyncstate.spark.failures import marked
 
 _PART: Final = "__asyncstate_local_part"
 """Beside the key: the slice of a row, or whether it has an event time."""
-
-
-def runs_locally(df: DataFrame, spec: InputSpec, phase: LocalPhase) -> bool:
-    """True where Catalyst's equality and order of the columns are those of the state: not under other collations."""
-    columns = {*spec.key, *(column.column for column in phase.columns)}
-    columns |= set() if phase.values is None else {name for names in phase.values.sets for name in names}
-    return all(_binary(field.dataType) for field in df.schema if field.name in columns)
-
-
-def _binary(kind: DataType) -> bool:
-    return not isinstance(kind, StringType) or kind.isUTF8BinaryCollation()
 
 
 def put_together(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
@@ -87,11 +77,6 @@ def _by_values(df: DataFrame, keys: list[str], values: LocalValues) -> GroupedDa
         for index, columns in enumerate(values.sets)
     ]
     return df.groupingSets(sets, *map(sf.expr, [*keys, *names]))
-
-
-def can_limit(df: DataFrame, limit: LocalLimit) -> bool:
-    """True where Catalyst's order of the columns is that of the state: not under other collations."""
-    return all(_binary(df.schema[one.column].dataType) for one in limit.order)
 
 
 def first_rows(df: DataFrame, limit: LocalLimit) -> DataFrame:

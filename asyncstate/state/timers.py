@@ -353,7 +353,13 @@ class KeyedTimers:
         if name == "":
             raise StateAccessError(f"{self._label}: a name is empty; leave it out for an unnamed timer")
         where = _PLAIN if namespace is None else _NAMESPACED + encode_namespace(namespace)
-        return where if name is None else where + name.encode()
+        try:
+            return where if name is None else where + name.encode()
+        except UnicodeEncodeError:
+            raise StateAccessError(
+                f"{self._label}: the name {name!a} cannot be written as UTF-8, since it has a lone surrogate; "
+                "take another name"
+            ) from None
 
 
 class TimersBetweenRows:

@@ -99,4 +99,6 @@ def _rescaled_base(
     first, end = group_range(partition, parallelism, most)
     old = range(first * operator.parallelism // most, (end - 1) * operator.parallelism // most + 1)
     sources = [operator.partition(number) for number in old]
+    if not any(source.snapshot is not None or source.deltas for source in sources):
+        return PartitionBase(manifest.batch_id)  # a snapshot of nothing would look like state that is kept
     return PartitionBase(manifest.batch_id, sources=sources, groups=(first, end))

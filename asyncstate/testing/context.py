@@ -29,7 +29,7 @@ from asyncstate.runtime.context import TaskContext
 from asyncstate.runtime.rows import python_rows, rows_batch
 from asyncstate.state import KeyedTimers
 from asyncstate.storage import EmptyStore, WriteOverlay
-from asyncstate.testing.rows import record_batch
+from asyncstate.testing.rows import record_batch, rows_of
 
 _UID = "operator"
 _GROUPS = 128
@@ -69,9 +69,9 @@ class FakeContext:
 
     ``inputs`` and ``key`` as for ``OperatorHarness``. ``row`` makes a row and lets it be the one at hand; the methods
     of ``RecordContext`` are then those of its record. Futures are done at once, so an ``async def`` may be awaited in
-    any test. ``emitted`` has the rows put out, ``(row kind, *values)``, ``aside`` those of side outputs by name,
-    ``timers_set`` the timers that are registered, as (key, timer), and ``called`` the calls as (function, arguments,
-    keywords).
+    any test. ``emitted`` has the rows put out, ``(row kind, *values)`` with times as integers, ``aside`` those of
+    side outputs by name, ``timers_set`` the timers that are registered, as (key, timer), and ``called`` the calls as
+    (function, arguments, keywords).
     """
 
     def __init__(
@@ -169,10 +169,10 @@ class FakeContext:
         assert record.out is not None
         row_kind, row, key = record.out.pop()[:3]
         schema = self._output.schema if output is None else self._output.side_outputs[output]
-        # A job would refuse what does not fit.
         changes = self._output.changes_of(output)
-        rows_batch(_UID, schema, [(row_kind, row, key)], lambda _: tuple(record.key), changes)
-        (self.emitted if output is None else self.aside[output]).append((row_kind.text, *row))
+        made = rows_batch(_UID, schema, [(row_kind, row, key)], lambda _: tuple(record.key), changes)
+        into = self.emitted if output is None else self.aside[output]
+        into += rows_of([made])  # what a job gives downstream
 
     def call(
         self,

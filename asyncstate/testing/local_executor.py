@@ -24,7 +24,6 @@ from asyncstate.driver.chain import Link, RunPartition, run_chain
 from asyncstate.driver.executor import Feed, Initial, Prepared
 from asyncstate.driver.payload import payload_of
 from asyncstate.errors import JobError, SchemaError
-from asyncstate.local_phase import LocalLimit, LocalPhase
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
@@ -231,12 +230,9 @@ class LocalExecutor:
         """See ``Executor``."""
         return copies_of(operator)()
 
-    def runs_locally(self, rows: LocalRows, spec: InputSpec, phase: LocalPhase) -> bool:
+    @property
+    def has_exchanges(self) -> bool:
         """See ``Executor``."""
-        return True
-
-    def can_limit(self, rows: LocalRows, limit: LocalLimit) -> bool:
-        """See ``Executor``: it saves an exchange, of which there is none."""
         return False
 
     def stateless(self, spec: TaskSpec, output: pa.Schema, rows: LocalRows) -> LocalRows:

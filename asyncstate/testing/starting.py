@@ -17,6 +17,7 @@ from asyncstate.codec import type_from_text
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import InitialValues, InputBatch, check_columns, check_keeps, check_values
+from asyncstate.runtime.rows import python_values
 from asyncstate.state.versions import PICKLED
 from asyncstate.storage import StateSpec
 from asyncstate.testing.rows import kind_codes, record_batch
@@ -121,7 +122,10 @@ def _values(
         if not isinstance(rows, pa.RecordBatch):
             what = f"operator '{uid}', values of state '{state}'"
             declared = next(one for one in states if one.name == state)
-            rows = initial_rows(what, rows, _value_columns(keyed.key_schema, declared, rows), False)
+            given = rows
+            rows = initial_rows(what, given, _value_columns(keyed.key_schema, declared, given), False)
+            if declared.types["value"] == PICKLED:
+                _check_kept(what, list(map(_value_in, given)), python_values(rows.column("value"), "value"))
         check_values(uid, state, rows.schema, keyed.key_schema)
         yield writer, InputSpec(rows.schema, keyed.key), InputBatch(rows)
 
@@ -145,6 +149,16 @@ def _value_type(state: StateSpec, rows: Any) -> pa.DataType:
             ) from error
     kind = type_from_text(text)
     return pa.list_(kind) if state.kind == "list" else kind
+
+
+def _check_kept(what: str, given: Sequence[Any], kept: Sequence[Any]) -> None:
+    """Raise SchemaError for a value that Arrow, through which initial values come, makes another one."""
+    for number, (one, other) in enumerate(zip(given, kept, strict=True)):
+        if type(one) is not type(other) or (one != other and one == one):
+            raise SchemaError(
+                f"{what}: row {number} has the value {one!r}, which would be {other!r}: initial values of a pickled "
+                "state come through Arrow; push the rows that make the state instead"
+            )
 
 
 def _value_in(row: Any) -> Any:

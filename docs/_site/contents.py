@@ -1,7 +1,7 @@
 """The order of the pages, and what a page needs on the site that it does not need on a git host.
 
 Owns: the side bar. Invariant: pages are plain Markdown; a new page needs no entry here: one that no section names is in
-the last section of its folder. README.md and CHANGELOG.md of the project are pages of the site, too.
+the last section of its folder. The project's CHANGELOG.md is a page of the site, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 SECTIONS = (
-    ("Begin", ("start", "from-flink")),
+    ("Begin", ("install", "start", "from-flink", "glossary")),
     (
         "Tasks",
         (
@@ -47,6 +47,7 @@ SECTIONS = (
     (
         "In production",
         (
+            "async-state",
             "configuration",
             "checkpoints",
             "exactly-once",
@@ -54,10 +55,13 @@ SECTIONS = (
             "inspecting",
             "metrics",
             "state-cache",
+            "benchmarks",
             "performance",
+            "limits",
         ),
     ),
-    ("Look up", ("api/index", "errors", "*", "architecture", "decisions/README", "changelog")),
+    ("Look up", ("api/index", "errors", "*", "versions", "changelog")),
+    ("Inside", ("architecture", "decisions/README")),
 )
 """Captions of the side bar and the pages below each, by name or pattern; a name wins over a pattern."""
 
@@ -68,7 +72,7 @@ BELOW = {
 }
 """Pages that have a side bar of their own below them."""
 
-WHOLE = {"start": "README.md", "changelog": "CHANGELOG.md"}
+WHOLE = {"changelog": "CHANGELOG.md"}
 """Pages whose text is a file of the project's root, below a title of their own."""
 
 ONLY_HERE = ("API reference (`make docs-site` makes it)", "[API reference](api/index.rst)")

@@ -163,6 +163,9 @@ def test_what_does_not_fit_says_why(value: Any, kind: pa.DataType, text: str) ->
         (np.array([3.0, 4.0]), LONG, [3, 4]),
         (pd.Series([1.5, None]), pa.float64(), [1.5, None]),
         (pd.Series(["a", None]), pa.string(), ["a", None]),
+        (pd.Series(["a", "b"], dtype="category"), pa.string(), ["a", "b"]),
+        (pa.array([[1, None]], pa.list_(pa.int8())), pa.list_(LONG), [[1, None]]),
+        (pa.array([Decimal("1.50")]), pa.decimal128(10, 1), [Decimal("1.5")]),
         ((number for number in (1, 2)), pa.int16(), [1, 2]),
     ],
 )
@@ -183,6 +186,12 @@ def test_what_fits_in_another_form_is_taken(values: Any, kind: pa.DataType, expe
         (pa.array([3.7]), LONG),
         (pa.array([2]), pa.bool_()),
         (pa.array([dt.datetime(2020, 1, 1, 12)]), pa.date32()),
+        (pa.array(["3"]), LONG),
+        (pa.array([3]), pa.string()),
+        (pa.array([1.5]), pa.decimal128(10, 2)),
+        (pa.array([[3.5]]), pa.list_(pa.string())),
+        (pa.array([{"a": 1}]), PAIR),
+        (pa.array([dt.datetime(2020, 1, 1, 12)]), pa.time64("us")),
     ],
 )
 def test_arrays_are_not_cut_either(values: Any, kind: pa.DataType) -> None:

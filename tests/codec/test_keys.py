@@ -149,7 +149,7 @@ def test_bytes_behind_the_key_are_refused_unless_asked_for() -> None:
         (pa.int64(), True),
         (pa.int64(), 2**63),
         (pa.int8(), -129),
-        (pa.int32(), 1.0),
+        (pa.int32(), 1.5),
         (pa.string(), b"raw"),
         (pa.string(), "\ud800"),
         (pa.binary(), "text"),
@@ -157,8 +157,8 @@ def test_bytes_behind_the_key_are_refused_unless_asked_for() -> None:
         (pa.float64(), 2**53 + 1),
         (pa.float32(), 1e300),
         (pa.bool_(), 1),
-        (pa.date32(), datetime.datetime(2020, 1, 1)),
-        (pa.timestamp("us"), datetime.datetime(2020, 1, 1)),
+        (pa.date32(), datetime.datetime(2020, 1, 1, 12)),
+        (pa.timestamp("s"), datetime.datetime(2020, 1, 1, microsecond=1)),
         (pa.decimal128(5, 2), decimal.Decimal("0.001")),
         (pa.decimal128(5, 2), decimal.Decimal("1000")),
         (pa.decimal128(5, 2), decimal.Decimal("1e999999")),
@@ -177,6 +177,14 @@ def test_values_that_do_not_fit_are_refused_with_column_type_and_value(
     for encode in (single.encode_one, single.group_prefix_one):
         with pytest.raises(CodecError, match="'k0'.*convert the value"):
             encode((value,))
+
+
+def test_other_ways_to_write_a_value_are_the_same_key() -> None:
+    codec = codec_of([pa.int64(), pa.date32(), pa.timestamp("s"), pa.decimal128(5, 2)])
+    plain = (3, datetime.date(1970, 1, 6), 60, decimal.Decimal("2.00"))
+    other = (3.0, 5, datetime.datetime(1970, 1, 1, 0, 1), 2)
+    for encode in (codec.encode_one, codec.group_prefix_one):
+        assert encode(other) == encode(plain)
 
 
 def test_numpy_scalars_are_taken_as_numbers() -> None:

@@ -153,12 +153,12 @@ def test_the_readme_and_the_guide_have_examples() -> None:
     } <= found
     tasks = {page.name for page in PAGES if page.parent.name == "tasks"}
     assert tasks - {"README.md"} <= found
-    assert [example.page.name for example in _all(spark=True)] == ["README.md", "batch.md"]
+    assert [example.page.name for example in _all(spark=True)] == ["README.md", "batch.md", "start.md"]
 
 
-def test_the_readme_names_the_queries_that_can_be_run() -> None:
+def test_the_page_of_benchmarks_names_the_queries_that_can_be_run() -> None:
     from bench.nexmark.queries import PLANS
 
-    named = re.search(r"Queries: ([^.]+)\.", (ROOT / "README.md").read_text("utf-8"))
+    named = re.search(r"Queries: ([^.]+)\.", (ROOT / "docs" / "benchmarks.md").read_text("utf-8"))
     assert named is not None
     assert re.findall(r"q\d+", named[1]) == list(PLANS)

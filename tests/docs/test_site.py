@@ -60,7 +60,7 @@ def test_links_are_those_of_the_place_where_a_page_is_shown(monkeypatch: pytest.
     start = contents.on_site("start", (DOCS / "start.md").read_text("utf-8"), _names(), DOCS)
     assert start.startswith("# Getting started\n")
     assert "](dataflow.md)" in start
-    assert "](changelog.md)" in start
+    assert "](install.md)" in start
     assert "](docs/" not in start
     text = "[here](../state.md#views) and [a folder](../../bench)\n```python\n[x](../y)\n```\n[state.md](../state.md)"
     shown = contents.on_site("operators/join", text, _names(), DOCS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import sqlite3
 import threading
@@ -162,3 +163,13 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_postgres(async_enabled: bool, batch: int, postgres: str) -> None:
     query = "select id, name from items where id = any($1) order by name"
     assert joined(PostgresLookup(postgres, query), async_enabled, batch) == WANTED
+
+
+def test_rows_of_a_table_are_kept_as_they_are_given() -> None:
+    rows = [{"id": 1}, {"id": 2, "name": "b"}]
+    assert TableLookup(rows, ["id"], ["name"]).lookup([(1,), (2,)]) == [[(None,)], [("b",)]]
+    times = [{"id": 1, "at": dt.date(2020, 1, 1)}, {"id": 2, "at": dt.datetime(2020, 1, 1, 12)}]
+    with pytest.raises(
+        SchemaError, match=r"row 1 has, in column 'at', datetime\.datetime\(2020, 1, 1, 12, 0\)"
+    ):
+        TableLookup(times, ["id"], ["at"])

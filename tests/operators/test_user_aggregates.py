@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -638,6 +639,81 @@ def test_what_does_not_fit_is_an_error(open_harness: Any, function: Any, text: s
     harness = open_harness([function("v")], changelog=False)
     harness.push([("a", 1, 1, True)])
     with pytest.raises((AsyncStateError, ZeroDivisionError), match=text):
+        harness.end_batch()
+
+
+class Narrow(AggregateFunction):
+    """A sum of tenths in 32 bits: as a field, or in a view."""
+
+    def __init__(self, in_view: bool) -> None:
+        self.in_view = in_view
+
+    def create_accumulator(self) -> Any:
+        return MutableRow(total=MapView() if self.in_view else 0.0)
+
+    def accumulate(self, accumulator: Any, *args: Any) -> None:
+        if self.in_view:
+            accumulator["total"]["a"] = (accumulator["total"].get("a") or 0.0) + args[0] / 10
+        else:
+            accumulator["total"] += args[0] / 10
+
+    def get_value(self, accumulator: Any) -> Any:
+        return accumulator["total"]["a"] if self.in_view else accumulator["total"]
+
+
+@pytest.mark.parametrize("in_view", [False, True])
+def test_what_32_bits_round_is_taken_back_as_it_was_emitted(open_harness: Any, in_view: bool) -> None:
+    narrow = pa.float32()
+    field = map_view("total", pa.string(), narrow) if in_view else pa.field("total", narrow)
+    made = udaf(Narrow(in_view), result_type="double", accumulator_type=pa.schema([field]))
+    harness = open_harness([made("v")], changelog=False)
+    harness.push([("a", 1, 0, True)])
+    ((_, _, first),) = harness.end_batch()
+    harness.push([("a", 2, 0, True)])
+    taken_back, added = harness.end_batch()
+    assert taken_back == ("-U", "a", first)
+    assert first == float(np.float32(0.1))
+    assert added[2] == float(np.float32(first + 0.2))
+
+
+class Days(AggregateFunction):
+    """How many keys a view has to which the day, and midnight of the day, are added."""
+
+    def create_accumulator(self) -> Any:
+        return MutableRow(days=MapView())
+
+    def accumulate(self, accumulator: Any, *args: Any) -> None:
+        days = accumulator["days"]
+        days.put(dt.date(2020, 1, 1), 1)
+        days.put(dt.datetime(2020, 1, 1), (days.get(dt.datetime(2020, 1, 1)) or 0) + 1)
+
+    def get_value(self, accumulator: Any) -> Any:
+        return [(str(day), count) for day, count in accumulator["days"].entries()]
+
+
+def test_a_user_key_is_the_same_however_it_is_written(open_harness: Any) -> None:
+    days = pa.schema([map_view("days", pa.date32(), LONG)])
+    made = udaf(Days(), result_type=pa.map_(pa.string(), LONG), accumulator_type=days)
+    harness = open_harness([made("v")], changelog=False)
+    harness.push([("a", 1, 0, True)])
+    assert harness.end_batch() == [("+I", "a", [("2020-01-01", 2)])]
+    harness.push([("a", 1, 0, True)])
+    assert harness.end_batch() == []  # the stored entry is the same
+
+
+class TextMean(NumpyMean):
+    @staticmethod
+    def mean(sums: Any, counts: Any) -> pa.Array:
+        return NumpyMean.mean(sums, counts).cast(pa.string())
+
+
+def test_columns_of_a_bundled_function_have_to_be_of_its_types(open_harness: Any) -> None:
+    harness = open_harness([udaf(TextMean())("v")], changelog=False)
+    harness.push([("a", 1, 1, True)])
+    with pytest.raises(
+        OperatorError,
+        match=r"key \('a',\): bundled_accumulate_retract returned, among the .* values, .*type double",
+    ):
         harness.end_batch()
 
 

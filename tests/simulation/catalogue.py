@@ -175,8 +175,9 @@ class Where(Kind):
 
 
 class Lookup(Kind):
-    """A static table; keys that it lacks are padded."""
+    """A static table; keys that it lacks are padded. Of rows that are only inserted it keeps nothing."""
 
+    has_state = False
     NAMES: Final = {0: 100, 1: 101, 2: 102}
 
     def takes(self, inputs: Sequence[Edge]) -> bool:

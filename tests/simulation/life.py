@@ -145,6 +145,8 @@ class _Life:
         self._expected = Expected(story.program)
         self._process: Process | None = None
         self._drops_unclaimed = False
+        self._was_taken_over = False
+        """Another driver started after this one had committed its last micro-batch: the next one says so."""
         self._batch_id = 0
         self._acts = story.acts
 
@@ -216,6 +218,9 @@ class _Life:
             except Crash:
                 self._end(died=True)
             except ConcurrentJobError:
+                if self._was_taken_over:
+                    self._end(died=False)
+                    continue
                 if self._intruder is None:
                     raise Finding("the job says that another driver has taken over, but none has") from None
             except Exception as error:
@@ -232,8 +237,10 @@ class _Life:
         else:
             raise Finding(f"micro-batch {self._batch_id} did not come through in {_ATTEMPTS_MAX} attempts")
         if self._intruder is not None and self._process is not self._intruder:
-            # The first driver has taken the job over from the other one, after that had done it all.
+            # The first driver has taken the job over from the other one, after that had done it all; or it had
+            # committed before the other one came.
             self._intruder.close()
+            self._was_taken_over = True
         steps.plan(0, None)
         assert self._process is not None
         is_first = self._process.batches == 1
@@ -261,6 +268,7 @@ class _Life:
 
     def _end(self, died: bool) -> None:
         process, self._process = self._process, None
+        self._was_taken_over = False
         if died:
             self._world.steps.plan(0, None)
         if process is not None:

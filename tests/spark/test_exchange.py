@@ -319,13 +319,18 @@ def test_the_column_of_kinds_in_other_letters_is_refused(spark: SparkSession) ->
 
 
 @pytest.mark.parametrize("collation", ["UTF8_LCASE", "UNICODE_CI", "UTF8_BINARY_RTRIM"])
-def test_a_key_of_another_collation_is_refused(spark: SparkSession, collation: str) -> None:
-    """Spark takes 'a' and 'A' as equal there; keys of state are told apart by their bytes."""
-    df = spark.range(1).selectExpr(f"'a' collate {collation} as k", "'b' collate UTF8_LCASE as other", "id")
+def test_columns_of_another_collation_are_refused(spark: SparkSession, collation: str) -> None:
+    """Spark takes 'a' and 'A' as equal there; operators tell them apart by their bytes, in keys and everywhere else."""
+    df = spark.range(1).selectExpr(f"'a' collate {collation} as k", "id")
     with pytest.raises(
         SchemaError, match=f"input 0: key column 'k' has the collation {collation}.*lower\\(k\\)"
     ):
         input_spec(df, ("k",), None, "input 0")
-    assert input_spec(df, ("id",), None, "input 0").key == ("id",)
+    for more in ("k", "array(k) as k", "map(id, k) as k", "struct(id, array(k) as x) as k"):
+        with pytest.raises(
+            SchemaError,
+            match=f"input 0: column 'k' has the collation {collation}.*min_ and max_, DISTINCT, orders",
+        ):
+            input_spec(df.selectExpr("id", more), ("id",), None, "input 0")
     plain = df.selectExpr("lower(k) collate UTF8_BINARY as k")
     assert input_spec(plain, ("k",), None, "input 0").key == ("k",)

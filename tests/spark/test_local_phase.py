@@ -23,7 +23,7 @@ from asyncstate.runtime import local_choice
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.columns import quoted
 from asyncstate.spark.exchange import input_spec
-from asyncstate.spark.local_phase import put_together, runs_locally
+from asyncstate.spark.local_phase import put_together
 from operators import (
     GroupAggregate,
     Rank,
@@ -413,24 +413,6 @@ def test_a_kind_that_is_none_is_refused(spark: SparkSession, make_job: MakeJob, 
         run = Run(job_at(make_job, tmp_path, True), GroupAggregate([count()]), key="k")
         with pytest.raises(SchemaError, match="row_kind.*no changelog has; write one of"):
             run(rows(spark, 0, 3).selectExpr("k", f"{value} as row_kind"), 0)
-
-
-def test_columns_of_other_collations_are_not_put_together_by_spark(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path
-) -> None:
-    """Spark would put 'a' and 'A' together, which are two keys."""
-    df = spark.sql("select * from values ('a'), ('A'), ('a') as t(k)").selectExpr("k collate UTF8_LCASE as k")
-    operator = GroupAggregate([count().alias("c")])
-    given = spec_of(df.selectExpr("k collate UTF8_BINARY as k"), operator, ("k",))
-    assert given.local is not None
-    assert not runs_locally(df, given, given.local)
-    assert runs_locally(df.selectExpr("k collate UTF8_BINARY as k"), given, given.local)
-    assert not runs_locally(df, *_over(df, GroupAggregate([max_("k").alias("m")])))
-
-
-def _over(df: DataFrame, operator: Operator) -> tuple[InputSpec, Any]:
-    given = spec_of(df, operator, ())
-    return given, given.local
 
 
 def test_auto_goes_by_the_micro_batch_before(

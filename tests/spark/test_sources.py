@@ -338,6 +338,92 @@ def test_an_infinity_that_is_no_pair_of_dates_is_refused(spark: SparkSession, in
         debezium_json(events(spark), ITEMS, infinity=infinity)
 
 
+ZEROS = "d date not null, ms timestamp, tz timestamp"
+EPOCH = {"d": 0, "ms": 0, "tz": "1970-01-01T00:00:00Z"}
+
+
+def zero_events(spark: SparkSession, **source: Any) -> DataFrame:
+    """What Debezium makes of 0000-00-00 in columns that are not null, a column an event; and a day that is one."""
+    day = {"d": 19000, "ms": 86_400_000, "tz": "2020-01-01T00:00:00Z"}
+    given = [change("c", None, {**day, name: value}, **source) for name, value in EPOCH.items()]
+    return events(spark, *given, change("c", None, day, **source))
+
+
+@pytest.mark.parametrize(
+    ("source", "connector"),
+    [({"connector": "mysql"}, None), ({"connector": "mariadb"}, None), ({"file": "b.1", "pos": 1}, "mysql")],
+)
+def test_a_day_that_may_be_a_zero_date_is_malformed_unless_it_is_said_what_it_is(
+    spark: SparkSession, source: dict[str, Any], connector: str | None
+) -> None:
+    log = zero_events(spark, **source)
+
+    def read(**options: Any) -> DataFrame:
+        return debezium_json(log, ZEROS, timestamps={"ms": "ms"}, connector=connector, **options)
+
+    found = reasons(read(malformed="only"))
+    assert [(n, reason.split(",")[0]) for n, reason in found] == [
+        (n, f"column '{name}' is 1970-01-01") for n, name in enumerate(EPOCH)
+    ]
+    assert all("0000-00-00; say what it stands for with zero_dates=" in reason for _, reason in found)
+
+    def values(**options: Any) -> list[tuple[Any, ...]]:
+        made = read(keep="n", **options).orderBy("n")
+        return [
+            tuple(row)
+            for row in made.selectExpr("unix_date(d)", "unix_millis(ms)", "unix_millis(tz)").collect()
+        ]
+
+    later = 1_577_836_800_000
+    assert values(zero_dates="1970-01-01") == [
+        (0, 86_400_000, later), (19000, 0, later), (19000, 86_400_000, 0), (19000, 86_400_000, later),
+    ]  # fmt: skip
+    assert values(zero_dates=dt.date(1970, 1, 11)) == [
+        (10, 86_400_000, later), (19000, 864_000_000, later), (19000, 86_400_000, 864_000_000),
+        (19000, 86_400_000, later),
+    ]  # fmt: skip
+    ((_, empty),) = reasons(read(malformed="only", zero_dates="null"))
+    assert empty == "column 'd' has no value"
+    assert values(malformed="drop", zero_dates="null")[:2] == [
+        (19000, None, later),
+        (19000, 86_400_000, None),
+    ]
+
+
+def test_the_day_1970_01_01_of_other_databases_is_a_value(spark: SparkSession) -> None:
+    log = zero_events(spark, connector="postgresql")
+    assert reasons(debezium_json(log, ZEROS, timestamps={"ms": "ms"}, malformed="only")) == []
+
+
+def test_a_zero_date_in_the_row_before_a_change_counts_where_it_is_used(spark: SparkSession) -> None:
+    log = events(spark, change("u", {"id": 1, "d": 0}, {"id": 1, "d": 5}, connector="mysql"))
+    assert len(reasons(debezium_json(log, "id int, d date", malformed="only"))) == 1
+    read = debezium_json(log, "id int, d date", upsert_key="id")
+    assert rows(read) == [(1, dt.date(1970, 1, 6), "+U")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind"), [("0000-00-00", "date"), ("2020-00-10", "date"), ("0000-00-00 00:00:00", "timestamp")]
+)
+def test_zero_dates_of_maxwell_and_canal_are_malformed(spark: SparkSession, raw: str, kind: str) -> None:
+    row = {"id": 1, "d": raw}
+    maxwell = maxwell_json(
+        events(spark, {"type": "insert", "data": row}), f"id int, d {kind}", malformed="only"
+    )
+    canal = canal_json(
+        events(spark, {"type": "INSERT", "data": [_texts(row)]}), f"id int, d {kind}", malformed="only"
+    )
+    for read in (maxwell, canal):
+        ((_, reason),) = reasons(read)
+        assert reason == f"column 'd': '{raw}' is no {kind} in the form that was declared"
+
+
+@pytest.mark.parametrize("zero_dates", ["0000-00-00", 0, dt.datetime(1970, 1, 1), "NULL"])
+def test_what_zero_dates_cannot_be_is_refused(spark: SparkSession, zero_dates: Any) -> None:
+    with pytest.raises(ConfigurationError, match="zero_dates=.* is no date; give what 0000-00-00 shall be"):
+        debezium_json(events(spark), ITEMS, zero_dates=zero_dates)
+
+
 def test_a_message_with_more_than_an_event_is_malformed(spark: SparkSession) -> None:
     formats = [
         (debezium_json, change("c", None, A)),

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from asyncstate.errors import CheckpointError
 from asyncstate.storage import Manifest, PartitionManifest, group_bounds, group_range, partition_base
 from asyncstate.storage.base import PartitionBase
-from asyncstate.storage.manifest import OperatorManifest
+from asyncstate.storage.manifest import DeltaRef, FileRef, OperatorManifest
 from tests.storage.minijob import MAX_PARALLELISM, MiniJob, applied, key
 
 
@@ -34,7 +34,8 @@ def test_group_bounds_cover_the_last_group() -> None:
 @given(most=st.integers(1, 40), data=st.data())
 def test_rescaled_base_takes_every_overlapping_partition(most: int, data: st.DataObject) -> None:
     old, new = data.draw(st.integers(1, most)), data.draw(st.integers(1, most))
-    operator = OperatorManifest("op", "Op", old, [PartitionManifest(p) for p in range(old)])
+    delta = DeltaRef(3, FileRef("delta", 1, "sum", 1), "lineage")
+    operator = OperatorManifest("op", "Op", old, [PartitionManifest(p, None, [delta]) for p in range(old)])
     manifest = Manifest("job", 3, 2, most, {"op": operator})
     for partition in range(new):
         base = partition_base(manifest, "op", partition, new)
@@ -44,6 +45,12 @@ def test_rescaled_base_takes_every_overlapping_partition(most: int, data: st.Dat
         else:
             assert base.groups == (groups.start, groups.stop)
             assert [s.partition for s in base.sources] == sorted({g * old // most for g in groups})
+
+
+def test_an_operator_that_has_kept_nothing_is_not_collected() -> None:
+    """A snapshot of its empty partitions would make it one with state, which a program cannot drop unasked."""
+    operator = OperatorManifest("op", "Op", 2, [PartitionManifest(0), PartitionManifest(1)])
+    assert partition_base(Manifest("job", 3, 2, 8, {"op": operator}), "op", 0, 1) == PartitionBase(3)
 
 
 @pytest.mark.parametrize("parallelism", [0, -1, MAX_PARALLELISM + 1])

@@ -53,7 +53,8 @@ class Event:
     ``UPDATE``, ``DELETE``) and ``silent`` which say nothing of rows. ``changes``: an array of structs ``before`` and
     ``after``, each a struct as ``typing.wire()`` or null. ``position``: columns that order the changes of a row, by
     name; ``is_change``: false for rows of a snapshot, which may be without position.
-    ``names``: another reading of the text, into ``NAMES``: which fields there are.
+    ``names``: another reading of the text, into ``NAMES``: which fields there are. ``doubt``: why a value of the event
+    may stand for two things, null if none does.
     """
 
     wire: StructType
@@ -65,6 +66,7 @@ class Event:
     position: Mapping[str, str] = field(default_factory=dict)
     is_change: str = "true"
     names: StructType | None = None
+    doubt: str = "cast(null as string)"
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _stated(event: Event, asked: Asked) -> list[str]:
         when {silent} then null
         when {op} is null then concat({quote}, {event.op}, {hint})
         when {event.is_change} and ({unplaced}) then 'the change has no position; is it from another connector?'
-        end"""
+        else {event.doubt} end"""
     return [
         f"if({TEXT} is null or {silent}, null, {op}) as {_OP}",
         f"{event.changes} as {_RAW}",

@@ -31,7 +31,7 @@ from asyncstate.spark.sources.events import (
     names_of,
 )
 from asyncstate.spark.sources.malformed import Malformed, text
-from asyncstate.spark.sources.special import Infinity, Special, infinity_of
+from asyncstate.spark.sources.special import Infinity, Special, ZeroDates, infinity_of, zero_dates_of
 from asyncstate.spark.sources.typed import Decimals, Typing, has_decimals
 
 _PLACES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -67,6 +67,7 @@ def debezium_json(
     decimals: Decimals | None = None,
     timestamps: str | Mapping[str, str] = "iso",
     infinity: Infinity | None = None,
+    zero_dates: ZeroDates | None = None,
     keep: str | Sequence[str] | None = None,
     skip: str | Sequence[str] | None = None,
     malformed: Malformed = "fail",
@@ -81,9 +82,11 @@ def debezium_json(
     string and double modes; needed if the schema has a decimal. ``timestamps``: the unit of those that are numbers,
     "ms", "us" or "ns", for all or by column; "iso": none is. ``infinity``: the dates that PostgreSQL's ``-infinity``
     and ``infinity`` become, such as ``("0001-01-01", "9999-12-31")``, with None for null; by default they are
-    malformed. ``keep``: columns of ``df`` to keep. ``skip``: operations to ignore, "t" (truncate) and "m" (message).
-    ``malformed``: "fail" ends the query with an example, "drop" leaves such rows out, "only" gives them alone, as they
-    came, with the reason in the column ``malformed``.
+    malformed. ``zero_dates``: what 1970-01-01 stands for in the events of MySQL and MariaDB, which Debezium also writes
+    for 0000-00-00 in a column that is not null: a date, which all such values become, or "null"; "1970-01-01" keeps
+    them. By default they are malformed. ``keep``: columns of ``df`` to keep. ``skip``: operations to ignore, "t"
+    (truncate) and "m" (message). ``malformed``: "fail" ends the query with an example, "drop" leaves such rows out,
+    "only" gives them alone, as they came, with the reason in the column ``malformed``.
 
     Rows: the schema's columns, the position's, the kept ones, ``row_kind``. A null value (a tombstone) is no row.
     Raises SchemaError and ConfigurationError before any row is read.
@@ -94,16 +97,20 @@ def debezium_json(
         columns,
         _decimals(source, columns, decimals),
         *_units(timestamps),
-        special=Special(infinity_of(source, infinity)),
+        special=Special(infinity_of(source, infinity), zero_dates_of(source, zero_dates)),
     )
     row = typing.wire()
-    place = _struct(**dict.fromkeys(_SOURCE, StringType()))
+    place = _struct(**dict.fromkeys((*_SOURCE, "connector"), StringType()))
     body = _struct(before=row, after=row, op=StringType(), source=place)
+    changes = f"array(named_struct('before', {_in_body('before')}, 'after', {_in_body('after')}))"
+    has_zeros = "true" if connector == "mysql" else f"{_in_body('source')}.connector in ('mysql', 'mariadb')"
+    doubt = typing.doubt(changes, names_of(upsert_key) or columns.names, columns.names)
     event = Event(
         wire=StructType([StructField("payload", body), *body]),
         op=_in_body("op"),
         ops={"c": INSERT, "r": INSERT, "u": UPDATE, "d": DELETE},
-        changes=f"array(named_struct('before', {_in_body('before')}, 'after', {_in_body('after')}))",
+        changes=changes,
+        doubt=f"if({has_zeros}, {doubt}, null)",
         typing=typing,
         position=_position(source, connector, _in_body("source"), ("postgresql", "mysql", "sqlserver")),
         is_change=f"({_in_body('op')} <> 'r')",

@@ -1,11 +1,12 @@
-"""What is in Debezium's events in place of a value: placeholders of values that the log does not have, and infinities.
+"""What is in Debezium's events in place of a value: placeholders of values that the log does not have, infinities, and
+1970-01-01 for MySQL's and MariaDB's 0000-00-00.
 
 Owns: ``Special``.
 Invariant: none of these passes for a value: it is malformed, or what the caller says that it is.
 Must not import runtime, storage or execution.
 
 Source: events of Debezium 3.6 for all types of PostgreSQL 15, with both replica identities, from snapshots and from
-changes, in JVMs of five time zones.
+changes, in JVMs of five time zones; the fallback values of its MySQL and MariaDB connectors.
 """
 
 from __future__ import annotations
@@ -62,16 +63,24 @@ _MICROS_MIN, _MICROS_MAX = (
     9_223_372_036_000_000_000,
 )  # beyond 4713 BC, and in the year 294247
 _DAY: Final = 86_400_000_000
+_EPOCH: Final = dt.date(1970, 1, 1)
 
 Infinity = tuple[dt.date | str | None, dt.date | str | None]
 """What ``-infinity`` and ``infinity`` become: dates, or null for None."""
 
 
+ZeroDates = dt.date | str
+"""What 1970-01-01 stands for: a date, as one or as text, or ``"null"``."""
+_NULL: Final = "null"
+
+
 @dataclass(frozen=True)
 class Special:
-    """``infinity``: what the infinities of dates and timestamps become; None: they are malformed."""
+    """``infinity``: what the infinities of dates and timestamps become; None: they are malformed. ``zero``: what
+    1970-01-01 becomes, a date or ``"null"``; None: ``doubt`` tells of it."""
 
     infinity: tuple[dt.date | None, dt.date | None] | None = None
+    zero: dt.date | str | None = None
 
     def value(self, kind: DataType, raw: str, value: str) -> str:
         """In SQL: ``value``, made of the text ``raw``, or what stands for it."""
@@ -80,6 +89,9 @@ class Special:
         if not isinstance(kind, DateType | TimestampType):
             return value
         sign = _sign(kind, raw, value)
+        if self.zero is not None and self.zero != _EPOCH:
+            zero = _literal(kind, None if isinstance(self.zero, str) else self.zero)
+            value = f"if({_is_epoch(kind, value)}, {zero}, {value})"
         if self.infinity is None:
             return f"if({sign} is null, {value}, null)"
         low, high = (_literal(kind, one) for one in self.infinity)
@@ -108,9 +120,36 @@ class Special:
     def passes(self, column: StructField, raw: str, value: str) -> str:
         """In SQL: whether the value may be null although ``raw`` is not."""
         kind = column.dataType
-        if self.infinity is None or not isinstance(kind, DateType | TimestampType):
+        if not isinstance(kind, DateType | TimestampType):
             return "false"
-        return f"coalesce({_sign(kind, raw, value)} <> 0, false)"
+        infinite = "false" if self.infinity is None else f"coalesce({_sign(kind, raw, value)} <> 0, false)"
+        return f"({infinite} or {_is_epoch(kind, value)})" if self.zero == _NULL else infinite
+
+    def doubt(self, column: StructField, value: str) -> str:
+        """In SQL: the case of a value of which nothing tells what it stands for; empty if there is none."""
+        kind, name = column.dataType, column.name
+        if self.zero is not None or not isinstance(kind, DateType | TimestampType):
+            return ""
+        either = text(
+            f"column '{name}' is 1970-01-01, which Debezium also writes for 0000-00-00; say what it stands for with "
+            "zero_dates='1970-01-01', another date, or 'null'"
+        )
+        return f"when {_is_epoch(kind, value)} then {either}"
+
+
+def zero_dates_of(source: str, given: object) -> dt.date | str | None:
+    """``zero_dates=`` as a date or "null"; ConfigurationError for what is neither."""
+    if given is None or given == _NULL or type(given) is dt.date:
+        return given
+    try:
+        if isinstance(given, str):
+            return dt.date.fromisoformat(given)
+    except ValueError:
+        pass
+    raise ConfigurationError(
+        f"{source}: zero_dates={given!r} is no date; give what 0000-00-00 shall be: a date such as '0001-01-01', "
+        "'null', or '1970-01-01', which keeps what the events have"
+    )
 
 
 def infinity_of(source: str, given: object) -> tuple[dt.date | None, dt.date | None] | None:
@@ -148,10 +187,15 @@ def _sign(kind: DataType, raw: str, value: str) -> str:
     return f"(case when {raw} = 'infinity' or {high} then 1 when {raw} = '-infinity' or {low} then -1{beyond} end)"
 
 
+def _is_epoch(kind: DataType, value: str) -> str:
+    number = "unix_date" if isinstance(kind, DateType) else "unix_micros"
+    return f"coalesce({number}({value}) = 0, false)"
+
+
 def _literal(kind: DataType, date: dt.date | None) -> str:
     if date is None:
         return f"cast(null as {kind.simpleString()})"
-    days = (date - dt.date(1970, 1, 1)).days
+    days = (date - _EPOCH).days
     return (
         f"date_from_unix_date({days})" if isinstance(kind, DateType) else f"timestamp_micros({days * _DAY}L)"
     )

@@ -98,6 +98,21 @@ class Typing:
         )
         return f"case when {raw} is null then null {found} end"
 
+    def doubt(self, changes: str, before: Collection[str], after: Collection[str]) -> str:
+        """In SQL: why a value in ``changes``, structs of the wire, may stand for two things; null if none does."""
+        if not self._doubts("c.after", self.columns.names):
+            return "cast(null as string)"
+        cases = f"{self._doubts('c.before', before)} {self._doubts('c.after', after)}"
+        return f"get(filter(transform({changes}, c -> case {cases} end), p -> p is not null), 0)"
+
+    def _doubts(self, row: str, names: Collection[str]) -> str:
+        cases = [
+            self.special.doubt(column, self._plain(column, f"{row}.{quoted(column.name)}"))
+            for column in self.columns
+            if self.special is not None and column.name in names
+        ]
+        return " ".join(filter(None, cases))
+
     def _value(self, column: StructField, row: str) -> str:
         raw = f"{row}.{quoted(column.name)}"
         value = self._plain(column, raw)

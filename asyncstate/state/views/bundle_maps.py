@@ -9,7 +9,8 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import python_values
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.state.columnar.column_maps import ColumnMapState, ColumnMapStateDescriptor
-from asyncstate.state.views.bundle_views import BundleViews
+from asyncstate.state.views.bundle_views import BundleViews, exact_type
 from asyncstate.state.views.in_memory import MemoryMap, user_key
 from asyncstate.state.views.views import MapView
 
@@ -44,6 +45,22 @@ class MapViews(BundleViews["_BundleMap"]):
 
     def _new(self, key: int) -> _BundleMap:
         return _BundleMap(self, key)
+
+    @cached_property
+    def key_type(self) -> type | None:
+        """The Python type of user keys that are the same key exactly if they are equal; None if there is none."""
+        exact = exact_type(self.type.key_type)
+        return None if exact is float else exact
+
+    @cached_property
+    def key_as_read(self) -> Callable[[int, Any], Any]:
+        """See ``reader``, of user keys."""
+        return self.reader(self.type.key_type)
+
+    @cached_property
+    def value_as_read(self) -> Callable[[int, Any], Any]:
+        """See ``reader``, of values."""
+        return self.reader(self.type.item_type)
 
     def begin(self, keys: KeyBatch) -> None:
         super().begin(keys)
@@ -137,12 +154,13 @@ class MapViews(BundleViews["_BundleMap"]):
 class _BundleMap(MemoryMap[Any, Any]):
     """The map of one key: what is known of it in memory, the rest in state."""
 
-    __slots__ = ("_absent", "_key", "_views", "_written", "cleared", "whole")
+    __slots__ = ("_absent", "_key", "_key_type", "_views", "_written", "cleared", "whole")
 
     def __init__(self, views: MapViews, key: int) -> None:
         super().__init__()
         self._views = views
         self._key = key
+        self._key_type = views.key_type
         self._absent: set[Any] = set()
         self._written: set[Any] = set()
         self.cleared = False
@@ -158,8 +176,14 @@ class _BundleMap(MemoryMap[Any, Any]):
             self._entries[key] = value
         self._views.grown(self)
 
+    def _user_key(self, key: Any) -> Any:
+        """``key`` as it is read."""
+        if type(key) is self._key_type:
+            return key
+        return user_key(self._views.key_as_read(self._key, key))
+
     def get(self, key: Any) -> Any:
-        key = user_key(key)
+        key = self._user_key(key)
         value = self._entries.get(key)
         if value is not None or self.whole or key in self._absent:
             self._views.kept.add()
@@ -172,9 +196,9 @@ class _BundleMap(MemoryMap[Any, Any]):
         return self.get(key) is not None
 
     def put(self, key: Any, value: Any) -> None:
-        key = user_key(key)
+        key = self._user_key(key)
         known = key in self._entries
-        super().put(key, value)
+        super().put(key, self._views.value_as_read(self._key, value))
         self._absent.discard(key)
         self._written.add(key)
         if not known:
@@ -187,7 +211,7 @@ class _BundleMap(MemoryMap[Any, Any]):
             self.put(key, value)
 
     def remove(self, key: Any) -> None:
-        key = user_key(key)
+        key = self._user_key(key)
         self._entries.pop(key, None)
         self._absent.add(key)
         self._written.add(key)

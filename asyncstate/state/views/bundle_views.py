@@ -2,7 +2,8 @@
 
 Owns: ``BundleViews``, ``ListViews`` and ``ValueViews``: one view for each key of a bundle, over one column state.
 Invariant: within a bundle a view shows what was asked of it, in that order, as one in memory does; at its end all is in
-the state. What is not asked for is not read, and what is read is read once, as long as it is kept.
+the state. What is not asked for is not read, and what is read is read once, as long as it is kept. What was written
+reads the same before the bundle ends and after: where bundles are cut changes no value.
 Must not import storage, execution or operators.
 
 Caches, for each view: entries that were read or written are kept until the bundle ends. What was written goes to the
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch
+from asyncstate.codec import KeyBatch, plain_values
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
@@ -181,6 +183,36 @@ class BundleViews(ABC, Generic[B]):
             how = f"was given {error}"
             raise self._misused(keys[error.row], how, "convert it before it is put there") from error
 
+    def reader(self, arrow_type: pa.DataType) -> Callable[[int, Any], Any]:
+        """``as_read(key, value)``: what later bundles read of ``value``, written to the view of the key with this
+        index. OperatorError for what does not fit."""
+        exact = exact_type(arrow_type)
+
+        def as_read(key: int, value: Any) -> Any:
+            if value is None or type(value) is exact or exact is object:
+                return value
+            return python_values(self.column([value], arrow_type, [key]))[0]
+
+        return as_read
+
+
+def exact_type(arrow_type: pa.DataType) -> type | None:
+    """The Python type whose values are read as they were written, ``object`` for all types, None for none: float32
+    rounds, and times may be given in several ways."""
+    plain = plain_values(arrow_type)
+    if plain is not None:
+        return None if pa.types.is_float32(arrow_type) else plain.type
+    parts = [arrow_type.field(at).type for at in range(arrow_type.num_fields)]
+    return None if any(map(_changes, parts)) else object
+
+
+def _changes(arrow_type: pa.DataType) -> bool:
+    """Whether a nested value with such a part may be read as another than it was written."""
+    if pa.types.is_nested(arrow_type):
+        return exact_type(arrow_type) is None
+    types = pa.types
+    return bool(types.is_float32(arrow_type) or types.is_timestamp(arrow_type) or types.is_date(arrow_type))
+
 
 # -- lists ----------------------------------------------------------------------------------------------
 
@@ -190,12 +222,16 @@ class ListViews(BundleViews["_BundleList"]):
 
     state: ListColumnState
 
+    @cached_property
+    def _as_read(self) -> Callable[[int, Any], Any]:
+        return self.reader(self.type.value_type)
+
     def _descriptor(self, name: str, time_first: bool) -> ListColumnStateDescriptor:
         schema = pa.schema([pa.field("element", self.type.value_type)])
         return ListColumnStateDescriptor(name, schema, time_first=time_first)
 
     def _new(self, key: int) -> _BundleList:
-        return _BundleList(lambda: self._stored(key))
+        return _BundleList(lambda: self._stored(key), partial(self._as_read, key))
 
     def _view(self, key: int, new: bool, given: Any) -> ListView[Any]:
         backing = self._backing(key)
@@ -232,11 +268,12 @@ class ListViews(BundleViews["_BundleList"]):
 class _BundleList(MemoryList[Any]):
     """The list of one key: what was added, and what was read before it."""
 
-    __slots__ = ("_load", "_read", "replaced")
+    __slots__ = ("_as_read", "_load", "_read", "replaced")
 
-    def __init__(self, load: Callable[[], list[Any]]) -> None:
+    def __init__(self, load: Callable[[], list[Any]], as_read: Callable[[Any], Any]) -> None:
         super().__init__()
         self._load = load
+        self._as_read = as_read
         self._read: list[Any] | None = None
         self.replaced = False
         """Whether what is stored is to go."""
@@ -254,6 +291,12 @@ class _BundleList(MemoryList[Any]):
             self._read = self._load()
         return iter([*self._read, *self._elements])
 
+    def add(self, element: Any) -> None:
+        super().add(self._as_read(element))
+
+    def add_all(self, elements: Iterable[Any]) -> None:
+        super().add_all(list(map(self._as_read, elements)))
+
     def clear(self) -> None:
         super().clear()
         self._read = []
@@ -268,11 +311,15 @@ class ValueViews(BundleViews["_BundleValue"]):
 
     state: ColumnState
 
+    @cached_property
+    def _as_read(self) -> Callable[[int, Any], Any]:
+        return self.reader(self.type)
+
     def _descriptor(self, name: str, time_first: bool) -> ColumnStateDescriptor:
         return ColumnStateDescriptor(name, pa.schema([pa.field("value", self.type)]), time_first=time_first)
 
     def _new(self, key: int) -> _BundleValue:
-        return _BundleValue(lambda: self._stored(key)[0])
+        return _BundleValue(lambda: self._stored(key)[0], partial(self._as_read, key))
 
     def _view(self, key: int, new: bool, given: Any) -> ValueView[Any]:
         backing = self._backing(key)
@@ -299,11 +346,12 @@ class ValueViews(BundleViews["_BundleValue"]):
 class _BundleValue(MemoryValue[Any]):
     """The value of one key."""
 
-    __slots__ = ("_load", "_read", "written")
+    __slots__ = ("_as_read", "_load", "_read", "written")
 
-    def __init__(self, load: Callable[[], Any]) -> None:
+    def __init__(self, load: Callable[[], Any], as_read: Callable[[Any], Any]) -> None:
         super().__init__()
         self._load = load
+        self._as_read = as_read
         self._read = False
         self.written = False
 
@@ -317,7 +365,7 @@ class _BundleValue(MemoryValue[Any]):
         return super().value()
 
     def update(self, value: Any) -> None:
-        self.known(value)
+        self.known(self._as_read(value))
         self.written = True
 
     def is_empty(self) -> bool:

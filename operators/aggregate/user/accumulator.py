@@ -47,6 +47,7 @@ class AccumulatorForm:
         self._names = [field.name for field in fields]
         self._plain = [at for at, field in enumerate(fields) if view_of(field) is None]
         self._types = [field.type for field in fields]
+        self._rounding = [at for at in self._plain if _rounds(self._types[at])]
         self._view_fields = {at: field for at, field in enumerate(fields) if view_of(field) is not None}
         self.views: dict[int, BundleViews[Any]] = {}
         stored = [pa.field(f"{prefix}.{self._names[at]}", self._types[at]) for at in self._plain]
@@ -154,6 +155,18 @@ class AccumulatorForm:
             *(self._column(at, accumulators, missing, keys) for at in self._plain),
         ]
 
+    def as_stored(self, accumulators: Sequence[Any], keys: KeyBatch | None = None) -> None:
+        """Round the float32 parts of accumulators (u, or None) as storing does: what they amount to now is then what
+        they amount to once they are read again, and is taken back as it was emitted."""
+        for at in self._rounding:
+            values = python_values(self._column(at, accumulators, None in accumulators, keys))
+            for one, value in zip(accumulators, values, strict=True):
+                if one is not None and self._is_struct:
+                    one[self._index(at)] = value
+                elif one is not None:
+                    one.clear()
+                    one.update(value) if isinstance(one, dict) else one.extend(value)
+
     def _check_width(self, accumulators: Sequence[Any]) -> None:
         """What has no field in the type would be forgotten."""
         for one in accumulators:
@@ -240,6 +253,12 @@ class AccumulatorForm:
             f"{self.owner}: create_accumulator returned {accumulator!r}, but an accumulator of type {self.type} is "
             f"{wanted}; return one, or declare another accumulator type"
         )
+
+
+def _rounds(arrow_type: pa.DataType) -> bool:
+    """Whether the type has a float of less than 64 bits."""
+    parts = [arrow_type.field(at).type for at in range(arrow_type.num_fields)]
+    return bool(pa.types.is_float32(arrow_type)) or any(map(_rounds, parts))
 
 
 def _mapping(values: list[Any]) -> dict[Any, Any]:

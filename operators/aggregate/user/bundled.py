@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
+from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
 from asyncstate.functions.aggregate import (
     BundledAggregateFunction,
@@ -80,13 +81,11 @@ class BundledAggregator(FunctionAggregator):
         states = [_replaced(old, new, rows) for old, new in zip(state, changed, strict=True)]
         if not valued:
             return Updated(states)
-        starting, final = (
-            values.cast(self.result_type) for values in (applied.starting_values, applied.final_values)
-        )
+        starting, final = applied.starting_values, applied.final_values
         if len(touched) == len(rows) and self.condition is None:
             return Updated(states, starting, final)
         # A key that had rows, but none that count, was shown with the value of nothing.
-        same = self.values(state).cast(self.result_type)
+        same = self.values(state)
         known = np.where(_missing(state[0]), -1, rows)
         return Updated(states, _replaced(same, starting, known), _replaced(same, final, rows))
 
@@ -115,8 +114,8 @@ class BundledAggregator(FunctionAggregator):
             each = applied.updated_values_after_each_row
             assert each is not None  # ``_checked`` asks for it
             untouched = moves.done == given.starts[frames.owners]  # nothing of the key has moved yet
-            same = self.values(state).cast(self.result_type).take(pa.array(frames.owners))
-            values = _replaced(same, each.cast(self.result_type), np.where(untouched, -1, moves.done - 1))
+            same = self.values(state).take(pa.array(frames.owners))
+            values = _replaced(same, each, np.where(untouched, -1, moves.done - 1))
             return values, self.columns_of(applied.accumulators)
 
         return self.apply(given, ctx).then_apply(slid)
@@ -155,23 +154,21 @@ class BundledAggregator(FunctionAggregator):
         return KeySegments([], nothing, np.empty(0, np.int8), [], accumulators, self.form.type)
 
     def _checked(self, given: Any, segments: KeySegments) -> SegmentsApplied:
-        applied = given if isinstance(given, SegmentsApplied) else self._as_columns(given, segments)
+        applied = given if isinstance(given, SegmentsApplied) else self._as_lists(given, segments)
         each = applied.updated_values_after_each_row
-        for what, column, wanted in (
-            ("accumulators", applied.accumulators, len(segments)),
-            ("starting values", applied.starting_values, len(segments)),
-            ("final values", applied.final_values, len(segments)),
-            *([("values after each row", each, segments.num_rows)] if each is not None else []),
-        ):
-            if len(column) != wanted:
-                raise self._wrong(
-                    f"returned {len(column)} {what} for {wanted}; return one for each, in their order"
-                )
         if each is None and segments.updated_values_after_each_row:
             raise self._wrong("returned no values after each row, but they were asked for")
-        return applied
+        row_owners = segments.segment_of_row if each is not None else None
+        return SegmentsApplied(
+            self._column("accumulators", applied.accumulators, self.form.type, segments),
+            self._column("starting values", applied.starting_values, self.result_type, segments),
+            self._column("final values", applied.final_values, self.result_type, segments),
+            None
+            if each is None
+            else self._column("values after each row", each, self.result_type, segments, row_owners),
+        )
 
-    def _as_columns(self, given: Any, segments: KeySegments) -> SegmentsApplied:
+    def _as_lists(self, given: Any, segments: KeySegments) -> SegmentsApplied:
         if not isinstance(given, Sequence) or not all(isinstance(one, KeySegmentApplied) for one in given):
             raise self._wrong(
                 f"returned {given!r}; return a SegmentsApplied, or a KeySegmentApplied for each segment"
@@ -180,17 +177,13 @@ class BundledAggregator(FunctionAggregator):
             raise self._wrong(
                 f"returned {len(given)} results for {len(segments)} segments; return one for each"
             )
-        accumulators = [self._plain(one.accumulator) for one in given]
         each = None
         if segments.updated_values_after_each_row:
-            each = self._column(
-                [value for one in given for value in one.updated_values_after_each_row or ()],
-                self.result_type,
-            )
+            each = [value for one in given for value in one.updated_values_after_each_row or ()]
         return SegmentsApplied(
-            self._column(accumulators, self.form.type),
-            self._column([one.starting_value for one in given], self.result_type),
-            self._column([one.final_value for one in given], self.result_type),
+            [self._plain(one.accumulator) for one in given],
+            [one.starting_value for one in given],
+            [one.final_value for one in given],
             each,
         )
 
@@ -200,14 +193,34 @@ class BundledAggregator(FunctionAggregator):
             return dict(zip((field.name for field in self.form.type), accumulator, strict=True))
         return accumulator
 
-    def _column(self, values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
+    def _column(
+        self,
+        what: str,
+        values: Any,
+        arrow_type: pa.DataType,
+        segments: KeySegments,
+        owners: Int64Array | None = None,
+    ) -> pa.Array:
+        """``values`` (n) as a column; ``owners`` (n) are their segments, by default each has one."""
+        wanted = len(segments) if owners is None else len(owners)
+        if len(values) != wanted:
+            raise self._wrong(
+                f"returned {len(values)} {what} for {wanted}; return one for each, in their order"
+            )
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
         try:
             return arrow_values(values, arrow_type)
         except UnfitValueError as error:
-            raise self._wrong(f"returned {error}, for segment {error.row}") from error
+            at = error.row if owners is None else int(owners[error.row])
+            key = tuple(python_values(column.slice(at, 1))[0] for column in segments.keys)
+            raise self._wrong(
+                f"returned, among the {what}, {error}; let it return what the type says, or declare another type",
+                f", key {key!r}" if segments.keys else "",
+            ) from error
 
-    def _wrong(self, what: str) -> OperatorError:
-        return OperatorError(f"{self.form.owner}: bundled_accumulate_retract {what}")
+    def _wrong(self, what: str, key: str = "") -> OperatorError:
+        return OperatorError(f"{self.form.owner}{key}: bundled_accumulate_retract {what}")
 
     # -- states ------------------------------------------------------------------------------------------
 
@@ -220,7 +233,6 @@ class BundledAggregator(FunctionAggregator):
 
     def columns_of(self, accumulators: pa.Array) -> State:
         """Stored columns of accumulators (u)."""
-        accumulators = accumulators.cast(self.form.type)
         present = accumulators.is_valid()
         if pa.types.is_struct(self.form.type):
             return [present, *accumulators.flatten()]

@@ -221,6 +221,7 @@ class UserAggregator(FunctionAggregator):
         accumulators, new = self.begin(state, rows.keys, segments)
         before = self._column(accumulators, rows.keys, new) if rows.valued else None
         self.apply(accumulators, segments, columns)
+        self.form.as_stored(accumulators, rows.keys)
         after = self._column(accumulators, rows.keys) if rows.valued else None
         return self.end(accumulators, rows.keys, before, after)
 

@@ -83,6 +83,7 @@ class TableAggregator(UserAggregator):
         segments, columns = prepared
         accumulators, _ = self.begin(state, rows.keys, segments)
         self.apply(accumulators, segments, columns)
+        self.form.as_stored(accumulators, rows.keys)
         shown: list[Any] = []
         with self.named("emit_update_with_retract"), self.form.turns(accumulators) as turns:
             for key, one in enumerate(accumulators):
