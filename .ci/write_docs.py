@@ -23,22 +23,12 @@ CONFIGURATION_HEAD = """\
 
 <!-- Written by `make docs` from asyncstate/config.py; edit that instead. -->
 
-The driver resolves the configuration once and sends it, frozen, to the tasks. For each key, the first of
-these that is set counts:
-
-1. the operator's own option, `batch.apply(..., options={"async-state.enabled": "true"})`;
-2. the job's, `StreamingJob(spark, folder, options={...})`;
-3. the Spark session: `spark.async-state.enabled`, or `async-state.enabled` without the prefix. Both at once
-   must say the same, or the job refuses to start;
-4. the default.
-
-`spark-submit --conf` and `spark-defaults.conf` drop keys that do not start with `spark.`, so write
-`spark.async-state.enabled=true` there. `spark.conf.set` and `SparkSession.builder.config` keep both
-spellings.
-
-Unknown `async-state.*` keys and values out of range are errors, before any data is touched. Sizes and
-durations need a unit in a text (`64mb`, `500ms`; 1 kb is 1024 bytes); a Python int is in bytes or
-milliseconds. A duration may also be written out (`10 minutes`, `1 hour 30 minutes`), or be a `timedelta`.
+The first of these that sets a key counts: the operator's option (`batch.apply(..., options={...})`), the job's
+(`StreamingJob(spark, folder, options={...})`), the Spark session (`spark.async-state.enabled`, or the key without
+`spark.`, which `spark-submit` drops), the default. Unknown keys and values out of range are refused before a row is
+read. A size or duration needs a unit in a text (`64mb`; b, kb, mb, gb of 1024, or ms, s, min, h, or `10 minutes`); a
+Python int is in bytes or milliseconds, a `timedelta` is a duration. The job's operators share `checkpoint-dir`,
+`memory`, `retained-versions`, `max-parallelism` and `unclaimed-state`.
 
 | Key | Default | Takes | Meaning |
 |---|---|---|---|
@@ -48,7 +38,7 @@ milliseconds. A duration may also be written out (`10 minutes`, `1 hour 30 minut
 def configuration_page() -> str:
     """The page on the configuration keys: how they are resolved, then a table row for each."""
     rows = [
-        f"| `{option.key}` | {default_text(name)} | {option.kind.accepts} | {option.doc} |\n"
+        f"| `{option.key}` | {default_text(name)} | {option.accepts} | {option.doc} |\n"
         for name, option in OPTIONS.items()
     ]
     return CONFIGURATION_HEAD + "".join(rows)

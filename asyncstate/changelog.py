@@ -182,6 +182,8 @@ class Changelog:
     @property
     def text(self) -> str:
         """In a few words, such as ``retract, unique (id)``."""
+        if () in self.unique_keys:
+            return f"{self.mode.text}, a single row"
         if self.upsert_key is not None:
             return f"upsert by {_key_text(self.upsert_key)}"
         keys = " and ".join(map(_key_text, self.unique_keys))
@@ -230,7 +232,7 @@ def _key_text(key: Key) -> str:
 def upserts_way_out(changes: Changelog) -> str:
     """What to do where upserts cannot go on."""
     key = ", ".join(repr(column) for column in changes.upsert_key or ())
-    normalize = f"put ChangelogNormalize() with key=[{key}] between"
+    normalize = f"put ChangelogNormalize() {f'with key=[{key}]' if key else 'without a key'} between"
     if changes.origin.startswith("operator"):
         return f"leave emit_update_before=False out at {changes.origin}, or {normalize}"
     return normalize

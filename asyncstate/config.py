@@ -1,6 +1,7 @@
 """Configuration: the ``async-state.*`` keys, their defaults, ranges and units, resolved once on the driver.
 
-Owns: ``Config`` (frozen), the table ``OPTIONS`` and ``resolve``.
+Owns: ``Config`` (frozen), the shares of memory that it gives to the parts of a worker, ``Tuning``, the table
+``OPTIONS`` and ``resolve``.
 Invariant: a ``Config`` in hand has been checked; whichever way it was made, each value is in its range.
 May import only ``durations``, ``errors`` and ``places`` of ``asyncstate``, msgspec and the standard library.
 """
@@ -11,11 +12,13 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_type_hints
 
 import msgspec
+from msgspec import Meta
+from msgspec.inspect import BoolType, IntType, LiteralType, Metadata, NoneType, Type, UnionType, type_info
 
 from asyncstate.durations import microseconds
 from asyncstate.errors import ConfigurationError
@@ -26,418 +29,183 @@ SPARK_PREFIX = "spark."
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _MEANT = re.compile(r"(spark\.)?async[-_.]?state\.", re.IGNORECASE)
 
+_UNITS: Final[Mapping[str, dict[str, int]]] = {
+    "bytes": {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30},  # as in Spark
+    "ms": {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000},
+}
+"""By the last word of a field's name: the units that a text may name, the field's own first."""
 
-@dataclass(frozen=True)
-class Switch:
-    """``true`` or ``false``; in Python a bool."""
-
-    accepts: str = "`true` or `false`"
-
-    def parse(self, text: str) -> object:
-        return {"true": True, "false": False}.get(text.lower(), text)
-
-    def check(self, value: object) -> None:
-        if not isinstance(value, bool):
-            raise ValueError("write true or false")
-
-    def show(self, value: object) -> str:
-        return str(value).lower()
+_Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Rows = Annotated[int, Meta(ge=1, le=10_000_000)]
+_Parallelism = Annotated[int, Meta(ge=1, le=32_768)]
+_Size = Annotated[int, Meta(ge=0, le=1 << 40)]
+_WritesSize = Annotated[int, Meta(ge=1 << 10, le=1 << 40)]
+_UpToHour = Annotated[int, Meta(ge=1, le=3_600_000)]
+_UpToDay = Annotated[int, Meta(ge=1, le=86_400_000)]
+_Path = Annotated[str, Meta(pattern=r"\S")]
 
 
-@dataclass(frozen=True)
-class Number:
-    """A whole number in a range. With ``units`` a text must name one; a Python int is in the first of them.
+class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What tests and benchmarks set of the engine; no key sets it.
 
-    With ``auto``, 0 and the word ``auto`` leave the choice to the framework.
+    ``batch_hot_reads``: no stored value is kept in memory and every read of the store waits, also while it is quick;
+    this shows what relies on a read being answered at once. ``fusion``: parts of a graph may run in one task.
+    ``direct_reads``: RocksDB reads around the operating system's page cache. A field in bytes replaces a share of
+    ``async-state.memory``; None leaves it.
     """
 
-    minimum: int
-    maximum: int
-    auto: bool = False
-    units: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def accepts(self) -> str:
-        span = f"{self.show(self.minimum)} to {self.show(self.maximum)}"
-        units = f" (units {', '.join(self.units)})" if self.units else ""
-        return span + units + (", or `auto`" if self.auto else "")
-
-    def parse(self, text: str) -> int:
-        if self.auto and text.lower() == "auto":
-            return 0
-        found = re.fullmatch(r"([+-]?[0-9]+)\s*([a-zA-Z]*)", text)
-        unit = found.group(2).lower() if found else ""
-        if found is None or unit not in (self.units or {"": 1}):
-            raise ValueError(f"write {self._how()}")
-        return int(found.group(1)) * self.units.get(unit, 1)
-
-    def check(self, value: object) -> None:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"write {self._how()}")
-        if not (self.minimum <= value <= self.maximum or (self.auto and value == 0)):
-            raise ValueError(f"the range is {self.accepts}".replace("`", ""))
-
-    def show(self, value: object) -> str:
-        assert isinstance(value, int)
-        if self.auto and value == 0:
-            return "auto"
-        for unit, factor in reversed(tuple(self.units.items())):
-            if value and value % factor == 0:
-                return f"{value // factor}{unit}"
-        return f"{value}{next(iter(self.units), '')}"
-
-    def _how(self) -> str:
-        if self.units:
-            also = " or '10 minutes'" if isinstance(self, Milliseconds) else ""
-            example = "64mb" if "mb" in self.units else self.show(self.maximum)
-            return f"a whole number with a unit ({', '.join(self.units)}), such as {example}{also}"
-        return "a whole number without a unit" + (" or auto" if self.auto else "")
+    batch_hot_reads: bool = False
+    fusion: bool = True
+    direct_reads: bool = False
+    columns_bytes: int | None = None
+    blocks_bytes: int | None = None
+    open_stores_bytes: int | None = None
+    gathered_bytes: int | None = None
+    bundle_bytes: int | None = None
+    broadcast_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One of a few words."""
+class Shares(NamedTuple):
+    """Bytes that the parts of a worker may take.
 
-    words: tuple[str, ...]
+    ``cache``: stored values that were read or written. ``columns``: rows of column states. ``blocks``: RocksDB's
+    blocks, filters and indexes, of which ``open_stores`` may be those of stores that stay open between micro-batches.
+    ``writes``: what a partition writes in a micro-batch. ``decoded``: Python objects of one state, out of ``writes``.
+    ``gathered``: rows that wait for others of their micro-batch. ``bundle``: rows of a bundle and their state.
+    ``broadcast``: rows of a broadcast input.
+    """
 
-    @property
-    def accepts(self) -> str:
-        return " or ".join(f"`{word}`" for word in self.words)
-
-    def parse(self, text: str) -> object:
-        return text.lower()
-
-    def check(self, value: object) -> None:
-        if value not in self.words:
-            raise ValueError(f"write {' or '.join(self.words)}")
-
-    def show(self, value: object) -> str:
-        return str(value)
-
-
-@dataclass(frozen=True)
-class LocalFolder:
-    """A path on the machine's own disk. A relative one begins at the driver's working directory. ``absent``: as of
-    ``Folder``."""
-
-    absent: str
-    accepts: str = "a path on a local disk"
-
-    def parse(self, text: str) -> object:
-        self.check(text)
-        return os.path.abspath(text)
-
-    def check(self, value: object) -> None:
-        if value is None:
-            return
-        if not isinstance(value, str) or not value.strip():
-            raise ValueError("write the path of a folder")
-        if value.startswith("~"):
-            raise ValueError(
-                "nobody replaces ~, which is another folder on each machine; write the whole path"
-            )
-        if _URI.match(value):
-            raise ValueError(
-                "stores lie on each worker's own disk; write the path of a folder there, not a URI"
-            )
-
-    def show(self, value: object) -> str:
-        return self.absent if value is None else str(value)
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A path or URI. None means not given; ``absent`` says what then happens."""
-
-    absent: str
-    accepts: str = "a path"
-
-    def parse(self, text: str) -> object:
-        return text
-
-    def check(self, value: object) -> None:
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise ValueError("write the path of a folder")
-
-    def show(self, value: object) -> str:
-        return self.absent if value is None else str(value)
-
-
-def size(minimum: int, maximum: int) -> Number:
-    """Bytes; 1 kb is 1024 bytes, as in Spark."""
-    return Number(minimum, maximum, units={"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30})
-
-
-@dataclass(frozen=True)
-class Milliseconds(Number):
-    """A Number of milliseconds, which may also be written as all other durations: "10 minutes", a timedelta."""
-
-    def parse(self, text: str | timedelta) -> int:
-        """See ``Number``."""
-        try:
-            length = microseconds(text, "", "", ConfigurationError)
-        except ConfigurationError:
-            return super().parse(str(text))
-        if length % 1_000:
-            raise ValueError("write whole milliseconds")
-        return length // 1_000
-
-
-def duration(minimum_ms: int, maximum_ms: int, auto: bool = False) -> Number:
-    """Milliseconds."""
-    units = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000}
-    return Milliseconds(minimum_ms, maximum_ms, auto, units)
-
-
-@dataclass(frozen=True)
-class Option:
-    """One key: the values it takes and what it does. Read from the annotation of a ``Config`` field."""
-
-    key: str
-    kind: Switch | Number | Choice | Folder | LocalFolder
-    doc: str
-
-    def convert(self, given: object, spelling: str) -> object:
-        """The checked value of what was given as a text or a Python value under ``spelling``."""
-        try:
-            if isinstance(given, os.PathLike):
-                given = os.fspath(given)
-            if isinstance(given, bool) and isinstance(self.kind, Choice):
-                given = str(given)  # true and false may be two of the words
-            if isinstance(given, timedelta) and isinstance(self.kind, Milliseconds):
-                value: object = self.kind.parse(given)
-            else:
-                value = self.kind.parse(given.strip()) if isinstance(given, str) else given
-            if value is None:
-                raise ValueError("leave the key out to get the default")
-            if value == 0 and isinstance(self.kind, Number) and self.kind.auto and not _says_auto(given):
-                raise ValueError(f"the range is {self.kind.accepts}".replace("`", ""))
-            self.kind.check(value)
-        except ValueError as error:
-            raise ConfigurationError(f"{spelling}: {given!r} does not fit; {error}") from None
-        return value
-
-
-def _says_auto(given: object) -> bool:
-    return isinstance(given, str) and given.strip().lower() == "auto"
+    cache: int
+    columns: int
+    blocks: int
+    open_stores: int
+    writes: int
+    decoded: int
+    gathered: int
+    bundle: int
+    broadcast: int
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of one operator in one job; ``docs/configuration.md`` says what each means.
 
-    The key of ``buffer_timeout_ms`` is ``async-state.buffer-timeout``: without the unit, which stands last in
-    the name, and with a dot after ``rocksdb`` or ``bundled_agg``, or before ``retry``. 0 in a field that takes ``auto``
-    means auto. Raises ConfigurationError if a value is out of range or two contradict each other.
+    The key of ``buffer_timeout_ms`` is ``async-state.buffer-timeout``: without the unit at the end of the name, and
+    with a dot after ``bundled_agg``. None means ``auto``, or a folder that is not given. ``tuning`` has no key. Raises
+    ConfigurationError if a value is out of range or two contradict each other.
     """
 
+    checkpoint_dir: Annotated[
+        _Path | None, "Folder or URI of the [checkpoint](checkpoints.md), which driver and workers reach."
+    ] = None
+    local_dir: Annotated[
+        _Path | None,
+        "Folder on each worker's own disk for its stores; losing it costs a restore, never data.",
+    ] = None
+    memory_bytes: Annotated[
+        Annotated[int, Meta(ge=16 << 20, le=1 << 40)],
+        "Memory of a worker process for state and rows, over all its partitions; [shared out](state-cache.md#memory).",
+    ] = 1 << 30
+    cache_size_bytes: Annotated[
+        _Size | None, "Of it, for stored values between micro-batches; `auto`: an eighth, `0b`: none."
+    ] = None
+    read_cache_size_bytes: Annotated[
+        _Size | None, "Of it, for decoded values of each state object; `auto`: 1/256, `0b`: none."
+    ] = None
+    write_cache_size_bytes: Annotated[
+        _WritesSize | None,
+        "Of it, for what a partition writes in a micro-batch; more goes to disk. `auto`: a quarter.",
+    ] = None
     enabled: Annotated[
-        bool,
-        Switch(),
-        "Complete state requests later, batched and overlapped (async), instead of running each at once "
-        "(sync). Results and stored bytes are the same.",
+        bool, "Batch and overlap state requests (async). Results and stored bytes are the same."
     ] = False
     in_flight_limit: Annotated[
-        int,
-        Number(1, 1_000_000),
-        "Records of a partition that may be under way at once; further input waits.",
+        _Count, "Records of a partition that may be under way at once; further input waits."
     ] = 6_000
-    buffer_size: Annotated[
-        int, Number(1, 1_000_000), "State requests that are gathered before they go to the store together."
-    ] = 1_000
+    buffer_size: Annotated[_Count, "State requests that go to the store together."] = 1_000
     buffer_timeout_ms: Annotated[
-        int, duration(1, 3_600_000), "A buffer that does not fill goes to the store after this long."
+        _UpToHour, "A buffer that does not fill goes to the store after this long."
     ] = 1_000
     io_parallelism: Annotated[
-        int,
-        Number(1, 256, auto=True),
-        "Threads of a partition that read from the store, at most; `auto` follows how long a read takes.",
-    ] = 0
-    batch_hot_reads: Annotated[
-        bool,
-        Switch(),
-        "Let every read wait that memory cannot answer, also while the store is quick. For tests: it shows what relies "
-        "on a read being answered at once.",
-    ] = False
-    epoch_mode: Annotated[
-        Literal["serial", "parallel-between-epochs"],
-        Choice(("serial", "parallel-between-epochs")),
-        "Between two timer ticks. `serial`: the timers of a time start when all of the time before are done. "
-        "The other: they overlap, in order only for each key. Records are always done before timers fire.",
-    ] = "serial"
-    iterate_response_batch_size: Annotated[
-        int, Number(1, 1_000_000), "Entries that a state iterator loads at a time."
-    ] = 1_000
+        Annotated[int, Meta(ge=1, le=256)] | None,
+        "Threads of a partition that read, at most; `auto` follows how long a read takes.",
+    ] = None
+    iterate_response_batch_size: Annotated[_Count, "Entries that a state iterator loads at a time."] = 1_000
     watchdog_timeout_ms: Annotated[
-        int,
-        duration(1_000, 86_400_000),
-        "When records wait and no read completes for this long, or no call for this long after its timeout, the batch "
-        "fails and names them.",
+        Annotated[int, Meta(ge=1_000, le=86_400_000)],
+        "The micro-batch fails if records wait and no read completes for this long.",
     ] = 60_000
     call_limit: Annotated[
-        int,
-        Number(1, 10_000),
-        "Calls of `ctx.call` that a partition makes at once; further ones wait. Plain functions take a thread each.",
+        Annotated[int, Meta(ge=1, le=10_000)], "[Calls](calls.md) that a partition makes at once."
     ] = 100
     call_timeout_ms: Annotated[
-        int,
-        duration(1, 86_400_000),
-        "A call of `ctx.call` that takes longer is cancelled and fails with TimeoutError, unless it is given another "
-        "timeout. Also the time that `open_calls` and `close_calls` have.",
+        _UpToDay, "A call that takes longer fails; also for `open_calls` and `close_calls`."
     ] = 60_000
-    bundle_size: Annotated[
-        int,
-        Number(1, 10_000_000),
-        "Rows that a bundle-grain operator gets at a time, at most. More rows are cheaper each: neighbouring keys "
-        "share blocks, and rows of a key are put together.",
-    ] = 500_000
-    bundle_memory_bytes: Annotated[
-        int,
-        size(1 << 10, 1 << 40),
-        "Bytes of a bundle: of its rows, and of the state that they read and write, judged by the micro-batch before. "
-        "Where they are wide a bundle has fewer rows, but 1,000.",
-    ] = 64 << 20
-    bundled_agg_size: Annotated[
-        int,
-        Number(1, 10_000_000),
-        "Rows that a BundledAggregateFunction gets at a time, at most, over all keys.",
-    ] = 100_000
+    bundle_size: Annotated[_Rows, "Rows of a bundle, at most."] = 500_000
+    bundled_agg_size: Annotated[_Rows, "Rows that a BundledAggregateFunction gets at a time, at most."] = (
+        100_000
+    )
     bundled_agg_allow_latency_ms: Annotated[
-        int,
-        duration(1, 3_600_000, auto=True),
-        "How long an operator with a BundledAggregateFunction waits for as many rows as it may get at a time, since "
-        "the first of them came; `auto`: until the micro-batch has no more.",
-    ] = 0
-    gather_memory_bytes: Annotated[
-        int,
-        size(1 << 10, 1 << 40),
-        "Memory for rows of one input and partition that are gathered in a micro-batch, because a changelog's rows of "
-        "a key, or rows with a `sequence`, are handled together, or because another input's rows come first. Beyond it "
-        "they go to disk, below `async-state.local-dir`, until the micro-batch ends.",
-    ] = 256 << 20
+        _UpToHour | None, "How long it waits for as many rows; `auto`: until the micro-batch ends."
+    ] = None
+    local_aggregation: Annotated[
+        Literal["auto", "true", "false"],
+        "[Two-phase aggregation](operators/aggregate.md#two-phase-aggregation); `auto`: where it pays.",
+    ] = "auto"
     on_missing_row: Annotated[
         Literal["count", "warn", "fail"],
-        Choice(("count", "warn", "fail")),
-        "What is done about retractions whose row is not there. `count`: they are dropped and counted "
-        "(`retractions_without_state`). `warn`: and one warning a micro-batch and operator shows an example. `fail`: "
-        "the micro-batch fails; see [order-and-time.md](order-and-time.md).",
+        "[Retractions without their row](order-and-time.md): count them, warn too, or fail.",
     ] = "warn"
     unclaimed_state: Annotated[
         Literal["refuse", "keep", "drop"],
-        Choice(("refuse", "keep", "drop")),
-        "What is done about state in the checkpoint whose uid no operator of the job has. `refuse`: the job does not "
-        "start, or its first micro-batch fails. `keep`: it is carried along. `drop`: it is given up; see "
-        "[schema changes](schema-changes.md#a-renamed-or-removed-operator).",
+        "State that [no operator of the job has](schema-changes.md#a-renamed-or-removed-operator).",
     ] = "refuse"
-    local_aggregation: Annotated[
-        Literal["auto", "true", "false"],
-        Choice(("auto", "true", "false")),
-        "Put rows of a key together before the exchange (two-phase aggregation), where the operator can. `auto`: over "
-        "insert-only inputs, where the micro-batch before shows that it pays; see "
-        "[two phases](operators/aggregate.md#two-phase-aggregation).",
-    ] = "auto"
-    fusion: Annotated[
-        bool,
-        Switch(),
-        "In a job that is declared as a graph, run filters and projections behind an operator, and what the next "
-        "operator can do to rows before the exchange, in the operator's own task; see "
-        "[dataflow](dataflow.md#what-runs-where).",
-    ] = True
-    broadcast_size_limit_bytes: Annotated[
-        int,
-        size(1 << 10, 1 << 30),
-        "Arrow bytes of a broadcast input in one micro-batch: the driver collects them and every task gets them. "
-        "A larger input fails the batch.",
-    ] = 64 << 20
-    cache_size_bytes: Annotated[
-        int,
-        size(0, 1 << 40),
-        "Memory of a worker process, over all its partitions, for stored values that it has read or written, absent "
-        "ones included; kept from micro-batch to micro-batch. `0b` turns it off.",
-    ] = 128 << 20
-    column_cache_size_bytes: Annotated[
-        int,
-        size(0, 1 << 40),
-        "Memory of a worker process, over all its partitions, for rows of column states (of bundle-grain operators, "
-        "one row a key), kept as columns from micro-batch to micro-batch; see "
-        "[state-cache.md](state-cache.md#column-states). `0b` turns it off.",
-    ] = 128 << 20
-    open_stores_size_bytes: Annotated[
-        int,
-        size(0, 1 << 40),
-        "Memory of a worker process for stores that stay open from micro-batch to micro-batch: indexes and filters of "
-        "their tables, which the block cache makes room for, and 1 MiB each. Beyond it those are closed that were not "
-        "used for the longest time. `0b` closes each at the end of its micro-batch.",
-    ] = 64 << 20
-    write_cache_size_bytes: Annotated[
-        int,
-        size(1 << 10, 1 << 40),
-        "Memory for what one partition writes in a micro-batch. Beyond it writes go to disk, below "
-        "`async-state.local-dir`, until the micro-batch ends; results and stored bytes are the same.",
-    ] = 256 << 20
-    read_cache_size_bytes: Annotated[
-        int,
-        size(0, 1 << 40),
-        "Memory of a state object for values it has decoded or been given, in each micro-batch, beside "
-        "`async-state.cache-size`; at most `async-state.write-cache-size`. Only values that cannot be changed are "
-        "kept, and only while it pays. `0b` turns it off.",
-    ] = 4 << 20
-    rocksdb_block_cache_size_bytes: Annotated[
-        int, size(1 << 20, 1 << 40), "RocksDB's cache of blocks, filters and indexes, in each worker process."
-    ] = 128 << 20
-    rocksdb_direct_reads: Annotated[bool, Switch(), "Read around the operating system's page cache."] = False
-    local_dir: Annotated[
-        str | None,
-        LocalFolder("`asyncstate-<uid>` in the worker's temporary directory"),
-        "Folder on each worker's own disk for its stores; a relative path begins at the driver's working directory. "
-        "Losing it costs a restore, never data. The default one "
-        "belongs to the worker's user alone; of one that you give see to it that nobody else can write there.",
-    ] = None
-    checkpoint_dir: Annotated[
-        str | None,
-        Folder("none; a job needs one"),
-        "Folder or URI (`s3://bucket/folder`, `gs://`, `hdfs://`, ...) that driver and workers reach: manifests, "
-        "deltas and snapshots; see [checkpoints.md](checkpoints.md).",
-    ] = None
-    checkpoint_retry_attempts: Annotated[
-        int,
-        Number(1, 100),
-        "Tries of a request to an object store that times out, is throttled, or meets a failing server or connection; "
-        "the waits between grow, with jitter.",
-    ] = 5
-    checkpoint_retry_timeout_ms: Annotated[
-        int, duration(1, 3_600_000), "After this long no further try of such a request is made."
-    ] = 60_000
-    snapshot_interval: Annotated[
-        int,
-        Number(1, 1_000_000),
-        "Micro-batches from one snapshot to the next; a restore reads at most as many deltas.",
-    ] = 10
-    retained_versions: Annotated[
-        int, Number(1, 1_000_000), "Committed micro-batches that stay restorable; older files are removed."
-    ] = 10
+    snapshot_interval: Annotated[_Count, "Micro-batches from one snapshot to the next."] = 10
+    retained_versions: Annotated[_Count, "Committed micro-batches that stay restorable."] = 10
     parallelism: Annotated[
-        int,
-        Number(1, 32_768, auto=True),
-        "Partitions of the state; `auto` lets the job choose. May change at a restart.",
-    ] = 0
+        _Parallelism | None, "Partitions of the state; `auto`: the job chooses. May change at a restart."
+    ] = None
     max_parallelism: Annotated[
-        int,
-        Number(1, 32_768),
-        "Key groups, so the most partitions there can ever be. Fixed by the job's first batch.",
+        _Parallelism, "Key groups: the most partitions there can be. Fixed by the first micro-batch."
     ] = 128
+    tuning: Tuning = Tuning()
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
-            try:
-                option.kind.check(getattr(self, name))
-            except ValueError as error:
-                given = getattr(self, name)
-                raise ConfigurationError(f"{option.key}: {given!r} does not fit; {error}") from None
-        if self.parallelism > self.max_parallelism:
+            option.check(getattr(self, name), option.key)
+        if self.parallelism is not None and self.parallelism > self.max_parallelism:
             raise ConfigurationError(
                 f"async-state.parallelism is {self.parallelism}, more than async-state.max-parallelism "
                 f"({self.max_parallelism}); lower the first, or raise the second before the job's first batch"
             )
+        shares = self.shares
+        if shares.cache + shares.writes > self.memory_bytes // 4 * 3:
+            sizes = ("cache_size_bytes", shares.cache), ("write_cache_size_bytes", shares.writes)
+            told = " and ".join(f"{OPTIONS[name].key} ({OPTIONS[name].show(size)})" for name, size in sizes)
+            raise ConfigurationError(
+                f"{told} are more than three quarters of async-state.memory "
+                f"({OPTIONS['memory_bytes'].show(self.memory_bytes)}); raise async-state.memory or lower them"
+            )
+
+    @property
+    def shares(self) -> Shares:
+        """What each part of a worker may take of ``async-state.memory``."""
+        eighth, tuning = self.memory_bytes // 8, self.tuning
+        cache = _given(self.cache_size_bytes, eighth)
+        writes = _given(self.write_cache_size_bytes, 2 * eighth)
+        # Where cache and writes are given more than usual, these have less.
+        part = max(min(eighth, (self.memory_bytes - eighth - cache - writes) // 4), 0)
+        waits = tuning.batch_hot_reads  # what is answered without the store would hide a read that waits
+        return Shares(
+            cache=0 if waits else cache,
+            columns=0 if waits else _given(tuning.columns_bytes, part),
+            blocks=_given(tuning.blocks_bytes, eighth),
+            open_stores=_given(tuning.open_stores_bytes, eighth // 2),
+            writes=writes,
+            decoded=0 if waits else min(_given(self.read_cache_size_bytes, eighth // 32), writes),
+            gathered=_given(tuning.gathered_bytes, 2 * part),
+            bundle=_given(tuning.bundle_bytes, part // 2),
+            broadcast=_given(tuning.broadcast_bytes, part // 2),
+        )
 
     def __repr__(self) -> str:
         # The URI of a checkpoint may hold credentials.
@@ -445,15 +213,146 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"Config({', '.join(shown)})"
 
 
-def _key_of(name: str) -> str:
-    """The configuration key of a ``Config`` field."""
-    words = re.sub("_(ms|bytes)$", "", name)
-    return PREFIX + re.sub("^(rocksdb|bundled_agg|checkpoint(?=_retry))_", r"\1.", words).replace("_", "-")
+def _given(size: int | None, usual: int) -> int:
+    return usual if size is None else size
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key: the values it takes and what it does. Read from the annotation of a ``Config`` field; ``hint``: its type
+    with its bounds, ``kind``: what msgspec knows of it, ``takes_none``: whether None means auto or not given."""
+
+    key: str
+    hint: Any
+    kind: Type
+    takes_none: bool
+    units: dict[str, int]
+    doc: str
+
+    @property
+    def accepts(self) -> str:
+        """The values, for the page of the keys."""
+        if isinstance(self.kind, BoolType):
+            return "`true`, `false`"
+        if isinstance(self.kind, LiteralType):
+            return ", ".join(f"`{word}`" for word in self.kind.values)
+        if isinstance(self.kind, IntType):
+            return self._range() + (", `auto`" if self.takes_none else "")
+        return "a path"
+
+    def convert(self, given: object, spelling: str) -> object:
+        """The checked value of what was given as a text or a Python value under ``spelling``."""
+        if given is None:
+            raise ConfigurationError(f"{spelling}: None does not fit; leave the key out to get the default")
+        value = given
+        if isinstance(given, os.PathLike):
+            value = os.fspath(given)
+        elif isinstance(given, str):
+            value = self._parsed(given.strip())
+        elif isinstance(given, bool) and isinstance(self.kind, LiteralType):
+            value = str(given).lower()  # true and false may be two of the words
+        elif isinstance(given, timedelta) and "ms" in self.units and not given % timedelta(milliseconds=1):
+            value = given // timedelta(milliseconds=1)
+        self.check(value, spelling, given)
+        if self.key == f"{PREFIX}local-dir":
+            return os.path.abspath(str(value))
+        return value
+
+    def check(self, value: object, spelling: str, given: object = None) -> None:
+        """Raise ConfigurationError for a value of another type or out of range; ``given``: what was written for it."""
+        how = self._how()
+        try:
+            msgspec.convert(value, self.hint)
+        except msgspec.ValidationError:
+            pass
+        else:
+            if self.key != f"{PREFIX}local-dir" or value is None:
+                return
+            if not str(value).startswith("~") and not _URI.match(str(value)):
+                return
+            how = (
+                "the whole path of a folder on each worker's own disk, where stores are: no URI, and no ~, which is "
+                "another folder on each machine"
+            )
+        raise ConfigurationError(
+            f"{spelling}: {value if given is None else given!r} does not fit; write {how}"
+        )
+
+    def show(self, value: object) -> str:
+        """A value as one would write it."""
+        if value is None:
+            return "auto" if isinstance(self.kind, IntType) else _ABSENT[self.key]
+        if isinstance(value, bool):
+            return str(value).lower()
+        for unit, factor in reversed(self.units.items()):
+            assert isinstance(value, int)
+            if value and value % factor == 0:
+                return f"{value // factor}{unit}"
+        return f"{value}{next(iter(self.units), '')}"
+
+    def _parsed(self, text: str) -> object:
+        """What ``text`` says; what says nothing is left as it is, for ``check``."""
+        if isinstance(self.kind, BoolType):
+            return {"true": True, "false": False}.get(text.lower(), text)
+        if isinstance(self.kind, LiteralType):
+            return text.lower()
+        if not isinstance(self.kind, IntType):
+            return text
+        if self.takes_none and text.lower() == "auto":
+            return None
+        if "ms" in self.units:
+            try:
+                length = microseconds(text, "", "", ConfigurationError)
+            except ConfigurationError:
+                return text
+            return text if length % 1_000 else length // 1_000
+        found = re.fullmatch(r"([+-]?[0-9]+)\s*([a-zA-Z]*)", text)
+        factor = (self.units or {"": 1}).get(found.group(2).lower()) if found else None
+        return text if found is None or factor is None else int(found.group(1)) * factor
+
+    def _range(self) -> str:
+        assert isinstance(self.kind, IntType)
+        return f"{self.show(self.kind.ge)} to {self.show(self.kind.le)}"
+
+    def _how(self) -> str:
+        if isinstance(self.kind, BoolType):
+            return "true or false"
+        if isinstance(self.kind, LiteralType):
+            return " or ".join(map(str, self.kind.values))
+        if not isinstance(self.kind, IntType):
+            return "the path of a folder"
+        number = "a whole number without a unit"
+        if self.units:
+            example = "64mb" if "mb" in self.units else "10s or '10 minutes'"
+            number = f"a whole number with a unit ({', '.join(self.units)}), such as {example},"
+        return f"{number} from {self._range()}" + (", or auto" if self.takes_none else "")
+
+
+_ABSENT: Final = {
+    "async-state.checkpoint-dir": "none; a job needs one",
+    "async-state.local-dir": "`asyncstate-<uid>` in the temporary directory",
+}
+"""What happens without a folder."""
+
+
+def _option(name: str, hint: Any) -> Option:
+    """The option of a ``Config`` field."""
+    words, last = name, name.rpartition("_")[2]
+    if last in _UNITS:
+        words = name.removesuffix(f"_{last}")
+    key = PREFIX + words.replace("bundled_agg_", "bundled_agg.").replace("_", "-")
+    kind = type_info(hint)
+    types = kind.types if isinstance(kind, UnionType) else (kind,)
+    (own,) = (
+        one.type if isinstance(one, Metadata) else one for one in types if not isinstance(one, NoneType)
+    )
+    return Option(key, hint, own, len(types) > 1, _UNITS.get(last, {}), hint.__metadata__[-1])
 
 
 OPTIONS: dict[str, Option] = {
-    name: Option(_key_of(name), *hint.__metadata__)
+    name: _option(name, hint)
     for name, hint in get_type_hints(Config, include_extras=True).items()
+    if name != "tuning"
 }
 """The options by ``Config`` field, in the order of the documentation."""
 
@@ -461,22 +360,36 @@ _DEFAULTS: dict[str, object] = {info.name: info.default for info in msgspec.stru
 _FIELDS: dict[str, str] = {option.key: name for name, option in OPTIONS.items()}
 
 _REMOVED: Mapping[str, str] = {
-    "async-state.store": "a worker always keeps its state in RocksDB, where small state stays in memory "
-    "(async-state.rocksdb.block-cache-size, async-state.column-cache-size)",
+    "store": "a worker always keeps its state in RocksDB, where small state stays in memory",
+    "epoch-mode": "the timers of a time always start when all of the time before are done",
+    "batch-hot-reads": "a test gives OperatorHarness(tuning=Tuning(batch_hot_reads=True))",
+    "fusion": "what can run in one task does; a test gives PipelineHarness and OperatorHarness a Tuning",
+    "rocksdb.direct-reads": "RocksDB reads through the operating system's page cache",
+    "rocksdb.block-cache-size": "RocksDB's blocks have an eighth of async-state.memory, so set that",
+    "column-cache-size": "rows of column states have an eighth of async-state.memory, so set that",
+    "open-stores-size": "stores that stay open have a sixteenth of async-state.memory, so set that",
+    "gather-memory": "rows that wait for others have a quarter of async-state.memory, so set that",
+    "bundle-memory": "a bundle has a sixteenth of async-state.memory, so set that, or async-state.bundle-size",
+    "broadcast-size-limit": "broadcast rows have a sixteenth of async-state.memory, so set that",
+    "checkpoint.retry-attempts": "a request to an object store is always tried 5 times, within a minute",
+    "checkpoint.retry-timeout": "a request to an object store is always tried 5 times, within a minute",
 }
-"""Keys that there were, each with what is so now."""
+"""Keys that there were, without the prefix, each with what is so now."""
 
 
 def default_text(name: str) -> str:
     """The default of a ``Config`` field as one would write it."""
-    return OPTIONS[name].kind.show(_DEFAULTS[name])
+    return OPTIONS[name].show(_DEFAULTS[name])
 
 
-def resolve(operator_options: Mapping[str, object], session: Mapping[str, object]) -> Config:
+def resolve(
+    operator_options: Mapping[str, object], session: Mapping[str, object], tuning: Tuning | None = None
+) -> Config:
     """The one Config of an operator, from its own options and the session's configuration.
 
     For each key: operator option, else ``spark.async-state.x`` or ``async-state.x`` of the session, else the
-    default. Values are texts or Python values. Keys of the session that are not ours are left alone. Raises
+    default. Values are texts or Python values. ``tuning``: what a test or benchmark sets. Keys of the session that are
+    not ours are left alone. Raises
     ConfigurationError for an unknown key, a value that does not fit, or two spellings that disagree.
     """
     for key in operator_options:
@@ -486,7 +399,8 @@ def resolve(operator_options: Mapping[str, object], session: Mapping[str, object
             )
         if not _is_ours(key):
             raise _unknown(key)
-    return Config(**_collect(session) | _collect(operator_options))  # type: ignore[arg-type]
+    settings: dict[str, Any] = _collect(session) | _collect(operator_options)
+    return Config(**settings, tuning=tuning or Tuning())
 
 
 def _collect(settings: Mapping[str, object]) -> dict[str, object]:
@@ -519,8 +433,9 @@ def _is_ours(key: str) -> bool:
 
 def _unknown(spelling: str) -> ConfigurationError:
     key = spelling.removeprefix(SPARK_PREFIX)
-    if key in _REMOVED:
-        return ConfigurationError(f"{spelling} has been removed; leave it out: {_REMOVED[key]}")
+    removed = _REMOVED.get(key.removeprefix(PREFIX))
+    if removed is not None:
+        return ConfigurationError(f"{spelling} has been removed; leave it out: {removed}")
     near = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]}?" if near else ""
     return ConfigurationError(

@@ -1,7 +1,7 @@
 """What of an aggregation can be done before the exchange: its local phase, described for any engine.
 
 Owns: ``LocalFunction``, ``LocalColumn``, ``LocalValues``, ``LocalPhase``: which rows are put together and what is
-computed over them; ``LocalLimit``: which rows need not travel.
+computed over them; ``LocalLimit``: which rows need not travel; ``LocalStep``: what an operator does to them itself.
 Invariant: rows made by a local phase can be merged in any grouping and any order; a local phase that finds nothing to
 put together gives a row a row.
 Must not import anything of the project.
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ LOCAL_MET = f"{_PREFIX}_met"
 """Of distinct values: bit c is set if any row with the values meets condition c, int64."""
 CONDITIONS_MAX = 63
 """As many conditions as ``LOCAL_MET`` has bits for."""
+
+LocalStep: TypeAlias = Callable[[pa.RecordBatch, npt.NDArray[np.int8] | None], pa.RecordBatch]
+"""Some rows (n) of an input, and their row kinds (n; None: all +I), to those that leave for the operator."""
 
 LOW_BITS = 32
 """How many bits of an int64 ``SUM_LOW`` adds up; ``SUM_HIGH`` adds the others."""

@@ -37,7 +37,7 @@ from asyncstate.durations import Seconds
 from asyncstate.flink_names import NameHints
 from asyncstate.futures import StateFuture
 from asyncstate.growth import StateGrowth
-from asyncstate.local_phase import LocalLimit, LocalPhase
+from asyncstate.local_phase import LocalLimit, LocalPhase, LocalStep
 from asyncstate.requests import StateSink
 from asyncstate.row import Key, Row, key_type, row_type
 from asyncstate.specs import (
@@ -557,7 +557,7 @@ class BundleOperator(Operator):
     @property
     def row_bytes(self) -> int:
         """Bytes of state that each row of a bundle reads and writes, where they are many and known beforehand. What is
-        0 is judged by the micro-batch before; ``async-state.bundle-memory`` bounds both."""
+        0 is judged by the micro-batch before; the memory of a bundle bounds both."""
         return 0
 
     @property
@@ -576,6 +576,7 @@ class BundleOperator(Operator):
 
         Called on the driver, after ``bind``. If the job makes use of it, ``inputs[0].local`` is what was returned, in
         ``bind`` and ``open`` of the tasks. State must not depend on it: it may change from one micro-batch to the next.
+        An operator that has a local phase also has ``local_step``.
         """
         return None
 
@@ -583,9 +584,19 @@ class BundleOperator(Operator):
         """Which rows of the only input are enough, asked where it is insert-only; None: all.
 
         Called on the driver, after ``bind``. Where it has no key Spark chooses them; a single partition gets all rows
-        then, so this spares it most. Rows of another operator in the same graph are chosen in its task, of each key.
+        then, so this spares it most. Rows of another operator in the same graph are chosen in its task, of each key,
+        if there is a ``local_step``.
         """
         return None
+
+    def local_step(self, given: InputSpec) -> LocalStep:
+        """What makes the rows of ``given.row_schema`` out of some rows of the input, where ``given.local`` is what
+        ``local_phase`` returned; or chooses those that ``given.limit``, what ``local_limit`` returned, lets through.
+
+        Called where the rows are: in the task of the operator that they come from, and in the harness. The operator is
+        not open there, and the same step gets many parts of the rows, each for itself.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no local_step method")
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """Of each input the order in which its rows are to come; None: as they arrive.

@@ -1,16 +1,13 @@
 """Processor time: of this process, and of a process and all that it has started.
 
-Owns: ``Clocks`` and ``Spent``; ``TreeClocks``, ``TreeSpent``, ``median_cpu``, ``tree_seconds``, ``tree_times`` and
-``spent_seconds``, which read ``/proc``, so on Linux only; elsewhere they have no figure.
-Must import nothing of this project.
+Owns: ``Clocks`` and ``Spent``; ``TreeClocks``, ``tree_seconds``, ``tree_times`` and ``spent_seconds``, which read
+``/proc``, so on Linux only; elsewhere they have no figure. Must import nothing of this project.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,14 +17,14 @@ _PARENT, _TIMES = 1, slice(11, 15)
 
 
 class Spent(NamedTuple):
-    """Seconds by the clock, and of processors: user and system, all threads of this process."""
+    """Seconds by the clock, and of processors, user and system; None where the system does not tell."""
 
     seconds: float
-    cpu_seconds: float
+    cpu_seconds: float | None
 
 
 class Clocks:
-    """Both clocks, from now on."""
+    """Both clocks, from now on; processors: all threads of this process."""
 
     def __init__(self) -> None:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
@@ -37,29 +34,16 @@ class Clocks:
         return Spent(time.perf_counter() - self._wall, time.process_time() - self._cpu)
 
 
-class TreeSpent(NamedTuple):
-    """Seconds by the clock, and of processors: this process and all that it has started; None if not known."""
-
-    seconds: float
-    cpu_seconds: float | None
-
-
 class TreeClocks:
-    """Both clocks, from now on, for work that other processes do, such as Spark. Exact to some 10 ms."""
+    """Both clocks, from now on, for work that processes started by this one do, such as Spark. Exact to some 10 ms."""
 
     def __init__(self) -> None:
         self._cpu, self._wall = tree_times(os.getpid()), time.perf_counter()
 
-    def spent(self) -> TreeSpent:
+    def spent(self) -> Spent:
         """Since it was made."""
         seconds = time.perf_counter() - self._wall
-        return TreeSpent(seconds, spent_seconds(self._cpu, tree_times(os.getpid())))
-
-
-def median_cpu(spent: Sequence[Spent | TreeSpent]) -> float | None:
-    """The median of seconds of processors; None if they are not known."""
-    known = [each.cpu_seconds for each in spent if each.cpu_seconds is not None]
-    return statistics.median(known) if known else None
+        return Spent(seconds, spent_seconds(self._cpu, tree_times(os.getpid())))
 
 
 def tree_seconds(pid: int) -> float | None:

@@ -10,15 +10,11 @@ of it is waiting. A ratio above 1 is what is lost without the rule.
 
 from __future__ import annotations
 
-import gc
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -29,16 +25,20 @@ from asyncstate.execution.read_ahead import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
 from asyncstate.state.keyed.trials import Trial
-from asyncstate.storage import CachedEntries, KeyedStore
+from asyncstate.storage import CachedEntries
 from asyncstate.storage.overlay import WriteOverlay
 from asyncstate.storage.write_buffer import WriteBuffer
-from bench.job import Job
-from bench.micro import CountPerKey, CountPerPair, _config
-from bench.rows import INPUT, batches
+from bench.frame import Column, Ratio, Report, Row, ratio, turns
+from bench.frame.measure import Side
+from bench.frame.report import figure, times
+from bench.micro.operators import CountPerKey, CountPerPair
+from bench.micro.sides import Place
+from bench.micro.state_path import RecordingStore
+from bench.processor_time import Clocks, Spent
+from bench.rows import batches
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 _READ_SECONDS = 0.001
-_MODES = {"sync": False, "async": True}
 
 Patch = tuple[object, str, Any]
 
@@ -64,40 +64,16 @@ class Work:
     slow: bool = False
 
 
-class SlowStore(KeyedStore):
+class SlowStore(RecordingStore):
     """Waits for each key that is read, as for a device that answers one read at a time of each thread."""
 
-    def __init__(self, store: KeyedStore) -> None:
-        self._store = store
-        self.version = store.version
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
     def get(self, key: bytes) -> bytes | None:
-        """See ``KeyedStore``."""
         time.sleep(_READ_SECONDS)
-        return self._store.get(key)
+        return super().get(key)
 
     def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
-        """See ``KeyedStore``."""
         time.sleep(_READ_SECONDS * len(keys))
-        return self._store.get_many(keys, piece_keys)
-
-    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """See ``KeyedStore``."""
-        return self._store.scan(start, end, limit)
-
-
-for _name in list(
-    KeyedStore.__abstractmethods__ - {"get", "get_many", "scan"}
-):  # as the store beneath does them
-
-    def _passed_on(self: SlowStore, *arguments: Any, name: str = _name, **named: Any) -> Any:
-        return getattr(self._store, name)(*arguments, **named)
-
-    setattr(SlowStore, _name, _passed_on)
-SlowStore.__abstractmethods__ = frozenset()
+        return super().get_many(keys, piece_keys)
 
 
 def _uniform(random: np.random.Generator, keys: int, rows: int) -> np.ndarray:
@@ -162,67 +138,50 @@ RULES = {
 }
 
 
-class _Side:
-    """The job of one side of the pairs, with the rule or without it."""
+def _side(place: Place, work: Work, off: Sequence[Patch]) -> Side:
+    """A side with a store, caches and paces of its own; without what ``off`` takes away."""
+    through = SlowStore if work.slow else None
+    job = place.job(work.operator(), store_through=through, memory=WorkerMemory())
 
-    def __init__(self, folder: Path, work: Work, mode: str, rule: Rule | None) -> None:
-        self._patches = [] if rule is None else rule.off
-        memory = WorkerMemory()
-        self._slow = work.slow
-        through = SlowStore if work.slow else None
-        folder.mkdir()
-        self._job = Job(
-            folder, work.operator(), _config(_MODES[mode]), INPUT, store_through=through, memory=memory
-        )
-
-    def run(self, keys: np.ndarray) -> float:
-        """Seconds of a micro-batch."""
-        gc.collect()
+    def run(keys: np.ndarray) -> Spent:
         with ExitStack() as patched:
-            for owner, name, value in self._patches:
+            for owner, name, value in off:
                 patched.enter_context(mock.patch.object(owner, name, value))
-            clock = time.perf_counter if self._slow else time.process_time
-            started = clock()
-            self._job.run(batches(keys, 20_000))
-            return clock() - started
+            clocks = Clocks()
+            job.run(batches(keys, 20_000))
+            return clocks.spent()
 
-    def close(self) -> None:
-        """Let go of the store."""
-        self._job.close()
+    return run
 
 
-def measure(rule: Rule, work: Work, mode: str, pairs: int, seed: int = 1) -> list[float]:
-    """Ratios, without the rule to with it, of ``pairs`` micro-batches after three that do not count."""
+def measure(rule: Rule, work: Work, mode: str, pairs: int, seed: int = 1) -> Ratio:
+    """What is taken without the rule by what is taken with it, of ``pairs`` micro-batches after three that do not
+    count."""
     random = np.random.default_rng(seed)
-    ratios = []
-    with tempfile.TemporaryDirectory(prefix="asyncstate-rules-") as name:
-        sides = [_Side(Path(name) / str(n), work, mode, rule if n else None) for n in range(2)]
-        for number, keys in enumerate(_draws(work, random, 3 + pairs)):
-            seconds = [0.0, 0.0]
-            for side in (0, 1) if number % 2 else (1, 0):
-                seconds[side] = sides[side].run(keys)
-            if number >= 3:
-                ratios.append(seconds[1] / seconds[0])
-        for each in sides:
-            each.close()
-    return ratios
-
-
-def _draws(work: Work, random: np.random.Generator, micro_batches: int) -> Iterator[np.ndarray]:
-    for _ in range(micro_batches):
-        yield work.draw(random, work.state_keys, work.rows)
+    with Place(mode) as place:
+        sides = {"with": _side(place, work, ()), "without": _side(place, work, rule.off)}
+        drawn = (work.draw(random, work.state_keys, work.rows) for _ in range(3 + pairs))
+        spent = turns(sides, pairs, drawn, warm_up=3)
+    found = ratio(spent["without"], spent["with"], cpu=not work.slow)
+    assert found is not None
+    return found
 
 
 def main(names: Sequence[str], pairs: int) -> None:
-    """Print a line a rule, work and mode, as they come."""
-    for rule in (RULES[name] for name in names or RULES):
-        for work in rule.works:
-            for mode in rule.modes:
-                ratios = measure(rule, WORKS[work], mode, pairs)
-                spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-                print(
-                    f"{rule.name:14} {work:20} {mode:6} {statistics.median(ratios):.3f}  {spread}", flush=True
-                )
+    """A row a rule, work and mode."""
+    with Report("rules") as report:
+        columns = (Column("lost", "ratio", times), Column("spread", "low high"))
+        report.section(f"Without a rule by with it, medians of {pairs} pairs", columns)
+        for rule in (RULES[name] for name in names or RULES):
+            for work in rule.works:
+                for mode in rule.modes:
+                    name = f"{work}, {mode}"
+
+                    def row() -> Iterator[Row]:
+                        found = measure(rule, WORKS[work], mode, pairs)  # noqa: B023
+                        yield Row(name=name, group=rule.name, facts=figure(found))  # noqa: B023
+
+                    report.case(name, row, rule.name)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """The Spark session of a benchmark: local, quiet, everything it writes below one folder.
 
-Owns: ``local_session``.
+Owns: ``session``, ``local_session`` and ``local_conf``.
 """
 
 from __future__ import annotations
 
 import os
-import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from asyncstate.spark import build_session
 
@@ -20,11 +18,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PROGRESS_UPDATES = 100_000
-_OF_EVERY_START: Final = re.compile(
-    rb"WARNING: Using incubator modules|Using Spark's default log4j|Setting (default|Spark) log level|"
-    rb"To adjust logging level|.* WARN (Utils: (Your hostname|Set SPARK_LOCAL_IP)|NativeCodeLoader: )"
-)
-"""Lines with which a JVM and Spark begin on any machine, some before there is a log whose level could be set."""
+LOG = "spark.log"
 
 
 def local_conf(folder: Path, cores: int) -> dict[str, str]:
@@ -45,30 +39,37 @@ def local_conf(folder: Path, cores: int) -> dict[str, str]:
 
 
 def local_session(name: str, folder: Path, cores: int, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on ``cores`` local cores with ``local_conf`` overlaid by ``conf``.
+    """A session on ``cores`` local cores with ``local_conf`` overlaid by ``conf``; Spark's stderr goes to ``LOG`` in
+    ``folder``.
 
     Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
     """
-    with _quiet_start():
+    with _stderr_to(folder / LOG):
         return build_session(name, f"local[{cores}]", local_conf(folder, cores) | dict(conf or {}))
 
 
 @contextmanager
-def _quiet_start() -> Iterator[None]:
-    """What a process that starts inside ever writes to stderr loses the lines ``_OF_EVERY_START``."""
-    reading, writing = os.pipe()
+def session(
+    name: str, folder: Path, cores: int, conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """``local_session``, stopped at the end."""
+    spark = local_session(name, folder, cores, conf)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """What a process that starts inside ever writes to stderr goes to a file: Spark's JVM and its Python workers say a
+    lot on a good run, with stack traces of what they end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     stderr = os.dup(2)
-    os.dup2(writing, 2)
-    os.close(writing)
-    threading.Thread(target=_pass_on, args=(reading, stderr), name="stderr", daemon=True).start()
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 2)
     try:
         yield
     finally:
         os.dup2(stderr, 2)
-
-
-def _pass_on(reading: int, writing: int) -> None:
-    with open(reading, "rb") as lines:
-        for line in lines:
-            if not _OF_EVERY_START.match(line):
-                os.write(writing, line)
+        os.close(stderr)

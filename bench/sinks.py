@@ -7,44 +7,27 @@ tables are compared in the end.
 from __future__ import annotations
 
 import io
-import statistics
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 from pyarrow import csv
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from asyncstate.spark.sinks import PostgresTarget, write_upserts
-from bench.processor_time import TreeClocks, TreeSpent, median_cpu
-from bench.report import write_json
-from bench.session import local_session
+from bench.frame import Report, Row, WrongResult, turns
+from bench.frame.measure import Side
+from bench.frame.report import Cores, Output, Rounds, Seed, costs, sides
+from bench.processor_time import TreeClocks
+from bench.session import session
 
 if TYPE_CHECKING:
     import psycopg
     from pyspark.sql import DataFrame
 
 _COLUMNS = "id bigint PRIMARY KEY, customer text, amount bigint, total double precision"
-_TURNS = 2
-
-
-class SinkCost(msgspec.Struct, frozen=True):
-    """``ratio``: the speed beside writing by hand, median of the pairs; above 1 is quicker. ``cpu_ms`` is of
-    processors, Spark's processes among them and PostgreSQL's not; None where the system does not tell."""
-
-    name: str
-    changes: int
-    wall_ms: float
-    cpu_ms: float | None
-    ratio: float
 
 
 def changes_of(number: int, keys: int, seed: int) -> pa.Table:
@@ -87,12 +70,14 @@ def by_hand(database: psycopg.Connection, table: str, rows: pa.Table) -> None:
 
 def measure(
     conninfo: str, keys: int, rounds: int, seed: int, of: Callable[[pa.Table], DataFrame]
-) -> list[SinkCost]:
-    """Rows as Spark has them, brought over and written, in turns; raises RuntimeError if the tables differ."""
+) -> list[Row]:
+    """Rows as Spark has them, brought over and written, in turns."""
     import psycopg
 
-    ours: list[TreeSpent] = []
-    hand: list[TreeSpent] = []
+    def drawn() -> Iterator[tuple[int, DataFrame]]:
+        for number in range(rounds + 1):
+            yield number, of(changes_of(number, keys, seed))
+
     with psycopg.connect(conninfo) as database:
         for table in ("by_us", "by_hand"):
             database.execute(f"DROP TABLE IF EXISTS {table}")
@@ -100,32 +85,21 @@ def measure(
         database.execute("DROP TABLE IF EXISTS asyncstate_batches")
         database.commit()
         target = PostgresTarget(conninfo, "by_us")
-        for number in range(rounds + 1):
-            rows = of(changes_of(number, keys, seed))
-            for times in (ours, hand) if number % _TURNS else (hand, ours):
-                clocks = TreeClocks()
-                if times is ours:
-                    write_upserts(number, rows, "id", target)
-                else:
-                    by_hand(database, "by_hand", rows.toArrow())
-                times.append(clocks.spent())
+
+        def ours(given: tuple[int, DataFrame]) -> None:
+            write_upserts(*given, "id", target)
+
+        ways: dict[str, Side] = {
+            "write_upserts": ours,
+            "COPY and merge by hand": lambda given: by_hand(database, "by_hand", given[1].toArrow()),
+        }
+        spent = turns(ways, rounds, drawn(), clocks=TreeClocks)
         differing = database.execute(
             "(TABLE by_us EXCEPT TABLE by_hand) UNION (TABLE by_hand EXCEPT TABLE by_us)"
         )
         if differing.fetchone() is not None:
-            raise RuntimeError("the two tables differ")
-    pairs = list(zip(ours[1:], hand[1:], strict=True))
-    ratio = statistics.median(theirs.seconds / own.seconds for own, theirs in pairs)
-    return [
-        _cost("write_upserts", keys, ours[1:], ratio),
-        _cost("COPY and merge by hand", keys, hand[1:], 1.0),
-    ]
-
-
-def _cost(name: str, keys: int, spent: list[TreeSpent], ratio: float) -> SinkCost:
-    cpu = median_cpu(spent)
-    wall_ms = statistics.median(each.seconds for each in spent) * 1e3
-    return SinkCost(name, keys, wall_ms, None if cpu is None else cpu * 1e3, ratio)
+            raise WrongResult("the two tables differ")
+    return sides(spent, 1, "COPY and merge by hand", speed=True, scale=1e3)
 
 
 def sinks(
@@ -133,35 +107,18 @@ def sinks(
         str, typer.Option(help="A PostgreSQL database, such as 'host=/tmp user=me dbname=bench'.")
     ],
     keys: Annotated[int, typer.Option(min=1, help="Changed keys of a micro-batch.")] = 100_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Counted micro-batches.")] = 7,
-    cores: Annotated[int, typer.Option(min=1, help="Spark's local cores.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of the rows drawn.")] = 1,
-    output: Annotated[Path | None, typer.Option(help="Folder for sinks.json.")] = None,
+    rounds: Rounds = 7,
+    cores: Cores = 2,
+    seed: Seed = 1,
+    output: Output = None,
 ) -> None:
     """Upsert micro-batches into PostgreSQL, and do the same by hand. Makes the tables by_us and by_hand there."""
-    with tempfile.TemporaryDirectory(prefix="asyncstate-sinks-") as folder:
-        spark = local_session("bench sinks", Path(folder), cores)
+    with Report("sinks", output, keys=keys) as report, session("bench sinks", report.folder, cores) as spark:
 
         def of(rows: pa.Table) -> DataFrame:
-            made = spark.createDataFrame(rows).cache()
-            made.count()
-            return made
+            kept = spark.createDataFrame(rows).cache()
+            kept.count()
+            return kept
 
-        try:
-            found = measure(conninfo, keys, rounds, seed, of)
-        finally:
-            spark.stop()
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{keys:,} changed keys a micro-batch, medians of {rounds}",
-        title_justify="left",
-    )
-    table.add_column("way")
-    for heading in ("ms", "processor ms", "speed"):
-        table.add_column(heading, justify="right")
-    for cost in found:
-        cpu = "" if cost.cpu_ms is None else f"{cost.cpu_ms:.0f}"
-        table.add_row(cost.name, f"{cost.wall_ms:.0f}", cpu, f"{cost.ratio:.2f}x")
-    Console().print(table)
-    if output is not None:
-        write_json(found, output / "sinks.json", keys=keys)
+        report.section(f"{keys:,} changed keys a micro-batch, medians of {rounds}", costs("ms", ""))
+        report.case("sinks", lambda: measure(conninfo, keys, rounds, seed, of))

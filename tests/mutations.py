@@ -234,8 +234,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/state/column_cache/expiring.py",
-        "shown = found.present & self._expiry.shown(stored)",
-        "shown = found.present",
+        "_only(found.present & self._expiry.live(stored), found)",
+        "_only(found.present, found)",
         "runtime/test_column_cache.py",
     ),
     # what of it goes to another worker
@@ -444,7 +444,7 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/config.py",
-        "if self.parallelism > self.max_parallelism:",
+        "if self.parallelism is not None and self.parallelism > self.max_parallelism:",
         "if False:",
         "house/test_config.py",
     ),
@@ -544,9 +544,9 @@ MUTATIONS: Final = (
         "testing/test_initial_state.py",
     ),
     _mutation(
-        "asyncstate/runtime/put_together.py",
-        '"any" if function is LocalFunction.MAX else "all"',
-        '"any"',
+        "operators/aggregate/local_layout.py",
+        "parts if valid is None else np.where(valid, parts, _NO_TIME)",
+        "parts",
         "operators/test_two_phase.py",
     ),
 )

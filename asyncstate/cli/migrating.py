@@ -24,6 +24,7 @@ from asyncstate.offline.migration import (
 )
 from asyncstate.offline.operator_changes import (
     AcceptChange,
+    AcceptSink,
     DropOperator,
     OperatorChange,
     RenameOperator,
@@ -130,6 +131,17 @@ def accept_change(place: Place, uid: Operator, yes: Yes = False, dry_run: DryRun
     """Take the state for right after a change of the operator's parameters that is refused."""
     what = f"Take the state of operator '{uid}' for that of the changed program"
     _change(place, uid, AcceptChange(), what, yes, dry_run)
+
+
+@group.command("accept-sink")
+def accept_sink(
+    place: Place,
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="The sink's name in the graph.")],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Take what a sink holds for right after a change of its rows that is refused."""
+    _change(place, sink, AcceptSink(), f"Take what sink '{sink}' holds for right", yes, dry_run)
 
 
 def _change(place: str, uid: str, change: OperatorChange, what: str, yes: bool, dry_run: bool) -> None:

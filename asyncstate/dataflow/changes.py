@@ -205,14 +205,15 @@ def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
         if isinstance(star, exp.Star):
             found += [(name, name) for name in columns if name not in _left_out(star, columns)]
         else:
-            found.append(_plain_column(one))
+            found.append(plain_column(one))
     for name, one in node.named.items():
-        old, _ = _plain_column(one)
+        old, _ = plain_column(one)
         found.append((old if old in columns else "", name))
     return found
 
 
-def _plain_column(expression: Any) -> tuple[str, str]:
+def plain_column(expression: Any) -> tuple[str, str]:
+    """The column that an expression passes on and its name then; ("", name) for a value that is made."""
     parsed = _parsed(expression)
     name = parsed.alias if isinstance(parsed, exp.Alias) else None
     inner = parsed.this if isinstance(parsed, exp.Alias) else parsed

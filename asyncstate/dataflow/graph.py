@@ -10,7 +10,7 @@ Source: the DataStream API of Flink, and Spark's names for what rows go through.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,6 +86,16 @@ class Dataflow:
         """Raise JobError if nothing is done with the sources."""
         if not any(isinstance(node, Apply | Sink) for node in self.nodes):
             raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
+
+    def unused(self, known: Collection[Node]) -> Iterator[str]:
+        """What is wrong with those of ``known`` whose rows nobody gets. An operator may have its state for others to
+        read, and a source may be there for its time."""
+        used = {one for node in self.nodes for one in node.inputs}
+        for node in self.nodes:
+            if isinstance(node, Transform | Union | Output) and node in known and node not in used:
+                yield node.problem(
+                    "no operator and no sink gets its rows; go on from the stream that it returned, or leave it out"
+                )
 
     def named(self, kind: str) -> str:
         """A name for a node that has none of its own."""
@@ -216,9 +226,11 @@ class Stream:
         node = Output(name=f"{self.node.name}.{name}", place=caller(), inputs=(self.node,), side=name)
         return self._flow.add(node)
 
-    def to(self, sink: Any, name: str | None = None) -> Stream:
+    def to(self, sink: Any, name: str | None = None, *, starting_now: bool = False) -> Stream:
         """Have these rows given to ``sink`` in each micro-batch: a function of (rows, batch id), or an object with such
-        a method ``write``. ``name``: in pictures and tests, by default the function's. Returns the same stream."""
+        a method ``write``. ``name``: in pictures, tests and the checkpoint, by default the function's.
+        ``starting_now``: a sink that keeps a table may be added to a job that runs, though the table then lacks all
+        rows that do not change from now on. Returns the same stream."""
         if not (callable(sink) or callable(getattr(sink, "write", None))):
             raise JobError(
                 f"{caller()}: {sink!r} is no sink; give a function of (rows, batch id), or an object with "
@@ -226,7 +238,9 @@ class Stream:
             )
         own = getattr(sink, "__name__", type(sink).__name__)
         name = name or (own if own != "<lambda>" else self._flow.named("sink"))
-        self._flow.add(Sink(name=name, place=caller(), inputs=(self.node,), sink=sink))
+        self._flow.add(
+            Sink(name=name, place=caller(), inputs=(self.node,), sink=sink, starting_now=starting_now)
+        )
         return self
 
     def _transform(self, kind: Any, expressions: tuple[Any, ...], named: Mapping[str, Any]) -> Stream:

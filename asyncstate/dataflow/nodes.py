@@ -235,9 +235,16 @@ class Output(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sink(Node):
-    """Where the rows of its input go: a function of (rows, batch id), or an object with such a method ``write``."""
+    """Where the rows of its input go: a function of (rows, batch id), or an object with such a method ``write``.
+    ``starting_now``: its table may lack what has been before it was added."""
 
     sink: Any
+    starting_now: bool = False
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it says that it keeps the table which its rows describe."""
+        return getattr(self.sink, "keeps_table", False) is True
 
     @property
     def text(self) -> str:

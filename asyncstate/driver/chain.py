@@ -73,12 +73,12 @@ def _output(
 
 
 class Spool:
-    """The rows that the operator of ``spec`` gets: in memory, beyond ``async-state.gather-memory`` in a file that has
-    no name and goes with the process."""
+    """The rows that the operator of ``spec`` gets: in memory, beyond the share of gathered rows in a file that has no
+    name and goes with the process."""
 
     def __init__(self, spec: TaskSpec) -> None:
         self._spec = spec
-        self._limit_bytes = spec.config.gather_memory_bytes
+        self._limit_bytes = spec.config.shares.gathered
         self._batches: deque[pa.RecordBatch] = deque()
         self._bytes = 0
         self._file: IO[bytes] | None = None

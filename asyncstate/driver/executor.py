@@ -106,9 +106,16 @@ class Executor(Protocol[R]):
         """The columns but ``row_kind``, all nullable, timestamps in UTC."""
 
     def input_spec(
-        self, rows: R, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
+        self,
+        rows: R,
+        key: tuple[str, ...],
+        event_time: str | None,
+        name: str,
+        broadcast: bool,
+        changes: Changelog | None = None,
     ) -> InputSpec:
-        """What an operator is told of an input. Raises SchemaError for columns that it cannot have."""
+        """What an operator is told of an input. ``changes``: what its rows are said to be; None: what is known of them.
+        Raises SchemaError for columns that it cannot have, and for upserts of which too little is known."""
 
     def no_rows(self, uid: str, schema: pa.Schema) -> R:
         """No rows, with the output columns ``schema`` and ``row_kind``. Raises SchemaError for unsupported columns."""

@@ -63,7 +63,7 @@ def _tail_of(
 ) -> Tail:
     """What runs in the task of ``node``, which is routed by ``route``."""
     if node.operator.stateless or not batch.fusion or node not in empty:
-        return Tail(node, stopped="async-state.fusion is false" if not batch.fusion else "")
+        return Tail(node, stopped="fusion is off" if not batch.fusion else "")
     steps: list[Step] = []
     schema, without_kinds = batch.schema(empty[node]), False
     inputs = [empty[one] for one in node.inputs]

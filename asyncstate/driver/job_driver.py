@@ -148,8 +148,16 @@ class JobDriver(Generic[R]):
             operators[uid] = applied.stored(batch.batch_id, applied.declared._replace(schemas=schemas))
         sources = self._sources(batch, base)
         check_watermark(batch.applied, sources.reached)
+        graph = batch.graph if batch.graph is not None else batch.graph_before
         self.committed = self._ledger.commit(
-            batch.batch_id, base, batch.watermark, batch.processing_time, sources, operators, batch.final
+            batch.batch_id,
+            base,
+            batch.watermark,
+            batch.processing_time,
+            sources,
+            operators,
+            batch.final,
+            graph,
         )
         self._all_claimed = True
 

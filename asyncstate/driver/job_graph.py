@@ -7,7 +7,7 @@ Must not import storage or Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
 
@@ -25,6 +25,7 @@ from asyncstate.dataflow import (
     check_one_start,
 )
 from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
+from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.driver.executor import Executor, Feed, R
 from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
@@ -86,7 +87,7 @@ class JobGraph(Generic[R]):
             source: self._source_rows(source, read[source.name]) for source in self.flow.sources
         }
         fed: dict[Node, Feed] = {}
-        first = self._first_rows(rows) if batch.is_first else {}
+        first = self._first_rows(rows, to_begin(self._initial, batch.graph_before, batch.is_first))
         done = dict[Node, Before]()
         for node in self.flow.nodes:
             if isinstance(node, Apply) and all(one in rows or one in fed for one in node.inputs):
@@ -114,6 +115,7 @@ class JobGraph(Generic[R]):
                     ]
                     first[node] = self._transformed(node, parts)
         batch.sources = watermark_sources(self.flow.nodes)
+        batch.graph = graph_manifest(self.flow, self.changes, self._initial, batch.graph_before)
         for source, watch in self._watches.items():
             parts = [frames[source] for frames in (rows, first) if source in frames]
             batch.event_times[source.name] = self._highest(source, watch, batch, parts)
@@ -159,7 +161,8 @@ class JobGraph(Generic[R]):
         """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
         behind the last one."""
         inputs = self._given(node, {**rows, **fed})
-        initial, starts = node.initial_state, self._given(node, first, initial=True)
+        starts = self._given(node, first, initial=True)
+        initial: Any = None
         if node.operator.stateless:
             inputs = [
                 self._known(one, self._with_first(one, start, given))
@@ -169,11 +172,11 @@ class JobGraph(Generic[R]):
             initial = starts
         behind, last = self._chain(node)
         task = InTask(call_of(node), self._tails[node].after, done.get(node), behind)
-        if last.feeds and initial is None and not first:
+        if last.feeds and node.initial_state is None and initial is None and not first:
             planned = batch.plan(task, inputs)
             fed[last.last] = Feed(planned, self._empty_rows[last.last])
             return last
-        out = batch.run(task, inputs, initial)
+        out = batch.run(task, inputs, node.initial_state, initial)
         out = self._executor.without_kinds(out) if last.without_kinds else out
         rows[last.last] = self._known(last.last, out)
         return last
@@ -187,12 +190,12 @@ class JobGraph(Generic[R]):
         """The rows of a node, with what is known of them."""
         return self._executor.with_changes(rows, self.changes[node])
 
-    def _first_rows(self, rows: Mapping[Node, R]) -> dict[Node, R]:
-        """What comes before the rows of the sources, in the first micro-batch."""
+    def _first_rows(self, rows: Mapping[Node, R], begun: Collection[str]) -> dict[Node, R]:
+        """What comes before the rows of the sources ``begun``, in their first micro-batch."""
         return {
             source: self._executor.before(f"source '{source.name}'", self._initial[source.name], rows[source])
             for source in self.flow.sources
-            if source.name in self._initial
+            if source.name in begun
         }
 
     def _chain(self, node: Apply) -> tuple[list[Behind], Tail]:
@@ -229,7 +232,10 @@ class JobGraph(Generic[R]):
                 yield node.problem(str(error))
             except Exception as error:  # of the engine, of user code in a function of columns or in bind
                 yield node.problem(self._executor.describe(error))
+        known = {node: self.changes[node] for node, rows in found.items() if rows is not None}
+        yield from self.flow.unused(known)
         yield from same_destinations(self.flow.sinks)
+        yield from check_sinks(self.flow, known, batch.graph_before, batch.stored_uids)
         try:
             batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])
         except JobError as error:
@@ -247,6 +253,7 @@ class JobGraph(Generic[R]):
             if node.watermark is not None:
                 InputSpec(executor.schema(shape), (), node.times.event_time, name=f"source '{node.name}'")
             if node.name in self._initial:
+                check_initial(node, batch.graph_before, batch.is_first)
                 first = executor.check_static(node.name, self._initial[node.name])
                 executor.before(f"source '{node.name}'", first, shape)
             return self._source_rows(node, executor.no_rows_like(shape))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from asyncstate.config import Config
 from asyncstate.driver.marks import Origin
 from asyncstate.errors import CheckpointError, JobError
-from asyncstate.runtime import SourceTimes, check_key_groups, retries_of
-from asyncstate.storage import Checkpoint, Manifest, OperatorManifest, checkpoint_files
+from asyncstate.runtime import SourceTimes, check_key_groups
+from asyncstate.storage import Checkpoint, GraphManifest, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"
 """Entry of an operator's schema texts: JSON of the micro-batch's own, for ``finish`` after a restart."""
@@ -30,7 +30,7 @@ class Ledger:
 
     def __init__(self, config: Config, job_id: str, first_batch_id: int) -> None:
         assert config.checkpoint_dir is not None
-        files = checkpoint_files(config.checkpoint_dir, retries_of(config))
+        files = checkpoint_files(config.checkpoint_dir)
         self.job_id = job_id
         self.place = files.place
         """What tasks open the checkpoint with; it may hold credentials."""
@@ -102,6 +102,7 @@ class Ledger:
         sources: SourceTimes,
         operators: Mapping[str, OperatorManifest],
         final: bool,
+        graph: GraphManifest | None = None,
     ) -> Manifest:
         """Make a batch the newest version; returns it. Raises ConcurrentJobError if another driver has taken over."""
         manifest = Manifest(
@@ -116,6 +117,7 @@ class Ledger:
             heard=sources.heard,
             idle=sources.idle,
             final=final,
+            graph=graph,
         )
         self._checkpoint.commit(manifest)
         # The newest batch can be replayed only as long as the version it was based on is there.

@@ -39,14 +39,14 @@ from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
     FIRST_ARRIVAL,
     After,
-    Best,
-    Combined,
     CommitRecord,
     Delay,
     Fingerprint,
     InitialValues,
     Keys,
     OrderBy,
+    PartialAggregate,
+    PartialTopN,
     SequenceBy,
     Step,
     TaskSpec,
@@ -77,7 +77,7 @@ from asyncstate.runtime import (
     watermark_after,
     why_rows_wait,
 )
-from asyncstate.storage import Manifest, OperatorManifest, StateSpec
+from asyncstate.storage import GraphManifest, Manifest, OperatorManifest, StateSpec
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +156,8 @@ class MicroBatch(Generic[R]):
         """The rows of stateless operators, which report nothing."""
         self.sources: Mapping[str, WatermarkSource] | None = None
         """The sources of a graph that move the watermark, by name; None in a function."""
+        self.graph: GraphManifest | None = None
+        """What the manifest is to keep of the graph; None in a function."""
         self.event_times: dict[str, int | None] = {}
         """The highest event time of each of them, microseconds; None without any."""
         self.observed: dict[str, int | None] = {}
@@ -215,17 +217,21 @@ class MicroBatch(Generic[R]):
         task: InTask,
         inputs: Sequence[R | Feed],
         initial_state: Any = None,
+        initial_rows: Any = None,
     ) -> R:
         """``apply``, as a graph does it: the rows are those of the last operator of ``task``. Of ``inputs`` that are
-        planned the stages run in the same Spark job."""
+        planned the stages run in the same Spark job. ``initial_rows``: of each input those that begin its source, or
+        None; they come first, also where the operator has run before."""
         self._enter(task)
         call, frames = task.call, [one for one in inputs if not isinstance(one, Feed)]
         if call.operator.stateless:
             check_keeps(call.uid, initial_state)
             return self._map(call, frames)
         first: dict[str, Applied] = {}
-        if initial_state is not None and self._stored(call.uid) is None:
-            first = self._begin(task, frames, initial_state)
+        if initial_rows is None and self._stored(call.uid) is None:
+            initial_rows = initial_state
+        if initial_rows is not None:
+            first = self._begin(task, frames, initial_rows)
         ran = self._run_stage(task, inputs)
         ran = [_both(first[one.uid], one) if one.uid in first else one for one in ran]
         self.applied |= {one.uid: one for one in ran}
@@ -253,8 +259,8 @@ class MicroBatch(Generic[R]):
         check_is_operator(task.call.uid, task.call.operator)
 
     def _begin(self, task: InTask, inputs: Sequence[R], given: Any) -> dict[str, Applied]:
-        """Have a new operator start from what was given: a stage of its own before that of the micro-batch's rows,
-        whose base is what it leaves. Nothing is committed in between."""
+        """Have an operator start from what was given: a stage of its own before that of the micro-batch's rows, whose
+        base is what it leaves. Nothing is committed in between."""
         call = task.call
         initial = self._frame.executor.initial_of(call.uid, given, inputs)
         if initial.values:
@@ -342,6 +348,16 @@ class MicroBatch(Generic[R]):
         """Whether no micro-batch of the job has been committed before."""
         return self._base is None
 
+    @property
+    def graph_before(self) -> GraphManifest | None:
+        """What the checkpoint has of the job's graph; None where no graph has run."""
+        return None if self._base is None else self._base.graph
+
+    @property
+    def stored_uids(self) -> Collection[str]:
+        """The operators that the checkpoint knows."""
+        return () if self._base is None else self._base.operators.keys()
+
     def check(self, call: Call, inputs: Sequence[R], initial_state: Any = None) -> Expected[R]:
         """What ``run`` would return; nothing runs. Raises what ``run`` raises before any row is read."""
         operator, uid = call.operator, call.uid
@@ -381,7 +397,7 @@ class MicroBatch(Generic[R]):
     @property
     def fusion(self) -> bool:
         """Whether parts of a graph may run in one task."""
-        return self._frame.config.fusion
+        return self._frame.config.tuning.fusion
 
     def side_output(self, uid: str, name: str) -> R:
         """The rows that operator ``uid``, applied before in this micro-batch, has put out to its side output ``name``,
@@ -506,7 +522,7 @@ class MicroBatch(Generic[R]):
         ours, theirs = self._check(first, inputs), self._check(following, [rows])
         parallelism = self._parallelism(first.uid, ours.config, ours.stored)
         if (
-            not theirs.config.fusion
+            not theirs.config.tuning.fusion
             or ours.config.max_parallelism != theirs.config.max_parallelism
             or parallelism != self._parallelism(following.uid, theirs.config, theirs.stored)
         ):
@@ -524,15 +540,17 @@ class MicroBatch(Generic[R]):
         they leave: the step, the columns of what leaves it, and what ``run`` is to be told. None: nothing."""
         checked = self._check(call, [rows])
         (spec,) = checked.ready
-        if not checked.config.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
+        if not checked.config.tuning.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
             return None
         phase = local_phase_of_task(call.operator, checked.ready, checked.config)
         if phase is not None:
             local = replace(spec, local=phase)
-            return Combined(local, checked.config.max_parallelism), local.row_schema, Before(rows, phase)
+            step: Step = PartialAggregate(call.operator, local)
+            return step, local.row_schema, Before(rows, phase)
         limit = local_limit_of_task(call.operator, checked.ready, checked.config)
         if limit is not None and self._frame.executor.has_exchanges:
-            return Best(spec.key, limit), self.schema(rows), Before(rows, None)
+            step = PartialTopN(call.operator, replace(spec, limit=limit))
+            return step, self.schema(rows), Before(rows, None)
         return None
 
     def kept(
@@ -547,8 +565,8 @@ class MicroBatch(Generic[R]):
         """Why Spark has to keep the rows of ``first`` before they go to input ``index`` of ``following``, whose inputs
         are ``frames``; empty if they can go there in the same Spark job. ``stepped``: its first step runs before."""
         ours, theirs = self._check(first, inputs), self._check(following, frames)
-        if not theirs.config.fusion:
-            return f"async-state.fusion is false for '{following.uid}'"
+        if not theirs.config.tuning.fusion:
+            return "fusion is off"
         if ours.output.side_outputs:
             return f"'{first.uid}' has side outputs"
         if theirs.ready[index].broadcast:

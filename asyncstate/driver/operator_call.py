@@ -34,7 +34,7 @@ from asyncstate.runtime import (
 )
 from asyncstate.storage import OperatorManifest
 
-JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism", "unclaimed-state")
+JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism", "unclaimed-state", "memory")
 """Settings that the whole job shares: an operator's own options cannot change them."""
 
 
@@ -103,9 +103,11 @@ def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Input
     orders = sort_keys_of_inputs(uid, call.order_by, count)
     sequences = sequences_of_inputs(uid, call.sequence, count)
     drops = drop_seen_of_inputs(uid, call.drop_seen, sequences)
+    given = each_input("changes", uid, call.changes, count)
+    said = [one if isinstance(one, Changelog) else None for one in given]
     specs = [
         replace(
-            executor.input_spec(df, keys[i], times[i], names[i], i == broadcast),
+            executor.input_spec(df, keys[i], times[i], names[i], i == broadcast, said[i]),
             order_by=orders[i],
             sequence=sequences[i],
             drop_seen=drops[i],
@@ -113,7 +115,6 @@ def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Input
         )
         for i, df in enumerate(inputs)
     ]
-    given = each_input("changes", uid, call.changes, count)
     specs = [
         spec if one is None else _with_changes(spec, one, executor.columns(df))
         for spec, one, df in zip(specs, given, inputs, strict=True)

@@ -62,7 +62,6 @@ class AsyncLimits:
     io_parallelism: int = 32
     watchdog_timeout_ms: int = 60_000
     batch_hot_reads: bool = False
-    serial_epochs: bool = True
 
 
 class AsyncExecutionController(ExecutionController):
@@ -75,7 +74,6 @@ class AsyncExecutionController(ExecutionController):
         "_completions",
         "_limits",
         "_mailbox",
-        "_overlapping_epochs",
         "_peek",
         "_ranges",
         "_reads",
@@ -114,7 +112,7 @@ class AsyncExecutionController(ExecutionController):
         self._bundles = BundleReads(overlay, reads)
         self._ahead = ReadAhead(overlay, reads, limits.in_flight, interests)
         self._ranges = RangeReads(overlay, reads, self._answer_page)
-        self._submitted = self._scans_at_once = self._bundle_calls = self._overlapping_epochs = 0
+        self._submitted = self._scans_at_once = self._bundle_calls = 0
         self._wait_seconds = 0.0
         self._reads_hang = False
         self._peek = overlay.peek
@@ -168,17 +166,6 @@ class AsyncExecutionController(ExecutionController):
     def may_spill(self) -> bool:
         """See ``ExecutionController``. Reads ahead of bundles look for what was spilled meanwhile."""
         return not (self._mailbox.in_flight or self._bundles.unanswered)
-
-    def end_epoch(self) -> None:
-        """See ``ExecutionController``. Serial: wait for the epoch; else its records and the next one's overlap.
-
-        What ends a micro-batch, or a phase of it, drains in either mode, so nothing has to remember where epochs end.
-        Source: Flink's modes SERIAL_BETWEEN_EPOCH and PARALLEL_BETWEEN_EPOCH.
-        """
-        if self._limits.serial_epochs:
-            self.drain()
-        elif self._mailbox.in_flight:
-            self._overlapping_epochs += 1
 
     def _await_settled(self, future: StateFuture[Any]) -> None:
         while not future.done:
@@ -451,7 +438,6 @@ class AsyncExecutionController(ExecutionController):
             read_ahead_unused=self._ahead.keys_unused,
             warmed_positions=self._ranges.warmed,
             io_wait_seconds=self._wait_seconds,
-            overlapping_epochs=self._overlapping_epochs,
             in_flight_peak=self._mailbox.in_flight_peak,
             io_threads_peak=self._threads.threads_peak,
             blocked_keys_peak=self._mailbox.blocked_peak,

@@ -44,17 +44,15 @@ class AsyncStatistics:
 
     ``read_ahead_keys``: keys that were read before a record asked; ``read_ahead_unused``: those of them for nothing.
     ``warmed_positions``: places in ranges whose blocks were loaded before a scan came to them.
-    ``io_wait_seconds``: time in which the task had nothing to do but wait for reads. ``overlapping_epochs``: watermarks
-    that passed while records before them were in flight. ``in_flight_peak``: records under way at once.
-    ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an earlier one of
-    their key.
+    ``io_wait_seconds``: time in which the task had nothing to do but wait for reads. ``in_flight_peak``: records under
+    way at once. ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an
+    earlier one of their key.
     """
 
     read_ahead_keys: Count
     read_ahead_unused: Count
     warmed_positions: Count
     io_wait_seconds: Elapsed
-    overlapping_epochs: Count
     in_flight_peak: Peak
     io_threads_peak: Peak
     blocked_keys_peak: Peak
@@ -234,9 +232,6 @@ class ExecutionController(StateSink):
             self.failures.raise_all()
         if isinstance(result, StateFuture) and not result.done:
             raise self.failures.never(None, "returned")
-
-    def end_epoch(self) -> None:
-        """Everything taken so far belongs to an epoch that ends here, what comes after to the next one."""
 
     def flush(self) -> None:
         """Send off what waits to be read; called before the caller may block on its input."""

@@ -22,7 +22,7 @@ from asyncstate.config import Config
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, StateDeclarationError, StoreError
 from asyncstate.offline import TIMERS, TIMERS_STATE, StateDecoder, StateSize, state_size
 from asyncstate.places import masked
-from asyncstate.runtime.stores import retries_of, rocksdb_options
+from asyncstate.runtime.stores import rocksdb_options
 from asyncstate.storage import (
     Checkpoint,
     CheckpointFiles,
@@ -87,7 +87,7 @@ class Inspection:
     def __init__(self, place: str, config: Config | None = None) -> None:
         self.config = config if config is not None else Config()
         self.files: CheckpointFiles = existing_files(
-            place, "checkpoint folder", "give the checkpoint's folder or URI", retries_of(self.config)
+            place, "checkpoint folder", "give the checkpoint's folder or URI"
         )
         self.checkpoint = Checkpoint(self.files)
         self.versions = self.checkpoint.versions()
@@ -241,7 +241,7 @@ def read_partition(
 def restored(piece: StatePartition, local_dir: str | None = None) -> Iterator[KeyedStore]:
     """The partition's store at its version, in a folder of its own."""
     config = piece.config
-    files = checkpoint_files(piece.checkpoint, retries_of(config))
+    files = checkpoint_files(piece.checkpoint)
     parallelism = piece.manifest.operators[piece.uid].parallelism
     base = partition_base(piece.manifest, piece.uid, piece.partition, parallelism)
     with scratch_folder(local_dir) as folder:

@@ -1,6 +1,6 @@
 """What becomes of a whole operator's state offline, where the program has another uid for it, or has it no more.
 
-Owns: ``change_operator`` and ``RenameOperator``, ``DropOperator``, ``AcceptChange``.
+Owns: ``change_operator`` and ``RenameOperator``, ``DropOperator``, ``AcceptChange``, ``AcceptSink``.
 Invariant: only the manifest changes, in one commit: killed before it nothing has happened, and older versions stay.
 Must not import Spark.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -18,7 +18,9 @@ from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.inspection import Inspection, operator_of
 from asyncstate.runtime import check_uid
 from asyncstate.state.versions import without_meaning
-from asyncstate.storage import Manifest
+from asyncstate.storage import Manifest, SinkManifest
+
+_DROPPED: Final = "(state dropped)"
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,19 @@ class AcceptChange:
     """Forget what the state means: the next program's word is taken for it. Types are still compared."""
 
 
-OperatorChange: TypeAlias = RenameOperator | DropOperator | AcceptChange
+@dataclass(frozen=True)
+class AcceptSink:
+    """Forget what the rows of a sink were: what it holds is right for the next program, too."""
+
+
+OperatorChange: TypeAlias = RenameOperator | DropOperator | AcceptChange | AcceptSink
 
 
 def change_operator(
     place: str, uid: str, change: OperatorChange, *, config: Config | None = None, dry_run: bool = False
 ) -> int:
-    """Apply ``change`` to operator ``uid`` in the checkpoint at ``place``; the version that was replaced.
+    """Apply ``change`` to operator ``uid``, or the sink of this name, in the checkpoint at ``place``; the version that
+    was replaced.
 
     Stop the query first. Older versions stay as they are, so rolling back to one undoes it. ``dry_run``: only say
     whether it is possible. Raises CheckpointError and StateDeclarationError for what is not; nothing was changed then.
@@ -64,24 +72,55 @@ def change_operator(
 
 
 def _changed(manifest: Manifest, uid: str, change: OperatorChange) -> Manifest:
+    if isinstance(change, AcceptSink):
+        return _accepted(manifest, uid)
     operator = operator_of(manifest, uid)
     others = {name: one for name, one in manifest.operators.items() if name != uid}
     if isinstance(change, AcceptChange):
         states = [
             msgspec.structs.replace(state, types=without_meaning(state.types)) for state in operator.states
         ]
-        accepted = msgspec.structs.replace(operator, meaning={}, states=states)
+        accepted = msgspec.structs.replace(operator, operator="", meaning={}, states=states)
         return msgspec.structs.replace(manifest, operators={**manifest.operators, uid: accepted})
     if isinstance(change, DropOperator):
-        return _with_sources(msgspec.structs.replace(manifest, operators=others), uid, lambda _: None)
+        dropped = _with_sinks(msgspec.structs.replace(manifest, operators=others), uid, _DROPPED)
+        return _with_sources(dropped, uid, lambda _: None)
     check_uid(change.to)
     if change.to in manifest.operators:
         raise StateDeclarationError(
             f"version {manifest.batch_id} has an operator '{change.to}' already; drop that first, or choose another uid"
         )
     renamed = {**others, change.to: msgspec.structs.replace(operator, uid=change.to)}
-    changed = msgspec.structs.replace(manifest, operators=renamed)
+    changed = _with_sinks(msgspec.structs.replace(manifest, operators=renamed), uid, change.to)
     return _with_sources(changed, uid, lambda place: f"{change.to}:{place}")
+
+
+def _accepted(manifest: Manifest, sink: str) -> Manifest:
+    sinks = {} if manifest.graph is None else manifest.graph.sinks
+    if manifest.graph is None or sink not in sinks:
+        raise StateDeclarationError(
+            f"version {manifest.batch_id} has no sink '{sink}'; its sinks are {', '.join(map(repr, sinks)) or 'none'}"
+        )
+    known = {**sinks, sink: SinkManifest(sinks[sink].changes)}
+    return msgspec.structs.replace(manifest, graph=msgspec.structs.replace(manifest.graph, sinks=known))
+
+
+def _with_sinks(manifest: Manifest, uid: str, to: str) -> Manifest:
+    """With sinks that have the rows of ``to`` where they had those of ``uid``."""
+
+    def renamed(given: str) -> str:
+        owner, colon, side = given.partition(":")
+        return f"{to}{colon}{side}" if owner == uid else given
+
+    if manifest.graph is None:
+        return manifest
+    sinks = {
+        name: msgspec.structs.replace(one, inputs=sorted(map(renamed, one.inputs)))
+        if one.inputs is not None
+        else one
+        for name, one in manifest.graph.sinks.items()
+    }
+    return msgspec.structs.replace(manifest, graph=msgspec.structs.replace(manifest.graph, sinks=sinks))
 
 
 def _with_sources(manifest: Manifest, uid: str, named: Callable[[str], str | None]) -> Manifest:

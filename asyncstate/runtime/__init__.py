@@ -3,7 +3,15 @@
 Owns: the choice of controller and store from the configuration. Must not import Spark.
 """
 
-from asyncstate.runtime.after import After, Best, Combined, Kept, Renamed, Step
+from asyncstate.runtime.after import (
+    After,
+    Kept,
+    PartialAggregate,
+    PartialTopN,
+    Renamed,
+    Step,
+    aggregated_before,
+)
 from asyncstate.runtime.broadcast import pack_broadcast
 from asyncstate.runtime.checks import check_is_operator, check_stateless, checked_inputs, ordered_by
 from asyncstate.runtime.claims import check_claimed
@@ -66,7 +74,7 @@ from asyncstate.runtime.spec import (
     unpack_records,
 )
 from asyncstate.runtime.statistics import RowStatistics, TaskStatistics, kind_of
-from asyncstate.runtime.stores import read_state, retries_of
+from asyncstate.runtime.stores import read_state
 from asyncstate.runtime.task import run_partition, run_stateless, run_to_the_end
 from asyncstate.runtime.watermark import (
     SourceTimes,
@@ -85,8 +93,6 @@ __all__ = [
     "FIRST_ARRIVAL",
     "LATEST_EVENT_TIME",
     "After",
-    "Best",
-    "Combined",
     "CommitRecord",
     "Delay",
     "Fingerprint",
@@ -97,6 +103,8 @@ __all__ = [
     "Order",
     "OrderBy",
     "OutBatch",
+    "PartialAggregate",
+    "PartialTopN",
     "Renamed",
     "RowStatistics",
     "SequenceBy",
@@ -109,6 +117,7 @@ __all__ = [
     "WatermarkSource",
     "WorkerMemory",
     "advance_sources",
+    "aggregated_before",
     "check_claimed",
     "check_columns",
     "check_fingerprint",
@@ -145,7 +154,6 @@ __all__ = [
     "previous_watermark",
     "read_state",
     "report_of_both",
-    "retries_of",
     "run_partition",
     "run_stateless",
     "run_to_the_end",

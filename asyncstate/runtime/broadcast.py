@@ -59,9 +59,10 @@ def pack_broadcast(
             stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
             if sink.tell() > limit_bytes:
                 raise JobError(
-                    f"operator '{uid}': {rows} rows of {spec.name} have {sink.tell()} bytes, more than "
-                    f"async-state.broadcast-size-limit ({limit_bytes}), and every task gets all of them. Send fewer "
-                    "rows or columns in a micro-batch, raise the limit, or join them as an ordinary input with a key"
+                    f"operator '{uid}': {rows} rows of {spec.name} have {sink.tell()} bytes, more than the "
+                    f"{limit_bytes} that async-state.memory leaves for broadcast rows (a sixteenth), and every task "
+                    "gets all of them. Send fewer rows or columns in a micro-batch, raise async-state.memory, or join "
+                    "them as an ordinary input with a key"
                 )
     return sink.getvalue().to_pybytes() if rows else None
 

@@ -31,7 +31,7 @@ class BundleSize:
         before = statistics_before(spec.base)
         rows, state = before.rows.rows_in, before.controller
         config = spec.config
-        self._memory_bytes = config.bundle_memory_bytes
+        self._memory_bytes = config.shares.bundle
         self.rows_max = config.bundle_size if rows else min(config.bundle_size, ROWS_UNKNOWN)
         state_bytes = 0 if state is None else state.state.bundle_read_bytes + state.state.writes.change_bytes
         self._state_bytes = max(state_bytes / rows if rows else 0.0, row_bytes)

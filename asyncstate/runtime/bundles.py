@@ -45,8 +45,8 @@ class BundleRunner(Runner):
         super().__init__(spec, context, controller, unique, scratch)
         self._operator = operator
         self._size = BundleSize(spec, operator.row_bytes, operator.key_bytes)
-        latency_ms = spec.config.bundled_agg_allow_latency_ms if operator.is_bundled else 0
-        self._patience = latency_ms / 1000 if latency_ms else math.inf
+        latency_ms = spec.config.bundled_agg_allow_latency_ms if operator.is_bundled else None
+        self._patience = math.inf if latency_ms is None else latency_ms / 1000
         self._out: list[OutBatch] = []
 
     # -- BundleContext --------------------------------------------------------------------------------

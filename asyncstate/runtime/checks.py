@@ -18,18 +18,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn, cast
 
+import msgspec
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, has_kinds, late_changes, upserts_way_out
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
-from asyncstate.errors import JobError, SchemaError, StateAccessError, StateDeclarationError
+from asyncstate.errors import AsyncStateError, JobError, SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.operator import BundleOperator, InputSpec, Operator, OutputSpec, RecordOperator
 from asyncstate.requests import LevelOne, StateSink
 from asyncstate.runtime.context import TaskContext, closed_at_the_end
 from asyncstate.runtime.meaning import check_meaning
 from asyncstate.runtime.ordering import check_ordered
 from asyncstate.runtime.sequencing import check_sequences
+from asyncstate.state.versions import without_meaning
 from asyncstate.storage import OperatorManifest, StateSpec
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
@@ -136,13 +138,39 @@ def _checked(
     _check_upserts(uid, operator, inputs)
     _check_upsert_output(uid, operator, inputs, output)
     _check_late_outputs(uid, operator, inputs, output)
-    check_meaning(uid, original, inputs, meaning)
+    check_meaning(
+        uid,
+        original,
+        inputs,
+        meaning,
+        lambda: _serves(uid, copied(original), inputs, output, config, stored),
+    )
     context = TaskContext(uid, inputs, output, config, cast(StateSink, _NoState()), stored)
     with closed_at_the_end(uid, operator):
         operator.open(context)
     states = context.opened()
     _check_keeps_nothing(uid, operator, states, stored)
     return output, states
+
+
+def _serves(
+    uid: str,
+    operator: Operator,
+    inputs: Sequence[InputSpec],
+    output: OutputSpec,
+    config: Config,
+    stored: Sequence[StateSpec],
+) -> bool:
+    """Whether all states of ``operator`` are among those ``stored``, whatever these were kept for."""
+    kept = [msgspec.structs.replace(spec, types=without_meaning(spec.types)) for spec in stored]
+    context = TaskContext(uid, inputs, output, config, cast(StateSink, _NoState()), kept)
+    try:
+        with closed_at_the_end(uid, operator):
+            operator.bind(inputs)
+            operator.open(context)
+    except AsyncStateError:
+        return False
+    return {spec.name for spec in context.opened()} == {spec.name for spec in kept}
 
 
 def _check_takes_back(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:

@@ -93,11 +93,7 @@ class TaskContext:
         self._sink = sink
         self._trial_of = trial_of
         self._columns = columns
-        # That option is for waiting reads: whatever is answered without the sink would hide one. Writes that state
-        # objects hold back are bounded by the cache of writes, too.
-        self._known_bytes = (
-            0 if config.batch_hot_reads else min(config.read_cache_size_bytes, config.write_cache_size_bytes)
-        )
+        self._known_bytes = config.shares.decoded
         self._place = masked(config.checkpoint_dir or "")
         self._stored = {spec.name: spec for spec in stored}
         self.ordered = ordered_states(uid, inputs, stored)

@@ -22,7 +22,7 @@ from asyncstate.runtime.spec import OutBatch, SideBatch, TaskSpec
 
 class LastChanges:
     """The output of one operator and partition; ``rows_max``: how many rows like those of a batch are looked at
-    together. ``folder``: a place for rows beyond ``async-state.gather-memory``."""
+    together. ``folder``: a place for rows that memory has no room for."""
 
     def __init__(
         self, spec: TaskSpec, output: OutputSpec, rows_max: Callable[[pa.RecordBatch], int], folder: str
@@ -70,7 +70,7 @@ class LastChanges:
             (),
             waits=True,
             rows_max=self._rows_max,
-            memory_bytes=self._spec.config.gather_memory_bytes,
+            memory_bytes=self._spec.config.shares.gathered,
             folder=self._folder,
             chosen=lambda rows: rows,
         )

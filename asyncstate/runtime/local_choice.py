@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from asyncstate.config import Config
+from asyncstate.errors import SchemaError
 from asyncstate.local_phase import LocalFunction, LocalLimit, LocalPhase
 from asyncstate.operator import BundleOperator, InputSpec, Operator
 from asyncstate.runtime.statistics import TaskStatistics, statistics_before
@@ -71,7 +72,18 @@ def _phase(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> L
     """What the operator lets be done to rows; not to those with a sequence: put together they have none any more."""
     if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
         return None
-    return None if inputs[0].sequence else operator.local_phase(inputs)
+    phase = None if inputs[0].sequence else operator.local_phase(inputs)
+    if phase is not None and not _has_step(operator):
+        name = type(operator).__name__
+        raise SchemaError(
+            f"{name}: has a local_phase but no local_step, which makes the same rows in Python; write "
+            f"{name}.local_step, or leave local_phase out"
+        )
+    return phase
+
+
+def _has_step(operator: Operator) -> bool:
+    return isinstance(operator, BundleOperator) and type(operator).local_step is not BundleOperator.local_step
 
 
 def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:
@@ -82,15 +94,10 @@ def chosen_local_limit(operator: Operator, inputs: Sequence[InputSpec], config: 
 
 
 def local_limit_of_task(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:
-    """Which rows of each key are enough for the operator, where they come from the task of another one.
-
-    By columns that Arrow orders as states do: not by floats, among which NaN is the largest.
-    """
+    """Which rows of each key are enough for the operator, where they come from the task of another one; None where it
+    gets all, or cannot choose them itself."""
     limit = _limit(operator, inputs, config)
-    floats = limit is not None and any(
-        pa.types.is_floating(inputs[0].schema.field(one.column).type) for one in limit.order
-    )
-    return None if floats else limit
+    return limit if _has_step(operator) else None
 
 
 def _limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> LocalLimit | None:

@@ -1,13 +1,13 @@
 """What an operator's stored state means, and whether a changed program may go on with it.
 
-Owns: ``meaning_of``, ``stored_meaning`` and ``check_meaning``.
+Owns: ``meaning_of``, ``stored_meaning`` and ``check_meaning``; ``ACCEPTED``.
 Invariant: a difference is refused before a row is read, unless the operator says that it is none for its state.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from asyncstate.errors import StateDeclarationError
@@ -17,6 +17,12 @@ from asyncstate.storage import OperatorManifest
 _MIGRATE: Final = "python -m asyncstate state migrate"
 _EVENT_TIME: Final = "event time of input"
 _FILTER: Final = "filter of input"
+_INSERTED: Final = "filter of insertions of input"
+_OPERATOR: Final = "operator"
+_STATE_OF: Final = "state of"
+_TIMERS_OF: Final = "timers of"
+ACCEPTED: Final = "accepted"
+"""The stored meaning after ``accept-change``: whatever the program says, as long as its states are those stored."""
 _SEQUENCE: Final = "sequence of input"
 
 
@@ -28,10 +34,8 @@ def meaning_of(operator: Operator, inputs: Sequence[InputSpec]) -> dict[str, str
             said[f"{_EVENT_TIME} {index}"] = spec.event_time
         if spec.sequence:
             said[f"{_SEQUENCE} {index}"] = ", ".join(spec.sequence)
-        if (
-            spec.changelog and spec.filters is not None
-        ):  # rows may be taken back that another filter had let through
-            said[f"{_FILTER} {index}"] = spec.filters
+        if spec.filters is not None:  # rows may be taken back that another filter had let through
+            said[f"{_FILTER if spec.changelog else _INSERTED} {index}"] = spec.filters
     return said
 
 
@@ -40,32 +44,71 @@ def stored_meaning(operator: Operator, stored: OperatorManifest | None) -> Mappi
     one that has kept nothing, whatever that was."""
     if stored is None or (operator.stateless and not stored.has_state):
         return None
-    return stored.meaning
+    if not stored.operator:
+        return {ACCEPTED: ""}
+    if stored.has_state and not stored.states:
+        return {**stored.meaning, _TIMERS_OF: stored.operator}
+    return stored.meaning if _OPERATOR in stored.meaning else {**stored.meaning, _STATE_OF: stored.operator}
 
 
 def check_meaning(
-    uid: str, operator: Operator, inputs: Sequence[InputSpec], stored: Mapping[str, str] | None
+    uid: str,
+    operator: Operator,
+    inputs: Sequence[InputSpec],
+    stored: Mapping[str, str] | None,
+    serves: Callable[[], bool],
 ) -> None:
     """Raise StateDeclarationError that tells what has changed and how to go on; nothing is known where ``stored`` is
-    empty."""
+    empty. ``serves``: whether the operator has all of its states among those stored."""
+    what = f"operator '{uid}' ({type(operator).__name__})"
+    out = (
+        "Undo the change, or give the operator a new uid to start with empty state; or stop the query and drop what is "
+        f"stored: {_MIGRATE} drop-operator CHECKPOINT {uid}"
+    )
+    if stored is not None and ACCEPTED in stored:
+        if _OPERATOR in meaning_of(operator, inputs) and not serves():
+            raise StateDeclarationError(
+                f"{what}: its state was accepted for a changed program, but the changed operator keeps other states, "
+                f"which would start empty. {out}"
+            )
+        return
     changed = list(_changed(operator, inputs, stored)) if stored else []
     if changed:
-        raise StateDeclarationError(
-            f"operator '{uid}' ({type(operator).__name__}): its state was kept for another program: "
-            f"{'; '.join(changed)}. Undo the change, or give the operator a new uid to start with empty state; or stop "
-            f"the query and drop what is stored: {_MIGRATE} drop-operator CHECKPOINT {uid}; or, if the stored state is "
-            f"right for the new program, too, say so: {_MIGRATE} accept-change CHECKPOINT {uid}"
+        accept = (
+            "; or, if the stored state is right for the new program, too, say so: "
+            f"{_MIGRATE} accept-change CHECKPOINT {uid}"
         )
+        raise StateDeclarationError(
+            f"{what}: its state was kept for another program: {'; '.join(changed)}. {out}{accept if serves() else ''}"
+        )
+
+
+def _of_another(operator: Operator, now: Mapping[str, str], before: Mapping[str, str]) -> Iterator[str]:
+    """Whether another operator kept what is stored, where only its class tells."""
+    is_ = type(operator).__name__
+    was = before.get(_TIMERS_OF, is_)
+    if was != is_:
+        yield f"its timers are those of {was}"
+    was = before.get(_STATE_OF, is_)
+    if was != is_ and _OPERATOR in now:
+        yield f"its state is that of {was}"
 
 
 def _changed(operator: Operator, inputs: Sequence[InputSpec], before: Mapping[str, str]) -> Iterator[str]:
     now = meaning_of(operator, inputs)
-    for name in sorted({*before, *now}):
-        was, is_ = before.get(name), now.get(name)
+    other = list(_of_another(operator, now, before))
+    if other:
+        yield from other
+        return
+    for name in sorted({*before, *now} - {_TIMERS_OF, _STATE_OF}):
+        if name.startswith(_INSERTED):
+            continue  # it counts where the rows are changes, before or now
+        inserted = name.replace(_FILTER, _INSERTED)
+        was, is_ = before.get(name, before.get(inserted)), now.get(name, now.get(inserted))
         if was == is_ or (advice := operator.change_refusal(name, was, is_, inputs)) is None:
             continue
         if name.startswith((_EVENT_TIME, _FILTER)) and None in (was, is_):
-            continue  # an operator that needs a time says so itself; no filter is told of, or no changelog
+            continue  # an operator that needs a time says so itself; no filter is told of
         if name.startswith(_SEQUENCE) and was is None and not inputs[int(name.split()[-1])].drop_seen:
             continue  # stored rows have the columns, and their order was that of arrival
         if was is None:

@@ -208,7 +208,7 @@ class RecordRunner(Runner):
                 if number % BLOCK_ROWS == 0:
                     coming.at(number)
                 if due.time != tick:
-                    self.controller.end_epoch()
+                    self.controller.drain()
                     tick = due.time
                 self.controller.submit(self._timer_record(due))
             coming.done()

@@ -141,7 +141,7 @@ class Runner(ABC):
             waits=bool(given.sequence) or together is not None or self._is_behind(index),
             apart=self._unique is None or not given.changelog,
             rows_max=self._rows_max,
-            memory_bytes=self.spec.config.gather_memory_bytes,
+            memory_bytes=self.spec.config.shares.gathered // len(self.spec.inputs),
             folder=scratch,
             chosen=functools.partial(self._unseen, index),
         )

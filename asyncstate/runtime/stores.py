@@ -29,7 +29,6 @@ from asyncstate.storage import (
     OpenStores,
     PartitionBase,
     PartitionManifest,
-    Retries,
     RocksDBOptions,
     WriteBound,
     checkpoint_files,
@@ -82,7 +81,7 @@ class PartitionStore:
     @property
     def write_bound(self) -> WriteBound:
         """How much memory the micro-batch's writes may take, and where they go beyond that."""
-        limit_bytes = self._spec.config.write_cache_size_bytes
+        limit_bytes = self._spec.config.shares.writes
         return WriteBound(limit_bytes, self._lease.open_scratch, str(self._lease.scratch_folder))
 
     @property
@@ -134,8 +133,8 @@ def open_store(
 
     Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
     """
-    files = checkpoint_files(spec.checkpoint, retries_of(spec.config))
-    limit_bytes = 0 if kept is None else spec.config.open_stores_size_bytes
+    files = checkpoint_files(spec.checkpoint)
+    limit_bytes = 0 if kept is None else spec.config.shares.open_stores
     stores = LocalStores(spec.local_dir, spec.job_id, files, open_stores=kept, open_bytes_max=limit_bytes)
     base = _base(spec, partition)
     with stores.acquire(spec.uid, partition, base, rocksdb_options(spec.config), give_away) as lease:
@@ -161,16 +160,9 @@ def read_state(
     yield from broadcast
 
 
-def retries_of(config: Config) -> Retries:
-    """How often requests to an object store are tried, as configured."""
-    return Retries(config.checkpoint_retry_attempts, config.checkpoint_retry_timeout_ms / 1_000)
-
-
 def rocksdb_options(config: Config) -> RocksDBOptions:
     """The store's settings as configured."""
-    return RocksDBOptions(
-        block_cache_bytes=config.rocksdb_block_cache_size_bytes, direct_reads=config.rocksdb_direct_reads
-    )
+    return RocksDBOptions(block_cache_bytes=config.shares.blocks, direct_reads=config.tuning.direct_reads)
 
 
 def _base(spec: TaskSpec, partition: int) -> PartitionBase:

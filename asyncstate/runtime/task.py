@@ -144,8 +144,7 @@ def _controller(spec: TaskSpec, overlay: WriteOverlay, memory: WorkerMemory) -> 
         buffer_timeout_ms=config.buffer_timeout_ms,
         io_parallelism=io_parallelism(config),
         watchdog_timeout_ms=config.watchdog_timeout_ms,
-        batch_hot_reads=config.batch_hot_reads,
-        serial_epochs=config.epoch_mode == "serial",
+        batch_hot_reads=config.tuning.batch_hot_reads,
     )
     return AsyncExecutionController(
         overlay, spec.uid, names, limits, memory.pacer, calls, memory.interests(spec)
@@ -306,8 +305,8 @@ def _overlay_of_memory(spec: TaskSpec) -> Iterator[tuple[WriteOverlay, Path]]:
         def open_scratch() -> RocksDBStore:
             return used.enter_context(closing(RocksDBStore(folder / "db", rocksdb_options(config))))
 
-        bound = WriteBound(config.write_cache_size_bytes, open_scratch, str(folder))
-        yield WriteOverlay(EmptyStore(), config.cache_size_bytes, bound=bound), folder
+        bound = WriteBound(config.shares.writes, open_scratch, str(folder))
+        yield WriteOverlay(EmptyStore(), config.shares.cache, bound=bound), folder
 
 
 def _folder(spec: TaskSpec) -> tempfile.TemporaryDirectory[str]:

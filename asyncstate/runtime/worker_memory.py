@@ -37,16 +37,16 @@ class WorkerMemory:
 
     def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedEntries]:
         """What is cached of the content ``lineage``, for one micro-batch."""
-        return self.entries.lend(partition_key(spec, partition), lineage, spec.config.cache_size_bytes)
+        return self.entries.lend(partition_key(spec, partition), lineage, spec.config.shares.cache)
 
     def lend_columns(
         self, spec: TaskSpec, partition: int, lineage: str, known_elsewhere: ColumnCache | None = None
     ) -> CacheLoan[ColumnCache]:
         """What is cached of column states at the content ``lineage``, for one micro-batch: here, or by another process,
         ``known_elsewhere``."""
-        # ``batch-hot-reads`` is for reads that wait: what is answered without the store would hide one.
-        limit_bytes = 0 if spec.config.batch_hot_reads else spec.config.column_cache_size_bytes
-        return self.columns.lend(partition_key(spec, partition), lineage, limit_bytes, known_elsewhere)
+        return self.columns.lend(
+            partition_key(spec, partition), lineage, spec.config.shares.columns, known_elsewhere
+        )
 
     def columns_of(self, spec: TaskSpec, partition: int) -> GiveAway:
         """Gives away what is cached of column states, for the process that takes the partition's store."""

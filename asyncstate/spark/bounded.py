@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
+from asyncstate.changelog import Changelog
 from asyncstate.clock import SystemClock
 from asyncstate.config import Config, resolve
 from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.errors import ConfigurationError, JobError
-from asyncstate.operator import Operator
+from asyncstate.operator import Operator, OutputSpec
 from asyncstate.runtime import (
     Keys,
     OrderBy,
@@ -33,6 +34,7 @@ from asyncstate.runtime import (
 )
 from asyncstate.spark.exchange import Stage, unkeep, withdraw
 from asyncstate.spark.executor import SparkExecutor
+from asyncstate.spark.facts import known_changes, with_changes
 from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.session import settle_session
 from asyncstate.spark.shipping import shipped_copy
@@ -53,6 +55,7 @@ def apply_batch(
     order_by: OrderBy = None,
     sequence: SequenceBy = None,
     options: Mapping[str, object] | None = None,
+    changes: Changelog | Sequence[Changelog | None] | None = None,
 ) -> BoundedRows:
     """Run ``operator`` over all rows of ``inputs`` and to their end; its output with a ``row_kind`` column.
 
@@ -83,7 +86,14 @@ def apply_batch(
     batch = MicroBatch(frame, 0, None, SystemClock().now_us(), final=False)
     with executor.texts.batch():
         rows = batch.apply(
-            operator, *inputs, uid=uid, key=key, event_time=event_time, order_by=order_by, sequence=sequence
+            operator,
+            *inputs,
+            uid=uid,
+            key=key,
+            event_time=event_time,
+            order_by=order_by,
+            sequence=sequence,
+            changes=changes,
         )
     try:
         for applied in batch.applied.values():  # what a job refuses when it commits
@@ -93,22 +103,27 @@ def apply_batch(
         raise
     stage = batch.applied[uid].stage if batch.applied else None
     assert stage is None or isinstance(stage, Stage)
-    return BoundedRows(rows, stage)
+    output = batch.applied[uid].output if batch.applied else None
+    bounded = BoundedRows(rows, stage, output)
+    with_changes(bounded, known_changes(rows))
+    return bounded
 
 
 class BoundedRows(ClassicDataFrame):
     """The rows of a stage (None: of a stateless operator), as long as somebody can read them."""
 
-    def __init__(self, rows: DataFrame, stage: Stage | None) -> None:
+    def __init__(self, rows: DataFrame, stage: Stage | None, output: OutputSpec | None) -> None:
         super().__init__(rows._jdf, rows.sparkSession)
         self._stage = stage
+        self._output = output
 
     def side_output(self, name: str) -> DataFrame:
         """The rows of the side output ``name``, with a ``row_kind`` column; they are kept as long as the others. Raises
         JobError with the names there are for another one."""
-        if self._stage is None:
+        if self._stage is None or self._output is None:
             raise JobError(f"there is no side output {name!r}: the operator is stateless and has none")
-        return self._stage.side(name)
+        rows = self._stage.side(name)
+        return with_changes(rows, self._output.changes_of(name))
 
     def unpersist(self, blocking: bool = False) -> BoundedRows:
         """Give the rows' memory back; they cannot be read any more, nor a DataFrame made of them."""

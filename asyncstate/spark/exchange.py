@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from asyncstate.changelog import ROW_KIND_COLUMN, Key
+from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, Changelog, Key
 from asyncstate.driver.payload import sent_schema
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, OutputSpec
@@ -47,11 +47,10 @@ from asyncstate.spark.columns import (
     quoted,
     slots_of,
 )
-from asyncstate.spark.facts import both, known_changes
+from asyncstate.spark.facts import both, known_changes, mark_of
 from asyncstate.spark.failures import marked
 from asyncstate.spark.local_phase import first_rows, put_together
 from asyncstate.spark.reports import Onward
-from asyncstate.spark.settings import adaptive_where_it_pays
 from asyncstate.spark.task import PartitionTask, regular_inputs
 
 if TYPE_CHECKING:
@@ -59,7 +58,12 @@ if TYPE_CHECKING:
 
 
 def input_spec(
-    df: DataFrame, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool = False
+    df: DataFrame,
+    key: tuple[str, ...],
+    event_time: str | None,
+    name: str,
+    broadcast: bool = False,
+    changes: Changelog | None = None,
 ) -> InputSpec:
     """What an operator is told of ``df``. Raises SchemaError for missing, double or unsupported columns."""
     columns = df.schema  # one call into the JVM; df.columns would be another
@@ -84,7 +88,8 @@ def input_spec(
             f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog "
             "has strings (+I, -U, +U, -D) there; cast or rename it"
         )
-    changes = known_changes(df, name)
+    if changes is None:
+        changes = known_changes(df, name)
     return InputSpec(_arrow_schema(columns, name), key, event_time, changes, name, broadcast)
 
 
@@ -156,19 +161,22 @@ def nullable_type(kind: DataType) -> DataType:
     return kind
 
 
-def stage_schema(uid: str, bound: pa.Schema | OutputSpec) -> StructType:
+def stage_schema(uid: str, bound: pa.Schema | OutputSpec, changes: Changelog | None = None) -> StructType:
     """What a task sends back: lists of the operator's output rows with ``row_kind``, the commit column, and such lists
-    for each side output."""
+    for each side output. ``changes``: what the rows of the main output are, if not what ``bound`` says."""
     output = OutputSpec.of(bound)
-    fields = [(OUTPUT, ArrayType(output_rows(uid, output.schema))), (COMMIT, BinaryType())]
+    rows = output_rows(uid, output.schema, output.changes if changes is None else changes)
+    fields = [(OUTPUT, ArrayType(rows)), (COMMIT, BinaryType())]
     sides = [
-        (SIDE + name, ArrayType(output_rows(uid, schema))) for name, schema in output.side_outputs.items()
+        (SIDE + name, ArrayType(output_rows(uid, schema, output.changes_of(name))))
+        for name, schema in output.side_outputs.items()
     ]
     return StructType([StructField(name, kind) for name, kind in [*fields, *sides]])
 
 
-def output_rows(uid: str, output: pa.Schema) -> StructType:
-    """The operator's output rows with ``row_kind``. Raises SchemaError for types and names that they cannot have."""
+def output_rows(uid: str, output: pa.Schema, changes: Changelog = RETRACT) -> StructType:
+    """The operator's output rows with ``row_kind``, which are ``changes``. Raises SchemaError for types and names that
+    they cannot have."""
     try:
         columns = spark_schema(output)
     except Exception as error:
@@ -181,7 +189,8 @@ def output_rows(uid: str, output: pa.Schema) -> StructType:
         raise SchemaError(
             f"operator '{uid}': its output has a column '{taken.pop()}', a reserved name; rename it"
         )
-    return StructType([*columns.fields, StructField(ROW_KIND_COLUMN, StringType())])
+    kind = StructField(ROW_KIND_COLUMN, StringType(), metadata=mark_of(changes))
+    return StructType([*columns.fields, kind])
 
 
 def wire_schema(sent: StructType) -> pa.Schema:
@@ -192,12 +201,12 @@ def wire_schema(sent: StructType) -> pa.Schema:
 @dataclass(frozen=True)
 class Tasks:
     """A stage that is planned: ``task`` over the rows of ``exchanged``, among which are ``reports`` if they come from
-    tasks of the same Spark job. ``read``: the DataFrames that these and those begin with, as inputs of what."""
+    tasks of the same Spark job. ``read``: the DataFrames that these and those begin with, but for a broadcast input."""
 
     exchanged: DataFrame
     task: PartitionTask
     reports: bool
-    read: Sequence[tuple[DataFrame, InputSpec]]
+    read: Sequence[DataFrame]
 
 
 def exchange(
@@ -380,9 +389,6 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     spec, calls = tasks.task.spec, calls_of(tasks.exchanged)
     with Accumulated(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as told:
         planned = _through(tasks, replace(tasks.task, reports=told.reports), schema)
-        with adaptive_where_it_pays(*zip(*tasks.read, strict=True)) as turned_off:
-            if turned_off:  # what is planned here is what runs
-                planned._jdf.queryExecution().executedPlan()
         stage = calls.keep(planned)
         found = told.found()
     try:

@@ -60,10 +60,16 @@ class SparkExecutor:
         return exchange.arrow_schema_of(rows)
 
     def input_spec(
-        self, rows: DataFrame, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
+        self,
+        rows: DataFrame,
+        key: tuple[str, ...],
+        event_time: str | None,
+        name: str,
+        broadcast: bool,
+        changes: Changelog | None = None,
     ) -> InputSpec:
         """See ``Executor``."""
-        return exchange.input_spec(rows, key, event_time, name, broadcast)
+        return exchange.input_spec(rows, key, event_time, name, broadcast, changes)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> DataFrame:
         """See ``Executor``."""

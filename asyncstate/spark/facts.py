@@ -1,13 +1,16 @@
 """What is known of the rows of a DataFrame: it travels with the DataFrame that an operator, or a reader, has returned.
 
-Owns: ``with_changes`` and ``known_changes``; ``source_facts``, what a source declares; ``insertions``, which gives
-kinds to rows; ``both``, one after the other.
-Invariant: a DataFrame made of another one, by whatever Spark has, carries nothing of it.
+Owns: ``with_changes`` and ``known_changes``; ``mark_of``, which the column ``row_kind`` keeps whatever Spark makes of
+the rows; ``source_facts``, what a source declares; ``insertions``, which gives kinds to rows; ``both``, one after the
+other.
+Invariant: of a DataFrame made of another one, by whatever Spark has, nothing is taken for known that Spark may have
+undone; rows that were upserts are never taken for anything else.
 Must not import runtime, storage or execution.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,13 +27,27 @@ from asyncstate.changelog import (
     has_kinds,
 )
 from asyncstate.dataflow.changes import declared_key, declared_mode
-from asyncstate.errors import JobError
-from asyncstate.spark.columns import quoted
+from asyncstate.errors import JobError, SchemaError
+from asyncstate.spark.columns import OUTPUT, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _CHANGES: Final = "_asyncstate_changes"
+_MARK: Final = "asyncstate.changes"
+_MARKS: Final = re.compile(rf'"{re.escape(_MARK)}":"((?:[^"\\]|\\.)*)"')
+_UPSERT: Final = ChangelogMode.UPSERT.text
+_INSERT_ONLY: Final = ChangelogMode.INSERT_ONLY.text
+
+
+def mark_of(changes: Changelog) -> dict[str, str]:
+    """The metadata of ``row_kind`` in rows that are ``changes``."""
+    return {_MARK: changes.text}
+
+
+def marked(df: DataFrame, changes: Changelog) -> DataFrame:
+    """``with_changes``, with the mark that stays with the rows."""
+    return with_changes(df.withMetadata(ROW_KIND_COLUMN, mark_of(changes)), changes)
 
 
 def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
@@ -43,14 +60,54 @@ def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
 
 def known_changes(df: DataFrame, what: str = "") -> Changelog:
     """What is known of the rows of ``df``; if nothing is, rows with kinds are changes that take back whole rows.
-    Raises SchemaError as ``has_kinds``."""
+    Raises SchemaError as ``has_kinds``, and for rows that Spark has made of upserts."""
     kinds = has_kinds(
         df.schema.fieldNames(), what
     )  # the schema is kept; the columns would be a call into the JVM
     found: Any = df.__dict__.get(_CHANGES)
     if isinstance(found, Changelog):
         return found
-    return RETRACT if kinds else INSERT_ONLY
+    if not kinds:
+        return INSERT_ONLY
+    upserts = _made_of_upserts(df)
+    if upserts is not None:
+        raise SchemaError(
+            f"{what or 'the rows'}: Spark has made these rows of others that are {upserts}, and what became of their "
+            "key is not known: say what they are with changes=Changelog.upsert(...), or put ChangelogNormalize() "
+            "before Spark's transformation"
+        )
+    return INSERT_ONLY if _only_insertions(df) else RETRACT
+
+
+def _made_of_upserts(df: DataFrame) -> str | None:
+    """What the rows were, in words, where some of those that Spark has made ``df`` of were upserts."""
+    own, kept = _own_mark(df), _kept_marks(df)
+    found = [own] if len(kept) == 1 else [own, *(mark for marks in kept for mark in marks)]
+    return next((mark for mark in found if mark is not None and mark.startswith(_UPSERT)), None)
+
+
+def _only_insertions(df: DataFrame) -> bool:
+    """Whether ``df`` was made of the rows of one operator, which are insertions, without other kinds."""
+    own, kept = _own_mark(df), _kept_marks(df)
+    marks = [own, *kept[0]] if len(kept) == 1 and kept[0] else []
+    return bool(marks) and all(mark is not None and mark.startswith(_INSERT_ONLY) for mark in marks)
+
+
+def _own_mark(df: DataFrame) -> str | None:
+    """The mark that ``row_kind`` has kept, as long as it is the column that it was."""
+    found: str | None = df.schema[ROW_KIND_COLUMN].metadata.get(_MARK)
+    return found
+
+
+def _kept_marks(df: DataFrame) -> list[list[str]]:
+    """The marks of the rows of operators that ``df`` reads, of each where they are kept; those of other tables are
+    nobody's word. In a union the first one's mark hides the others."""
+    leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
+    found = []
+    for number in range(leaves.size()):
+        schema = str(leaves.apply(number).schema().json())
+        found.append(_MARKS.findall(schema) if f'"{OUTPUT}"' in schema else [])
+    return found
 
 
 def both(first: DataFrame, then: DataFrame, key: Key | None) -> DataFrame:
@@ -77,6 +134,19 @@ def source_facts(
     Raises JobError where they disagree.
     """
     known: Any = df.__dict__.get(_CHANGES)
+    if (
+        not isinstance(known, Changelog)
+        and mode is None
+        and changelog is None
+        and ROW_KIND_COLUMN in df.columns
+    ):
+        upserts = _made_of_upserts(df)
+        if upserts is not None:
+            raise JobError(
+                f"source '{source}': Spark has made its rows of others that are {upserts}, and what became of their "
+                "key is not known: say what they are with mode='upsert' and primary_key=..., or transform the stream "
+                "that source returns, which keeps what is known"
+            )
     if not isinstance(known, Changelog) or known.upsert_key is None:
         return mode, primary_key
     declared = declared_mode(source, mode, None)

@@ -1,7 +1,7 @@
 """DataFrames that a job is given: what it reads, and what it or an operator starts from.
 
-Owns: ``Packing``: several streaming DataFrames as one, and the rows of a micro-batch by name again, for both forms of a
-job; the checks of what is given as ``initial_state``.
+Owns: ``Packing``: several streaming DataFrames as one, and the rows of a micro-batch by name again; the checks
+of what is given as ``initial_state``.
 Invariant: what comes out under a name has the rows and the columns that went in under it, and no others. Initial rows
 have the columns and types of the input they stand before, so that they are routed as its rows are.
 Must not import storage.
@@ -10,9 +10,8 @@ Must not import storage.
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
@@ -26,8 +25,6 @@ from asyncstate.spark.columns import quoted
 from asyncstate.spark.exchange import nullable_type
 
 _SOURCE: Final = "asyncstate:source"
-BATCH: Final = "batch"
-"""The argument of a micro_batch function that has the MicroBatch."""
 
 InitialState = DataFrame | Sequence[DataFrame | None] | Mapping[str, DataFrame]
 """Rows that come before all others: a DataFrame, of several inputs one each or None; or values by name of state."""
@@ -66,28 +63,6 @@ def check_streaming(name: str, df: object) -> DataFrame:
         kind = "a DataFrame that is not streaming" if isinstance(df, DataFrame) else repr(df)
         raise JobError(f"source '{name}' was given {kind}; give what spark.readStream gives")
     return df
-
-
-def with_inputs(function: Callable[..., object], packing: Packing) -> Callable[[DataFrame, Any], object]:
-    """``function(**inputs, batch=...)`` as a function of the packed rows and the MicroBatch.
-
-    Raises JobError for a function that cannot be called so.
-    """
-    names = (*packing.frames, BATCH)
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(names))
-    except (TypeError, ValueError) as error:
-        called = getattr(function, "__name__", repr(function))
-        raise JobError(
-            f"the micro_batch function {called} does not take the job's inputs ({error}): it is called by name, so "
-            f"write def {called}({', '.join(names)})"
-        ) from error
-
-    @functools.wraps(function)
-    def unpacking(df: DataFrame, batch: Any) -> object:
-        return function(**packing.unpacked(df), **{BATCH: batch})
-
-    return unpacking
 
 
 def _part(frames: list[DataFrame], number: int) -> DataFrame:

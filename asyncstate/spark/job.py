@@ -37,7 +37,7 @@ from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.executor import SparkExecutor
 from asyncstate.spark.facts import source_facts
 from asyncstate.spark.failures import restore
-from asyncstate.spark.inputs import BATCH, Packing, check_streaming, with_inputs
+from asyncstate.spark.inputs import Packing, check_streaming
 from asyncstate.spark.micro_batch import MicroBatch
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.session import settle_session, unsaid_failure
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 BatchFunction = Callable[..., object]
-"""A function of the micro-batch's DataFrame and the MicroBatch; with ``inputs`` of their DataFrames by name and
-``batch``."""
+"""A function of the micro-batch's DataFrame and the MicroBatch."""
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +98,6 @@ class StreamingJob:
         self._ledger = Ledger(self.config, name, first_batch_id)
         self._function: BatchFunction | None = None
         self._on_batch: Callable[[DataFrame, int], None] | None = None
-        self._inputs = Packing()
         self._sources = Packing()
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
@@ -136,10 +134,7 @@ class StreamingJob:
         return None if self.statistics is None else progress_of(self.statistics)
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
-        """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes.
-
-        Of a job with ``inputs`` the function is ``function(orders, payments, batch)``: they come by name.
-        """
+        """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes."""
         if not callable(function):
             raise JobError(
                 "job.micro_batch decorates a function (df, batch); write @job.micro_batch above it"
@@ -152,7 +147,7 @@ class StreamingJob:
             raise JobError(
                 f"job '{self.name}' already has a micro_batch function; make one StreamingJob for each query"
             )
-        self._function = with_inputs(function, self._inputs) if self._inputs.frames else function
+        self._function = function
 
         def on_batch(df: DataFrame, batch_id: int) -> None:
             _check_call(df, batch_id)
@@ -163,23 +158,6 @@ class StreamingJob:
         on_batch.__doc__ = function.__doc__
         self._on_batch = on_batch
         return on_batch
-
-    def inputs(self, **frames: DataFrame) -> None:
-        """Declare streaming DataFrames by name, which ``micro_batch``'s function is to get under these names.
-
-        They are one query and one micro-batch, which ``start`` starts; see ``docs/dataflow.md``. Raises JobError for a
-        name that is taken, for a DataFrame that is not streaming, and where the function has been decorated before.
-        """
-        self._check_no_function("inputs")
-        if self._graph.flow.nodes:
-            raise JobError(
-                f"job '{self.name}' has sources, so it takes no inputs; declare everything in one form"
-            )
-        for name, df in frames.items():
-            if name in self._inputs.frames or name == BATCH:
-                why = "is the MicroBatch" if name == BATCH else "is there already"
-                raise JobError(f"job '{self.name}': an input '{name}' {why}; give it another name")
-            self._inputs.add(name, df)
 
     def source(
         self,
@@ -211,10 +189,10 @@ class StreamingJob:
         rows that come before all of the stream, in the job's first micro-batch, such as the table whose changes the
         stream has. A job has sources or a function, not both.
         """
-        self._check_no_function("sources")
-        if self._inputs.frames:
+        if self._function is not None:
             raise JobError(
-                f"job '{self.name}' has inputs, so it takes no sources; declare everything in one form"
+                f"job '{self.name}' has a micro_batch function, so it takes no sources any more; declare everything in "
+                "one form"
             )
         check_streaming(name, df)
         times = Times(event_time, watermark_delay, sequence, drop_seen, idle_after)
@@ -254,7 +232,7 @@ class StreamingJob:
     def _facts(self) -> list[tuple[str, str]]:
         last, flow = self.statistics, self._graph.flow
         form = "graph" if flow.nodes else "function" if self._function is not None else "nothing declared yet"
-        sources = [source.name for source in flow.sources] or list(self._inputs.frames)
+        sources = [source.name for source in flow.sources]
         return [
             ("mode", "async" if self.config.enabled else "sync"),
             ("checkpoint", self._ledger.folder),
@@ -277,7 +255,7 @@ class StreamingJob:
         options: Mapping[str, str] | None = None,
         progress: bool = False,
     ) -> StreamingQuery:
-        """Check the graph and start one query over all its sources; or over the ``inputs`` of a function.
+        """Check the graph and start one query over all its sources.
 
         ``trigger``: a time such as ``"10 seconds"``, ``"availableNow"``, or as of Spark (``{"availableNow": True}``).
         Spark keeps the sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with
@@ -371,15 +349,9 @@ class StreamingJob:
     def _started(self) -> tuple[DataFrame, Callable[[DataFrame, int], None]]:
         """The rows of all sources, and what is called with those of a micro-batch."""
         if self._on_batch is not None and not self._graph.flow.nodes:
-            if not self._inputs.frames:
-                raise JobError(
-                    f"job '{self.name}' has a function but no inputs to start a query over; declare job.inputs(x=df) "
-                    "before it, or give the function to writeStream.foreachBatch"
-                )
-            return self._inputs.packed(), self._on_batch
-        if self._inputs.frames:
             raise JobError(
-                f"job '{self.name}' has inputs but no function; decorate one with @job.micro_batch"
+                f"job '{self.name}' has a micro_batch function; give it to df.writeStream.foreachBatch, or declare "
+                "sources with job.source in place of it"
             )
         self.check()
         process = self.micro_batch(self._run_graph)
@@ -391,13 +363,6 @@ class StreamingJob:
 
     def _figures(self) -> dict[str, NodeFigures]:
         return {} if self.statistics is None else figures_of(self.statistics.operators)
-
-    def _check_no_function(self, what: str) -> None:
-        if self._function is not None:
-            advice = "declare them before it" if what == "inputs" else "declare everything in one form"
-            raise JobError(
-                f"job '{self.name}' has a micro_batch function, so it takes no {what} any more; {advice}"
-            )
 
     def finish(self) -> None:
         """After the query has ended: one more run, no rows, the final watermark; closes the checkpoint.

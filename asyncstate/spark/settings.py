@@ -1,7 +1,6 @@
-"""Settings of Spark's session that a stage does without: the measuring of Arrow batches that cannot become too large,
-and adaptive execution where there is nothing to adapt.
+"""The measuring of Arrow batches that cannot become too large, which a stage does without.
 
-Owns: ``ArrowBatches``, which lifts the session's bound in bytes while a stage runs alone; ``adaptive_where_it_pays``.
+Owns: ``ArrowBatches``, which lifts the session's bound in bytes while a stage runs alone.
 Invariant: results never depend on it; the session's settings are as they were afterwards, whatever happens. The bound
 in bytes is lifted only where the bound in rows keeps it, and nothing else of the job's plan runs in Python. Of columns
 with a fixed width that is certain; with texts and lists it holds as long as rows are at most four times as wide as the
@@ -39,20 +38,6 @@ _PYTHON: Final = ("PYTHON_UDF",)
 _MARGIN: Final = 2  # Arrow's buffers grow by doubling
 _KIND_BYTES: Final = 7  # a row kind has two characters; its offset, its validity
 _TEXT_MARGIN: Final = 4  # rows of a micro-batch may be so much wider than those of the one before
-ADAPTIVE: Final = "spark.sql.adaptive.enabled"
-# What Spark may plan an exchange of its own for, whose sizes adaptive execution looks at.
-_EXCHANGING: Final = (
-    "AGGREGATE",
-    "DISTINCT_LIKE",
-    "EXCEPT",
-    "INTERSECT",
-    "JOIN",
-    "LIMIT",
-    "PLAN_EXPRESSION",
-    "REPARTITION_OPERATION",
-    "SORT",
-    "WINDOW",
-)
 
 
 class ArrowBatches:
@@ -179,37 +164,3 @@ def _tree_patterns(jvm: Any, names: tuple[str, ...]) -> Any:
     """Catalyst's TreePatterns as it takes them. Kept: each name costs some calls into the JVM, for every stage."""
     enum = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     return jvm.PythonUtils.toSeq([getattr(enum, name)() for name in names])
-
-
-@contextmanager
-def adaptive_where_it_pays(inputs: Sequence[DataFrame], specs: Sequence[InputSpec]) -> Iterator[bool]:
-    """While a stage over ``inputs`` is planned: adaptive execution is off if the stage's exchange is the only one. Says
-    whether it has been turned off.
-
-    That one has a fixed number of partitions, so there is nothing to adapt, and Spark would run and wait for each side
-    of it as a job of its own: a tenth of a small micro-batch (decision 0042).
-    """
-    session = inputs[0].sparkSession
-    before = str(session.conf.get(ADAPTIVE))
-    if before != "true" or _exchanges(inputs, specs):
-        yield False
-        return
-    session.conf.set(ADAPTIVE, "false")
-    try:
-        yield True
-    finally:
-        session.conf.set(ADAPTIVE, before)
-
-
-def _exchanges(inputs: Sequence[DataFrame], specs: Sequence[InputSpec]) -> bool:
-    """Whether the plan before the stage's exchange may have another; True where that cannot be told."""
-    if any(spec.local is not None for spec in specs):
-        return True
-    try:
-        return any(
-            contains_any(df, _EXCHANGING)
-            for df, spec in zip(inputs, specs, strict=True)
-            if not spec.broadcast
-        )
-    except Exception:  # another Spark than this was written for: everything stays as it is
-        return True

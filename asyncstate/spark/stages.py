@@ -79,7 +79,7 @@ def plan_stage(
     first = chain[0].spec
     with _explained(chain, ()):
         last = chain[-1]
-        schema = stage_schema(last.spec.uid, last.sent)
+        schema = stage_schema(last.spec.uid, last.sent, last.output.changes)
         given = [one.stage.tasks if isinstance(one, Feed) else one for one in inputs]
         rows = exchange(given, first.inputs, first.parallelism, first.max_parallelism, done)
         links = tuple(Link(one.spec, one.after) for one in chain[1:])
@@ -89,7 +89,7 @@ def plan_stage(
             broadcast = _collected(first, frames[first.operator.broadcast_input])
             task = replace(task, spec=replace(first, broadcast=broadcast))
     feeds = [one.stage for one in inputs if isinstance(one, Feed)]
-    read = [(one, first.inputs[index]) for index, one in frames.items()]
+    read = [one for index, one in frames.items() if not first.inputs[index].broadcast]
     read += [one for feed in feeds for one in feed.tasks.read]
     tasks = Tasks(rows, task, has_reports(given), read)
     return PlannedStage(chain, schema, tasks, feeds, time.perf_counter() - started)
@@ -97,14 +97,14 @@ def plan_stage(
 
 def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
     """The rows of the broadcast input, which is ``df``; runs its plan. Raises JobError if they are more than
-    ``async-state.broadcast-size-limit``."""
+    their share of ``async-state.memory``."""
     index = spec.operator.broadcast_input
     assert index is not None
     # Collecting keeps the order, partition by partition; a shuffle would not.
     rows = [batch for batch in df.toArrow().to_batches() if batch.num_rows]
     declared = spec.inputs[index]
     batches = (InputBatch(*payload_of(declared, batch), index) for batch in rows)
-    return pack_broadcast(spec.uid, declared, batches, spec.config.broadcast_size_limit_bytes)
+    return pack_broadcast(spec.uid, declared, batches, spec.config.shares.broadcast)
 
 
 def run_stages(
@@ -120,11 +120,10 @@ def run_stages(
     operators = [one for stage in every for one in stage.chain]
     names = ", ".join(type(one.spec.operator).__name__ for one in operators)
     sent = [(stage.uid, stage.chain[0].spec.inputs) for stage in every]
-    frames = [df for df, spec in planned.tasks.read if not spec.broadcast]
     with (
         _explained(operators, stateless),
         texts.stage(_uids(operators), names),
-        arrow.stage(frames, sent),
+        arrow.stage(planned.tasks.read, sent),
     ):
         kept = run_stage(planned.tasks, planned.schema, watched)
     try:

@@ -33,6 +33,8 @@ from asyncstate.storage.ownership import Epochs, Listed, wait_at_random
 _LOOKS_MAX: Final = 3
 _EARLIER_MAX: Final = 100  # drivers whose writes into a target are still known; the oldest go first
 _ANY_VERSION: Final = 2**63 - 1
+LISTED_EVERY: Final = 50
+"""In so many calls of ``retain`` all files are listed once."""
 
 
 class Checkpoint:
@@ -50,6 +52,7 @@ class Checkpoint:
         self._job_id = ""
         self._commits = 0
         self._decoded: dict[str, Manifest] = {}
+        self._retained = 0
         self._start: EpochStart | None = None
 
     def versions(self) -> list[int]:
@@ -142,6 +145,7 @@ class Checkpoint:
         )
         self._epochs.begin(self._start)
         self.epoch, self._job_id, self._commits = owner.epoch, owner.job_id, 0
+        self._retained = 0
 
     @property
     def start(self) -> EpochStart:
@@ -207,12 +211,14 @@ class Checkpoint:
         """Delete manifests beyond the newest ``keep_versions`` and files that none needs; return how many.
 
         Only files of batches before the newest are deleted: those of running attempts belong to it or come
-        after. Call it between batches.
+        after. Call it between batches. Files that no manifest has named, of attempts that failed, are looked for
+        at the first call and in every ``LISTED_EVERY``-th one, since that lists all files there are.
         """
         if keep_versions < 1:
             raise CheckpointError(f"keep_versions must be at least 1, not {keep_versions}")
         # Listed before the look at the owner: what a later owner writes cannot be among what is deleted.
-        manifests, state = self.files.list(MANIFESTS), self.files.list("state/")
+        manifests = self.files.list(MANIFESTS)
+        state = self._listed_state(manifests)
         view = _visible(manifests, self._epochs.started(self._checked_owner()))
         if not view:
             return 0
@@ -221,10 +227,19 @@ class Checkpoint:
         decoded = {view[version]: self._decode(version, view) for version in kept}
         needed = {file.name for manifest in decoded.values() for file in manifest.files()}
         expired = [name for name in manifests if name not in decoded and manifest_key(name)]
+        if state is None:  # what may go was named by a manifest that goes
+            state = sorted({file.name for name in expired for file in self._decoded[name].files()})
         orphans = [name for name in state if name not in needed and _older(name, kept[-1])]
         self.files.delete_files([*expired, *orphans])
         self._decoded = decoded
         return len(expired) + len(orphans)
+
+    def _listed_state(self, manifests: Iterable[str]) -> list[str] | None:
+        """All state files there are; None where manifests that this object knows name all that may be deleted."""
+        is_due = self._retained % LISTED_EVERY == 0
+        self._retained += 1
+        known = all(name in self._decoded for name in manifests if manifest_key(name))
+        return None if known and not is_due else self.files.list("state/")
 
     def _decode(self, version: int, view: dict[int, str]) -> Manifest:
         return self._decoded.get(view[version]) or self._read(version, view)

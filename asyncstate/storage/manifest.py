@@ -1,9 +1,9 @@
 """What a committed micro-batch consists of: the manifest and its parts, and their JSON form.
 
-Owns: Manifest, OperatorManifest, StateSpec, PartitionManifest, SnapshotRef, DeltaRef, FileRef, EpochStart, their
-encoding, and the names of files in the checkpoint. Invariant: a manifest is self-contained (all files of a
-version are named in it) and self-checked (a checksum over its exact bytes). Must not import files, stores or
-anything that does I/O.
+Owns: Manifest, OperatorManifest, GraphManifest, StateSpec, PartitionManifest, SnapshotRef, DeltaRef, FileRef,
+EpochStart, their encoding, and the names of files in the checkpoint. Invariant: a manifest is self-contained (all
+files of a version are named in it) and self-checked (a checksum over its exact bytes). Must not import files, stores
+or anything that does I/O.
 """
 
 from __future__ import annotations
@@ -130,13 +130,31 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((p for p in self.partitions if p.partition == number), PartitionManifest(number))
 
 
+class SinkManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the rows of a sink were: ``changes`` of earlier rows or insertions only; the conditions and the computed
+    columns on their way; ``inputs``, where they came from: ``uid`` or ``uid:side output`` of an operator, ``:name`` of
+    a source. None: whatever the next program says."""
+
+    changes: bool
+    filters: str | None = None
+    columns: str | None = None
+    inputs: list[str] | None = None
+
+
+class GraphManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the graph of a job was: its sources so far, each with whether it began with initial rows, and its sinks."""
+
+    sources: dict[str, bool] = {}
+    sinks: dict[str, SinkManifest] = {}
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One committed version of a job's state. Times are microseconds since the epoch.
 
     ``base`` is the version it was computed from; ``sources`` holds per watermark source its highest event time
     seen minus its delay; ``processing_time`` is when the micro-batch started; ``final`` says that the input had
     ended. ``heard``: of each source that can be idle, the start of the last micro-batch with an event of it; ``idle``:
-    those that do not hold the watermark.
+    those that do not hold the watermark. ``graph``: None where no graph has run.
     """
 
     job_id: str
@@ -150,6 +168,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heard: dict[str, int] = {}
     idle: list[str] = []
     final: bool = False
+    graph: GraphManifest | None = None
     epoch: int = 0
     format_version: int = FORMAT_VERSION
 

@@ -131,7 +131,7 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
     return ObjectFiles(file_system, base, place, retries, small_objects)
 
 
-def existing_files(place: str, what: str, hint: str, retries: Retries | None = None) -> CheckpointFiles:
+def existing_files(place: str, what: str, hint: str) -> CheckpointFiles:
     """``checkpoint_files`` of a place that is only read at first: a folder that is not there is an error and not made.
 
     ``what`` should be there, ``hint`` says what to give instead. Raises CheckpointError, and as ``checkpoint_files``.
@@ -145,7 +145,7 @@ def existing_files(place: str, what: str, hint: str, retries: Retries | None = N
             ) from error
         if not there:
             raise CheckpointError(f"there is no {what} {place}; {hint}")
-    return checkpoint_files(place, retries)
+    return checkpoint_files(place)
 
 
 @functools.lru_cache(maxsize=16)

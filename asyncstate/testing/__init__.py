@@ -1,8 +1,18 @@
 """What users test their operators and jobs with. Ships in the package; must not import Spark."""
 
+from asyncstate.config import Tuning
 from asyncstate.testing.context import FakeContext
 from asyncstate.testing.faults import FaultyStore
 from asyncstate.testing.harness import OperatorHarness
 from asyncstate.testing.pipeline import PipelineHarness, PipelineSource
+from asyncstate.testing.rows import net
 
-__all__ = ["FakeContext", "FaultyStore", "OperatorHarness", "PipelineHarness", "PipelineSource"]
+__all__ = [
+    "FakeContext",
+    "FaultyStore",
+    "OperatorHarness",
+    "PipelineHarness",
+    "PipelineSource",
+    "Tuning",
+    "net",
+]

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog, Key
 from asyncstate.clock import Clock, ManualClock
-from asyncstate.config import SPARK_PREFIX, resolve
+from asyncstate.config import SPARK_PREFIX, Tuning, resolve
 from asyncstate.display import html_table, quietly, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError
@@ -40,6 +40,7 @@ from asyncstate.runtime import (
     TaskSpec,
     WorkerMemory,
     advance_sources,
+    aggregated_before,
     check_fingerprint,
     check_is_operator,
     check_key_groups,
@@ -62,7 +63,6 @@ from asyncstate.runtime import (
     previous_watermark,
     read_state,
     report_of_both,
-    retries_of,
     run_partition,
     run_stateless,
     sequences_of_inputs,
@@ -143,7 +143,8 @@ class OperatorHarness:
     its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
     several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
     is kept between micro-batches, for tests that play several workers; by default that of this process. ``uid``: its
-    name in errors and in the checkpoint. ``filters``: see ``InputSpec``; a ``PipelineHarness`` tells them.
+    name in errors and in the checkpoint. ``tuning``: settings of the engine for tests; see ``Tuning``. ``filters``: see
+    ``InputSpec``; a ``PipelineHarness`` tells them.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -166,6 +167,7 @@ class OperatorHarness:
         parallelism: int = 1,
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
+        tuning: Tuning | None = None,
         clock: Clock | None = None,
         folder: str | Path | None = None,
         checkpoint: str | None = None,
@@ -211,6 +213,7 @@ class OperatorHarness:
                 **(options or {}),
             },
             {},
+            tuning,
         )
         self.parallelism = parallelism
         self._store_through = store_through
@@ -219,9 +222,7 @@ class OperatorHarness:
         self.owns_folder = folder is None
         """Whether ``close`` deletes the folder."""
         self._folder = Path(folder) if folder is not None else _new_folder("harness")
-        self._files = checkpoint_files(
-            checkpoint or str(self._folder / "checkpoint"), retries_of(self._config)
-        )
+        self._files = checkpoint_files(checkpoint or str(self._folder / "checkpoint"))
         self._checkpoint = Checkpoint(self._files)
         check_key_groups(self._files.shown, self._checkpoint.latest(), self._config)
         self._checkpoint.claim(_JOB)
@@ -402,6 +403,7 @@ class OperatorHarness:
                 for key, value in self._options.items()
                 if key.removeprefix(SPARK_PREFIX) not in _ARGUMENTS
             },
+            "tuning": self._config.tuning,
             "clock": self.clock,
             "worker": self.worker,
             "uid": self._uid,
@@ -476,7 +478,7 @@ class OperatorHarness:
     ) -> list[pa.RecordBatch]:
         """As ``end_batch`` or ``finish``, but for the commit, and with the output as it comes. ``watermark``: that of
         the job whose part the operator is, where its own inputs do not decide; ``before``: rows that come first, in the
-        job's first micro-batch (None: none)."""
+        first micro-batch of their source (None: none)."""
         if self._manifest is not None and self._manifest.final:
             raise JobError("the harness has been finished; make a new one")
         if watermark is None:
@@ -528,7 +530,7 @@ class OperatorHarness:
         self._pending, self._running = [], None
 
     def _ran(self, spec: TaskSpec, before: Sequence[InputBatch] | None) -> _Ran:
-        """The micro-batch, of a new operator behind what it starts from. Nothing is committed in between."""
+        """The micro-batch, behind what an operator or a source starts from. Nothing is committed in between."""
         if spec.operator.stateless:
             return self._collected(self._stateless(spec))
         first = None
@@ -538,9 +540,9 @@ class OperatorHarness:
                 written = self._collected(self._partitions(writing, [values], copies_of(writer)))
                 spec = self._behind(spec, written)
             before = self._initial.rows if before is None else before
-            if before is not None:
-                first = self._collected(self._partitions(spec, before, self._operator))
-                spec = self._behind(spec, first)
+        if before is not None:
+            first = self._collected(self._partitions(spec, before, self._operator))
+            spec = self._behind(spec, first)
         ran = self._collected(self._partitions(spec, self._pending, self._operator))
         return ran if first is None else first.then(ran, self._output.changes.upsert_key)
 
@@ -565,6 +567,9 @@ class OperatorHarness:
         self, spec: TaskSpec, pushed: Sequence[InputBatch], copies: Callable[[], Operator]
     ) -> Iterator[OutBatch | CommitRecord]:
         spec = replace(spec, broadcast=self._broadcast(spec, pushed), inputs=self._with_local_phase(spec))
+        if spec.inputs[0].local is not None:
+            sender = copies()
+            pushed = [aggregated_before(sender, spec.inputs[0], one) for one in pushed]
         parts = exchanged(spec.inputs, pushed, self.parallelism, self._config.max_parallelism)
         for partition in range(self.parallelism):
             own = with_copy(spec, copies)
@@ -605,7 +610,7 @@ class OperatorHarness:
         if index is None:
             return None
         sent = [batch for batch in pushed if batch.input_index == index]
-        return pack_broadcast(self._uid, self._specs[index], sent, self._config.broadcast_size_limit_bytes)
+        return pack_broadcast(self._uid, self._specs[index], sent, self._config.shares.broadcast)
 
     def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
         phase = chosen_local_phase(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)

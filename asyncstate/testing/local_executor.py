@@ -30,6 +30,7 @@ from asyncstate.runtime import (
     InputBatch,
     SideBatch,
     TaskSpec,
+    aggregated_before,
     check_columns,
     highest_event_time,
     pack_broadcast,
@@ -38,7 +39,6 @@ from asyncstate.runtime import (
     run_stateless,
     unpack_records,
 )
-from asyncstate.runtime.put_together import put_together
 from asyncstate.runtime.rows import output_schema
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.rows import not_replaced
@@ -128,11 +128,18 @@ class LocalExecutor:
         return pa.schema([pa.field(one.name, one.type) for one in rows.schema if one.name != ROW_KIND_COLUMN])
 
     def input_spec(
-        self, rows: LocalRows, key: tuple[str, ...], event_time: str | None, name: str, broadcast: bool
+        self,
+        rows: LocalRows,
+        key: tuple[str, ...],
+        event_time: str | None,
+        name: str,
+        broadcast: bool,
+        changes: Changelog | None = None,
     ) -> InputSpec:
         """See ``Executor``."""
         unknown = RETRACT if has_kinds(rows.schema.names, name) else INSERT_ONLY
-        changes = unknown if rows.changes is None else rows.changes
+        known = unknown if rows.changes is None else rows.changes
+        changes = known if changes is None else changes
         return InputSpec(self.schema(rows), key, event_time, changes, name, broadcast)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> LocalRows:
@@ -350,7 +357,7 @@ def _input_batch(
     if given.local is None or done:
         return InputBatch(*payload_of(given, batch), index)
     rows = InputBatch(*payload_of(replace(given, local=None), batch), index)
-    return put_together(rows, given, spec.max_parallelism)
+    return aggregated_before(spec.operator, given, rows)
 
 
 def _routed(spec: TaskSpec, given: InputSpec, rows: InputBatch) -> Iterator[tuple[int, InputBatch]]:
@@ -370,7 +377,7 @@ def _with_broadcast(spec: TaskSpec, inputs: Sequence[LocalRows]) -> TaskSpec:
         return spec
     given = spec.inputs[index]
     sent = [InputBatch(*payload_of(given, batch), index) for batch in inputs[index].batches]
-    limit = spec.config.broadcast_size_limit_bytes
+    limit = spec.config.shares.broadcast
     return replace(spec, broadcast=pack_broadcast(spec.uid, given, iter(sent), limit))
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Changelog, ChangelogMode, has_kinds
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.codec import read_schema
-from asyncstate.config import resolve
+from asyncstate.config import Tuning, resolve
 from asyncstate.dataflow import (
     Apply,
     Dataflow,
@@ -34,6 +34,7 @@ from asyncstate.dataflow import (
     explain,
 )
 from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
+from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
@@ -50,7 +51,7 @@ from asyncstate.runtime import (
     watermark_holders,
     why_watermark_waits,
 )
-from asyncstate.storage import Manifest
+from asyncstate.storage import GraphManifest, Manifest
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.harness import OperatorHarness, folder_of
 from asyncstate.testing.rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
@@ -88,7 +89,7 @@ class PipelineHarness:
     ``pipeline`` declares it: a function of streams, which it gets by the names of ``sources``; in a job the same
     function is given what ``job.source(...)`` returns. Sinks are asked whether they can take such changes, but get no
     rows: these are in ``rows``.
-    ``parallelism``, ``async_enabled`` and ``options`` are those of every operator.
+    ``parallelism``, ``async_enabled``, ``options`` and ``tuning`` are those of every operator.
 
     Raises JobError for a dataflow that a job would refuse, with all that is wrong with it.
     """
@@ -101,6 +102,7 @@ class PipelineHarness:
         async_enabled: bool = False,
         parallelism: int = 1,
         options: Mapping[str, str] | None = None,
+        tuning: Tuning | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.clock: Clock = clock if clock is not None else ManualClock()
@@ -108,6 +110,7 @@ class PipelineHarness:
             "async_enabled": async_enabled,
             "parallelism": parallelism,
             "options": dict(options or {}),
+            "tuning": tuning,
             "clock": self.clock,
         }
         self._pipeline, self._declared_sources = pipeline, dict(sources)
@@ -338,7 +341,9 @@ class PipelineHarness:
                 found[node] = self._empty(node, inputs, saved)
             except AsyncStateError as error:
                 problems.append(node.problem(str(error)))
-        problems += same_destinations(self.flow.sinks)
+        known = {node: self.changes[node] for node, rows in found.items() if rows is not None}
+        problems += [*self.flow.unused(known), *same_destinations(self.flow.sinks)]
+        problems += check_sinks(self.flow, known, self._graph_before, saved)
         waiting = [uid for uid, one in self._operators.items() if one.waits_for_watermark]
         if waiting and not problems and not self._watermark_sources():
             node = next(node for node in found if isinstance(node, Apply) and node.name == waiting[0])
@@ -356,6 +361,7 @@ class PipelineHarness:
                 assert node.schema is not None
                 InputSpec(node.schema, (), node.times.event_time, name=f"source '{node.name}'")
             if node.name in self._starts:
+                check_initial(node, self._graph_before, self._committed is None)
                 what, given = f"source '{node.name}'", self._starts[node.name]
                 self._initial[node] = initial_rows(what, given, node.schema, bool(node.changelog))
             schema = _schema_of(node)
@@ -420,6 +426,7 @@ class PipelineHarness:
     def _commit(self, seen: Mapping[str, int | None], watermark: int, started: int, final: bool) -> None:
         declared = watermark_sources(self.flow.nodes)
         times = advance_sources(self._committed, declared, seen, started, self._restarted)
+        graph = graph_manifest(self.flow, self.changes, self._starts, self._graph_before)
         self._committed = Manifest(
             job_id="harness",
             batch_id=self._next_batch,
@@ -431,6 +438,7 @@ class PipelineHarness:
             heard=times.heard,
             idle=times.idle,
             final=final,
+            graph=graph,
         )
         self._restarted, self._finished = False, final
 
@@ -439,10 +447,21 @@ class PipelineHarness:
         node = next(one for one in self.flow.sources if one.name == source)
         assert node.times.event_time is not None
         rows = list(self._pending[source])
-        if self._committed is None and node in self._initial:
-            rows.append(self._initial[node])
+        if node in self._beginning:
+            rows.append(self._beginning[node])
         times = [highest_event_time(one.column(node.times.event_time)) for one in rows]
         return max((time for time in times if time is not None), default=None)
+
+    @property
+    def _graph_before(self) -> GraphManifest | None:
+        """What the last commit has of the dataflow."""
+        return None if self._committed is None else self._committed.graph
+
+    @property
+    def _beginning(self) -> dict[Node, pa.RecordBatch]:
+        """The initial rows that come in the micro-batch at hand, by source."""
+        names = to_begin(self._starts, self._graph_before, self._committed is None)
+        return {node: rows for node, rows in self._initial.items() if node.name in names}
 
     def _watermark_sources(self) -> list[str]:
         return [*watermark_sources(self.flow.nodes), *self._of_operators()]
@@ -460,7 +479,7 @@ class PipelineHarness:
     ) -> bool:
         """Run all operators and put the rows of each sink into ``out``; False if that ended at ``crash_before``."""
         rows: dict[Node, pa.RecordBatch] = {}
-        first = {} if self._committed is not None else dict(self._initial)
+        first = dict[Node, pa.RecordBatch](self._beginning)
         for node in self.flow.nodes:
             if node.name == crash_before and isinstance(node, Apply | Sink):
                 return False

@@ -1,19 +1,21 @@
 """Rows as tests write them and read them: tuples and dicts, as Arrow columns and back.
 
-Owns: ``record_batch``, ``kind_codes``, ``rows_of`` and ``OutputRow``.
+Owns: ``record_batch``, ``kind_codes``, ``rows_of``, ``net`` and ``OutputRow``.
 Invariant: what does not fit its column is refused with its row, before anything runs.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Key
+from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS, Key, RowKind
 from asyncstate.codec.from_python import UnfitValueError, arrow_column
 from asyncstate.codec.times import integers
 from asyncstate.errors import SchemaError
@@ -119,3 +121,65 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[OutputRow]:
         if name != ROW_KIND_COLUMN
     ]
     return zip(kinds, *columns, strict=True)
+
+
+_SIGNS: Final = {kind.text: 1 if kind.is_accumulate else -1 for kind in RowKind}
+
+
+def net(rows: Iterable[Sequence[Any]], *, in_order: bool = False) -> Counter[tuple[Any, ...]]:
+    """Net a changelog: each row of the table that it describes, without the row kind, and how often it is there.
+
+    ``rows`` are ``(row kind, *values)``, as a harness returns them, or rows that Spark collected, which count as +I if
+    they have no column ``row_kind``. +I and +U add a row; -U and -D take back a row with equal values. The order does
+    not matter, and rows that cancel are left out.
+
+    A count below zero means that a row is taken back more often than it is added. A complete changelog has none, so the
+    result then equals no table. The rows of one micro-batch can have some: ``table.update(net(rows))`` adds them up.
+    The rows of an upsert stream do not say what they replace, so they have no net.
+
+    ``in_order``: check that no row is taken back before it is there, as the output of one partition promises from its
+    first micro-batch on.
+
+    All NaN are one value. A list becomes a tuple, and a dict a tuple of (name, value).
+
+    Raises SchemaError for a row that does not begin with a row kind, and with ``in_order`` AssertionError that names
+    the row that is taken back too early.
+
+    >>> net([("+I", "a", 1), ("+I", "b", 7), ("-U", "a", 1), ("+U", "a", 2)])
+    Counter({('b', 7): 1, ('a', 2): 1})
+    """
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for number, row in enumerate(rows):
+        kind, values = _kind_and_values(row)
+        if not isinstance(kind, str) or kind not in _SIGNS:
+            raise SchemaError(
+                f"net: row {number} is {row!r}; give (row kind, *values), with one of {', '.join(_SIGNS)} first"
+            )
+        key = tuple(map(_hashable, values))
+        counts[key] += _SIGNS[kind]
+        if in_order and counts[key] < 0:
+            raise AssertionError(f"net: row {number} is {row!r}, but no row before it has added {key!r}")
+    return Counter({row: times for row, times in counts.items() if times})
+
+
+def _kind_and_values(row: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    names = getattr(row, "__fields__", None)
+    if names is None:
+        return (row[0] if row else None), row[1:]
+    if ROW_KIND_COLUMN not in names:
+        return RowKind.INSERT.text, row
+    at = names.index(ROW_KIND_COLUMN)
+    return row[at], (*row[:at], *row[at + 1 :])
+
+
+def _hashable(value: Any) -> Any:
+    """The value as part of a key of a dict, where Python takes no NaN for equal to another."""
+    if isinstance(value, float):
+        return math.nan if math.isnan(value) else value
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, dict):
+        return tuple((name, _hashable(each)) for name, each in value.items())
+    return value

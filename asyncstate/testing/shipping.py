@@ -20,7 +20,6 @@ import pyarrow as pa
 from asyncstate.errors import JobError
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import InputBatch, TaskSpec
-from asyncstate.runtime.put_together import put_together
 
 __tracebackhide__ = True  # pytest shows the test's own line
 
@@ -59,16 +58,13 @@ def with_copy(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
 def exchanged(
     inputs: Sequence[InputSpec], rows: Sequence[InputBatch], parallelism: int, max_parallelism: int
 ) -> list[list[InputBatch]]:
-    """The pushed rows by partition, as the exchange of a Spark job would deliver them."""
+    """The rows by partition, as the exchange of a Spark job would deliver them."""
     parts: list[list[InputBatch]] = [[] for _ in range(parallelism)]
     for pushed in rows:
         spec = inputs[pushed.input_index]
         if spec.broadcast:
             continue
-        if spec.local is not None:
-            pushed = put_together(pushed, spec, max_parallelism)
-        else:
-            pushed = replace(pushed, batch=pushed.batch.select(spec.schema.names))
+        pushed = replace(pushed, batch=pushed.batch.select(spec.row_schema.names))
         codec = spec.key_codec(max_parallelism)
         columns = [pushed.batch.column(name) for name in spec.key]
         groups = codec.groups(columns) if columns else np.zeros(pushed.batch.num_rows, np.int32)

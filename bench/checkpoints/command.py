@@ -6,32 +6,24 @@ Owns: the options, and ``Sizes``: which states and micro-batches are measured.
 from __future__ import annotations
 
 import enum
-import platform
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
-from asyncstate.errors import AsyncStateError
-from bench.options import made
-from bench.report import write_json
+from asyncstate.spark.task import settle_worker
+from bench.checkpoints import commits, recovery, sizes
+from bench.frame import Report, Row
+from bench.frame.picture import Panel, Series, draw
+from bench.frame.report import Folder, Output, Seed, Tiny
 
-if TYPE_CHECKING:
-    from bench.checkpoints.commits import CommitResult
-    from bench.checkpoints.recovery import RecoveryResult
-    from bench.checkpoints.sizes import SizeResult
-
-_CANNOT_RUN = 2
+CHANGED, STATE, WHOLE = "changed keys", "state", "long run"
+"""Series of sizes: what grows, or that the run is long enough for the whole state to be rewritten."""
 _LONG_RUN = 5
 """How often a long run changes each key, on average."""
-
-Tell = Callable[[str], None]
 
 
 class Part(enum.StrEnum):
@@ -63,21 +55,19 @@ class Sizes:
     long_states: tuple[int, ...] = (10_000, 100_000, 300_000)
     long_changed: int = 1_000
 
+    def planned(self) -> Iterator[tuple[str, int, int, int]]:
+        """Series, keys in the state, changed keys and micro-batches of each count of bytes."""
+        middle = self.bytes_changed[len(self.bytes_changed) // 2]
+        for changed in self.bytes_changed:
+            yield CHANGED, self.bytes_state, changed, self.bytes_batches
+        for state in self.bytes_states:
+            yield STATE, state, middle, self.bytes_batches
+        for state in self.long_states:
+            batches = max(_LONG_RUN * state // self.long_changed, self.bytes_batches)
+            yield WHOLE, state, self.long_changed, batches
 
-TINY = Sizes(
-    commit_state=2_000,
-    commit_changed=(500,),
-    commit_rounds=10,
-    recovery_state=3_000,
-    recovery_changed=200,
-    recovery_rounds=1,
-    bytes_state=1_000,
-    bytes_changed=(10, 100),
-    bytes_states=(1_000, 4_000),
-    bytes_batches=10,
-    long_states=(500,),
-    long_changed=100,
-)
+
+TINY = Sizes(2_000, (500,), 10, 3_000, 200, 1, 1_000, (10, 100), (1_000, 4_000), 10, (500,), 100)
 
 
 def checkpoints(
@@ -87,103 +77,73 @@ def checkpoints(
         int | None,
         typer.Option(min=20, help="Pairs of micro-batches for commits; two snapshot intervals at least."),
     ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the keys drawn.")] = 1,
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="Where to put checkpoints and stores; by default the temporary directory."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoints.json and checkpoints.png.")
-    ] = None,
+    tiny: Tiny = False,
+    seed: Seed = 1,
+    folder: Folder = None,
+    output: Output = None,
 ) -> None:
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""
-    from bench.checkpoints.report import commits_table, recovery_table, sizes_table, write_sizes_plot
-
-    console = Console()
-    sizes = TINY if tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
-    results: list[msgspec.Struct] = []
-    scratch = Path(tempfile.mkdtemp(prefix="asyncstate-checkpoints-", dir=made(folder)))
-    try:
-        with console.status("measuring") as status:
-            if part in (Part.ALL, Part.COMMITS):
-                commits = list(_commits(sizes, scratch, spark, seed, status.update))
-                console.print(commits_table(commits), "")
-                results += commits
-            if part in (Part.ALL, Part.RECOVERY):
-                recovered = _recovery(sizes, scratch, seed, status.update)
-                console.print(recovery_table(recovered), "")
-                results += recovered
-            if part in (Part.ALL, Part.BYTES):
-                counted = list(_bytes(sizes, scratch, seed, status.update))
-                console.print(sizes_table(counted), "")
-                results += counted
-                if output is not None:
-                    write_sizes_plot(counted, output / "checkpoints.png", "Bytes that a checkpoint takes")
-    except AsyncStateError as error:
-        console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(_CANNOT_RUN) from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    if output is not None:
-        write_json(results, output / "checkpoints.json", seed=seed, machine=platform.platform())
-        console.print(f"written to {output}", highlight=False)
+    much = TINY if tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
+    with Report("checkpoints", output, folder, seed=seed) as report:
+        if part in (Part.ALL, Part.COMMITS):
+            _commits(report, much, spark, seed)
+        if part in (Part.ALL, Part.RECOVERY):
+            title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {recovery.DELTAS} deltas of "
+            report.section(f"{title}{much.recovery_changed:,} keys", recovery.COLUMNS, recovery.NOTE)
+            size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
+            report.case("recovery", lambda: recovery.recovery(report.folder, *size, report.tell))
+        if part in (Part.ALL, Part.BYTES):
+            _bytes(report, much, seed)
 
 
-def _commits(sizes: Sizes, scratch: Path, spark: bool, seed: int, tell: Tell) -> Iterator[CommitResult]:
-    from asyncstate.spark.task import settle_worker
-    from bench.checkpoints.commits import AIM, commit_cost
-
+def _commits(report: Report, much: Sizes, spark: bool, seed: int) -> None:
     settle_worker()
-    for number, changed in enumerate(sizes.commit_changed):
+    report.section(f"Commits, {much.commit_state:,} keys a partition", commits.COLUMNS, commits.NOTE)
+    for number, changed in enumerate(much.commit_changed):
         for enabled in (False, True):
-            tell(f"commits: {changed:,} keys, {'async' if enabled else 'sync'}")
-            place = scratch / f"commits-{changed}-{enabled}"
-            aim = None if number else AIM
-            yield commit_cost(place, enabled, sizes.commit_state, changed, sizes.commit_rounds, seed, aim)
-            shutil.rmtree(place)
+            place, aim = report.folder / f"commits-{changed}-{enabled}", None if number else commits.AIM
+            size = much.commit_state, changed, much.commit_rounds, seed, aim
+            report.case("async" if enabled else "sync", lambda: [commits.commit_cost(place, enabled, *size)])  # noqa: B023
+            shutil.rmtree(place, ignore_errors=True)
     if spark:
-        from bench.checkpoints.onspark import spark_commit_cost
-
-        place, changed = scratch / "spark", sizes.commit_changed[0]
-        yield spark_commit_cost(place, sizes.commit_state, changed, sizes.commit_rounds, seed, tell)
-        shutil.rmtree(place)
+        how = much.commit_state, much.commit_changed[0], much.commit_rounds, seed, report.tell
+        report.case("on Spark", lambda: [commits.spark_commit_cost(report.folder / "spark", *how)])
 
 
-def _recovery(sizes: Sizes, scratch: Path, seed: int, tell: Tell) -> list[RecoveryResult]:
-    from bench.checkpoints.recovery import recovery
+def _bytes(report: Report, much: Sizes, seed: int) -> None:
+    report.section("Bytes in the checkpoint", sizes.COLUMNS, sizes.NOTE)
+    known: dict[tuple[int, int, int], dict[str, float]] = {}
+    start = len(report.rows)
+    for series, *planned in much.planned():
+        size = (state, changed, batches) = planned[0], planned[1], planned[2]
 
-    place = scratch / "recovery"
-    results = recovery(place, sizes.recovery_state, sizes.recovery_changed, sizes.recovery_rounds, seed, tell)
-    shutil.rmtree(place)
-    return results
+        def count() -> Iterator[Row]:
+            if size not in known:  # noqa: B023
+                known[size] = sizes.checkpoint_bytes(report.folder / "bytes", *size, seed)  # noqa: B023
+                shutil.rmtree(report.folder / "bytes")
+            yield Row(name=name, group=series, facts=known[size])  # noqa: B023
+
+        name = f"{changed:,} of {state:,} keys, {batches} times"
+        report.case(name, count, series)
+    report.draw("checkpoints.png", lambda path: _draw(path, report.rows[start:]))
 
 
-def _bytes(sizes: Sizes, scratch: Path, seed: int, tell: Tell) -> Iterator[SizeResult]:
-    from bench.checkpoints.report import CHANGED, STATE, WHOLE
-    from bench.checkpoints.sizes import checkpoint_bytes
-
-    middle = sizes.bytes_changed[len(sizes.bytes_changed) // 2]
-    planned = [
-        *((CHANGED, sizes.bytes_state, changed, sizes.bytes_batches) for changed in sizes.bytes_changed),
-        *((STATE, state, middle, sizes.bytes_batches) for state in sizes.bytes_states),
-        *(
-            (
-                WHOLE,
-                state,
-                sizes.long_changed,
-                max(_LONG_RUN * state // sizes.long_changed, sizes.bytes_batches),
+def _draw(path: Path, rows: list[Row]) -> None:
+    """Bytes a micro-batch as changed keys grow, and as the state grows."""
+    panels = []
+    for group, grows in ((CHANGED, "changed_keys"), (STATE, "state_keys")):
+        found = [row.facts for row in rows if row.group == group and row.facts]
+        series = [
+            Series(
+                name,
+                [each[grows] for each in found],
+                [(each["delta_bytes"] + each.get(more, 0)) / 1024 for each in found],
             )
-            for state in sizes.long_states
-        ),
-    ]
-    known: dict[tuple[int, int, int], SizeResult] = {}
-    for series, state, changed, batches in planned:
-        measured = known.get((state, changed, batches))
-        if measured is None:
-            tell(f"bytes: {changed:,} of {state:,} keys, {batches} micro-batches")
-            place = scratch / "bytes"
-            measured = checkpoint_bytes(place, series, state, changed, batches, seed)
-            shutil.rmtree(place)
-            known[state, changed, batches] = measured
-        yield msgspec.structs.replace(measured, series=series)
+            for name, more in (
+                ("delta", ""),
+                ("delta and snapshots", "snapshot_bytes"),
+                ("if snapshots were whole", "whole_bytes"),
+            )
+        ]
+        panels.append(Panel("", series, grows.replace("_", " "), "KiB a micro-batch", log=True))
+    draw(path, "Bytes that a checkpoint takes", panels)

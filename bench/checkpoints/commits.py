@@ -1,150 +1,192 @@
 """What a commit costs: the same micro-batches with and without a checkpoint, in turns.
 
-Owns: ``CommitResult``, ``Pair``, ``commit_cost`` and ``compared``.
-Invariant: both jobs of a pair get the same rows over the same history, each once in front and once behind.
+Owns: ``commit_cost`` (one partition, without Spark), ``BothJobs`` and ``spark_commit_cost``; ``commit_row``.
+Invariant: both jobs get the same rows over the same history. The job on Spark without a checkpoint runs all that Spark
+does, and its driver keeps the few bytes of its manifests in memory.
 """
 
 from __future__ import annotations
 
-import gc
 import statistics
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
-import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from bench.checkpoints.bare import without_checkpoint
+from asyncstate.driver import ledger as driver
+from asyncstate.driver.chain import RunPartition
+from asyncstate.spark import MicroBatch, StreamingJob
+from bench.checkpoints.bare import memory_files, run_without_checkpoint, without_checkpoint
 from bench.checkpoints.driven import BATCH_ROWS, DrivenJob, aggregate, fill_keys, settings
+from bench.frame import Column, Row, turns
+from bench.frame.report import ms, percent
 from bench.job import Job
-from bench.processor_time import Clocks, Spent, TreeClocks, TreeSpent, median_cpu
+from bench.processor_time import Spent, TreeClocks
 from bench.rows import INPUT, batches, draws
+from bench.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 AIM = 0.15
-WARM_UP = 2
-"""Pairs that do not count."""
-
-
-class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians of micro-batches, in milliseconds, and what a checkpoint adds, as a share of the time without.
-
-    ``plain`` are micro-batches without a snapshot, ``snapshot`` those with one, ``every`` is the mean over a snapshot
-    interval. ``spread`` is the least and the greatest ``plain`` share of a pair. ``cpu`` is ``plain`` in processor
-    time, which says more than time on a machine with other work, but nothing of waiting; None where the system does not
-    tell.
-    """
-
-    name: str
-    changed_keys: int
-    state_keys: int
-    pairs: int
-    snapshots: int
-    without_ms: float
-    without_cpu_ms: float | None
-    plain_ms: float
-    plain_cpu_ms: float | None
-    snapshot_ms: float
-    plain: float
-    snapshot: float
-    every: float
-    spread: tuple[float, float]
-    cpu: float | None
-    aim: float | None
-
-
-class Pair(NamedTuple):
-    """What one micro-batch took, and whether the checkpoint got a snapshot with it."""
-
-    without: Spent | TreeSpent
-    checkpointed: Spent | TreeSpent
-    snapshot: bool
-
-    @property
-    def over(self) -> float:
-        """What the checkpoint added, as a share."""
-        return self.checkpointed.seconds / self.without.seconds - 1
-
-    @property
-    def cpu_over(self) -> float | None:
-        """The same of processor time."""
-        with_it, without = self.checkpointed.cpu_seconds, self.without.cpu_seconds
-        return None if with_it is None or not without else with_it / without - 1
+CORES = 2
+_WARM_UP = 2
+_UID = "totals"
+COLUMNS = (
+    Column("changed keys", "changed_keys"),
+    Column("without ms", "without_s", ms),
+    Column("CPU ms", "without_cpu_s", ms),
+    Column("with ms", "plain_s", ms),
+    Column("CPU ms", "plain_cpu_s", ms),
+    Column("snap ms", "snapshot_s", ms),
+    Column("over plain", "plain", percent),
+    Column("over snap", "snapshot", percent),
+    Column("over mean", "every", percent),
+    Column("aim", "aim", lambda aim: f"{aim:.0%}"),
+)
+NOTE = (
+    "without: the same micro-batch, its changes written to a sorted file and ingested by the "
+    "local store; no file in the checkpoint, no checksums, no sync, no snapshot, no manifest. "
+    "over: what a checkpoint adds, medians of the pairs without a snapshot, of those with one, "
+    "and the mean over a snapshot interval."
+)
 
 
 def commit_cost(
     folder: Path, enabled: bool, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
-) -> CommitResult:
+) -> Row:
     """Measure one partition, without Spark. Both jobs open their stores and give them back in each micro-batch."""
     driven = DrivenJob(folder / "with", settings(folder / "with", enabled))
     bare = Job(folder / "without", aggregate(), settings(folder / "without", enabled), INPUT)
+    snapshots: list[bool] = []
+
+    def run_driven(rows: Sequence[pa.RecordBatch]) -> None:
+        snapshots.append(driven.snapshot_with(rows))
 
     def run_bare(rows: Sequence[pa.RecordBatch]) -> None:
         with without_checkpoint():
             bare.run(rows)
 
     for keys in fill_keys(state_keys):
-        rows = batches(keys, BATCH_ROWS)
-        driven.run(rows)
-        run_bare(rows)
-    drawn = draws(state_keys, changed, seed)
-    pairs = []
-    for number in range(WARM_UP + rounds):
-        rows = batches(next(drawn), BATCH_ROWS)
-        before = driven.partition.snapshot
-        with_it, without = in_turns(number, Clocks, partial(driven.run, rows), partial(run_bare, rows))
-        pairs.append(Pair(without, with_it, driven.partition.snapshot != before))
-    name = "async" if enabled else "sync"
-    interval = settings(folder).snapshot_interval
-    return compared(name, changed, state_keys, pairs[WARM_UP:], interval, aim)
-
-
-def in_turns(
-    number: int,
-    clocks: type[Clocks] | type[TreeClocks],
-    first: Callable[[], object],
-    second: Callable[[], object],
-) -> tuple[Spent | TreeSpent, Spent | TreeSpent]:
-    """What both take, of which the second is called first in each odd turn."""
-    spent = {}
-    for which in (0, 1) if number % 2 == 0 else (1, 0):
-        gc.collect()
-        started = clocks()
-        (first, second)[which]()
-        spent[which] = started.spent()
-    return spent[0], spent[1]
-
-
-def compared(
-    name: str, changed: int, state_keys: int, pairs: Sequence[Pair], interval: int, aim: float | None
-) -> CommitResult:
-    """The figures of the pairs; there must be some of both kinds."""
-    plain = [pair for pair in pairs if not pair.snapshot]
-    with_snapshot = [pair for pair in pairs if pair.snapshot]
-    overs = [pair.over for pair in plain]
-    cpus = [pair.cpu_over for pair in plain if pair.cpu_over is not None]
-    usual, rare = statistics.median(overs), statistics.median(pair.over for pair in with_snapshot)
-    return CommitResult(
-        name=name,
-        changed_keys=changed,
-        state_keys=state_keys,
-        pairs=len(pairs),
-        snapshots=len(with_snapshot),
-        without_ms=statistics.median(pair.without.seconds for pair in pairs) * 1e3,
-        without_cpu_ms=_cpu_ms([pair.without for pair in pairs]),
-        plain_ms=statistics.median(pair.checkpointed.seconds for pair in plain) * 1e3,
-        plain_cpu_ms=_cpu_ms([pair.checkpointed for pair in plain]),
-        snapshot_ms=statistics.median(pair.checkpointed.seconds for pair in with_snapshot) * 1e3,
-        plain=usual,
-        snapshot=rare,
-        every=((interval - 1) * usual + rare) / interval,
-        spread=(min(overs), max(overs)),
-        cpu=statistics.median(cpus) if cpus else None,
-        aim=aim,
+        driven.run(batches(keys, BATCH_ROWS))
+        run_bare(batches(keys, BATCH_ROWS))
+    drawn = (batches(keys, BATCH_ROWS) for keys in draws(state_keys, changed, seed))
+    spent = turns({"with": run_driven, "without": run_bare}, rounds, drawn, warm_up=_WARM_UP)
+    facts = {"changed_keys": changed, "state_keys": state_keys, "aim": aim}
+    return commit_row(
+        "async" if enabled else "sync", spent, snapshots[_WARM_UP:], facts, settings(folder).snapshot_interval
     )
 
 
-def _cpu_ms(spent: Sequence[Spent | TreeSpent]) -> float | None:
-    cpu = median_cpu(spent)
-    return None if cpu is None else cpu * 1e3
+def commit_row(
+    name: str,
+    spent: Mapping[str, list[Spent]],
+    snapshots: Sequence[bool],
+    facts: dict[str, Any],
+    interval: int,
+) -> Row:
+    """``plain`` are micro-batches without a snapshot, ``snapshot`` those with one; what a checkpoint adds is a share
+    of the time without, ``cpu`` the plain one of processor time."""
+    pairs = list(zip(spent["with"], spent["without"], snapshots, strict=True))
+    over: dict[bool, float] = {}
+    for which, kind in ((False, "plain"), (True, "snapshot")):
+        mine = [with_it for with_it, _, snapshot in pairs if snapshot == which]
+        over[which] = statistics.median(a.seconds / b.seconds - 1 for a, b, snap in pairs if snap == which)
+        facts |= {f"{kind}_s": statistics.median(each.seconds for each in mine), kind: over[which]}
+        facts[f"{kind}_cpu_s"] = _median_cpu(mine)
+    facts["without_s"] = statistics.median(each.seconds for each in spent["without"])
+    facts["without_cpu_s"] = _median_cpu(spent["without"])
+    facts["every"] = ((interval - 1) * over[False] + over[True]) / interval
+    facts["snapshots"] = sum(snapshots)
+    cpu = [
+        a.cpu_seconds / b.cpu_seconds - 1
+        for a, b, snap in pairs
+        if not snap and a.cpu_seconds and b.cpu_seconds
+    ]
+    facts["cpu"] = statistics.median(cpu) if cpu else None
+    return Row(name=name, facts=facts)
+
+
+def _median_cpu(spent: Sequence[Spent]) -> float | None:
+    known = [each.cpu_seconds for each in spent if each.cpu_seconds is not None]
+    return statistics.median(known) if known else None
+
+
+class BothJobs:
+    """A job with a checkpoint and one without on Spark, which get the same micro-batches."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._batches = {"with": 0, "without": 0}
+        self.jobs = {"with": self._job("with")}
+        with patch.object(driver, "checkpoint_files", memory_files):
+            self.jobs["without"] = self._job("without", run=run_without_checkpoint)
+        self._functions = {name: job.micro_batch(_drop) for name, job in self.jobs.items()}
+
+    def _job(self, name: str, run: RunPartition | None = None) -> StreamingJob:
+        options = {"async-state.local-dir": str(self._folder / name / "local")}
+        place = str(self._folder / name / "checkpoint")
+        return StreamingJob(self._spark, place, options, name, run=run)
+
+    def rows(self, keys: np.ndarray) -> DataFrame:
+        """A row a key, as a Parquet file."""
+        path = self._folder / f"input-{self._batches['with']}.parquet"
+        pq.write_table(pa.Table.from_batches(batches(keys, BATCH_ROWS)), path)
+        return self._spark.read.parquet(str(path))
+
+    def side(self, name: str) -> Callable[[DataFrame], None]:
+        """A micro-batch of one of them."""
+
+        def run(rows: DataFrame) -> None:
+            self._functions[name](rows, self._batches[name])
+            self._batches[name] += 1
+
+        return run
+
+    def has_snapshot(self, batch_id: int) -> bool:
+        """Whether the checkpoint got a snapshot with this micro-batch."""
+        written = self._folder.glob(f"with/checkpoint/state/*/*/snap/{batch_id:010d}-*")
+        return next(written, None) is not None
+
+    def rows_out(self, name: str) -> float:
+        """Rows that the last micro-batch put out."""
+        statistics = self.jobs[name].statistics
+        assert statistics is not None
+        return statistics.operators[_UID].sums["rows_out"]
+
+
+def _drop(rows: DataFrame, batch: MicroBatch) -> None:
+    out = batch.apply(aggregate(), rows, key="key", uid=_UID)
+    out.write.format("noop").mode("overwrite").save()
+
+
+def spark_commit_cost(
+    folder: Path, state_keys: int, changed: int, rounds: int, seed: int, tell: Callable[[str], None]
+) -> Row:
+    """Measure ``CORES`` partitions, each with ``state_keys`` of which a micro-batch changes ``changed``.
+
+    A micro-batch is timed from the call of its function to its return; the input is a Parquet file, the sink takes
+    every row and drops it.
+    """
+    tell("commits: starting Spark and filling the state")
+    with session("asyncstate-checkpoints", folder, CORES) as spark:
+        both = BothJobs(spark, folder)
+        sides = {name: both.side(name) for name in both.jobs}
+        fills = fill_keys(CORES * state_keys)
+        for keys in fills:
+            rows = both.rows(keys)
+            for side in sides.values():
+                side(rows)
+        tell(f"commits: {rounds} micro-batches on Spark")
+        drawn = map(both.rows, draws(CORES * state_keys, CORES * changed, seed))
+        spent = turns(sides, rounds, islice(drawn, _WARM_UP + rounds), warm_up=_WARM_UP, clocks=TreeClocks)
+        first = len(fills) + _WARM_UP
+        snapshots = [both.has_snapshot(batch_id) for batch_id in range(first, first + rounds)]
+    facts = {"changed_keys": changed, "state_keys": state_keys, "aim": AIM}
+    return commit_row(f"Spark, {CORES} tasks", spent, snapshots, facts, settings(folder).snapshot_interval)

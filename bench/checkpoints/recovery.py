@@ -1,78 +1,167 @@
 """How long a new worker takes to have the state, against computing it again from the input.
 
-Owns: ``RecoveryResult`` and ``recovery``.
-Invariant: what is recovered answers the next micro-batch as the job does that never stopped; else an error.
+Owns: ``Recovery``, ``recover`` (in a process of its own, as on a worker that has just been started: no local store, no
+cached blocks; starting the interpreter and its imports are not counted) and ``recovery``. Invariant: what is recovered
+answers the next micro-batch as the job does that never stopped; else an error.
 """
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import xxhash
 
-from asyncstate.errors import AsyncStateError
-from asyncstate.storage import PartitionManifest
+from asyncstate.runtime import stores as task_stores
+from asyncstate.spark.task import settle_worker
+from asyncstate.storage import LocalFiles, PartitionManifest, Retries
 from bench.checkpoints.bare import without_checkpoint
-from bench.checkpoints.child import BASE, Digest, Recovered, Recovery, next_rows
 from bench.checkpoints.driven import BATCH_ROWS, NEVER, DrivenJob, aggregate, fill_keys, settings
+from bench.frame import Column, Row, WrongResult, isolated
+from bench.frame.report import mib, times
 from bench.job import Job, JobBase
-from bench.processor_time import Clocks, Spent
+from bench.processor_time import Clocks
 from bench.rows import INPUT, batches, draws
 
 AIM = 10.0
 DELTAS = 20
-_ROOT = Path(__file__).resolve().parents[2]
+BASE = "base.json"
+COLUMNS = (
+    Column("MiB", "bytes", mib),
+    Column("replay s", "replay_s"),
+    Column("CPU s", "replay_cpu_s"),
+    Column("read s", "open_s"),
+    Column("CPU s", "open_cpu_s"),
+    Column("replay /read", "open_ratio", times),
+    Column("batch s", "first_batch_s"),
+    Column("CPU s", "first_batch_cpu_s"),
+    Column("replay /batch", "first_batch_ratio", times),
+    Column("aim", "aim", times),
+)
+NOTE = (
+    "replay, most favourable to it: the operator alone over all micro-batches that made the state, "
+    "without reading the input, without Spark, without a checkpoint. Recovery: new process, no "
+    "local store, files in the page cache; until a first read, and until a first micro-batch is "
+    "done and the store given back."
+)
 
 
-class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians in seconds. ``open_s`` ends with the first value read, ``first_batch_s`` with the first micro-batch of
-    ``changed_keys``; both start with no local store. ``open_ratio`` and ``first_batch_ratio`` are ``replay_s`` by
-    them. ``cpu`` are seconds of processors."""
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What to recover from ``folder``. ``micro_batch``: and run a first micro-batch, else read one key.
 
-    name: str
+    ``copied``: copy files out of the checkpoint as from another disk, where otherwise they are linked.
+    """
+
+    folder: str
     state_keys: int
     changed_keys: int
-    deltas: int
-    replayed_batches: int
-    snapshot_bytes: int
-    delta_bytes: int
-    replay_s: float
-    replay_cpu_s: float
-    open_s: float
-    open_s_max: float
-    open_cpu_s: float
-    first_batch_s: float
-    first_batch_s_max: float
-    first_batch_cpu_s: float
-    open_ratio: float
-    first_batch_ratio: float
-    aim: float
+    seed: int
+    copied: bool
+    micro_batch: bool
 
 
-class RecoveryError(AsyncStateError):
-    """A recovery failed, or what it gave was wrong."""
+class Recovered(msgspec.Struct, frozen=True):
+    """``digest`` is of the output of the micro-batch, if there was one; ``cpu_seconds`` of all threads."""
+
+    seconds: float
+    cpu_seconds: float | None
+    digest: str
+
+
+class CopiedFiles(LocalFiles):
+    """A folder whose files are copied out."""
+
+    def get_file(self, name: str, local: str | Path) -> None:
+        """Copy a file, reading and writing its bytes."""
+        # Not shutil.copyfile, which lets some file systems share the blocks.
+        with open(self.root / name, "rb") as source, open(local, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+
+def copied_files(place: str, retries: Retries | None = None) -> CopiedFiles:
+    """In place of ``checkpoint_files``."""
+    return CopiedFiles(place)
+
+
+def recover(task: Recovery) -> Recovered:
+    """Do what ``task`` says, in a folder for local stores that did not exist."""
+    settle_worker()
+    source = Path(task.folder)
+    base = msgspec.json.decode((source / BASE).read_bytes(), type=JobBase)
+    files = (
+        patch.object(task_stores, "checkpoint_files", copied_files)
+        if task.copied
+        else contextlib.nullcontext()
+    )
+    with tempfile.TemporaryDirectory(prefix="recovered-", dir=source.parent) as local, files:
+        output = Digest()
+        job = Job(
+            source,
+            aggregate(),
+            settings(source, snapshot_interval=NEVER),
+            INPUT,
+            base.manifest,
+            base.batch_id,
+            local=Path(local),
+            on_output=output.add,
+        )
+        rows = next_rows(task.state_keys, task.changed_keys, task.seed)
+        clocks = Clocks()
+        if task.micro_batch:
+            job.run(rows)
+            return Recovered(*clocks.spent(), output.hexdigest())
+        with task_stores.open_store(job.spec(), 0) as opened:
+            if not opened.store.scan(b"", None, 1):
+                raise AssertionError("the recovered state is empty")
+            return Recovered(*clocks.spent(), "")
+
+
+def next_rows(state_keys: int, changed_keys: int, seed: int) -> list[pa.RecordBatch]:
+    """The rows of the micro-batch after the last one that is stored."""
+    return batches(next(draws(state_keys, changed_keys, seed + 1)), BATCH_ROWS)
+
+
+class Digest:
+    """A checksum over output."""
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_128()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take in a batch of output."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        self._digest.update(sink.getvalue())
+
+    def hexdigest(self) -> str:
+        """Of all output so far."""
+        return self._digest.hexdigest()
 
 
 def recovery(
     folder: Path, state_keys: int, changed: int, rounds: int, seed: int, tell: Callable[[str], None]
-) -> list[RecoveryResult]:
+) -> Iterator[Row]:
     """Make the state, replay it, and recover it ``rounds`` times in each way, after once that does not count."""
     tell(f"recovery: making a state of {state_keys:,} keys")
     drawn = draws(state_keys, changed, seed)
     fill, changes = fill_keys(state_keys), [next(drawn) for _ in range(DELTAS)]
     made = _make(folder / "made", fill, changes)
     tell(f"recovery: replaying {len(fill) + DELTAS} micro-batches")
-    replayed, expected = _replay(folder / "replayed", [*fill, *changes], next_rows(state_keys, changed, seed))
-    results = []
+    replayed, cpu, expected = _replay(
+        folder / "replayed", [*fill, *changes], next_rows(state_keys, changed, seed)
+    )
     for name, copied in (("files linked", False), ("files copied", True)):
         tell(f"recovery: {name}")
-        task = Recovery(
+        read = Recovery(
             folder=str(folder / "made"),
             state_keys=state_keys,
             changed_keys=changed,
@@ -80,12 +169,20 @@ def recovery(
             copied=copied,
             micro_batch=False,
         )
-        with_batch = msgspec.structs.replace(task, micro_batch=True)
-        runs = [(start(task), start(with_batch)) for _ in range(rounds + 1)]
-        if any(first_batch.digest != expected for _, first_batch in runs):
-            raise RecoveryError(f"{name}: the recovered state gives another output than the one replayed")
-        results.append(_result(name, task, made, len(fill) + DELTAS, replayed, runs[1:]))
-    return results
+        first = msgspec.structs.replace(read, micro_batch=True)
+        runs = [(isolated(recover, read), isolated(recover, first)) for _ in range(rounds + 1)]
+        if any(one.digest != expected for _, one in runs):
+            raise WrongResult(f"{name}: the recovered state gives another output than the one replayed")
+        assert made.snapshot is not None
+        files = [*made.snapshot.files.values(), *(delta.file for delta in made.deltas)]
+        facts = {"replay_s": replayed, "replay_cpu_s": cpu, "deltas": len(made.deltas), "aim": AIM}
+        facts |= {"bytes": sum(file.size_bytes for file in files), "replayed_batches": len(fill) + DELTAS}
+        for way, found in zip(("open", "first_batch"), zip(*runs[1:], strict=True), strict=True):
+            seconds = statistics.median(run.seconds for run in found)
+            facts |= {f"{way}_s": seconds, f"{way}_s_max": max(run.seconds for run in found)}
+            facts[f"{way}_cpu_s"] = statistics.median(run.cpu_seconds or 0.0 for run in found)
+            facts[f"{way}_ratio"] = replayed / seconds
+        yield Row(name=name, facts=facts)
 
 
 def _make(folder: Path, fill: list[np.ndarray], changes: list[np.ndarray]) -> PartitionManifest:
@@ -102,64 +199,21 @@ def _make(folder: Path, fill: list[np.ndarray], changes: list[np.ndarray]) -> Pa
     return driven.partition
 
 
-def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch]) -> tuple[Spent, str]:
+def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch]) -> tuple[float, float, str]:
     """What the operator takes for the history, without a checkpoint; digest of its output for the next rows.
 
     What a replay takes besides does not count: reading the input, Spark, the exchange.
     """
     output = Digest()
     job = Job(folder, aggregate(), settings(folder), INPUT)
-    spent: list[Spent] = []
+    seconds = cpu = 0.0
     with without_checkpoint():
         for keys in history:
             replayed = batches(keys, BATCH_ROWS)
             clocks = Clocks()
             job.run(replayed)
-            spent.append(clocks.spent())
+            spent = clocks.spent()
+            seconds, cpu = seconds + spent.seconds, cpu + (spent.cpu_seconds or 0.0)
         job.on_output = output.add
         job.run(rows)
-    return Spent(*map(sum, zip(*spent, strict=True))), output.hexdigest()
-
-
-def start(task: Recovery) -> Recovered:
-    """Recover in a process of its own. Raises RecoveryError with its last words if it fails."""
-    command = [sys.executable, "-m", "bench.checkpoints.child", msgspec.json.encode(task).decode()]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RecoveryError(
-            f"a recovery failed with exit code {done.returncode}; the end of what it said:\n{done.stderr[-2000:]}"
-        )
-    return msgspec.json.decode(done.stdout, type=Recovered)
-
-
-def _result(
-    name: str,
-    task: Recovery,
-    made: PartitionManifest,
-    replayed_batches: int,
-    replayed: Spent,
-    runs: list[tuple[Recovered, Recovered]],
-) -> RecoveryResult:
-    opens, first_batches = zip(*runs, strict=True)
-    open_s, first_batch_s = (statistics.median(run.seconds for run in way) for way in (opens, first_batches))
-    assert made.snapshot is not None
-    return RecoveryResult(
-        name=name,
-        state_keys=task.state_keys,
-        changed_keys=task.changed_keys,
-        deltas=len(made.deltas),
-        replayed_batches=replayed_batches,
-        snapshot_bytes=sum(file.size_bytes for file in made.snapshot.files.values()),
-        delta_bytes=sum(delta.file.size_bytes for delta in made.deltas),
-        replay_s=replayed.seconds,
-        replay_cpu_s=replayed.cpu_seconds,
-        open_s=open_s,
-        open_s_max=max(run.seconds for run in opens),
-        open_cpu_s=statistics.median(run.cpu_seconds for run in opens),
-        first_batch_s=first_batch_s,
-        first_batch_s_max=max(run.seconds for run in first_batches),
-        first_batch_cpu_s=statistics.median(run.cpu_seconds for run in first_batches),
-        open_ratio=replayed.seconds / open_s,
-        first_batch_ratio=replayed.seconds / first_batch_s,
-        aim=AIM,
-    )
+    return seconds, cpu, output.hexdigest()

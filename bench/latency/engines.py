@@ -1,6 +1,6 @@
 """Who does the work here: asyncstate and Spark's stateful operators, as queries on one session.
 
-Owns: ``Engine``, ``ENGINES``, ``Keyed``, ``KEYED``, ``Running``, ``start`` and ``session_conf``.
+Owns: ``Engine``, ``ENGINES``, ``Keyed``, ``KEYED``, ``Running`` and ``start``.
 Invariant: the plans are those of ``bench.peers``, whose results are compared with DuckDB's there; what differs between
 the engines of a work is who runs it, never the rows or the source.
 """
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.peers.ours import OURS
+from bench.peers.ours import micro_batches as ours
 from bench.peers.peers import PEERS
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
-from bench.peers.works import WORKS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,11 +36,6 @@ class Engine:
     title: str
     peer: str
     direct: bool = False
-
-    @property
-    def ours(self) -> bool:
-        """Whether it is asyncstate."""
-        return PEERS[self.peer].ours
 
     @property
     def missing(self) -> str | None:
@@ -112,19 +106,9 @@ class Running:
             self.query.awaitTermination(10)
 
 
-def session_conf() -> dict[str, str]:
-    """No log: ending a query of Spark's interrupts its micro-batch, of which the log is full; failures are raised."""
-    return {"spark.log.level": "OFF"}
-
-
 def chosen(work: str, names: Sequence[str]) -> list[Engine]:
     """The engines of a work that are among ``names`` and can run here."""
     return [engine for engine in ENGINES[work] if engine.name in names and not engine.missing]
-
-
-def title_of(work: str) -> str:
-    """What the work is."""
-    return WORKS[work].title
 
 
 def start(
@@ -132,35 +116,18 @@ def start(
 ) -> Running:
     """Start the work over ``rows``, a stream of key and value, with the default trigger; go on where it was in
     ``folder``. ``sink`` is given what comes out, but of a direct engine."""
-    if engine.ours:
-        return _start_ours(spark, engine, work, rows, folder, sink)
-    for key, value in spark_conf(PEERS[engine.peer].store).items():
+    peer, place = PEERS[engine.peer], str(folder / "query")
+    if peer.ours:
+        job, on_batch = ours(spark, peer, work, folder, sink)
+        stream = rows.writeStream.foreachBatch(on_batch).option("checkpointLocation", place)
+        return Running(stream.start(), job)
+    for key, value in spark_conf(peer.store).items():
         if key != "spark.driver.memory":  # of the session; there is little state here
             spark.conf.set(key, value)
     plan, mode = PYTHON.get((work, engine.peer)) or NATIVE[work]
     stream = plan({"rows": rows}).writeStream.outputMode(mode)
     stream = stream.format("noop") if engine.direct else stream.foreachBatch(sink)
-    return Running(stream.option("checkpointLocation", str(folder / "query")).start(), None)
-
-
-def _start_ours(
-    spark: SparkSession, engine: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink
-) -> Running:
-    from asyncstate.spark import MicroBatch, StreamingJob
-
-    peer = PEERS[engine.peer]
-    plan = OURS[work, peer.result]
-    options = {
-        "async-state.enabled": str(peer.async_enabled).lower(),
-        "async-state.local-dir": str(folder / "local"),
-    }
-    job = StreamingJob(spark, str(folder / "state"), options, name="latency")
-
-    def micro_batch(batch_rows: DataFrame, batch: MicroBatch) -> None:
-        sink(plan(batch, batch_rows), batch.batch_id)
-
-    stream = rows.writeStream.foreachBatch(job.micro_batch(micro_batch))
-    return Running(stream.option("checkpointLocation", str(folder / "query")).start(), job)
+    return Running(stream.option("checkpointLocation", place).start(), None)
 
 
 def dropped(rows: DataFrame, _batch_id: int) -> None:

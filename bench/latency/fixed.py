@@ -1,6 +1,6 @@
 """What a micro-batch of few rows costs.
 
-Owns: ``FixedCost`` and ``fixed_costs``.
+Owns: ``FixedPlan`` and ``fixed_costs``.
 Invariant: one query runs at a time; the engines of a work take turns, and the first turn of each, in which the JVM
 compiles what it runs, does not count, nor do the first micro-batches of a turn, which open state.
 """
@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from bench.latency.engines import KEYED, Engine, Running, chosen, dropped, start, title_of
+from bench.frame import Report, Row
+from bench.frame.report import reason
+from bench.latency.engines import KEYED, Engine, Running, chosen, dropped, start
+from bench.peers.works import WORKS
 from bench.processor_time import spent_seconds, tree_times
 
 if TYPE_CHECKING:
@@ -25,29 +26,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _TURN_SECONDS_MAX = 300.0
-
-
-class FixedCost(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's micro-batches of ``rows`` rows: ``seconds`` of each from trigger to commit, and ``cpu_seconds`` of
-    processors, all processes, the mean of each turn (empty where the system does not tell)."""
-
-    work: str
-    title: str
-    engine: str
-    engine_title: str
-    rows: int
-    seconds: list[float]
-    cpu_seconds: list[float]
-
-    @property
-    def ms(self) -> float:
-        """Median milliseconds."""
-        return statistics.median(self.seconds) * 1e3
-
-    @property
-    def cpu_ms(self) -> float | None:
-        """Median milliseconds of processors."""
-        return statistics.median(self.cpu_seconds) * 1e3 if self.cpu_seconds else None
 
 
 @dataclass(frozen=True)
@@ -64,52 +42,54 @@ class FixedPlan:
     opening: int = 2
 
 
-def fixed_costs(
-    spark: SparkSession, work: str, plan: FixedPlan, tell: Callable[[str], None]
-) -> Iterator[FixedCost]:
-    """A result for each size and engine of a work."""
+@dataclass
+class _Found:
+    """Of an engine and size: seconds of each counted micro-batch, and the processor's of one on the mean, of each
+    turn."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+def fixed_costs(spark: SparkSession, work: str, plan: FixedPlan, report: Report) -> None:
+    """A row an engine of a work, with facts for each size. Who fails is out; what was measured of it stays."""
     engines = chosen(work, plan.engines)
+    rows = {engine.name: Row(name=engine.title, group=f"{work}: {WORKS[work].title}") for engine in engines}
+    found = {(engine.name, size): _Found() for engine in engines for size in plan.sizes}
+
+    def turn(engine: Engine, doing: str, *how: int) -> _Found:
+        if not rows[engine.name].failed:
+            report.tell(f"{work}: {doing}: {engine.title}")
+            try:
+                return _turn(spark, work, engine, plan, *how)
+            except Exception as error:
+                rows[engine.name].failed = reason(error)
+        return _Found()
+
     for engine in engines:
-        tell(f"{work}: filling the state of {engine.title}")
-        _turn(spark, work, engine, plan, plan.keys, batches=0, opening=1)
+        turn(engine, "filling the state", plan.keys, 0, 1)
     for size in plan.sizes:
-        found: dict[str, list[_Turn]] = {engine.name: [] for engine in engines}
         for number in range(plan.turns + 1):
             for engine in engines if number % 2 == 0 else engines[::-1]:
-                tell(f"{work}: {size:,} rows, turn {number}/{plan.turns}: {engine.title}")
-                turn = _turn(spark, work, engine, plan, size, plan.batches, plan.opening)
+                doing = f"{size:,} rows, turn {number}/{plan.turns}"
+                once = turn(engine, doing, size, plan.batches, plan.opening)
                 if number:
-                    found[engine.name].append(turn)
-        for engine in engines:
-            turns = found[engine.name]
-            yield FixedCost(
-                work=work,
-                title=title_of(work),
-                engine=engine.name,
-                engine_title=engine.title,
-                rows=size,
-                seconds=[each for turn in turns for each in turn.seconds],
-                cpu_seconds=[turn.cpu for turn in turns if turn.cpu is not None],
-            )
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """Seconds of each counted micro-batch, and the processor's of one on the mean."""
-
-    seconds: list[float]
-    cpu: float | None
+                    found[engine.name, size].seconds += once.seconds
+                    found[engine.name, size].cpu += once.cpu
+    for (name, size), each in found.items():
+        facts: dict[str, object] = {"engine": name, f"seconds_{size}": each.seconds}
+        if each.seconds:
+            ms = [1e3 * seconds for seconds in each.seconds]
+            facts |= {f"ms_{size}": statistics.median(ms), f"low_{size}": min(ms), f"high_{size}": max(ms)}
+        if each.cpu:
+            facts[f"cpu_ms_{size}"] = 1e3 * statistics.median(each.cpu)
+        rows[name].facts |= facts
+    report.add(*rows.values())
 
 
 def _turn(
-    spark: SparkSession,
-    work: str,
-    engine: Engine,
-    plan: FixedPlan,
-    size: int,
-    batches: int,
-    opening: int,
-) -> _Turn:
+    spark: SparkSession, work: str, engine: Engine, plan: FixedPlan, size: int, batches: int, opening: int
+) -> _Found:
     """Run the query from where it was until ``batches`` micro-batches behind the ``opening`` ones have been counted."""
     rows = _numbers(spark, size).selectExpr(
         f"{KEYED[work].fixed.format(keys=plan.keys)} AS key", "value % 1000003 AS value"
@@ -117,12 +97,12 @@ def _turn(
     running = start(spark, engine, work, rows, plan.folder / work / engine.name, dropped)
     try:
         before = _after(running, size, opening)
-        after = _after(running, size, len(before.seconds) + batches)
+        after = _after(running, size, len(before[0]) + batches)
     finally:
         running.stop()
-    first, last = len(before.seconds), len(after.seconds)
-    spent = spent_seconds(before.cpu, after.cpu)
-    return _Turn(after.seconds[first:], spent / (last - first) if spent and first < last else None)
+    first, last = len(before[0]), len(after[0])
+    spent = spent_seconds(before[1], after[1])
+    return _Found(after[0][first:], [spent / (last - first)] if spent and first < last else [])
 
 
 def _numbers(spark: SparkSession, size: int) -> DataFrame:
@@ -130,29 +110,19 @@ def _numbers(spark: SparkSession, size: int) -> DataFrame:
     return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", size).load()
 
 
-@dataclass(frozen=True)
-class _SoFar:
-    """Seconds of the micro-batches so far, and of processors by process."""
-
-    seconds: list[float]
-    cpu: dict[int, float] | None
-
-
-def _after(running: Running, size: int, batches: int) -> _SoFar:
-    """As soon as there are so many micro-batches of ``size`` rows. Raises what the query fails with.
+def _after(running: Running, size: int, batches: int) -> tuple[list[float], dict[int, float] | None]:
+    """Seconds of the micro-batches of ``size`` rows so far, and of processors by process, as soon as there are so many.
+    Raises what the query fails with.
 
     Asked for now and then: asking costs processor time, too.
     """
     until = time.perf_counter() + _TURN_SECONDS_MAX
     while True:
         cpu = tree_times(os.getpid())
-        seconds = [
-            update.durationMs["triggerExecution"] / 1e3
-            for update in running.query.recentProgress
-            if update.numInputRows == size
-        ]
+        updates = [update for update in running.query.recentProgress if update.numInputRows == size]
+        seconds = [update.durationMs["triggerExecution"] / 1e3 for update in updates]
         if len(seconds) >= batches:
-            return _SoFar(seconds, cpu)
+            return seconds, cpu
         if (failure := running.query.exception()) is not None:
             raise failure
         if time.perf_counter() > until:

@@ -1,27 +1,27 @@
 """How long an event takes to its output while events come at a steady rate.
 
-Owns: ``Latency`` and ``latencies``.
+Owns: ``SteadyPlan``, ``latencies`` and ``problems_of``.
 Invariant: the time of an event begins when it is handed to the source's socket and ends when the sink has the rows of
 its micro-batch; what came out is checked to be right, for every event.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.latency.engines import KEYED, Engine, Running, chosen, start, title_of
+from bench.frame import Report, Row
+from bench.latency.engines import KEYED, Engine, Running, chosen, start
 from bench.latency.events import Events
 from bench.peers.peers import PEERS
-from bench.processor_time import spent_seconds, tree_times
+from bench.peers.works import WORKS
+from bench.processor_time import TreeClocks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,26 +29,6 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.1
 _BEHIND_SECONDS_MAX = 120.0
 _KNOWN_SECONDS_MIN = 1.0
-
-
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine under ``rate`` events a second: milliseconds from event to output (percentiles over all counted
-    events), events a counted micro-batch on the mean, and processor seconds a second, all processes (None: not known).
-    ``problems`` says what was wrong with what came out.
-    """
-
-    work: str
-    title: str
-    engine: str
-    engine_title: str
-    rate: int
-    events: int
-    p50_ms: float
-    p95_ms: float
-    max_ms: float
-    batch_events: float
-    cpu_share: float | None
-    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,17 +84,15 @@ class _Seen:
         return any((numbers == number).any() for numbers in self.numbers[-2:])
 
 
-def latencies(
-    spark: SparkSession, work: str, plan: SteadyPlan, tell: Callable[[str], None]
-) -> Iterator[Latency]:
-    """A result for each engine of a work, one behind the other. All have the sink that notes what comes."""
+def latencies(spark: SparkSession, work: str, plan: SteadyPlan, report: Report) -> None:
+    """A row an engine of a work, one behind the other. All have the sink that notes what comes."""
     for peer in dict.fromkeys(engine.peer for engine in chosen(work, plan.engines)):
         engine = Engine(peer, PEERS[peer].title, peer)
-        tell(f"{work}: {plan.rate:,} events a second: {engine.title}")
-        yield _latency(spark, work, engine, plan)
+        group = f"{work}: {WORKS[work].title}"
+        report.case(engine.title, lambda: [_latency(spark, work, engine, plan, group)], group)  # noqa: B023
 
 
-def _latency(spark: SparkSession, work: str, engine: Engine, plan: SteadyPlan) -> Latency:
+def _latency(spark: SparkSession, work: str, engine: Engine, plan: SteadyPlan, group: str) -> Row:
     seen = _Seen(KEYED[work].number.format(keys=plan.keys))
     folder = plan.folder / "steady" / work / engine.name
     with Events(plan.rate, plan.count, folder) as events:
@@ -124,45 +102,35 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: SteadyPlan) -
         running = start(spark, engine, work, rows, folder, seen.take)
         try:
             seen.wait(lambda: bool(seen.numbers), running)
-            began, before = time.perf_counter(), tree_times(os.getpid())
+            clocks = TreeClocks()
             times = events.times()
-            ended, after = time.perf_counter(), tree_times(os.getpid())
+            spent = clocks.spent()
             seen.wait(lambda: seen.has(plan.count - 1), running)
         finally:
             running.stop()
-    spent = spent_seconds(before, after)
-    cpu = spent / (ended - began) if spent and ended - began > _KNOWN_SECONDS_MIN else None
-    return _result(work, engine, plan, seen, times, cpu)
+    facts = _facts(plan, seen, times) | {"engine": engine.name, "rate": plan.rate}
+    if spent.cpu_seconds and spent.seconds > _KNOWN_SECONDS_MIN:
+        facts["cpu_share"] = spent.cpu_seconds / spent.seconds
+    wrong = problems_of(seen.numbers, plan, KEYED[work].each)
+    return Row(name=engine.title, group=group, facts=facts, wrong=list(wrong))
 
 
-def _result(
-    work: str,
-    engine: Engine,
-    plan: SteadyPlan,
-    seen: _Seen,
-    times: npt.NDArray[np.float64],
-    cpu: float | None,
-) -> Latency:
-    late = [moment - times[numbers] for moment, numbers in zip(seen.moments, seen.numbers, strict=True)]
-    counted = np.concatenate(
-        [each[numbers >= plan.first] for each, numbers in zip(late, seen.numbers, strict=True)]
-    )
-    p50, p95, longest = (float(np.percentile(counted, share) * 1e3) for share in (50, 95, 100))
-    batches = sum(bool((numbers >= plan.first).any()) for numbers in seen.numbers)
-    return Latency(
-        work=work,
-        title=title_of(work),
-        engine=engine.name,
-        engine_title=engine.title,
-        rate=plan.rate,
-        events=len(counted),
-        p50_ms=p50,
-        p95_ms=p95,
-        max_ms=longest,
-        batch_events=len(counted) / batches,
-        cpu_share=cpu,
-        problems=problems_of(seen.numbers, plan, KEYED[work].each),
-    )
+def _facts(plan: SteadyPlan, seen: _Seen, times: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Milliseconds from event to output, over all counted events; events of a counted micro-batch on the mean."""
+    counted = [
+        moment - times[numbers[numbers >= plan.first]]
+        for moment, numbers in zip(seen.moments, seen.numbers, strict=True)
+    ]
+    late = np.concatenate(counted) * 1e3
+    p50, p95, longest = (float(np.percentile(late, share)) for share in (50, 95, 100))
+    batches = sum(bool(len(each)) for each in counted)
+    return {
+        "events": len(late),
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "max_ms": longest,
+        "batch_events": len(late) / batches,
+    }
 
 
 def problems_of(numbers: Sequence[npt.NDArray[np.int64]], plan: SteadyPlan, each: bool) -> tuple[str, ...]:

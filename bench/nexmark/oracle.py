@@ -191,10 +191,7 @@ _SPECS = (
             PARTITION BY seller ORDER BY bid_dateTime, id ROWS BETWEEN 10 PRECEDING AND CURRENT ROW
         )""",
         _columns("seller avg_price: bigint"),
-        {
-            "auction": ("id", "seller", "dateTime", "expires"),
-            "bid": ("auction", "price", "dateTime"),
-        },
+        {"auction": ("id", "seller", "dateTime", "expires"), "bid": ("auction", "price", "dateTime")},
     ),
     QuerySpec(
         "q7",

@@ -1,18 +1,19 @@
 """Runs Nexmark queries as streaming queries, times them and has their results checked.
 
-Owns: the session, the folders of a run, the stream from event files to a Parquet changelog, the figures.
+Owns: the session, the folders of a run, the stream from event files to a Parquet changelog, ``QueryResult``.
 Invariant: every result has been compared with the oracle's on the same events, unless it is dropped. A sink folder is
 named by its batch id and overwritten, so that a repeated micro-batch counts once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 
@@ -23,7 +24,6 @@ from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
-from bench.nexmark.memory import reset_worker_peaks
 from bench.nexmark.oracle import (
     PROCESSING_START_US,
     PROCESSING_STEP_US,
@@ -33,14 +33,14 @@ from bench.nexmark.oracle import (
 )
 from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
-from bench.processor_time import TreeClocks, TreeSpent
-from bench.report import QueryResult
+from bench.processor_time import Spent, TreeClocks, tree_times
 from bench.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from asyncstate.driver.progress import OperatorStatistics
     from asyncstate.spark import BatchStatistics
 
 _WARM_UP_EVENTS = 10_000
@@ -69,6 +69,44 @@ class RunSettings:
     cores: int = 2
     seed: int = 0
     options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryResult:
+    """One query in one mode.
+
+    ``seconds`` runs from the start of the streaming query to the end of the final flush, ``batch_ms_*`` from the
+    trigger of a micro-batch to its commit. In ``state``: ``cpu_us`` of processors an event, in driver, JVM and Python
+    workers; ``state_reads`` counts values asked for, of which ``cache_hits`` came from memory, ``store_reads`` keys
+    read from the store, ``read_batches`` the list gets that read several at once. ``problems`` says what was wrong
+    with the result.
+    """
+
+    query: str
+    mode: str
+    events: int
+    seconds: float
+    batch_ms_p50: float
+    batch_ms_p95: float
+    expected_rows: int
+    problems: tuple[str, ...]
+    state: dict[str, float | None]
+
+    @property
+    def checked(self) -> bool:
+        """Whether the result is right."""
+        return not self.problems
+
+    @property
+    def events_per_second(self) -> float:
+        """Of the whole run."""
+        return self.events / self.seconds
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For a row."""
+        names = ("events", "seconds", "events_per_second", "batch_ms_p50", "batch_ms_p95", "expected_rows")
+        return {name: getattr(self, name) for name in names} | self.state
 
 
 def check_queries(names: Iterable[str]) -> tuple[str, ...]:
@@ -136,24 +174,21 @@ class NexmarkRunner:
         """
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
-        reset_worker_peaks(self._spark)
+        _reset_worker_peaks(self._spark)
         run = self._stream(query, async_enabled, source, folder, folder / "sink", on_batch)
         comparison = self._compare(query, folder / "sink")
         if comparison.ok:
             shutil.rmtree(folder)
         return _result(query, async_enabled, source, run, comparison)
 
-    def batch_ms(self, query: str, async_enabled: bool) -> list[float]:
-        """Milliseconds of each micro-batch of a run whose output is dropped, unchecked."""
-        return self.dropped(query, async_enabled).batch_ms
-
-    def dropped(self, query: str, async_enabled: bool) -> Timing:
-        """Times of a run whose output is dropped, unchecked."""
+    def dropped(self, query: str, async_enabled: bool) -> tuple[list[float], float | None]:
+        """Milliseconds of each micro-batch of a run whose output is dropped, unchecked, and processor seconds of all
+        of it."""
         source = self.prepare()
         folder = self._settings.folder / "runs" / "dropped"
         run = self._stream(query, async_enabled, source, folder, None)
         shutil.rmtree(folder)
-        return Timing(run.batch_ms, run.spent.cpu_seconds)
+        return run.batch_ms, run.spent.cpu_seconds
 
     def explain(self, query: str) -> str:
         """How the query would run: its nodes and where each of them runs."""
@@ -216,17 +251,8 @@ class NexmarkRunner:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Milliseconds of each micro-batch, and processor seconds of the whole run, of driver, JVM and Python workers: None
-    where the system does not tell."""
-
-    batch_ms: list[float]
-    cpu_seconds: float | None
-
-
-@dataclass(frozen=True)
 class _Run:
-    spent: TreeSpent
+    spent: Spent
     batch_ms: list[float]
     figures: list[BatchStatistics]
 
@@ -248,6 +274,17 @@ def _writer(sink: Path | None) -> Callable[[DataFrame, int], None]:
     return write
 
 
+def _reset_worker_peaks(spark: SparkSession) -> None:
+    """Start the highest memory of Spark's Python workers from what they use now, so that a run is not charged with
+    what ran before it. Without /proc a reading is the highest since the worker started."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    for pid in tree_times(process.pid) or () if process is not None else ():
+        with contextlib.suppress(
+            OSError
+        ):  # "5" clears the highest resident size, which getrusage follows; see proc(5)
+            Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 def _batch_ms(stream: StreamingQuery) -> list[float]:
     """Milliseconds of each micro-batch, from its trigger to its commit."""
     by_batch = {update.batchId: update.durationMs["triggerExecution"] for update in stream.recentProgress}
@@ -257,39 +294,34 @@ def _batch_ms(stream: StreamingQuery) -> list[float]:
 def _result(
     query: str, async_enabled: bool, source: EventFiles, run: _Run, comparison: ComparisonResult
 ) -> QueryResult:
-    last = run.figures[-1] if run.figures else None
     operators = [operator for figures in run.figures for operator in figures.operators.values()]
-    remaining = list(last.operators.values()) if last is not None else []
+    remaining = list(run.figures[-1].operators.values()) if run.figures else []
 
-    def total(name: str) -> int:
-        return int(sum(operator.sums.get(name, 0) for operator in operators))
+    def total(name: str, of: list[OperatorStatistics] = operators) -> int:
+        return int(sum(operator.sums.get(name, 0) for operator in of))
 
+    cpu = run.spent.cpu_seconds
+    peaks = [operator.peaks.get("worker_rss_bytes_peak", 0) for operator in operators]
     return QueryResult(
         query=query,
-        description=QUERIES[query].description,
         mode="async" if async_enabled else "sync",
         events=source.events,
-        micro_batch_events=source.micro_batch_events,
         seconds=run.spent.seconds,
-        cpu_seconds=run.spent.cpu_seconds,
-        events_per_second=source.events / run.spent.seconds,
         batch_ms_p50=percentile(run.batch_ms, 50),
         batch_ms_p95=percentile(run.batch_ms, 95),
-        state_reads=total("reads"),
-        store_reads=total("store_reads"),
-        read_batches=total("list_gets"),
-        cache_hits=total("hits"),
-        state_bytes=int(sum(operator.sums.get("state_bytes", 0) for operator in remaining)),
-        state_entries_estimate=int(
-            sum(operator.sums.get("state_entries_estimate", 0) for operator in remaining)
-        ),
-        worker_peak_rss_bytes=int(
-            max((o.peaks.get("worker_rss_bytes_peak", 0) for o in operators), default=0)
-        ),
         expected_rows=comparison.expected_rows,
-        changelog_rows=comparison.changelog_rows,
-        checked=comparison.ok,
         problems=(*comparison.problems, *comparison.examples),
+        state={
+            "cpu_us": None if cpu is None else cpu / source.events * 1e6,
+            "changelog_rows": comparison.changelog_rows,
+            "state_reads": total("reads"),
+            "store_reads": total("store_reads"),
+            "read_batches": total("list_gets"),
+            "cache_hits": total("hits"),
+            "state_bytes": total("state_bytes", remaining),
+            "state_entries_estimate": total("state_entries_estimate", remaining),
+            "worker_peak_rss_bytes": int(max(peaks, default=0)),
+        },
     )
 
 

@@ -55,7 +55,6 @@ class Paradigm(RecordOperator):
         self.form = form
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return pa.schema([inputs[0].column("key"), *self.output])
 
     def process(self, row: Row, ctx: RecordContext) -> Any:

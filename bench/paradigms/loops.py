@@ -25,7 +25,6 @@ class Traversal(Paradigm):
     rejected = (Rejected("does_not_wait_for_the_pages", right=False),)
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.seen: MapState[int, int] = context.get_state(MapStateDescriptor("seen", pa.int64(), pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:
@@ -85,7 +84,6 @@ class DependentTraversal(Paradigm):
     rejected = (Rejected("holds_the_whole_list", right=True),)
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.steps: ListState[int] = context.get_state(ListStateDescriptor("steps", pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:
@@ -133,7 +131,6 @@ class DependentLoop(Paradigm):
     rejected = (Rejected("reads_all_first", right=False),)
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.last: MapState[int, int] = context.get_state(MapStateDescriptor("last", pa.int64(), pa.int64()))
 
     @staticmethod
@@ -194,7 +191,6 @@ class IndependentLoop(Paradigm):
     rejected = (Rejected("waits_in_the_loop", right=True), Rejected("closes_over_the_loop", right=False))
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.last: MapState[int, int] = context.get_state(MapStateDescriptor("last", pa.int64(), pa.int64()))
 
     @staticmethod
@@ -253,7 +249,6 @@ class UpdatingTraversal(Paradigm):
     rejected = (Rejected("writes_everything_anew", right=True),)
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.open_: MapState[int, int] = context.get_state(MapStateDescriptor("open", pa.int64(), pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:

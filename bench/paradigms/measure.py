@@ -1,55 +1,45 @@
-"""The paradigms against each other: calls, futures and await, with sync and with async state, all of it in memory.
+"""The paradigms against each other: calls, futures and await, with sync and with async state: ``python -m bench
+paradigms``.
 
-Each pair of runs goes over the same rows, in turns, after runs that do not count; the medians are reported.
+Owns: the command and its measurement; ``has_await``.
 """
 
 from __future__ import annotations
 
-import gc
-import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
-import msgspec
 import numpy as np
 import pyarrow as pa
-from rich import box
-from rich.table import Table
+import typer
 
 from asyncstate.config import resolve
 from asyncstate.operator import InputSpec
 from asyncstate.spark.task import settle_worker
+from bench.frame import Column, Figure, Report, Row, medians, ratio, turns
+from bench.frame.report import Output, Rounds, Seed, Tiny, figure, times
 from bench.job import Job
 from bench.paradigms.base import ROWS, Form, Paradigm
-from bench.processor_time import Spent
 
 _ENTRIES = 3  # rows a key in the state that the measured micro-batches find
 _INPUT_ROWS = 50_000
-
-
-class ParadigmResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One paradigm: medians in microseconds a record; ``speedup`` is futures sync by futures async, of pairs.
-
-    ``calls_us`` and ``futures_us`` are of the two forms with sync state, ``async_us`` and ``await_us`` of futures and
-    ``async def`` with async state; ``await_us`` is None where there is no such form. ``cpu`` are those of processors.
-    """
-
-    number: int
-    name: str
-    records: int
-    calls_us: float
-    futures_us: float
-    async_us: float
-    await_us: float | None
-    calls_cpu_us: float
-    futures_cpu_us: float
-    async_cpu_us: float
-    await_cpu_us: float | None
-    speedup: float
-    speedup_min: float
-    speedup_max: float
-    cpu_speedup: float
+_WAYS = {
+    "calls": (Form.CALLS, False),
+    "futures": (Form.FUTURES, False),
+    "async": (Form.FUTURES, True),
+    "await": (Form.AWAIT, True),
+}
+"""Form, and whether state is async."""
+_COLUMNS = (
+    Column("calls sync", "calls"),
+    Column("futures sync", "futures"),
+    Column("futures async", "async"),
+    Column("await async", "await"),
+    Column("sync /async", "ratio", times),
+    Column("spread", "low high"),
+)
 
 
 def rows(keys: np.ndarray, seed: int) -> list[pa.RecordBatch]:
@@ -65,25 +55,34 @@ def has_await(paradigm: type[Paradigm]) -> bool:
     return Form.AWAIT in vars(paradigm)
 
 
-def measure(
-    paradigm: type[Paradigm], state_keys: int, records: int, rounds: int, seed: int
-) -> ParadigmResult:
-    """All forms of one paradigm, each on a state of its own, in turns."""
-    ways = {"calls": (Form.CALLS, False), "futures": (Form.FUTURES, False), "async": (Form.FUTURES, True)}
-    if has_await(paradigm):
-        ways["await"] = (Form.AWAIT, True)
+def measure(paradigm: type[Paradigm], state_keys: int, records: int, rounds: int, seed: int) -> Iterator[Row]:
+    """All forms of one paradigm, each on a state of its own, in turns. A row by the clock and one of processors; the
+    ratio is of futures, sync by async."""
+    ways = {way: form for way, form in _WAYS.items() if way != "await" or has_await(paradigm)}
+
+    def drawn() -> Iterator[list[pa.RecordBatch]]:
+        random = np.random.default_rng(seed)
+        for number in range(rounds + 1):
+            yield rows(random.integers(0, state_keys, records), seed + number)
+
     with tempfile.TemporaryDirectory(prefix="asyncstate-paradigms-") as folder:
         jobs = {
             way: _filled(Path(folder, way), paradigm(form), enabled, state_keys, seed)
             for way, (form, enabled) in ways.items()
         }
-        times: dict[str, list[Spent]] = {way: [] for way in ways}
-        for number, keys in zip(range(rounds + 1), _draws(state_keys, records, seed), strict=False):
-            batch = rows(keys, seed + number)
-            for way in ways if number % 2 else reversed(ways):
-                gc.collect()
-                times[way].append(jobs[way].timed(batch))
-    return _result(paradigm, records, {way: counted[1:] for way, counted in times.items()})
+        spent = turns({way: job.timed for way, job in jobs.items()}, rounds, drawn())
+        for job in jobs.values():
+            job.close()
+    us = {way: medians(found, records) for way, found in spent.items()}
+    group = f"{paradigm.number} {paradigm.title}"
+    for cpu, name in enumerate(("clock", "CPU")):
+        found = ratio(spent["futures"], spent["async"], cpu=bool(cpu))
+        row = Row(
+            name=name, group=group, facts={**{way: both[cpu] for way, both in us.items()}, **figure(found)}
+        )
+        if found is not None and not cpu:
+            row.figures = {f"{group}, async by sync": Figure(*found, rate=True)}
+        yield row
 
 
 def _filled(folder: Path, operator: Paradigm, enabled: bool, state_keys: int, seed: int) -> Job:
@@ -93,80 +92,38 @@ def _filled(folder: Path, operator: Paradigm, enabled: bool, state_keys: int, se
     return job
 
 
-def _draws(state_keys: int, records: int, seed: int) -> Iterator[np.ndarray]:
-    random = np.random.default_rng(seed)
-    while True:
-        yield random.integers(0, state_keys, records)
+def paradigms(
+    state_keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 50_000,
+    records: Annotated[int, typer.Option(min=10, help="Records a micro-batch.")] = 50_000,
+    rounds: Rounds = 5,
+    tiny: Tiny = False,
+    slow: Annotated[
+        bool,
+        typer.Option(
+            "--slow/--no-slow", help="Also the iterating ones on a device of 1 ms (Linux, a C compiler)."
+        ),
+    ] = True,
+    seed: Seed = 1,
+    output: Output = None,
+) -> None:
+    """Compare the nine paradigms in their forms, with sync and async state; iterations on a slow device too."""
+    from bench.paradigms import PARADIGMS
+    from bench.slowdisk import command
+    from bench.slowdisk import measure as slowdisk
 
-
-def _result(paradigm: type[Paradigm], records: int, times: dict[str, list[Spent]]) -> ParadigmResult:
-    us, cpu_us = (
-        {
-            way: statistics.median(spent[clock] for spent in all_) / records * 1e6
-            for way, all_ in times.items()
-        }
-        for clock in (0, 1)
-    )
-    pairs = list(zip(times["futures"], times["async"], strict=True))
-    speedups = [sync.seconds / later.seconds for sync, later in pairs]
-    return ParadigmResult(
-        number=paradigm.number,
-        name=paradigm.title,
-        records=records,
-        calls_us=us["calls"],
-        futures_us=us["futures"],
-        async_us=us["async"],
-        await_us=us.get("await"),
-        calls_cpu_us=cpu_us["calls"],
-        futures_cpu_us=cpu_us["futures"],
-        async_cpu_us=cpu_us["async"],
-        await_cpu_us=cpu_us.get("await"),
-        speedup=statistics.median(speedups),
-        speedup_min=min(speedups),
-        speedup_max=max(speedups),
-        cpu_speedup=statistics.median(sync.cpu_seconds / later.cpu_seconds for sync, later in pairs),
-    )
-
-
-def run(
-    paradigms: Sequence[type[Paradigm]], state_keys: int, records: int, rounds: int, seed: int = 1
-) -> Iterator[ParadigmResult]:
-    """A result a paradigm, in a process with the garbage collector set as in Spark's workers."""
+    plan = slowdisk.Plan(1_000_000, 1_000, 1_000, 3.0, 3, seed)
+    if tiny:
+        state_keys, records, rounds = 300, 300, 1
+        plan = slowdisk.Plan(2_000, 100, 50, 0.1, 1, seed)
     settle_worker()
-    for paradigm in paradigms:
-        yield measure(paradigm, state_keys, records, rounds, seed)
-
-
-def paradigms_table(results: Sequence[ParadigmResult], title: str) -> Table:
-    """The results as a table for people, within 80 characters; microseconds a record, and below those of processors."""
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
-    )
-    table.add_column("\nparadigm", no_wrap=True)
-    for heading in (
-        "calls\nsync",
-        "futures\nsync",
-        "futures\nasync",
-        "await\nasync",
-        "async\n/sync",
-        "\nspread",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for result in results:
-        table.add_row(
-            f"{result.number} {result.name}",
-            *_times(result.calls_us, result.futures_us, result.async_us, result.await_us),
-            f"{result.speedup:.2f}x",
-            f"{result.speedup_min:.2f}-{result.speedup_max:.2f}",
-        )
-        table.add_row(
-            "  CPU",
-            *_times(result.calls_cpu_us, result.futures_cpu_us, result.async_cpu_us, result.await_cpu_us),
-            f"{result.cpu_speedup:.2f}x",
-            "",
-        )
-    return table
-
-
-def _times(*microseconds: float | None) -> tuple[str, ...]:
-    return tuple("" if each is None else f"{each:.1f}" for each in microseconds)
+    with Report("paradigms", output, state_keys=state_keys, rounds=rounds, seed=seed) as report:
+        title = f"us a record, {records:,} records on {state_keys:,} keys in memory, medians of {rounds}"
+        report.section(title, _COLUMNS)
+        for paradigm in PARADIGMS:
+            size = paradigm, state_keys, records, rounds, seed
+            report.case(paradigm.title, lambda: measure(*size))  # noqa: B023
+        if slow and (library := command.delaying(report)) is not None:
+            report.section(
+                f"us a record, {plan.records:,} of {plan.state_keys:,} keys on a slow device", command.COLUMNS
+            )
+            slowdisk.run(report, ["p5", "p6", "p9"], ["1ms"], plan, report.folder, library)

@@ -33,7 +33,6 @@ class Sequential(Paradigm):
     rejected = (Rejected("repeats_the_write", right=True),)
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.count: ValueState[int] = context.get_state(ValueStateDescriptor("count", pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:
@@ -79,7 +78,6 @@ class Branches(Paradigm):
     rejected = (Rejected("reads_twice", right=True), Rejected("asks_the_future", right=False))
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self.left: MapState[int, int] = context.get_state(MapStateDescriptor("left", pa.int64(), pa.int64()))
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:
@@ -157,7 +155,6 @@ class Independent(Paradigm):
     rejected = (Rejected("one_after_the_other", right=True),)
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         number = pa.int64()
         self.seen: ValueState[int] = context.get_state(ValueStateDescriptor("seen", number))
         self.total: ValueState[int] = context.get_state(ValueStateDescriptor("total", number))
@@ -259,7 +256,6 @@ class Combined(Paradigm):
     rejected = (Rejected("second_read_behind_the_first", right=True), Rejected("gets_too_early", right=False))
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         number = pa.int64()
         self.first: ValueState[int] = context.get_state(ValueStateDescriptor("first", number))
         self.second: ValueState[int] = context.get_state(ValueStateDescriptor("second", number))

@@ -18,10 +18,9 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from bench.peers.ours import OURS, SIDE
-from bench.peers.parts import parts_of
+from bench.peers.ours import SIDE, micro_batches
 from bench.peers.peers import PEERS
-from bench.peers.protocol import GO, Run, Said, Start, Timed
+from bench.peers.process import GO, Run, Said, Start, Timed
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
 from bench.processor_time import spent_seconds, tree_times
 from bench.session import local_session
@@ -29,8 +28,6 @@ from bench.session import local_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from asyncstate.spark import MicroBatch
 
 Keep = Callable[["DataFrame", int], None]
 
@@ -111,38 +108,17 @@ def _sink(run: Run) -> Keep:
 
 def run_ours(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed:
     """A Run of asyncstate."""
-    from asyncstate.spark import StreamingJob
-
-    peer, folder, keep = PEERS[start.peer], Path(run.folder), _sink(run)
-    plan = OURS[start.work, peer.result]
-    options = {
-        "async-state.enabled": str(peer.async_enabled).lower(),
-        "async-state.local-dir": str(folder / "local"),
-    }
-    job = StreamingJob(spark, str(folder / "state"), options | start.options, name="peers")
-    parts: list[dict[str, float]] = []
-
-    def micro_batch(rows: DataFrame, batch: MicroBatch) -> None:
-        keep(plan(batch, rows), batch.batch_id)
-
-    process = job.micro_batch(micro_batch)
+    folder = Path(run.folder)
+    job, process = micro_batches(spark, PEERS[start.peer], start.work, folder, _sink(run))
 
     def on_batch(rows: DataFrame, batch_id: int) -> None:
         turns.wait(batch_id)
         process(rows, batch_id)
-        assert job.statistics is not None
-        parts.append(parts_of(job.statistics))
 
     stream = _one_stream(_streams(spark, run)).writeStream.foreachBatch(on_batch)
     query = stream.option("checkpointLocation", str(folder / "query")).trigger(availableNow=True).start()
     job.await_termination(query)
-    seconds = _seconds(query, turns)
-    spark_seconds = [whole - sum(part.values()) for whole, part in zip(seconds, parts, strict=True)]
-    return Timed(
-        seconds=seconds,
-        cpu_seconds=turns.cpu_seconds(),
-        parts=[{"Spark": rest} | part for rest, part in zip(spark_seconds, parts, strict=True)],
-    )
+    return Timed(seconds=_seconds(query, turns), cpu_seconds=turns.cpu_seconds())
 
 
 def run_spark(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from bench.options import chosen, made, numbers
-from bench.peers.outcome import CANNOT_RUN, Amount, Report, facts
-
-if TYPE_CHECKING:
-    from bench.peers.flink.nexmark import NexmarkPlan
-    from bench.peers.measure import Plan
+from bench.frame import Report
+from bench.frame.report import Cores, Folder, Output, Seed, Tiny, chosen, numbers
+from bench.peers import measure
+from bench.peers.fairness import facts
+from bench.peers.flink.nexmark import FLINK_PEERS, PYFLINK, NexmarkPlan, keyed, nexmark, share_of_good
+from bench.peers.flink.queries import FLINK_QUERIES
+from bench.peers.peers import PEERS
+from bench.peers.results import COLUMNS, Throughput, beside, draw_throughput
+from bench.peers.works import WORKS, Scale
 
 _SPARK_WORK = ("a", "b", "c", "d", "e", "g")
-_ITSELF = ("raw", "growth", "modes")
 _NEXMARK = "f"
-_DEFAULT = ",".join((*_SPARK_WORK, *_ITSELF))
-_FILE_WIDTH = 110
-_ROWS_ALONE = 200_000  # of raw and modes: a micro-batch on one core
 _E_KEYS_SHARE = 5  # rows a key of a window
 _G_ROWS_A_KEY = 10
+
+
+@dataclass(frozen=True)
+class _Amount:
+    """How much of everything, as the command line says."""
+
+    rows: int
+    keys: tuple[int, ...]
+    batches: int
+    warm_up: int
+    seed: int
 
 
 def peers(
@@ -34,9 +41,9 @@ def peers(
         str,
         typer.Option(
             help="a aggregates, b first rows, c join, d counter, e windows, f Nexmark beside Flink, g a function of "
-            "the user's own, raw, growth, modes; with commas, or 'all'."
+            "the user's own; with commas, or 'all'."
         ),
-    ] = _DEFAULT,
+    ] = ",".join(_SPARK_WORK),
     peers: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     keys: Annotated[
@@ -45,7 +52,7 @@ def peers(
     batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches.")] = 5,
     warm_up: Annotated[int, typer.Option(min=0, help="Micro-batches that do not count.")] = 2,
     repeat: Annotated[int, typer.Option(min=1, help="Times to do it all, order reversed each time.")] = 1,
-    cores: Annotated[int, typer.Option(min=1, help="Cores for each engine, and partitions.")] = 2,
+    cores: Cores = 2,
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
     queries: Annotated[str, typer.Option(help="Nexmark queries of work f, with commas, or 'all'.")] = "all",
     checked_events: Annotated[
@@ -58,105 +65,56 @@ def peers(
             help="Python with apache-flink 2.3 or later; by default $ASYNCSTATE_FLINK_PYTHON, or this one."
         ),
     ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 1,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where to put state; by default the temporary directory.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for peers.json and peers-*.png.")] = None,
+    tiny: Tiny = False,
+    seed: Seed = 1,
+    folder: Folder = None,
+    output: Output = None,
 ) -> None:
-    """Compare asyncstate with Spark's own operators, with Python code on Spark, with Flink, and with itself."""
-    from bench.peers.flink.nexmark import FLINK_PEERS, NexmarkPlan
-    from bench.peers.flink.queries import FLINK_QUERIES
-    from bench.peers.measure import Plan
-    from bench.peers.peers import PEERS
-    from bench.peers.turns import PeerError
-    from bench.peers.works import Scale
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)  # a file has no width of its own
-    amount = Amount(rows, numbers(keys, "--keys"), batches, warm_up, repeat, cores, seed, events)
+    """Compare asyncstate with Spark's own operators, with Python code on Spark, and with Flink."""
+    works = chosen(work, (*_SPARK_WORK, _NEXMARK), "--work")
+    amount = _Amount(rows, numbers(keys, "--keys"), batches, warm_up, seed)
+    slow_seconds = 15.0
     if tiny:
-        amount = Amount(600, (500,), 1, 1, 1, cores, seed, 5_000, 0.2, (300, 900))
-        work = "a,growth" if work == _DEFAULT else work
+        amount, repeat, events, slow_seconds = _Amount(600, (500,), 1, 1, seed), 1, 5_000, 0.2
+        works = ["a"] if works == list(_SPARK_WORK) else works
         peers = "ours-sync,spark-changelog" if peers == "all" else peers
-    works = chosen(work, (*_SPARK_WORK, _NEXMARK, *_ITSELF), "--work")
     names = chosen(peers, (*PEERS, *FLINK_PEERS, "pyflink"), "--peers")
-    scratch = Path(tempfile.mkdtemp(prefix="asyncstate-peers-", dir=made(folder)))
-    asked = tuple(chosen(queries, tuple(FLINK_QUERIES), "--queries"))
-    report = Report(output, facts(amount))
-    plan = Plan(scratch, cores, amount.repeat, amount.slow_seconds)
-    if tiny:
-        plan = replace(plan, check=Scale(rows=300, keys=100, warm_up=0, counted=1))
-    flink = NexmarkPlan(
-        scratch, amount.events, cores, amount.repeat, seed, flink_python, asked, checked_events
-    )
-    started = time.perf_counter()
-
-    def tell(text: str) -> None:
-        console.print(f"[dim]{time.perf_counter() - started:7.1f} s[/dim]  {text}", highlight=False)
-
-    try:
-        for each in works:
-            _do(each, names, amount, plan, flink, report, tell)
-    except PeerError as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
-        raise typer.Exit(CANNOT_RUN) from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        report.show(console, amount)
-    if code := report.judge(console):
-        raise typer.Exit(code)
-
-
-def _do(
-    work: str,
-    names: list[str],
-    amount: Amount,
-    plan: Plan,
-    flink: NexmarkPlan,
-    report: Report,
-    tell: Any,
-) -> None:
-    from bench.peers.flink.nexmark import PYFLINK, keyed, nexmark, share_of_good
-    from bench.peers.itself import Task, measure_itself
-    from bench.peers.measure import measure
-    from bench.peers.works import WORKS, Scale
-
-    if work == _NEXMARK:
-        for results in nexmark(names, flink, tell):
-            report.add(results)
-        report.add(figures=share_of_good(report.results))
-        return
-    if work in _ITSELF:
-        tell(f"{work}: measuring")
-        task = Task(
-            measurement=work,
-            folder=str(plan.folder),
-            rows=amount.rows if work == "growth" else min(amount.rows, _ROWS_ALONE),
-            state_keys=amount.keys[0],
-            pairs=amount.batches,
-            sizes=amount.sizes,
-            seed=amount.seed,
+    asked = tuple(chosen(queries, FLINK_QUERIES, "--queries"))
+    amounts = {"rows": amount.rows, "batches": batches, "warm_up": warm_up, "repeat": repeat, "seed": seed}
+    with Report("peers", output, folder, **facts(cores, **amounts)) as report:
+        plan = measure.Plan(report.folder, cores, repeat, slow_seconds)
+        if tiny:
+            plan = replace(plan, check=Scale(rows=300, keys=100, warm_up=0, counted=1))
+        flink = NexmarkPlan(
+            report.folder, events, cores, repeat, seed, flink_python, asked, checked_events or events
         )
-        report.add(figures=measure_itself(task))
-        return
-    for label, name, keys in _scales(work, amount):
-        scale = Scale(amount.rows, keys, amount.warm_up, amount.batches, amount.seed)
-        report.add(measure(WORKS[name], scale, label, names, plan, tell))
-        if name in PYFLINK and "pyflink" in names:
-            report.add([keyed(name, label, WORKS[name].title, keys, amount.rows, flink, tell)])
+        what = f"{events:,} events" if works == [_NEXMARK] else f"{amount.rows:,} rows a micro-batch"
+        title = f"asyncstate and others: {what}, {cores} cores, medians of {amount.batches * repeat}"
+        report.section(title, COLUMNS)
+        for each in works:
+            if each == _NEXMARK:
+                nexmark(names, flink, report)
+                report.add(*share_of_good(report.rows))
+                continue
+            for label, name, number in _lines(each, amount):
+                scale = Scale(amount.rows, number, amount.warm_up, amount.batches, amount.seed)
+
+                def results() -> Iterator[Throughput]:
+                    found = measure.measure(WORKS[name], scale, label, names, plan, report.tell)  # noqa: B023
+                    if name in PYFLINK and "pyflink" in names:  # noqa: B023
+                        found += [keyed(name, label, WORKS[name].title, scale, flink, report.tell)]  # noqa: B023
+                    yield from beside(found)
+
+                report.case(label, results)
+        report.draw("peers.png", lambda path: draw_throughput(path, report.rows, title))
 
 
-def _scales(work: str, amount: Amount) -> list[tuple[str, str, int]]:
+def _lines(work: str, amount: _Amount) -> list[tuple[str, str, int]]:
     """Label, work and keys of each line that a letter stands for."""
     if work == "a":
         return [(f"a, {keys:,} keys", "a", keys) for keys in amount.keys]
-    if work == "d":
-        return [("d", "d", 2 * amount.rows)]
-    if work == "g":
-        return [("g", "g", max(1, amount.rows // _G_ROWS_A_KEY))]
     if work == "e":
-        return [(name, name, max(1, amount.rows // _E_KEYS_SHARE)) for name in ("e-tumble", "e-hop")]
-    return [(work, work, amount.keys[0])]
+        keys = max(1, amount.rows // _E_KEYS_SHARE)
+        return [(name, name, keys) for name in ("e-tumble", "e-hop")]
+    own = {"d": 2 * amount.rows, "g": max(1, amount.rows // _G_ROWS_A_KEY)}
+    return [(work, work, own.get(work, amount.keys[0]))]

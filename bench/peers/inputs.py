@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from bench.nexmark.comparison import ComparisonResult, compare
-from bench.peers.protocol import Input
+from bench.peers.process import Input
 from bench.peers.works import Result, Scale, Work
 
 _FIRST_MTIME_S = 1_577_836_800

@@ -9,19 +9,17 @@ Must not import Spark.
 from __future__ import annotations
 
 import shutil
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from bench.frame import CaseError
 from bench.peers.inputs import check, write_input
-from bench.peers.parts import PARTS
-from bench.peers.peers import PEERS, Peer
-from bench.peers.protocol import Input, Run, Start, Timed
+from bench.peers.peers import PEERS
+from bench.peers.process import Input, Run, Running, Start, Timed, take_turns
 from bench.peers.results import Throughput
-from bench.peers.turns import PeerError, Running, take_turns
 from bench.peers.works import Scale, Work
 
 _CHECK = Scale(rows=2_000, keys=600, warm_up=0, counted=2)
@@ -47,47 +45,37 @@ def measure(
     work: Work, scale: Scale, label: str, names: Sequence[str], plan: Plan, tell: Callable[[str], None]
 ) -> list[Throughput]:
     """The figures of those of ``names`` that do this work; ``label`` is the work's name in the table."""
-    chosen = [PEERS[name] for name in work.peers if name in names]
-    found = [_blank(work, label, peer, scale, skipped=peer.missing) for peer in chosen if peer.missing]
-    able = [peer for peer in chosen if not peer.missing]
+    chosen = [name for name in work.peers if name in names]
+    found: dict[str, list[Throughput]] = {name: [] for name in chosen}
+    able = [name for name in chosen if not PEERS[name].missing]
+    for name in chosen:
+        if name not in able:
+            found[name].append(_blank(work, label, name, scale.keys, skipped=PEERS[name].missing))
     for number in range(plan.repeat):
         folder = plan.folder / f"{work.name}-{scale.keys}-{number}"
-        # The order turns round each time: who follows whom should not matter, but might.
-        order = able if number % 2 == 0 else able[::-1]
         bench = _Bench(work, scale, label, plan, folder, lambda text: tell(f"{label}: {text}"))
-        found += bench.run(order)
+        # The order turns round each time: who follows whom should not matter, but might.
+        for result in bench.run(able[:: -1 if number % 2 else 1]):
+            found[result.peer].append(result)
         shutil.rmtree(folder, ignore_errors=True)
-    return _merged(found)
+    return [_merged(results) for results in found.values()]
 
 
-def _blank(work: Work, label: str, peer: Peer, scale: Scale, *, skipped: str | None = None) -> Throughput:
-    return Throughput(
-        work=label,
-        title=work.title,
-        peer=peer.name,
-        peer_title=peer.title,
-        keys=scale.keys,
-        skipped=skipped or "",
+def _blank(work: Work, label: str, peer: str, keys: int, **more: object) -> Throughput:
+    blank = Throughput(
+        name=PEERS[peer].title, group=f"{label}: {work.title}", work=label, peer=peer, keys=keys
     )
+    return msgspec.structs.replace(blank, **more)
 
 
-def _merged(found: Sequence[Throughput]) -> list[Throughput]:
-    """One result a peer: the seconds of all repetitions one behind the other; a wrong one before all others."""
-    by_peer: dict[str, list[Throughput]] = {}
-    for result in found:
-        by_peer.setdefault(result.peer, []).append(result)
-    merged = []
-    for results in by_peer.values():
-        bad = next((result for result in results if not result.checked), None)
-        base = bad or results[0]
-        seconds = [] if bad else [each for result in results for each in result.seconds]
-        cpu_seconds = [] if bad else [each for result in results for each in result.cpu_seconds]
-        merged.append(_with(base, seconds=seconds, cpu_seconds=cpu_seconds))
-    return merged
-
-
-def _with(result: Throughput, **changes: object) -> Throughput:
-    return msgspec.structs.replace(result, **changes)
+def _merged(results: Sequence[Throughput]) -> Throughput:
+    """The seconds of all repetitions one behind the other; one that was not right before all others."""
+    bad = next((result for result in results if not result.right), None)
+    seconds, cpu_seconds = (
+        [each for result in results for each in getattr(result, clock)]
+        for clock in ("seconds", "cpu_seconds")
+    )
+    return bad or msgspec.structs.replace(results[0], seconds=seconds, cpu_seconds=cpu_seconds)
 
 
 class _Bench:
@@ -102,106 +90,92 @@ class _Bench:
         self._plan = plan
         self._folder = folder
         self._tell = tell
-        self._results: dict[str, Throughput] = {}
 
-    def run(self, peers: Sequence[Peer]) -> list[Throughput]:
-        """Check, then measure. Processes are ended whatever happens."""
+    def run(self, names: Sequence[str]) -> list[Throughput]:
+        """Check, then measure those that were right. Processes are ended whatever happens."""
         running: dict[str, Running] = {}
         try:
-            for peer in peers:
-                running[peer.name] = Running(
-                    Start(
-                        peer=peer.name,
-                        work=self._work.name,
-                        folder=str(self._folder / peer.name),
-                        cores=self._plan.cores,
-                    )
+            for name in names:
+                folder = str(self._folder / name)
+                running[name] = Running(
+                    Start(peer=name, work=self._work.name, folder=folder, cores=self._plan.cores)
                 )
-            self._check_small(running)
-            self._measure(running)
+            small = self._small(running)
+            right = {name: process for name, process in running.items() if small[name].right}
+            return list((small | self._whole(right, small)).values())
         finally:
             for process in running.values():
                 process.close()
-        return [self._results[peer.name] for peer in peers]
 
-    def _check_small(self, running: Mapping[str, Running]) -> None:
+    def _small(self, running: Mapping[str, Running]) -> dict[str, Throughput]:
         self._tell("checking results on a small input")
         given = write_input(self._work, self._plan.check, self._folder / "small", min(self._plan.cores, 2))
-        self._carry_out(running, {name: given for name in running}, "check", self._plan.check, keep_all=True)
+        all_ = dict.fromkeys(running, (given, self._plan.check))
+        return self._carried_out(running, all_, "check", keep_all=True)
 
-    def _measure(self, running: Mapping[str, Running]) -> None:
-        """Those whose small result was right; slow ones on an input of their size."""
-        right = {name: process for name, process in running.items() if self._results[name].checked}
+    def _whole(
+        self, running: Mapping[str, Running], small: Mapping[str, Throughput]
+    ) -> dict[str, Throughput]:
+        """Slow ones on an input of their size, by what they did with the last rows of the check. Each its own: Spark
+        ends Python processes that have had nothing to do for a minute, so a round must be shorter."""
         self._tell("writing the input")
         whole = write_input(self._work, self._scale, self._folder / "input", self._plan.cores)
-        inputs, scales = {name: whole for name in right}, {name: self._scale for name in right}
-        for name in filter(lambda each: PEERS[each].slow, right):
-            scales[name] = self._slow_scale(name)
-            inputs[name] = write_input(
-                self._work, scales[name], self._folder / f"for-{name}", self._plan.cores
-            )
-        self._carry_out(right, inputs, "run", self._scale, keep_all=False, scales=scales)
+        inputs = dict.fromkeys(running, (whole, self._scale))
+        for name in filter(lambda each: PEERS[each].slow, running):
+            rate = small[name].rows / small[name].seconds[-1]
+            rows = max(_SLOW_ROWS_MIN, int(rate * self._plan.slow_seconds) // 100 * 100)
+            rows = min(self._scale.rows, rows)
+            scale = replace(self._scale, rows=rows, keys=max(1, self._scale.keys * rows // self._scale.rows))
+            given = write_input(self._work, scale, self._folder / f"for-{name}", self._plan.cores)
+            inputs[name] = given, scale
+        return self._carried_out(running, inputs, "run", keep_all=False)
 
-    def _slow_scale(self, name: str) -> Scale:
-        """By what the peer did with the last rows of the check.
-
-        Each its own: Spark ends Python processes that have had nothing to do for a minute, so a round must be shorter.
-        """
-        rate = self._results[name].rows / self._results[name].seconds[-1]
-        rows = min(self._scale.rows, max(_SLOW_ROWS_MIN, int(rate * self._plan.slow_seconds) // 100 * 100))
-        return replace(self._scale, rows=rows, keys=max(1, self._scale.keys * rows // self._scale.rows))
-
-    def _carry_out(
+    def _carried_out(
         self,
         running: Mapping[str, Running],
-        inputs: Mapping[str, Input],
-        name: str,
-        scale: Scale,
+        inputs: Mapping[str, tuple[Input, Scale]],
+        what: str,
         *,
         keep_all: bool,
-        scales: Mapping[str, Scale] | None = None,
-    ) -> None:
+    ) -> dict[str, Throughput]:
         """One Run of each process in turns, then the comparison of what each has kept."""
-        work, scales = self._work, scales or dict.fromkeys(running, scale)
-        first_kept = {peer: 0 if keep_all else each.micro_batches(work) - 1 for peer, each in scales.items()}
-        folders = {peer: self._folder / peer / name for peer in running}
-        failed: dict[str, str] = {}
-        for peer, process in running.items():
+        work, failed, runs = self._work, dict[str, str](), dict[str, Run]()
+        for name, process in running.items():
+            given, scale = inputs[name]
+            first_kept = 0 if keep_all else scale.micro_batches(work) - 1
+            runs[name] = Run(input=given, folder=str(self._folder / name / what), first_kept=first_kept)
             try:
-                process.begin(Run(input=inputs[peer], folder=str(folders[peer]), first_kept=first_kept[peer]))
-            except PeerError as error:
-                failed[peer] = str(error)
-        able = {peer: process for peer, process in running.items() if peer not in failed}
-        alone = {peer: scales[peer].fill(work) for peer in able}
-        failed |= take_turns(able, alone, scale.warm_up + scale.counted + 1, self._tell)
-        for peer, process in running.items():
-            if peer in failed or process.timed is None:
-                blank = _blank(work, self._label, PEERS[peer], scales[peer])
-                self._results[peer] = _with(blank, failed=failed.get(peer, "it did not come to its end"))
+                process.begin(runs[name])
+            except CaseError as error:
+                failed[name] = str(error)
+        able = {name: process for name, process in running.items() if name not in failed}
+        alone = {name: inputs[name][1].fill(work) for name in able}
+        for _, scale in list(inputs.values())[:1]:
+            failed |= take_turns(able, alone, scale.warm_up + scale.counted + 1, self._tell)
+        found = {}
+        for name, process in running.items():
+            if name in failed or process.timed is None:
+                why = failed.get(name, "it did not come to its end")
+                found[name] = _blank(work, self._label, name, inputs[name][1].keys, failed=why)
             else:
-                self._tell(f"comparing with DuckDB: {peer}")
-                self._results[peer] = self._compared(
-                    PEERS[peer], inputs[peer], scales[peer], folders[peer], first_kept[peer], process.timed
-                )
-            shutil.rmtree(folders[peer], ignore_errors=True)
+                self._tell(f"comparing with DuckDB: {name}")
+                found[name] = self._compared(name, runs[name], inputs[name][1], process.timed)
+            shutil.rmtree(runs[name].folder, ignore_errors=True)
+        return found
 
-    def _compared(
-        self, peer: Peer, given: Input, scale: Scale, folder: Path, first_kept: int, timed: Timed
-    ) -> Throughput:
-        expected = self._work.results[peer.result if peer.ours else ""]
-        outcome = check(given, expected, folder / "sink", first_kept, self._plan.cores)
-        counted = slice(scale.first_counted(self._work), scale.first_counted(self._work) + scale.counted)
-        return _with(
-            _blank(self._work, self._label, peer, scale),
+    def _compared(self, name: str, run: Run, scale: Scale, timed: Timed) -> Throughput:
+        expected = self._work.results[PEERS[name].result if PEERS[name].ours else ""]
+        outcome = check(run.input, expected, Path(run.folder) / "sink", run.first_kept, self._plan.cores)
+        first = scale.first_counted(self._work)
+        counted = slice(first, first + scale.counted)
+        return _blank(
+            self._work,
+            self._label,
+            name,
+            scale.keys,
             rows=scale.rows,
             seconds=timed.seconds[counted],
             cpu_seconds=timed.cpu_seconds[counted],
-            parts=_median_parts(timed.parts[counted]),
             expected_rows=outcome.expected_rows,
-            checked=outcome.ok,
-            problems=(*outcome.problems, *outcome.examples),
+            wrong=[*outcome.problems, *outcome.examples],
         )
-
-
-def _median_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(part[name] for part in parts) for name in PARTS} if parts else {}

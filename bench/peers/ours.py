@@ -1,17 +1,17 @@
 """What asyncstate runs for each piece of work.
 
-Owns: ``OURS``: (work, result) to the plan of a micro-batch, and the operator of record grain.
+Owns: ``OURS``: (work, result) to the plan of a micro-batch, and the operator of record grain; ``micro_batches``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
-from asyncstate.functions import AggregateFunction, BundledAggregateFunction, KeySegments, SegmentsApplied
+from asyncstate.functions import AggregateFunction, BundledAggregateFunction
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -23,6 +23,8 @@ from asyncstate.operator import (
     Row,
 )
 from asyncstate.state import ValueState, ValueStateDescriptor
+from bench.aggregates import SUMS, WeightedMean, WeightedMeans
+from bench.peers.peers import Peer
 from bench.peers.works import BOUND, DELAY, FLOOR_SHARE, HOP, TUMBLE
 from operators import (
     Deduplicate,
@@ -38,12 +40,11 @@ from operators import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from asyncstate.spark import MicroBatch
+    from asyncstate.spark import MicroBatch, StreamingJob
 
 Plan = Callable[["MicroBatch", "DataFrame"], "DataFrame"]
-_SUMS = pa.schema([("total", pa.int64()), ("weight", pa.int64())])
 SIDE = "side"
 """Of the join's rows: which of the two tables, 0 or 1; in a stream that has the columns of both."""
 
@@ -52,11 +53,9 @@ class CountRecords(RecordOperator):
     """Each row with how many of its key there have been."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return pa.schema([("key", pa.int64()), ("n", pa.int64())])
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
         self._count: ValueState[Any] = context.get_state(ValueStateDescriptor("n", pa.int64(), default=0))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
@@ -74,14 +73,9 @@ class KeepSome(BundleOperator):
     """No state: the rows that the floor puts out."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """See ``Operator``."""
         return pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
-    def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
-
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
-        """See ``BundleOperator``."""
         value = bundle.batch.column("value").to_numpy()
         ctx.emit(bundle.batch.filter(pa.array(value % FLOOR_SHARE == 0)).columns)
 
@@ -125,44 +119,9 @@ def _counts(batch: MicroBatch, rows: DataFrame) -> DataFrame:
     return batch.apply(operator, rows, key="key", uid="counts")
 
 
-class WeightedMean(AggregateFunction):
-    """A value and its weight at a time."""
-
-    def create_accumulator(self) -> Any:
-        """See ``AggregateFunction``."""
-        return [0, 0]
-
-    def accumulate(self, accumulator: Any, value: Any, weight: Any) -> None:
-        """See ``AggregateFunction``."""
-        accumulator[0] += value * weight
-        accumulator[1] += weight
-
-    def get_value(self, accumulator: Any) -> Any:
-        """See ``AggregateFunction``."""
-        return accumulator[0] / accumulator[1]
-
-
-class WeightedMeans(BundledAggregateFunction):
-    """Of all keys of a bundle at once, with numpy."""
-
-    def bundled_accumulate_retract(self, segments: KeySegments) -> SegmentsApplied:
-        """See ``BundledAggregateFunction``."""
-        before = [field.fill_null(0).to_numpy() for field in segments.accumulators.flatten()]
-        values, weights = (column.to_numpy() for column in segments.columns)
-        starts = segments.starts[:-1]
-        total = before[0] + np.add.reduceat(values * weights, starts)
-        weight = before[1] + np.add.reduceat(weights, starts)
-        sums = pa.StructArray.from_arrays([pa.array(total), pa.array(weight)], fields=list(_SUMS))
-        return SegmentsApplied(sums, _divided(*before), _divided(total, weight))
-
-
-def _divided(total: Any, weight: Any) -> pa.Array:
-    return pa.array(total / np.maximum(weight, 1), mask=weight == 0)
-
-
 def _means(function: AggregateFunction | BundledAggregateFunction) -> Plan:
     def plan(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-        mean = udaf(function, result_type=pa.float64(), accumulator_type=_SUMS)
+        mean = udaf(function, result_type=pa.float64(), accumulator_type=SUMS)
         operator = GroupAggregate([mean("value", "weight").alias("mean")], emit_update_before=False)
         return batch.apply(operator, rows.selectExpr("*", "value % 7 + 1 AS weight"), key="key", uid="mean")
 
@@ -200,3 +159,18 @@ OURS: Mapping[tuple[str, str], Plan] = {
     ("e-hop", ""): _windowed(lambda: hop(*HOP)),
 }
 """By work and result."""
+
+
+def micro_batches(
+    spark: SparkSession, peer: Peer, work: str, folder: Path, sink: Callable[[DataFrame, int], None]
+) -> tuple[StreamingJob, Callable[[DataFrame, int], None]]:
+    """The job of a peer of ours, and the function of its micro-batches, whose output goes to ``sink``."""
+    from asyncstate.spark import StreamingJob
+
+    plan = OURS[work, peer.result]
+    options = {
+        "async-state.enabled": str(peer.async_enabled).lower(),
+        "async-state.local-dir": str(folder / "local"),
+    }
+    job = StreamingJob(spark, str(folder / "state"), options, name="peers")
+    return job, job.micro_batch(lambda rows, batch: sink(plan(batch, rows), batch.batch_id))

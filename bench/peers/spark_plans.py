@@ -55,11 +55,7 @@ def spark_conf(store: str) -> dict[str, str]:
 
 
 def _aggregate(streams: Streams) -> DataFrame:
-    aggregates = [
-        F.count("*").alias("n"),
-        F.sum("value").alias("total"),
-        F.max("value").alias("highest"),
-    ]
+    aggregates = [F.count("*").alias("n"), F.sum("value").alias("total"), F.max("value").alias("highest")]
     return streams["rows"].groupBy("key").agg(*aggregates)
 
 
@@ -86,9 +82,10 @@ def _windowed(*window: str) -> Plan:
     return plan
 
 
-def _apply_pandas(streams: Streams) -> DataFrame:
-    keyed = streams["rows"].groupBy("key")
-    return keyed.applyInPandasWithState(_count_with_state, _COUNTED, _STATE, "update", "NoTimeout")
+def _apply_pandas(function: Callable[..., Iterator[Any]], out: str, state: str) -> Plan:
+    return lambda streams: (
+        streams["rows"].groupBy("key").applyInPandasWithState(function, out, state, "update", "NoTimeout")
+    )
 
 
 def _count_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -> Iterator[Any]:
@@ -102,11 +99,6 @@ def _count_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -
     state.update((count,))
 
 
-def _mean_apply_pandas(streams: Streams) -> DataFrame:
-    keyed = streams["rows"].groupBy("key")
-    return keyed.applyInPandasWithState(_mean_with_state, _MEAN, _SUMS, "update", "NoTimeout")
-
-
 def _mean_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) -> Iterator[Any]:
     import pandas as pd
 
@@ -118,30 +110,17 @@ def _mean_with_state(key: tuple[Any, ...], frames: Iterator[Any], state: Any) ->
     yield pd.DataFrame({"key": [key[0]], "mean": [total / weight]})
 
 
-def _mean_tws_row(streams: Streams) -> DataFrame:
-    from bench.peers.spark_processors import MeanOfRows
+def _tws(processor: str, out: str) -> Plan:
+    """``transformWithState`` with a processor of that name, with rows or with frames."""
 
-    return streams["rows"].groupBy("key").transformWithState(MeanOfRows(), _MEAN, "Update", "None")
+    def plan(streams: Streams) -> DataFrame:
+        from bench.peers import spark_processors
 
+        keyed, made = streams["rows"].groupBy("key"), getattr(spark_processors, processor)()
+        transform = keyed.transformWithStateInPandas if "Frames" in processor else keyed.transformWithState
+        return transform(made, out, "Update", "None")
 
-def _mean_tws_pandas(streams: Streams) -> DataFrame:
-    from bench.peers.spark_processors import MeanOfFrames
-
-    keyed = streams["rows"].groupBy("key")
-    return keyed.transformWithStateInPandas(MeanOfFrames(), _MEAN, "Update", "None")
-
-
-def _tws_row(streams: Streams) -> DataFrame:
-    from bench.peers.spark_processors import CountRows
-
-    return streams["rows"].groupBy("key").transformWithState(CountRows(), _COUNTED, "Update", "None")
-
-
-def _tws_pandas(streams: Streams) -> DataFrame:
-    from bench.peers.spark_processors import CountFrames
-
-    keyed = streams["rows"].groupBy("key")
-    return keyed.transformWithStateInPandas(CountFrames(), _COUNTED, "Update", "None")
+    return plan
 
 
 NATIVE: Mapping[str, tuple[Plan, str]] = {
@@ -154,11 +133,11 @@ NATIVE: Mapping[str, tuple[Plan, str]] = {
 """By work, with the output mode: update, or append where each row comes once, as from asyncstate."""
 
 PYTHON: Mapping[tuple[str, str], tuple[Plan, str]] = {
-    ("d", "tws-row"): (_tws_row, "update"),
-    ("d", "tws-pandas"): (_tws_pandas, "update"),
-    ("d", "apply-pandas"): (_apply_pandas, "update"),
-    ("g", "tws-row"): (_mean_tws_row, "update"),
-    ("g", "tws-pandas"): (_mean_tws_pandas, "update"),
-    ("g", "apply-pandas"): (_mean_apply_pandas, "update"),
+    ("d", "tws-row"): (_tws("CountRows", _COUNTED), "update"),
+    ("d", "tws-pandas"): (_tws("CountFrames", _COUNTED), "update"),
+    ("d", "apply-pandas"): (_apply_pandas(_count_with_state, _COUNTED, _STATE), "update"),
+    ("g", "tws-row"): (_tws("MeanOfRows", _MEAN), "update"),
+    ("g", "tws-pandas"): (_tws("MeanOfFrames", _MEAN), "update"),
+    ("g", "apply-pandas"): (_apply_pandas(_mean_with_state, _MEAN, _SUMS), "update"),
 }
 """By work and peer: the counter of work d, the mean of work g."""

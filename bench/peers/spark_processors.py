@@ -7,115 +7,92 @@ Must not import asyncstate. Importing it needs what pyspark's stateful processor
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 
-class _Count(StatefulProcessor):
-    """One ValueState a key."""
+class _Sums(StatefulProcessor):
+    """Some numbers a key in one ValueState."""
+
+    columns: ClassVar[str]
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
-        self.count = handle.getValueState("n", "n bigint")
+        self.state = handle.getValueState("sums", self.columns)
 
     def close(self) -> None:
         """Nothing to give up."""
 
-    def before(self) -> int:
-        """How many there were."""
-        stored = self.count.get()
-        return stored[0] if stored is not None else 0
+    def before(self) -> list[int]:
+        """The numbers of earlier micro-batches."""
+        stored = self.state.get()
+        return [0] * (self.columns.count(",") + 1) if stored is None else list(stored)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        """Take in the rows of one key in one micro-batch."""
+        sums = self.before()
+        yield from self.take(key[0], rows, sums)
+        self.state.update(tuple(sums))
+
+    def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
+        """Add the rows to ``sums``; what is put out."""
+        raise NotImplementedError
 
 
-class CountRows(_Count):
+class CountRows(_Sums):
     """Each row with how many of its key there have been."""
 
-    def handleInputRows(  # noqa: N802 - Spark's name
-        self,
-        key: Any,
-        rows: Iterator[Any],
-        timerValues: Any,  # noqa: N803 - Spark's name
-    ) -> Iterator[Any]:
-        """Count the rows of one key in one micro-batch."""
-        count = self.before()
+    columns = "n bigint"
+
+    def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
+        """Row by row."""
         for row in rows:
-            count += 1
-            yield Row(key=row.key, n=count)
-        self.count.update((count,))
+            sums[0] += 1
+            yield Row(key=row.key, n=sums[0])
 
 
-class CountFrames(_Count):
-    """The same with a pandas DataFrame a key."""
+class CountFrames(_Sums):
+    """The same with pandas DataFrames."""
 
-    def handleInputRows(  # noqa: N802 - Spark's name
-        self,
-        key: Any,
-        rows: Iterator[Any],
-        timerValues: Any,  # noqa: N803 - Spark's name
-    ) -> Iterator[Any]:
-        """Count the rows of one key in one micro-batch."""
+    columns = "n bigint"
+
+    def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
+        """Frame by frame."""
         import pandas as pd
 
-        count = self.before()
         for frame in rows:
-            size = len(frame)
-            yield pd.DataFrame({"key": [key[0]] * size, "n": range(count + 1, count + size + 1)})
-            count += size
-        self.count.update((count,))
+            first = sums[0] + 1
+            sums[0] += len(frame)
+            yield pd.DataFrame({"key": [key] * len(frame), "n": range(first, sums[0] + 1)})
 
 
-class _Mean(StatefulProcessor):
-    """The sums of one key."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
-        self.sums = handle.getValueState("sums", "total bigint, weight bigint")
-
-    def close(self) -> None:
-        """Nothing to give up."""
-
-    def before(self) -> tuple[int, int]:
-        """The sums of earlier micro-batches."""
-        stored = self.sums.get()
-        return (stored[0], stored[1]) if stored is not None else (0, 0)
-
-
-class MeanOfRows(_Mean):
+class MeanOfRows(_Sums):
     """The weighted mean of all values of a key so far."""
 
-    def handleInputRows(  # noqa: N802 - Spark's name
-        self,
-        key: Any,
-        rows: Iterator[Any],
-        timerValues: Any,  # noqa: N803 - Spark's name
-    ) -> Iterator[Any]:
-        """Take in the rows of one key in one micro-batch."""
-        total, weight = self.before()
+    columns = "total bigint, weight bigint"
+
+    def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
+        """Row by row."""
         for row in rows:
-            one = row.value % 7 + 1
-            total, weight = total + row.value * one, weight + one
-        self.sums.update((total, weight))
-        yield Row(key=key[0], mean=total / weight)
+            weight = row.value % 7 + 1
+            sums[0] += row.value * weight
+            sums[1] += weight
+        yield Row(key=key, mean=sums[0] / sums[1])
 
 
-class MeanOfFrames(_Mean):
-    """The same with a pandas DataFrame a key."""
+class MeanOfFrames(_Sums):
+    """The same with pandas DataFrames."""
 
-    def handleInputRows(  # noqa: N802 - Spark's name
-        self,
-        key: Any,
-        rows: Iterator[Any],
-        timerValues: Any,  # noqa: N803 - Spark's name
-    ) -> Iterator[Any]:
-        """Take in the rows of one key in one micro-batch."""
+    columns = "total bigint, weight bigint"
+
+    def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
+        """Frame by frame."""
         import pandas as pd
 
-        total, weight = self.before()
         for frame in rows:
             weights = frame["value"] % 7 + 1
-            total += int((frame["value"] * weights).sum())
-            weight += int(weights.sum())
-        self.sums.update((total, weight))
-        yield pd.DataFrame({"key": [key[0]], "mean": [total / weight]})
+            sums[0] += int((frame["value"] * weights).sum())
+            sums[1] += int(weights.sum())
+        yield pd.DataFrame({"key": [key], "mean": [sums[0] / sums[1]]})

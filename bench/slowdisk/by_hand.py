@@ -37,17 +37,12 @@ class ReadByHand:
     def __exit__(self, *_: object) -> None:
         self._store.close()
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the files."""
-        return self._store.statistics().size_bytes
-
     def drawn(self, random: np.random.Generator, count: int) -> list[bytes]:
         """Keys in no order, each once."""
         return [self._keys[index] for index in random.choice(len(self._keys), count, replace=False)]
 
     def one_by_one(self, keys: list[bytes]) -> float:
-        """A get a key. Seconds."""
+        """Seconds of a get a key."""
         get: Any = self._store.db.get
         started = time.perf_counter()
         for key in keys:
@@ -55,7 +50,7 @@ class ReadByHand:
         return time.perf_counter() - started
 
     def on_threads(self, keys: list[bytes], threads: int) -> float:
-        """List gets of a few sorted keys each. Seconds, without starting the threads."""
+        """Seconds of list gets of a few sorted keys each, without starting the threads."""
         get: Any = self._store.db.get
         chunks: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         for chunk in _chunks(keys):

@@ -1,21 +1,31 @@
-"""``python -m bench slow-disk``."""
+"""``python -m bench slow-disk``: its options, table and picture."""
 
 from __future__ import annotations
 
-import platform
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from asyncstate.errors import AsyncStateError
-from bench.options import chosen, made
-from bench.report import write_json
+from bench.frame import Column, Report, Row
+from bench.frame.picture import Panel, Series, draw
+from bench.frame.report import CANNOT_RUN, Folder, Output, Rounds, Seed, Tiny, chosen, times
+from bench.slowdisk import shim
+from bench.slowdisk.measure import DEVICES, Plan, run
+from bench.slowdisk.workloads import WORKLOADS
 
 _AIMED_AT = "by-hand,p1,p2,p3,p4,aggregate,deduplicate"
-_CANNOT_RUN = 2
+COLUMNS = (
+    Column("sync us", "sync_us"),
+    Column("CPU us", "sync_cpu_us"),
+    Column("async us", "async_us"),
+    Column("CPU us", "async_cpu_us"),
+    Column("sync /async", "speedup", times),
+    Column("reads /record", "async_reads"),
+    Column("threads", "threads"),
+    Column("device us", "device_us"),
+)
 
 
 def slow_disk(
@@ -32,45 +42,47 @@ def slow_disk(
     records: Annotated[
         int, typer.Option(min=100, help="Records a micro-batch; sync gets fewer on slow devices.")
     ] = 50_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Counted micro-batches.")] = 2,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the keys drawn.")] = 1,
-    folder: Annotated[
-        Path | None, typer.Option(help="Where to put the state; by default the temporary directory.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder for slow-disk.json and slow-disk.png.")] = None,
+    rounds: Rounds = 2,
+    tiny: Tiny = False,
+    seed: Seed = 1,
+    folder: Folder = None,
+    output: Output = None,
 ) -> None:
     """Compare sync with async state as the latency of the disk grows."""
-    from bench.slowdisk import shim
-    from bench.slowdisk.measure import DEVICES, Plan, run
-    from bench.slowdisk.report import slow_disk_table, write_slow_disk_plot
-    from bench.slowdisk.workloads import WORKLOADS
-
-    console = Console()
     plan = Plan(state_keys, records, min(300, records), 3.0, rounds, seed)
     if tiny:
         plan = Plan(2_000, 400, 50, 0.1, 1, seed)
         workloads, devices = "by-hand,p1,aggregate", "disk,1ms"
-    names = chosen(workloads, list(WORKLOADS), "--workloads")
-    places = chosen(devices, list(DEVICES), "--devices")
-    with tempfile.TemporaryDirectory(prefix="asyncstate-slow-disk-", dir=made(folder)) as scratch:
-        library = None
-        try:
-            library = shim.build(Path(scratch))
-        except shim.ShimError as error:
-            console.print(f"no rows with added latency: {error}", markup=False, highlight=False)
-        with console.status("measuring") as status:
-            try:
-                results = list(run(names, places, plan, Path(scratch), library, status.update))
-            except AsyncStateError as error:
-                console.print(str(error), style="red", markup=False, highlight=False)
-                raise typer.Exit(_CANNOT_RUN) from None
+    names, places = chosen(workloads, WORKLOADS, "--workloads"), chosen(devices, DEVICES, "--devices")
     title = f"{plan.records:,} records on {plan.state_keys:,} keys, medians of {plan.rounds}"
-    if not results:
-        raise typer.Exit(_CANNOT_RUN)
-    console.print(slow_disk_table(results, title))
-    if output is not None:
-        facts = {"state_keys": plan.state_keys, "records": plan.records, "rounds": plan.rounds, "seed": seed}
-        write_json(results, output / "slow-disk.json", **facts, machine=platform.platform())
-        write_slow_disk_plot(results, output / "slow-disk.png", f"Async against sync state: {title}")
-        console.print(f"written: {output / 'slow-disk.json'}, {output / 'slow-disk.png'}", highlight=False)
+    with Report("slow-disk", output, folder, records=plan.records, state_keys=plan.state_keys) as report:
+        report.section(title, COLUMNS)
+        run(report, names, places, plan, report.folder, delaying(report))
+        report.draw("slow-disk.png", lambda path: _draw(path, report.rows, title))
+    if not report.rows:
+        raise typer.Exit(CANNOT_RUN)
+
+
+def delaying(report: Report) -> Path | None:
+    """The shim; None, and says why, where there can be none."""
+    try:
+        return shim.build(report.folder)
+    except shim.ShimError as error:
+        report.say(f"no rows with added latency: {error}")
+        return None
+
+
+def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
+    """How many times as fast async is, a line a workload over the devices."""
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.facts:
+            lines.setdefault(row.group, []).append(row)
+    series = [
+        Series(name, [row.name for row in found], [row.facts["speedup"] for row in found])
+        for name, found in lines.items()
+    ]
+    panel = Panel(
+        "1: as fast as sync", series, "where a read goes", "time of a record, sync / async", log=True
+    )
+    draw(path, f"Async against sync state: {title}", [panel])

@@ -1,65 +1,61 @@
-"""The measurements of the slow-disk benchmark, each in a process of its own.
+"""The measurements of the slow-disk benchmark, each in a process of its own, so that the shim and cold caches belong
+to it alone.
 
-Owns: ``Device``, ``DEVICES``, ``Plan``, ``SlowDiskResult`` and ``run``.
-Invariant: sync and async of one result start from the same state and read with the same caches and latency.
+Owns: ``DEVICES``, ``Plan``, ``Measured``, ``fill``, ``measure`` and ``compared``.
+Invariant: sync and async of one row start from the same state and read with the same caches and latency.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import gc
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
-from asyncstate.errors import AsyncStateError
+from asyncstate.config import Config, Tuning, resolve
+from asyncstate.runtime.stores import rocksdb_options
+from asyncstate.spark.task import settle_worker
+from bench.frame import Report, Row, isolated
+from bench.frame.measure import isolated_in
+from bench.job import Job, JobBase
 from bench.slowdisk import shim
-from bench.slowdisk.child import Measured, Task
-from bench.slowdisk.workloads import WORKLOADS
+from bench.slowdisk.by_hand import ReadByHand, thread_counts
+from bench.slowdisk.workloads import INPUT, WORKLOADS, Workload, fill_batches, rows
 
-ROOT = Path(__file__).resolve().parents[2]
+_BUNDLE_ROWS = 2_000  # few enough that a bundle of uniform keys meets each block once, as a single read does
+_BASE = "base.json"
+_PIPES = shutil.ignore_patterns("*.asked")  # by which a worker is asked for a store
 _RECORD_US = 60.0  # about what a record costs in sync mode beside the added latency
 _WARM_UP_SHARE = 10
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """What reads meet: memory (``cached``), or the local disk with ``latency_us`` added to each read."""
+class Device(msgspec.Struct, frozen=True):
+    """What reads meet: memory (``cached``: a block cache larger than the state), or the local disk, read around the
+    page cache and with next to no block cache, with ``latency_us`` added to each read."""
 
     name: str
-    cached: bool = False
     latency_us: int = 0
+    cached: bool = False
 
 
-DEVICES: dict[str, Device] = {
-    "memory": Device(name="memory", cached=True),
-    "disk": Device(name="local disk"),
-    "0.2ms": Device(name="+ 0.2 ms", latency_us=200),
-    "1ms": Device(name="+ 1 ms", latency_us=1_000),
-    "5ms": Device(name="+ 5 ms", latency_us=5_000),
+DEVICES: Mapping[str, Device] = {
+    "memory": Device("memory", cached=True),
+    "disk": Device("local disk"),
+    "0.2ms": Device("+ 0.2 ms", 200),
+    "1ms": Device("+ 1 ms", 1_000),
+    "5ms": Device("+ 5 ms", 5_000),
 }
 """By the name of the command line."""
-
-
-class SlowDiskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload on one device. ``speedup`` is the time of a record in sync mode by that in async mode."""
-
-    workload: str
-    title: str
-    device: str
-    latency_us: int
-    sync: Measured
-    asynchronous: Measured
-    speedup: float
-
-    @property
-    def device_us(self) -> float | None:
-        """What the device alone would take for a record in async mode: its reads, shared out over the threads."""
-        measured = self.asynchronous
-        if not self.latency_us or measured.reads_per_record is None or not measured.threads:
-            return None
-        return measured.reads_per_record * self.latency_us / measured.threads
 
 
 @dataclass(frozen=True)
@@ -79,71 +75,178 @@ class Plan:
         return max(self.records_min, min(self.records, affordable))
 
 
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure in the state that ``fill`` has made in ``folder``."""
+
+    workload: str
+    folder: str
+    state_keys: int
+    seed: int
+    records: int = 0
+    warm_up: int = 0
+    rounds: int = 0
+    asynchronous: bool = False
+    cached: bool = False
+
+    @property
+    def config(self) -> Config:
+        """Of the job."""
+        options: dict[str, object] = {
+            "async-state.enabled": self.asynchronous,
+            "async-state.snapshot-interval": 1_000,
+            "async-state.bundle-size": _BUNDLE_ROWS,
+        }
+        if self.cached:
+            return resolve(options, {}, Tuning(blocks_bytes=1 << 30))
+        tuning = Tuning(blocks_bytes=WORKLOADS[self.workload].block_cache_bytes, direct_reads=True)
+        return resolve(options | {"async-state.cache-size": "256kb"}, {}, tuning)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A record, medians over the rounds. ``reads`` are those of the device, None without the shim."""
+
+    us: float
+    cpu_us: float
+    reads: float | None
+    threads: int
+
+
+class _Figures:
+    """What the rounds took, for each record."""
+
+    def __init__(self) -> None:
+        self._us: list[float] = []
+        self._cpu_us: list[float] = []
+        self._reads: list[float] = []
+
+    def take(self, records: int, run: Callable[[], float]) -> None:
+        """One round: ``run`` does ``records`` records and gives its seconds."""
+        gc.collect()
+        reads, cpu = shim.reads(), time.process_time()
+        self._us.append(run() / records * 1e6)
+        self._cpu_us.append((time.process_time() - cpu) / records * 1e6)
+        after = shim.reads()
+        if after is not None and reads is not None:
+            self._reads.append((after - reads) / records)
+
+    def medians(self, threads: int) -> Measured:
+        reads = statistics.median(self._reads) if self._reads else None
+        return Measured(statistics.median(self._us), statistics.median(self._cpu_us), reads, threads)
+
+
+def fill(task: Task) -> None:
+    """Make the state of a workload in ``task.folder``, for any number of measurements."""
+    folder, workload = Path(task.folder), WORKLOADS[task.workload]
+    job = Job(folder, workload.make(False), task.config, INPUT)
+    job.run(fill_batches(workload, task.state_keys))
+    job.run([])  # brings the local store up to the first delta
+    assert job.base is not None
+    job.close()
+    (folder / _BASE).write_bytes(msgspec.json.encode(JobBase(job.base, job.batch_id)))
+
+
+def measure(task: Task) -> Measured:
+    """Run the workload's micro-batches on a copy of the state."""
+    settle_worker()
+    source, workload = Path(task.folder), WORKLOADS[task.workload]
+    with tempfile.TemporaryDirectory(prefix="run-", dir=source.parent, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        shutil.copytree(source, folder, ignore=_PIPES, dirs_exist_ok=True, copy_function=_link_or_copy)
+        return _by_hand(task, folder) if workload.by_hand else _by_job(task, workload, folder)
+
+
+def _by_job(task: Task, workload: Workload, folder: Path) -> Measured:
+    base = msgspec.json.decode((folder / _BASE).read_bytes(), type=JobBase)
+    job = Job(folder, workload.make(task.asynchronous), task.config, INPUT, base.manifest, base.batch_id)
+    random, figures = np.random.default_rng(task.seed), _Figures()
+    for number in range(task.rounds + 1):
+        records = task.records if number else task.warm_up
+        batches = _batches(workload, random.choice(task.state_keys, records, replace=False))
+        if number:
+            figures.take(records, partial(job.run, batches))
+        else:
+            job.run(batches)
+    job.close()
+    return figures.medians(int(job.statistics.get("io_threads_peak", 0)))
+
+
+def _by_hand(task: Task, folder: Path) -> Measured:
+    """Single gets, or list gets on that number of threads that was the quickest."""
+    random = np.random.default_rng(task.seed)
+    with ReadByHand(folder, rocksdb_options(task.config)) as store:
+
+        def rounds(read: Callable[[list[bytes]], float], threads: int) -> Measured:
+            figures = _Figures()
+            for _ in range(task.rounds):
+                figures.take(task.records, partial(read, store.drawn(random, task.records)))
+            return figures.medians(threads)
+
+        get_us = store.one_by_one(store.drawn(random, task.warm_up)) / task.warm_up * 1e6
+        if not task.asynchronous:
+            return rounds(store.one_by_one, 0)
+        runs = [rounds(partial(store.on_threads, threads=each), each) for each in thread_counts(get_us)]
+    return min(runs, key=lambda measured: measured.us)
+
+
+def _batches(workload: Workload, keys: np.ndarray) -> list[pa.RecordBatch]:
+    """Input batches as large as a bundle at bundle grain, so that a bundle needs no copy."""
+    size = _BUNDLE_ROWS if workload.bundles else len(keys)
+    return [rows(keys[start : start + size]) for start in range(0, len(keys), size)]
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Table files never change, so a link will do; all others are copied."""
+    if source.endswith(".sst"):
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
+
+
 def run(
-    workloads: Sequence[str],
-    devices: Sequence[str],
-    plan: Plan,
-    folder: Path,
-    library: Path | None,
-    tell: Callable[[str], None],
-) -> Iterator[SlowDiskResult]:
+    report: Report, workloads: list[str], devices: list[str], plan: Plan, folder: Path, library: Path | None
+) -> None:
     """Measure each workload on each device. Without the shim's ``library`` devices with a latency are left out."""
     for workload in workloads:
-        tell(f"{WORKLOADS[workload].name}: filling {plan.state_keys:,} keys")
+        title = WORKLOADS[workload].name
         made = folder / workload
         made.mkdir()
         task = Task(workload=workload, folder=str(made), state_keys=plan.state_keys, seed=plan.seed)
-        _start(task, None)
-        for name in devices:
-            device = DEVICES[name]
-            if library is None and device.latency_us:
-                continue
-            tell(f"{WORKLOADS[workload].name}, {device.name}")
-            environment = (
-                None if library is None else shim.environment(library, folder.resolve(), device.latency_us)
-            )
-            yield _compare(workload, device, plan, task, environment)
+        filled = report.case("filling", lambda: filled_by(task), title)  # noqa: B023
+        for device in (DEVICES[name] for name in devices if filled):
+            if library is not None or not device.latency_us:
+                report.case(device.name, lambda: [compared(device, plan, task, library)], title)  # noqa: B023
 
 
-def _compare(
-    workload: str, device: Device, plan: Plan, task: Task, environment: dict[str, str] | None
-) -> SlowDiskResult:
-    measured = {}
+def filled_by(task: Task) -> list[Row]:
+    """No row: the state is made."""
+    isolated(fill, task)
+    return []
+
+
+def compared(device: Device, plan: Plan, task: Task, library: Path | None) -> Row:
+    """Sync and async; ``speedup`` is the time of a record in sync mode by that in async mode, ``device_us`` what the
+    device alone would take for a record in async mode: its reads, shared out over the threads."""
+    environment = None
+    if library is not None:
+        environment = shim.environment(library, Path(task.folder).resolve().parent, device.latency_us)
+    found = []
     for asynchronous in (False, True):
         records = plan.records if asynchronous else plan.sync_records(device)
+        cold = max(plan.records_min, records // _WARM_UP_SHARE)
         ready = msgspec.structs.replace(
             task,
             records=records,
-            warm_up=plan.state_keys // 4
-            if device.cached
-            else max(plan.records_min, records // _WARM_UP_SHARE),
+            warm_up=plan.state_keys // 4 if device.cached else cold,
             rounds=plan.rounds,
             asynchronous=asynchronous,
             cached=device.cached,
         )
-        measured[asynchronous] = msgspec.json.decode(_start(ready, environment), type=Measured)
-    return SlowDiskResult(
-        workload=workload,
-        title=WORKLOADS[workload].name,
-        device=device.name,
-        latency_us=device.latency_us,
-        sync=measured[False],
-        asynchronous=measured[True],
-        speedup=measured[False].us_per_record / measured[True].us_per_record,
-    )
-
-
-def _start(task: Task, environment: dict[str, str] | None) -> str:
-    """Run the child; what it prints. Raises MeasurementError with its last words if it fails."""
-    command = [sys.executable, "-m", "bench.slowdisk.child", msgspec.json.encode(task).decode()]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise MeasurementError(
-            f"measuring {task.workload} failed with exit code {done.returncode}; the end of what it said:\n"
-            f"{done.stderr[-2000:]}"
-        )
-    return done.stdout
-
-
-class MeasurementError(AsyncStateError):
-    """A measuring process failed; the text has what it said."""
+        found.append(isolated_in(environment, measure, ready))
+    sync, mine = found
+    facts: dict[str, object] = {"workload": task.workload, "latency_us": device.latency_us}
+    for mode, each in (("sync", sync), ("async", mine)):
+        facts |= {f"{mode}_us": each.us, f"{mode}_cpu_us": each.cpu_us, f"{mode}_reads": each.reads}
+    facts |= {"speedup": sync.us / mine.us, "threads": mine.threads or None}
+    if device.latency_us and mine.reads is not None and mine.threads:
+        facts["device_us"] = mine.reads * device.latency_us / mine.threads
+    return Row(name=device.name, group=WORKLOADS[task.workload].name, facts=facts)

@@ -27,8 +27,8 @@ INPUT = InputSpec(_SCHEMA, ("key",))
 class Workload:
     """One line of the table: ``make(asynchronous)`` gives the operator; ``rows_a_key`` fill the state.
 
-    ``by_hand``: the operator only makes the state, which is then read without it. ``block_cache``: RocksDB's, in both
-    modes, where the state is to be on the device; pages of iterations that overlap want some blocks of it each.
+    ``by_hand``: the operator only makes the state, which is then read without it. ``block_cache_bytes``: RocksDB's, in
+    both modes, where the state is to be on the device; pages of iterations that overlap want some blocks of it each.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Workload:
     bundles: bool = False
     rows_a_key: int = 1
     by_hand: bool = False
-    block_cache: str = "1mb"
+    block_cache_bytes: int = 1 << 20
 
 
 def _paradigm(number: int) -> Callable[[bool], Operator]:
@@ -55,7 +55,7 @@ WORKLOADS: dict[str, Workload] = {
         f"{paradigm.number} {paradigm.__name__}",
         _paradigm(paradigm.number),
         rows_a_key=2 if paradigm.number in _ITERATING else 1,
-        block_cache="16mb" if paradigm.scans else "1mb",
+        block_cache_bytes=(16 if paradigm.scans else 1) << 20,
     )
     for paradigm in PARADIGMS
 } | {

@@ -53,7 +53,7 @@ FAMILIES = {
     "over": "Frames of rows: OVER",
     "rank": "Rankings",
     "sort": "Sorting",
-    "upsert": "One row a key",
+    "upsert": "One row per key",
     "process": "What runs functions",
 }
 """Titles of the folders of `operators/`; one that is not here has a page under its own name."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from asyncstate.operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
-from asyncstate.testing import PipelineHarness, PipelineSource
+from asyncstate.testing import PipelineHarness, PipelineSource, net
 
 ORDERS = pa.schema(
     [("id", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64()), ("lsn", pa.int64())]
@@ -40,12 +40,9 @@ def joined(orders, customers):
 
 def table(rows) -> list[tuple]:
     """What a table has that was made by these changes."""
-    kept: dict[tuple, int] = {}
-    for kind, *values in rows:
-        row = tuple(values)
-        kept[row] = kept.get(row, 0) + (1 if kind in ("+I", "+U") else -1)
-    assert all(number in (0, 1) for number in kept.values())
-    return sorted(row for row, number in kept.items() if number)
+    kept = net(rows)
+    assert set(kept.values()) <= {1}
+    return sorted(kept)
 
 
 def run(async_enabled: bool) -> list[list[tuple]]:

@@ -10,7 +10,7 @@ import random
 import pytest
 from three_styles import READINGS, STYLES
 
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 
 
 @pytest.fixture(params=STYLES, ids=lambda style: style.__name__)
@@ -21,8 +21,7 @@ def operator(request):
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def settings(request):
     """The harness's: in async mode every read of stored state waits, as on a large state it does."""
-    waiting = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
-    return {"async_enabled": request.param, "options": waiting if request.param else {}}
+    return {"async_enabled": request.param, "tuning": Tuning(batch_hot_reads=request.param)}
 
 
 def expected(readings):

@@ -27,6 +27,7 @@ from ..core.arrays import Int8Array
 from ..core.segments import (
     Groups,
     group_extreme,
+    group_halves,
     group_sum,
     group_sum_decimal,
     group_sum_halves,
@@ -123,6 +124,13 @@ class Sum(MergingAggregator):
         if pa.types.is_decimal(self._input_type) and self._input_type.precision > _LOCAL_DIGITS:
             return None
         return (self._local(LocalFunction.SUM, self.type),)
+
+    def partial(self, batch: pa.RecordBatch, signs: Int8Array | None, groups: Groups) -> Sequence[pa.Array]:
+        """See ``MergingAggregator``: of int64 the sums of both halves, since only the total need fit."""
+        if self._input_type != pa.int64():
+            return super().partial(batch, signs, groups)
+        values, weights = filled(batch.column(self.column)).to_numpy(), self.weights(batch, signs)
+        return [pa.array(half) for half in group_halves(values, weights, groups)]
 
     def gather(self, columns: Sequence[pa.Array], groups: Groups) -> State:
         """See ``Aggregator``."""

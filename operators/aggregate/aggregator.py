@@ -185,6 +185,10 @@ class MergingAggregator(Aggregator):
         with naming(rows.keys):
             return Updated(self.merge(state, prepared))
 
+    def partial(self, batch: pa.RecordBatch, signs: Int8Array | None, groups: Groups) -> Sequence[pa.Array]:
+        """The columns that ``local`` names (u), of n rows; ``signs`` as in ``KeyedRows``."""
+        return self.combine(self.lift(batch, signs), groups)
+
     def chosen(self, batch: pa.RecordBatch) -> BoolArray | None:
         """Rows (n) that take part: value not null and condition true. None for all."""
         return chosen_rows(batch, () if self.column is None else (self.column,), self.condition)

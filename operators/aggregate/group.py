@@ -19,7 +19,7 @@ from asyncstate.changelog import Changelog
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
-from asyncstate.local_phase import LocalPhase
+from asyncstate.local_phase import LocalPhase, LocalStep
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import Columns
 from asyncstate.state.expiring.ttl import Ttl
@@ -135,6 +135,10 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
             return None
         return LocalLayout(self._plan(inputs[0]), inputs[0].changelog).phase
 
+    def local_step(self, given: InputSpec) -> LocalStep:
+        """See ``BundleOperator``."""
+        return LocalLayout(self._plan(given), given.changelog).step(given)
+
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
         if not bundle.num_rows:
@@ -152,10 +156,10 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
             yield self._async_take_in(Bundle(batch, keys, bundle.kinds[rows], times), ctx)
 
     def _async_take_in(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        stamps = self._stamps(bundle)
         if self._mark_only:
-            read = self._state.async_get(bundle.keys, stamps)
+            read = self._state.async_get(bundle.keys)
             return read.then_accept(lambda old: self._mark_new(bundle, old, ctx))
+        stamps = self._stamps(bundle)
         if self._local is not None:
             changed = self._states.async_merge(Addition.of(bundle, stamps=stamps), self._local)
         else:

@@ -1,20 +1,26 @@
-"""Two-phase aggregation: which columns a local phase makes for a plan, and the way back from them to states.
+"""Two-phase aggregation: the columns of local rows, how the parts of a plan make them, and the way back to states.
 
 Owns: ``LocalLayout``.
 Invariant: the states gathered from local rows are those of the input rows, so both ways share one state layout (sums
-of floats: up to rounding). Sums of integers and decimals are exact or refused.
-Must not import anything of ``asyncstate`` but ``local_phase``.
+of floats: up to rounding). Sums of integers and decimals are exact or refused. It does not matter whether this module
+or Spark's SQL has made the local rows.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``local_phase`` and ``operator``.
 
 Source: Flink's ``MiniBatchLocalGroupAggFunction`` and ``MiniBatchGlobalGroupAggFunction``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import accumulates
+from asyncstate.codec import KeyBatch, KeyCodec
+from asyncstate.codec.key_batch import UserKeyBatch
+from asyncstate.codec.times import event_times
 from asyncstate.local_phase import (
     CONDITIONS_MAX,
     LOCAL_MET,
@@ -23,16 +29,22 @@ from asyncstate.local_phase import (
     LocalColumn,
     LocalPhase,
     LocalSlices,
+    LocalStep,
     LocalValues,
     local_columns,
+    local_name,
 )
+from asyncstate.operator import InputSpec
 
-from ..core.arrays import Int8Array
-from ..core.segments import Groups
+from ..core.arrays import Int8Array, Int64Array, valid_rows
+from ..core.segments import Groups, group_extreme
 from .aggregator import MergingAggregator, State
 from .distinct import DistinctValues
 from .plan import AggregatePlan
 from .states import LocalValueRows
+
+_NO_TIME = np.iinfo(np.int64).min
+"""In place of a slice, for rows without an event time."""
 
 
 class LocalLayout:
@@ -44,6 +56,7 @@ class LocalLayout:
 
     def __init__(self, plan: AggregatePlan, changelog: bool, slices: LocalSlices | None = None) -> None:
         self._plan = plan
+        self._slices = slices
         columns: list[LocalColumn] = []
         self._indices: list[range] = []
         self._values = _values_of(plan.distincts)
@@ -59,6 +72,53 @@ class LocalLayout:
             self._indices.append(range(len(columns), len(columns) + len(own)))
             columns += own
         self.phase = LocalPhase(tuple(columns), slices, self._values) if complete else None
+
+    def step(self, given: InputSpec) -> LocalStep:
+        """Partial aggregation of rows of the input ``given``, by the parts themselves: a row for each key, slice of
+        event time and set of values, in order of arrival of the first input row of each."""
+        return functools.partial(self._local_rows, given, given.key_codec(1))
+
+    def _local_rows(
+        self, given: InputSpec, codec: KeyCodec, batch: pa.RecordBatch, kinds: Int8Array | None
+    ) -> pa.RecordBatch:
+        if not batch.num_rows:
+            return pa.RecordBatch.from_pylist([], given.row_schema)
+        added = None if kinds is None else accumulates(kinds)
+        signs = None if added is None or added.all() else np.where(added, 1, -1).astype(np.int8)
+        keys = codec.group([batch.column(name) for name in given.key], num_rows=batch.num_rows)
+        parts = None if given.event_time is None else self._parts(batch.column(given.event_time))
+        keys = keys if parts is None else keys.in_namespaces(parts)
+        if self._values is None:
+            groups = Groups.of(keys)
+            return _local_rows_of(given, batch, keys, groups, self._states(batch, signs, groups))
+        sets = []
+        for at, names in enumerate(self._values.sets):
+            pairs = keys.with_user_keys([batch.column(name) for name in names])
+            groups = Groups.of(pairs)
+            columns = self._states(batch, signs, groups) if at == 0 else _no_rows(len(pairs))
+            columns |= _value_columns(batch, pairs, groups, self._values, at)
+            sets.append(_local_rows_of(given, batch, pairs, groups, columns))
+        return pa.concat_batches(sets)
+
+    def _parts(self, times: pa.Array) -> Int64Array | None:
+        """What rows (n) of a key must share to become one row: the slice, or that they have no time. None: nothing."""
+        valid = valid_rows([times])
+        if self._slices is not None:
+            parts = (event_times(times) - self._slices.offset) // self._slices.step
+        elif valid is not None:
+            parts = np.zeros(len(times), np.int64)
+        else:
+            return None
+        return parts if valid is None else np.where(valid, parts, _NO_TIME)
+
+    def _states(self, batch: pa.RecordBatch, signs: Int8Array | None, groups: Groups) -> dict[str, pa.Array]:
+        """The number of rows of each group (u) and the columns of the parts, by name."""
+        columns = {LOCAL_ROWS: pa.array(groups.sizes)}
+        for part, own in zip(self._plan.parts, self._indices, strict=True):
+            if own:
+                assert isinstance(part, MergingAggregator)
+                columns |= zip(map(local_name, own), part.partial(batch, signs, groups), strict=True)
+        return columns
 
     def values(self, batch: pa.RecordBatch) -> list[LocalValueRows]:
         """See ``LocalRows``."""
@@ -92,6 +152,38 @@ class LocalLayout:
                 assert isinstance(part, MergingAggregator)
                 state += part.combine(part.lift(rows, signs[source[1]]), groups)
         return state
+
+
+def _local_rows_of(
+    given: InputSpec, batch: pa.RecordBatch, keys: KeyBatch, groups: Groups, columns: dict[str, pa.Array]
+) -> pa.RecordBatch:
+    """Local rows (u) with key, event time and these ``columns``; null in others."""
+    columns = dict(zip(given.key, keys.columns, strict=False)) | columns  # values are behind the key
+    if given.event_time is not None and given.event_time not in given.key:
+        columns[given.event_time] = group_extreme(batch.column(given.event_time), groups, largest=True)
+    schema = given.row_schema
+    arrays = [
+        columns[field.name] if field.name in columns else pa.nulls(len(keys), field.type) for field in schema
+    ]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return rows.take(pa.array(np.argsort(keys.first_rows())))
+
+
+def _value_columns(
+    batch: pa.RecordBatch, pairs: UserKeyBatch, groups: Groups, values: LocalValues, at: int
+) -> dict[str, pa.Array]:
+    """The values (u) of the set ``at``, and which conditions any row with them meets, by name."""
+    met = np.zeros(len(pairs), np.int64)
+    for bit, name in enumerate(values.conditions):
+        flags = batch.column(name).fill_null(False).to_numpy(zero_copy_only=False)
+        met |= np.logical_or.reduceat(flags[groups.order], groups.starts).astype(np.int64) << bit
+    columns = {values.column(at, place): column for place, column in enumerate(pairs.user_columns)}
+    sets = pa.array(np.full(len(pairs), at, np.int32))
+    return columns | {LOCAL_SET: sets, LOCAL_MET: pa.array(met)}
+
+
+def _no_rows(size: int) -> dict[str, pa.Array]:
+    return {LOCAL_ROWS: pa.array(np.zeros(size, np.int64))}
 
 
 def _none_if(refused: bool) -> tuple[LocalColumn, ...] | None:

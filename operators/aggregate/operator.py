@@ -15,7 +15,7 @@ from asyncstate.errors import SchemaError
 from asyncstate.growth import StateGrowth, with_rows
 from asyncstate.operator import Bundle, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import Int64Array
 from ..core.checks import Named
@@ -110,7 +110,7 @@ class KeyAggregateOperator(AggregateOperator):
 
     def __init__(self, aggregates: Sequence[Aggregate], ttl: Ttl = None) -> None:
         super().__init__(aggregates)
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
         """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the

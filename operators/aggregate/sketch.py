@@ -135,7 +135,7 @@ class Registers(MergingAggregator):
         if count * width > _ARRAY_BYTES_MAX:
             raise OperatorError(
                 f"{self.owner}: {self.name} has {count:,} keys in one bundle, {width:,} bytes each, but an Arrow array "
-                "has at most 2 GiB; lower async-state.bundle-memory or async-state.bundle-size, or give "
+                "has at most 2 GiB; lower async-state.bundle-size, or give "
                 "approx_count_distinct a larger relative_error"
             )
         return from_binary(matrix_binary(registers), pa.binary())

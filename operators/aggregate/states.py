@@ -145,7 +145,7 @@ class AggregateStates:
     def async_add(self, rows: Addition, ctx: BundleContext) -> StateFuture[Change]:
         """A future of what the rows have changed, when it is written."""
         groups = Groups.of(rows.keys)
-        read = self._state.async_get(rows.keys, rows.stamps)
+        read = self._state.async_get(rows.keys)
         known = self._async_known(rows, self._keyed(rows, groups))
         if known is None and rows.accumulate.all():
             sources = self._plan.sources(self._keyed(rows, groups))
@@ -163,7 +163,7 @@ class AggregateStates:
         A key's values and its other rows may be in different bundles: until both have come its count of rows may be 0.
         """
         groups = Groups.of(rows.keys)
-        read = self._state.async_get(rows.keys, rows.stamps)
+        read = self._state.async_get(rows.keys)
         if not self._distincts:
             partial = local.gather(rows.batch, groups)  # while the read is under way
             return read.then_apply(lambda old: self._merged(rows, old, partial))

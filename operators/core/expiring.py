@@ -9,7 +9,6 @@ Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from asyncstate.operator import MIN_WATERMARK, Bundle
 from asyncstate.state.columnar.columns import ColumnState
@@ -40,19 +39,11 @@ def stamps_behind(stored: Int64Array | None, new: Int64Array | None) -> Int64Arr
     return np.concatenate([stored, new])
 
 
-def key_times(
-    bundle: Bundle, ttl: StateTtl | None, row_keys: npt.NDArray[np.integer] | None = None, count: int = 0
-) -> Int64Array | None:
-    """The latest event time of each key's rows, or None as in ``row_times``.
-
-    The keys are the bundle's own (u), or ``count`` keys of which ``row_keys`` (n) has that of each row, -1 for none.
-    """
+def key_times(bundle: Bundle, ttl: StateTtl | None) -> Int64Array | None:
+    """The latest event time of the rows of each of the bundle's keys (u), or None as in ``row_times``."""
     times = row_times(bundle, ttl)
     if times is None:
         return None
-    if row_keys is None:
-        row_keys, count = bundle.keys.inverse, len(bundle.keys)
-    latest = np.full(count, MIN_WATERMARK, np.int64)
-    known = row_keys >= 0
-    np.maximum.at(latest, row_keys[known], times[known])
+    latest = np.full(len(bundle.keys), MIN_WATERMARK, np.int64)
+    np.maximum.at(latest, bundle.keys.inverse, times)
     return latest

@@ -9,6 +9,8 @@ Source: ``sideOutputLateData`` of Flink's ``WindowedStream``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pyarrow as pa
 
 from asyncstate.changelog import Changelog
@@ -33,6 +35,15 @@ def check_late_output(late_output: object, time: TimeDomain, owner: str) -> None
     if time == "processing":
         raise SchemaError(
             f"{owner}: late_output has no meaning in processing time, where no row is late; leave it out"
+        )
+
+
+def check_not_own(late_output: str | None, side_outputs: Collection[str], owner: str) -> None:
+    """A function's own side output has rows of the function's, and ``late_output`` those of the input."""
+    if late_output in side_outputs:
+        raise SchemaError(
+            f"{owner}: '{late_output}' is both a side output of the function and the output of late rows; what is "
+            "known of the rows of one does not hold for those of the other: give one of them another name"
         )
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import KeyBatch
+from asyncstate.codec.key_batch import rank_column
 from asyncstate.codec.sorting import rows_by
 
 from .arrays import BoolArray, Int8Array, Int64Array, place_among_equals, row_ids
@@ -88,9 +89,18 @@ def _may_overflow(values: Int64Array, groups: Groups) -> bool:
 
 def _exact_sum(values: Int64Array, groups: Groups) -> Int64Array:
     """Sum the two halves of each value apart: partial sums may pass int64 as long as the total fits."""
-    return _joined_halves(
-        np.add.reduceat(values >> 32, groups.starts), np.add.reduceat(values & _LOW_BITS, groups.starts)
-    )
+    return _joined_halves(*_halves(values, groups, 1))
+
+
+def group_halves(values: Int64Array, weights: Int64Array, groups: Groups) -> tuple[Int64Array, Int64Array]:
+    """The sums, per group (u), of the high and of the low 32 bits of ``values`` (n), each value counted by its weight
+    (n: -1, 0 or 1). They never wrap."""
+    return _halves(values[groups.order], groups, weights[groups.order])
+
+
+def _halves(ordered: Int64Array, groups: Groups, weights: Int64Array | int) -> tuple[Int64Array, Int64Array]:
+    high, low = (ordered >> 32) * weights, (ordered & _LOW_BITS) * weights
+    return np.add.reduceat(high, groups.starts), np.add.reduceat(low, groups.starts)
 
 
 def group_sum_halves(high: Int64Array, low: Int64Array, groups: Groups) -> Int64Array:
@@ -131,7 +141,7 @@ def group_extreme(column: pa.Array, groups: Groups, largest: bool) -> pa.Array:
         return column.take(pa.array(groups.order))
     valid = None if column.null_count == 0 else pc.is_valid(column).to_numpy(zero_copy_only=False)
     numbers = _as_numbers(column)
-    codes = numbers if numbers is not None else _ranks(column)
+    codes = numbers if numbers is not None else rank_column(column)[0]
     best = _reduce_extreme(codes, valid, groups, largest)
     empty = None if valid is None else ~np.logical_or.reduceat(valid[groups.order], groups.starts)
     if numbers is None:

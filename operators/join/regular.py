@@ -25,11 +25,10 @@ from asyncstate.growth import WITH_KEYS, StateGrowth, bounded_by, most, with_row
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.program_text import said
 from asyncstate.state.columnar.list_columns import ListColumns
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
 from ..core.checks import check_one_change
-from ..core.expiring import key_times
 from ..core.netting import Identified, net_by_content, net_by_unique_key, net_by_upsert_key
 from .changes import Changes, changes_of, insertions
 from .inputs import JoinCondition, TwoInputJoin, joined_keys, matching
@@ -72,8 +71,7 @@ class Join(TwoInputJoin):
     ``left_ttl`` and ``right_ttl``: how long a row of that input is kept. A row that has expired is not there: it meets
     nothing and counts as nobody's partner. Expiry itself puts nothing out, so a retraction that finds no row on a side
     with a ttl is believed and counted (``retractions_of_expired_rows``): it takes back what its row has made together
-    with the rows of the other side that are still there. With reads
-    that renew, a row is renewed when rows of the other input come for its key. With a ttl, a stored row that is taken
+    with the rows of the other side that are still there. With a ttl, a stored row that is taken
     back and comes again unchanged is stored and put out anew, so that what it keeps alive stays alive.
 
     State: ``left`` and ``right``: all columns of the rows, under the join key: a list of rows, or one row
@@ -102,8 +100,8 @@ class Join(TwoInputJoin):
             for key, side in zip((left_unique, right_unique), _SIDES, strict=True)
         )
         self.ttl = (
-            as_ttl(self.owner, left_ttl, "left_ttl"),
-            as_ttl(self.owner, right_ttl, "right_ttl"),
+            as_bundle_ttl(self.owner, left_ttl, "left_ttl"),
+            as_bundle_ttl(self.owner, right_ttl, "right_ttl"),
         )
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
@@ -174,8 +172,7 @@ class Join(TwoInputJoin):
         keys, row_keys = self._matchable(bundle)
         full = self._full(bundle, len(keys), row_keys)
         watch = rules(self.kind, side).watch
-        met = key_times(bundle, self.ttl[1 - side], row_keys, len(keys))
-        others = self._states[1 - side].async_rows(keys, met)
+        others = self._states[1 - side].async_rows(keys)
         own = self._states[side].async_own(keys, full, watch)
         return others.then_combine(
             own, lambda found, mine: self._join(bundle, keys, row_keys, found, mine, ctx)

@@ -84,13 +84,12 @@ class SideState(ABC):
         self._state.prefetch(keys)
 
     @abstractmethod
-    def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
-        """A future of all rows of ``keys``, for rows of the other input with these event times (u) to meet."""
+    def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
+        """A future of all rows of ``keys``, for rows of the other input to meet."""
 
     @abstractmethod
     def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
-        """A future of the rows of the keys in the mask ``full`` (u), and of the counts of all if asked. It renews
-        nothing: what a side asks of itself is no use of its rows."""
+        """A future of the rows of the keys in the mask ``full`` (u), and of the counts of all if asked."""
 
     def stamps_of(self, bundle: Bundle, rows: Int64Array) -> Int64Array | None:
         """The stamps of ``rows`` (m) of a bundle; None if they do not expire."""
@@ -126,11 +125,11 @@ class ListSide(SideState):
             state = context.get_state(ListColumnStateDescriptor(name, schema, ttl=ttl))
         self._state = state
 
-    def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
+    def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
         """See ``SideState``."""
         if not len(keys):
             return completed_future(self._none(0))
-        return self._state.async_get(keys, self._state.stamps_at(times, len(keys)))
+        return self._state.async_get(keys)
 
     def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
         """See ``SideState``; heads are read for all keys, since appending needs them."""
@@ -147,7 +146,7 @@ class ListSide(SideState):
     def _own(self, heads: ListHeads, full: BoolArray, counts: Int64Array) -> StateFuture[Own]:
         if not full.any():
             return completed_future(Own(self._none(len(full)), counts, heads))
-        return self._state.async_rows(heads.select(full), renew=False).then_apply(
+        return self._state.async_rows(heads.select(full)).then_apply(
             lambda rows: Own(_spread(rows, full), counts, heads)
         )
 
@@ -202,7 +201,7 @@ class ListSide(SideState):
         rows = Added(
             concat_rows(stay.columns, come.columns),
             np.concatenate([stay.key_index, come.key_index]),
-            stamps_behind(stay.stamps, come.stamps),  # rows that stay are written, but not renewed
+            stamps_behind(stay.stamps, come.stamps),  # rows that stay keep their time
         ).by_key()
         self._state.put(
             keys.select(chosen), rows.columns, rows.key_index, own.heads.select(chosen), rows.stamps
@@ -220,23 +219,19 @@ class UniqueSide(SideState):
         super().__init__(schema, ttl)
         self._state = context.get_state(ColumnStateDescriptor(name, schema, ttl=ttl))
 
-    def async_rows(self, keys: KeyBatch, times: Int64Array | None = None) -> StateFuture[ListColumns]:
+    def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
         """See ``SideState``."""
         if not len(keys):
             return completed_future(self._none(0))
-        return self._state.async_get(keys, self._state.stamps_at(times, len(keys))).then_apply(_present)
+        return self._state.async_get(keys).then_apply(_present)
 
     def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
         """See ``SideState``; nothing is read when nothing is asked for."""
         if not len(keys) or not (counts or full.any()):
             return completed_future(Own(self._none(len(keys)), np.zeros(len(keys), np.int64)))
         if counts or full.all():
-            return self._quietly(keys).then_apply(lambda rows: Own(rows, rows.counts))
-        return self._quietly(keys.select(full)).then_apply(lambda rows: Own(_spread(rows, full)))
-
-    def _quietly(self, keys: KeyBatch) -> StateFuture[ListColumns]:
-        """The rows, none of them renewed."""
-        return self._state.async_get(keys, renew=False).then_apply(_present)
+            return self.async_rows(keys).then_apply(lambda rows: Own(rows, rows.counts))
+        return self.async_rows(keys.select(full)).then_apply(lambda rows: Own(_spread(rows, full)))
 
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
         """See ``SideState``."""

@@ -30,7 +30,7 @@ from asyncstate.operator import (
     OutputSpec,
 )
 from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
-from asyncstate.state.expiring.ttl import Ttl, TtlTime, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, TtlTime, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, concat_rows, take_rows
 from ..core.checks import TimeDomain, check_has_time, check_time_domain, check_whole_updates
@@ -95,7 +95,7 @@ class TemporalJoin(TwoInputJoin):
         super().__init__(kind, condition, suffixes, null_safe, get_args(TemporalJoinKind))
         check_time_domain(time, self.owner)
         check_late_output(late_output, time, self.owner)
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
         if time == "processing" and self.ttl is not None and self.ttl.time is TtlTime.EVENT:
             raise SchemaError(
                 f"{self.owner}: ttl counts event time, but the join is one of processing time; give "
@@ -195,7 +195,7 @@ class TemporalJoin(TwoInputJoin):
         asks[left.keys[left.keys >= 0]] = True
         asks[right.keys[late | ~accumulates(right.kinds)]] = True
         asked = keys.select(asks)
-        read = self._state.async_get(asked, self._stamps_of_reads(rows, asks))
+        read = self._state.async_get(asked)
         return read.then_accept(lambda found: self._join(keys, asks, found, left, right, ctx))
 
     def _count_late(self, right: _Rows, ctx: BundleContext) -> BoolArray:
@@ -271,14 +271,6 @@ class TemporalJoin(TwoInputJoin):
             keys = self._codec.group(concat_rows(left, right), num_rows=sum(one.num_rows for one in bundles))
         keys, inverse = matching(keys, self.null_safe)
         return keys, np.split(inverse, np.cumsum([bundle.num_rows for bundle in bundles])[:-1])
-
-    def _stamps_of_reads(self, rows: Sequence[_Rows], asks: BoolArray) -> Int64Array | None:
-        """Of the keys that are asked for (u): the latest time of each key's rows."""
-        latest = np.full(len(asks), MIN_WATERMARK, np.int64)
-        for one in rows if self._expires_by_event else ():
-            known = one.keys >= 0
-            np.maximum.at(latest, one.keys[known], one.times[known])
-        return self._stamps(latest[asks])
 
     def _stamps(self, times: Int64Array) -> Int64Array | None:
         return self._state.stamps_at(times if self._expires_by_event else None, len(times))

@@ -18,7 +18,7 @@ from asyncstate.futures import StateFuture
 from asyncstate.growth import StateGrowth, bounded_by, rows_per_key, with_rows
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..aggregate.declared import Aggregate
 from ..aggregate.operator import AggregateOperator
@@ -100,7 +100,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         self.late_output = late_output
         self.order_by = None if order_by is None else order_columns(order_by, self.owner)
         self.time: TimeDomain = time
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
         self.emit_update_before = emit_update_before
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:

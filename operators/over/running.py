@@ -87,7 +87,7 @@ class RunningRows:
             indices = pa.array(places_of(order))
             ctx.emit([*bundle.batch.columns, *(column.take(indices) for column in columns)])
 
-        read = self._state.async_get(bundle.keys, stamps)
+        read = self._state.async_get(bundle.keys)
         known = combine_all(
             [values.async_read(batch, bundle.keys, rows.owners) for values in self._distincts]
         )

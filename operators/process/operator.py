@@ -26,7 +26,7 @@ from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordCo
 from asyncstate.row_shape import RowShape
 
 from ..core.checks import Named
-from ..core.late import check_late_output
+from ..core.late import check_late_output, check_not_own
 
 Emit = Callable[[Any], None]
 """Puts out one row as a function returned it."""
@@ -65,6 +65,7 @@ class FunctionOperator(Named, RecordOperator):
         self.output = output
         self.side_outputs = _checked(side_outputs, self.owner)
         check_late_output(late_output, "event", self.owner)
+        check_not_own(late_output, self.side_outputs, self.owner)
         self.late_output = late_output
         self._check_function()
         if output is not None:

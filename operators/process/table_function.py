@@ -26,7 +26,7 @@ from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordCo
 from asyncstate.state import ValueState
 
 from ..core.checks import check_insert_only
-from ..core.late import check_late_output
+from ..core.late import check_late_output, check_not_own
 from .operator import FunctionOperator, emit_rows, resolved
 from .signature import Signature, StateParameter, read_signature
 
@@ -126,6 +126,7 @@ class TableFunction(FunctionOperator):
             )
         for name in names.values():
             check_late_output(name, "event", self.owner)
+            check_not_own(name, self.side_outputs, self.owner)
         return dict(names)
 
     # -- inputs and states ----------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState,
 from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, index_among, last_of, take_rows
-from ..core.expiring import key_times, row_stamps, stamps_behind
+from ..core.expiring import row_stamps, stamps_behind
 from ..core.ordering import Codes, order_levels
 from .numbers import Outcome, Ranked, RankTable, sequences_differ
 from .plan import RankPlan, RankRows
@@ -73,11 +73,9 @@ class RankState(ABC):
         """Start loading what ``merge`` will read."""
         self._top.prefetch(keys)
 
-    def _read_top(
-        self, keys: KeyBatch, times: Int64Array | None = None
-    ) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
-        """The heads of the lists, for what will be written, and the lists; looked at with these event times (u)."""
-        read = self._top.async_read(keys, self._top.stamps_at(times, len(keys)))
+    def _read_top(self, keys: KeyBatch) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
+        """The heads of the lists, for what will be written, and the lists."""
+        read = self._top.async_read(keys)
         yield read
         return read.get()
 
@@ -110,7 +108,7 @@ class BestRows(RankState):
 
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
         """See ``RankState``."""
-        heads, found = yield from self._read_top(keys, key_times(rows.bundle, self._ttl))
+        heads, found = yield from self._read_top(keys)
         stored, rows, owners = self._ranked_apart(found, rows, len(keys))
         ends = ends[owners]
         if not self._plan.has_unique:

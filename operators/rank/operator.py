@@ -20,9 +20,9 @@ from asyncstate.changelog import Changelog, RowKind
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.growth import StateGrowth, rows_per_key, with_rows
-from asyncstate.local_phase import LocalLimit
+from asyncstate.local_phase import LocalLimit, LocalStep
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int64Array, places_of
 from ..core.changelog import arrival_order
@@ -34,7 +34,7 @@ from .best import BestRows, Merged, RankState
 from .changes import Identity, shown_changes
 from .limits import RankLimits, check_limit
 from .numbers import Ranked, RankFunction, RankTable
-from .plan import RankPlan, RankRows, RankSettings
+from .plan import RankPlan, RankRows, RankSettings, partial_top_n
 
 
 class Rank(KeepsKey, BundleOperator):
@@ -106,7 +106,7 @@ class Rank(KeepsKey, BundleOperator):
         )
         self.rank_column = rank_column
         self.emit_update_before = emit_update_before
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns, and the number if it is asked for."""
@@ -183,6 +183,10 @@ class Rank(KeepsKey, BundleOperator):
     def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
         """The rows with numbers up to offset + n; all where a row may replace another one."""
         return None if self.settings.unique is not None else self.settings.local_limit()
+
+    def local_step(self, given: InputSpec) -> LocalStep:
+        """See ``BundleOperator``."""
+        return partial_top_n(given)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
@@ -333,7 +337,7 @@ def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:
 
 
 def _check_expiring(ttl: Ttl, rank_column: str | None, offset: int, owner: str) -> None:
-    if as_ttl(owner, ttl) is not None and (rank_column is not None or offset):
+    if as_bundle_ttl(owner, ttl) is not None and (rank_column is not None or offset):
         raise SchemaError(
             f"{owner}: with a ttl rows go without being taken back, and the numbers of those behind them change; leave "
             f"out {'rank_column' if rank_column is not None else 'offset'}, or ttl"

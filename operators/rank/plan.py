@@ -1,12 +1,13 @@
 """What a Rank operator ranks: its parameters, bound to the columns of its input.
 
-Owns: ``RankSettings``, ``RankPlan`` and ``RankRows`` (a bundle's rows as they are ranked).
+Owns: ``RankSettings``, ``RankPlan`` and ``RankRows`` (a bundle's rows as they are ranked); ``partial_top_n``.
 Invariant: a state belongs to its ranking, so that a checkpoint is never read with another one.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``codec``, ``errors``, ``local_phase``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import accumulates
-from asyncstate.codec import RowCodec, check_key_type, hash_columns, type_to_text
+from asyncstate.codec import KeyCodec, RowCodec, check_key_type, hash_columns, type_to_text
 from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
-from asyncstate.local_phase import LimitColumn, LocalLimit
+from asyncstate.local_phase import LimitColumn, LocalLimit, LocalStep
 from asyncstate.operator import BelongsTo, Bundle, InputSpec
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, row_ids
 from ..core.netting import Identified
-from ..core.ordering import Codes, OrderColumn, check_order, order_codes
+from ..core.ordering import Codes, OrderColumn, check_order, order_codes, sorted_by
 from ..core.payload import Payload
 from .numbers import Outcome, RankFunction, RankTable, by_content, by_unique, rank_numbers
 
@@ -191,6 +192,32 @@ class RankPlan:
         # Rows are found by the hash of their identity, which depends on its types.
         types = ", ".join(type_to_text(self.fields[index].type) for index in self._identity_at)
         return f"{text}; all rows, identified by {types}"
+
+
+def partial_top_n(given: InputSpec) -> LocalStep:
+    """Of some rows of an input those that its ``limit`` lets through, in their order of arrival. They may have more
+    columns than the input."""
+    assert given.limit is not None
+    key = [*given.key, *given.limit.within]
+    codec = KeyCodec([given.column(name).type for name in key], key, 1)
+    return functools.partial(_best_rows, given.limit, codec)
+
+
+def _best_rows(
+    limit: LocalLimit, codec: KeyCodec, batch: pa.RecordBatch, kinds: Int8Array | None
+) -> pa.RecordBatch:
+    keys = codec.group([batch.column(name) for name in codec.names], num_rows=batch.num_rows)
+    if len(keys) == batch.num_rows:
+        return batch
+    order = [OrderColumn(*one) for one in limit.order]
+    codes = order_codes([batch.column(one.column) for one in order], order)
+    owners = keys.inverse.astype(np.int64)
+    rows = sorted_by(codes, major=owners, minor=())
+    chosen = np.zeros(batch.num_rows, np.bool_)
+    chosen[rows[rank_numbers(limit.function, owners, codes, rows) <= limit.rows]] = True
+    for name in limit.within:
+        chosen |= batch.column(name).is_null().to_numpy(zero_copy_only=False)
+    return batch.filter(pa.array(chosen))
 
 
 def _is_flat(field: pa.Field) -> bool:

@@ -19,7 +19,7 @@ from asyncstate.changelog import Changelog
 from asyncstate.codec.times import event_times
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import Columns
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int64Array
 from ..core.changelog import arrival_order
@@ -75,7 +75,7 @@ class Deduplicate(KeepsKey, BundleOperator):
         self.keep = keep
         self.time: TimeDomain = time
         self.emit_update_before = emit_update_before
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""

@@ -22,7 +22,7 @@ from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
-from ..core.expiring import key_times, row_stamps
+from ..core.expiring import row_stamps
 from ..core.payload import Payload
 
 _MARK = pa.field("seen", pa.bool_(), nullable=False)
@@ -70,8 +70,7 @@ class LatestRows:
 
     def async_read(self, bundle: Bundle) -> StateFuture[Columns]:
         """The rows that the keys of ``bundle`` have."""
-        seen = key_times(bundle, self._ttl)
-        return self._state.async_get(bundle.keys, self._state.stamps_at(seen, len(bundle.keys)))
+        return self._state.async_get(bundle.keys)
 
     def mark(self, bundle: Bundle, rows: Int64Array, marked: BoolArray) -> None:
         """Store that the keys that are ``marked`` (u) have a row; it is as old as that of ``rows`` (u)."""

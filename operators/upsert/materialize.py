@@ -21,7 +21,7 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
@@ -80,7 +80,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
             raise SchemaError(f"{self.owner}: upsert_key is {upsert_key!r}; give a list of columns, or None")
         self.upsert_key = None if upsert_key is None else tuple(upsert_key)
         self.emit_update_before = emit_update_before
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""

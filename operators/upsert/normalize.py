@@ -19,7 +19,7 @@ import numpy as np
 from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.columns import Columns
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int64Array, last_of, row_ids, run_begins, take_rows
 from ..core.checks import KeepsKey, check_one_change, check_whole_updates, keyed_changes
@@ -83,7 +83,7 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         check_condition(condition, self.owner)
         self.condition = condition
         self.emit_update_before = emit_update_before
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns."""

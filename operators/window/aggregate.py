@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from asyncstate.changelog import Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.growth import StateGrowth, bounded_by
-from asyncstate.local_phase import LocalPhase
+from asyncstate.local_phase import LocalPhase, LocalStep
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 
 from ..aggregate.declared import Aggregate, columns_of
@@ -192,6 +192,11 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         if self.time == "processing" and inputs[0].changelog:
             return None
         return local_layout(self._plan(inputs[0]), self.window).phase
+
+    def local_step(self, given: InputSpec) -> LocalStep:
+        """See ``BundleOperator``."""
+        assert not isinstance(self.window, SessionWindow)
+        return local_layout(self._plan(given), self.window).step(given)
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""

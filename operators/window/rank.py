@@ -22,7 +22,7 @@ from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.growth import StateGrowth, bounded_by
-from asyncstate.local_phase import LocalLimit
+from asyncstate.local_phase import LocalLimit, LocalStep
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -45,7 +45,7 @@ from ..core.meaning import meaning
 from ..core.ordering import OrderBy, order_columns
 from ..rank.best import BestRows
 from ..rank.numbers import RankFunction, RankTable
-from ..rank.plan import RankPlan, RankRows, RankSettings
+from ..rank.plan import RankPlan, RankRows, RankSettings, partial_top_n
 from .pairs import by_time, subdivided
 from .plan import window_columns, window_fields, window_keys
 from .time import OUT_OF_RANGE
@@ -182,6 +182,10 @@ class WindowRank(KeepsKey, BundleOperator):
         if self.window is not None or self.late_output is not None:
             return None
         return self._ranking(inputs[0]).settings.local_limit((START, END))
+
+    def local_step(self, given: InputSpec) -> LocalStep:
+        """See ``BundleOperator``."""
+        return partial_top_n(given)
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""

@@ -10,17 +10,16 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from asyncstate.errors import AsyncStateError
 from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.storage.manifest import batch_of
 from bench.__main__ import app
 from bench.checkpoints import recovery as recoveries
 from bench.checkpoints.bare import without_checkpoint
-from bench.checkpoints.child import Recovered, Recovery
-from bench.checkpoints.commits import Pair, compared
+from bench.checkpoints.commits import BothJobs, commit_row
 from bench.checkpoints.driven import aggregate, settings
-from bench.checkpoints.onspark import BothJobs
+from bench.checkpoints.recovery import Recovered, Recovery, recover
 from bench.checkpoints.sizes import checkpoint_bytes
+from bench.frame import CaseError, Row, WrongResult, isolated
 from bench.job import Job
 from bench.processor_time import Spent
 from bench.rows import INPUT, batches
@@ -32,26 +31,22 @@ def test_checkpoints_run_tiny_and_draw_a_picture(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["checkpoints", "--tiny", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     results = msgspec.json.decode((tmp_path / "checkpoints.json").read_bytes())["results"]
-    commits = [result for result in results if "without_ms" in result]
-    assert [(result["name"], result["changed_keys"]) for result in commits] == [
-        ("sync", 500),
-        ("async", 500),
-    ]
-    assert all(result["snapshots"] == 1 and result["without_ms"] > 0 for result in commits)
-    recovered = [result for result in results if "replay_s" in result]
-    assert [result["name"] for result in recovered] == ["files linked", "files copied"]
-    assert all(result["deltas"] == 20 and result["open_s"] > 0 for result in recovered)
-    sizes = [result for result in results if "delta_bytes" in result and "series" in result]
-    assert [(result["series"], result["changed_keys"], result["state_keys"]) for result in sizes] == [
+    rows = msgspec.convert(results, list[Row])
+    commits, recovered, sizes = rows[:2], rows[2:4], rows[4:]
+    assert [(row.name, row.facts["changed_keys"]) for row in commits] == [("sync", 500), ("async", 500)]
+    assert all(row.facts["snapshots"] == 1 and row.facts["without_s"] > 0 for row in commits)
+    assert [row.name for row in recovered] == ["files linked", "files copied"]
+    assert all(row.facts["deltas"] == 20 and row.facts["open_s"] > 0 for row in recovered)
+    assert [(row.group, row.facts["changed_keys"], row.facts["state_keys"]) for row in sizes] == [
         ("changed keys", 10, 1_000),
         ("changed keys", 100, 1_000),
         ("state", 100, 1_000),
         ("state", 100, 4_000),
         ("long run", 100, 500),
     ]
-    assert all(
-        name in done.output for name in ("Commits", "Recovery of 3,000 keys", "Bytes in the checkpoint")
-    )
+    tables = ("Commits", "Recovery of 3,000 keys", "Bytes in the checkpoint")
+    assert all(name in done.output for name in tables)
+    assert all(len(line) <= 80 for line in done.output.splitlines() if not line.startswith("written"))
     assert (tmp_path / "checkpoints.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -78,8 +73,8 @@ def test_without_a_checkpoint_the_state_is_kept_and_nothing_else_is_written(tmp_
 
 
 def test_bytes_are_all_that_is_written(tmp_path: Path) -> None:
-    result = checkpoint_bytes(tmp_path, "all", 200, 50, 20, 1)
-    assert (result.micro_batches, result.snapshots) == (20, 2)
+    result = checkpoint_bytes(tmp_path, 200, 50, 20, 1)
+    assert (result["micro_batches"], result["snapshots"]) == (20, 2)
     checkpoint = LocalFiles(tmp_path / "checkpoint")
     # Micro-batch 0 fills, 10 takes the snapshot that comes before those that count, and retention keeps ten.
     left = {name: batch_of(name) or 0 for name in checkpoint.list("state/")}
@@ -89,51 +84,49 @@ def test_bytes_are_all_that_is_written(tmp_path: Path) -> None:
     last = sum(
         checkpoint.size_bytes(name) or 0 for name, batch in left.items() if batch == 30 and "/snap/" in name
     )
-    assert result.delta_bytes * 20 == pytest.approx(
+    assert result["delta_bytes"] * 20 == pytest.approx(
         2 * deltas, rel=0.05
     )  # ten of them are there, all about as large
-    assert 0 < last < result.snapshot_bytes * 20
+    assert 0 < last < result["snapshot_bytes"] * 20
     manifest = checkpoint.size_bytes(checkpoint.list("manifests/")[-1]) or 0
-    assert 0 < result.driver_bytes < 1.5 * manifest
+    assert 0 < result["driver_bytes"] < 1.5 * manifest
 
 
 def test_the_mean_over_a_snapshot_interval_weighs_both_kinds() -> None:
-    plain = [
-        Pair(Spent(1.0, 2.0), Spent(1.0 + over, 2.0 + over), snapshot=False) for over in (0.02, 0.04, 0.06)
-    ]
-    with_snapshot = Pair(Spent(2.0, 2.0), Spent(3.0, 3.0), snapshot=True)
-    result = compared("x", 1, 1, [*plain, with_snapshot], 10, None)
-    assert [result.cpu, result.without_cpu_ms, result.plain_cpu_ms] == pytest.approx([0.02, 2000, 2040])
-    assert [result.plain, result.snapshot] == pytest.approx([0.04, 0.5])
-    assert result.every == pytest.approx((9 * 0.04 + 0.5) / 10)
-    assert list(result.spread) == pytest.approx([0.02, 0.06])
+    overs = (0.02, 0.04, 0.06)
+    with_it = [*(Spent(1.0 + over, 2.0 + over) for over in overs), Spent(3.0, 3.0)]
+    without = [*(Spent(1.0, 2.0) for _ in overs), Spent(2.0, 2.0)]
+    snapshots = [False, False, False, True]
+    facts = commit_row("x", {"with": with_it, "without": without}, snapshots, {}, 10).facts
+    expected = {"cpu": 0.02, "without_cpu_s": 2.0, "plain_cpu_s": 2.04, "plain": 0.04, "snapshot": 0.5}
+    expected["every"] = (9 * 0.04 + 0.5) / 10
+    assert {name: facts[name] for name in expected} == pytest.approx(expected)
 
 
-def test_a_recovery_that_gives_other_output_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        recoveries, "start", lambda task: Recovered(seconds=1.0, cpu_seconds=1.0, digest="other")
-    )
-    with pytest.raises(AsyncStateError, match="files linked: the recovered state gives another output"):
-        recoveries.recovery(tmp_path, 100, 10, 1, 1, lambda _: None)
+def test_a_recovery_that_gives_other_output_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recoveries, "isolated", lambda function, task: Recovered(1.0, 1.0, "other"))
+    with pytest.raises(WrongResult, match="files linked: the recovered state gives another output"):
+        list(recoveries.recovery(tmp_path, 100, 10, 1, 1, lambda _: None))
 
 
 def test_a_recovery_that_fails_says_why(tmp_path: Path) -> None:
     task = Recovery(
         folder=str(tmp_path), state_keys=1, changed_keys=1, seed=1, copied=False, micro_batch=False
     )
-    with pytest.raises(AsyncStateError, match=r"exit code 1(.|\n)*No such file(.|\n)*base\.json"):
-        recoveries.start(task)
+    with pytest.raises(CaseError, match=r"ended with 1(.|\n)*No such file(.|\n)*base\.json"):
+        isolated(recover, task)
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_on_spark_one_job_has_a_checkpoint_and_one_has_none(spark: SparkSession, tmp_path: Path) -> None:
     both = BothJobs(spark, tmp_path)
-    for rows_out in (20, 40, 40):  # +I, then -U and +U
-        assert not both.run(np.arange(20, dtype=np.int64)).snapshot
-        assert both.rows_out == [rows_out, rows_out]
+    for number, rows_out in enumerate((20, 40, 40)):  # +I, then -U and +U
+        rows = both.rows(np.arange(20, dtype=np.int64))
+        for name in ("with", "without"):
+            both.side(name)(rows)
+            assert both.rows_out(name) == rows_out
+        assert not both.has_snapshot(number)
     assert Checkpoint(LocalFiles(tmp_path / "with" / "checkpoint")).versions() == [0, 1, 2]
     assert not (tmp_path / "without" / "checkpoint").exists()
     assert list((tmp_path / "without" / "local").rglob("*.sst"))

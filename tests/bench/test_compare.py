@@ -12,22 +12,25 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from bench import compare
 from bench.__main__ import app
-from bench.compare import baseline
 from bench.processor_time import spent_seconds, tree_seconds
 
 
 def _micro(**ratios: tuple[float, float, float]) -> dict[str, Any]:
-    results = [
-        {"name": name, "ratio": ratio, "ratio_min": low, "ratio_max": high}
-        for name, (ratio, low, high) in ratios.items()
-    ]
-    return {"machine": "m", "results": results}
+    """Costs: less is better."""
+    return {
+        "machine": "m",
+        "results": [
+            {"name": name, "figures": {name: {"value": value, "low": low, "high": high}}}
+            for name, (value, low, high) in ratios.items()
+        ],
+    }
 
 
-def _peers(ratio: float, low: float, high: float) -> dict[str, Any]:
-    compared = {"work": "a", "ours": "ours-sync", "peer": "spark", "ratio": ratio, "low": low, "high": high}
-    return {"results": [], "comparisons": [compared], "itself": []}
+def _rate(value: float, low: float, high: float, absolute: bool = False) -> dict[str, Any]:
+    figure = {"value": value, "low": low, "high": high, "rate": True, "absolute": absolute}
+    return {"results": [{"name": "spark", "work": "a", "figures": {"a: ours by spark": figure}}]}
 
 
 def _run(tmp_path: Path, before: object, after: object, *more: str) -> tuple[int, str]:
@@ -55,8 +58,8 @@ def test_a_cost_counts_if_it_is_apart_and_beyond_the_threshold(
 
 
 def test_a_rate_is_worse_when_it_falls(tmp_path: Path) -> None:
-    assert _run(tmp_path, _peers(3.0, 2.9, 3.1), _peers(2.0, 1.9, 2.1))[0] == 1
-    assert _run(tmp_path, _peers(2.0, 1.9, 2.1), _peers(3.0, 2.9, 3.1))[0] == 0
+    assert _run(tmp_path, _rate(3.0, 2.9, 3.1), _rate(2.0, 1.9, 2.1))[0] == 1
+    assert _run(tmp_path, _rate(2.0, 1.9, 2.1), _rate(3.0, 2.9, 3.1))[0] == 0
 
 
 def test_figures_that_come_and_go_are_shown_and_count_as_nothing(tmp_path: Path) -> None:
@@ -67,12 +70,10 @@ def test_figures_that_come_and_go_are_shown_and_count_as_nothing(tmp_path: Path)
 
 
 def test_rates_of_other_machines_are_not_compared(tmp_path: Path) -> None:
-    def nexmark(rate: float) -> dict[str, Any]:
-        return {"results": [{"query": "q4", "mode": "sync", "events_per_second": rate}]}
-
-    code, output = _run(tmp_path, nexmark(200_000), nexmark(100_000))
+    fast, slow = (_rate(rate, rate, rate, absolute=True) for rate in (200_000, 100_000))
+    code, output = _run(tmp_path, fast, slow)
     assert (code, "--same-machine" in output) == (2, True)
-    assert _run(tmp_path, nexmark(200_000), nexmark(100_000), "--same-machine")[0] == 1
+    assert _run(tmp_path, fast, slow, "--same-machine")[0] == 1
 
 
 @pytest.mark.parametrize("content", [b"no json", b"[]", b"{}"])
@@ -86,7 +87,7 @@ def test_what_is_no_result_is_refused_by_name(content: bytes, tmp_path: Path) ->
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A folder of the test's own for the baseline."""
-    monkeypatch.setattr(baseline, "FOLDER", tmp_path / "kept")
+    monkeypatch.setattr(compare, "FOLDER", tmp_path / "kept")
     return tmp_path / "kept"
 
 
@@ -103,8 +104,7 @@ def _against_baseline(*arguments: str) -> tuple[int, str]:
 
 
 def _paradigms(speedup: float) -> dict[str, Any]:
-    result = {"number": 3, "name": "Independent", "speedup": speedup}
-    return {"results": [result | {"speedup_min": speedup - 0.01, "speedup_max": speedup + 0.01}]}
+    return _rate(speedup, speedup - 0.01, speedup + 0.01)
 
 
 def test_results_are_held_against_the_baseline_of_their_benchmark(tmp_path: Path, kept: Path) -> None:
@@ -116,7 +116,7 @@ def test_results_are_held_against_the_baseline_of_their_benchmark(tmp_path: Path
     slower = _results(tmp_path / "slower", paradigms=_paradigms(0.8))
     code, output = _against_baseline("--results", str(slower))
     assert (code, "1 figures: 1 worse, 0 better" in output) == (1, True), output
-    assert baseline.read_baseline("paradigms", kept).commit in output
+    assert compare.read_baseline("paradigms").commit in output
     assert _against_baseline("--results", str(slower), "--threshold", "0.3")[0] == 0
 
 
@@ -125,13 +125,13 @@ def test_an_update_replaces_what_was_measured_and_nothing_else(tmp_path: Path, k
     _against_baseline("--results", str(first), "--update")
     paradigms = (kept / "paradigms.json").read_bytes()
     _against_baseline("--results", str(_results(tmp_path / "second", micro=_micro(x=(2, 2, 2)))), "--update")
-    figures = baseline.read_baseline("micro", kept).figures
+    figures = compare.read_baseline("micro").figures
     assert {name: figure.value for name, figure in figures.items()} == {"x": 2.0}
     assert (kept / "paradigms.json").read_bytes() == paradigms
 
 
 def test_without_a_baseline_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
-    monkeypatch.setattr(baseline, "measure", lambda *_: pytest.fail("minutes for nothing"))
+    monkeypatch.setattr(compare, "_measured", lambda *_: pytest.fail("minutes for nothing"))
     code, output = _against_baseline()
     assert (code, "--update" in output) == (2, True)
 
@@ -158,16 +158,16 @@ def test_a_folder_without_results_and_half_a_pair_are_refused(tmp_path: Path, ke
 def test_without_results_the_benchmarks_run_and_one_that_fails_is_named(
     monkeypatch: pytest.MonkeyPatch, kept: Path
 ) -> None:
-    monkeypatch.setattr(baseline, "MEASURED", {"micro": ("--state-keys", "1")})  # refused: too few
+    monkeypatch.setattr(compare, "MEASURED", {"micro": ("--state-keys", "1")})  # refused: too few
     code, output = _against_baseline("--update")
     assert (code, "bench micro has ended with 2" in output, "state-keys" in output) == (2, True, True), output
     assert not kept.exists()
 
 
 def test_the_stored_baseline_can_be_read() -> None:
-    for path in baseline.FOLDER.glob("*.json"):
-        assert path.stem in baseline.MEASURED
-        figures = baseline.read_baseline(path.stem, baseline.FOLDER).figures
+    for path in compare.FOLDER.glob("*.json"):
+        assert path.stem in compare.MEASURED
+        figures = compare.read_baseline(path.stem).figures
         assert figures
         assert all(0 < each.low <= each.value <= each.high for each in figures.values())
 

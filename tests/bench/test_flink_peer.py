@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
+import typer
 
 from asyncstate.errors import StoreError
+from bench.frame import Report
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.sources import write_events
 from bench.peers.flink.nexmark import NexmarkPlan, keyed, nexmark
 from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, dropping, keeping, reading, statements
 from bench.peers.flink.run import PYTHON_VARIABLE, Flink, changes_as_parquet, find_flink, rows_as_parquet
+from bench.peers.results import Throughput
+from bench.peers.works import Scale
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,9 +39,14 @@ def test_without_flink_the_peers_are_left_out_and_say_why(
 ) -> None:
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     plan = NexmarkPlan(tmp_path, events=10, cores=1, repeat=1, seed=0, python=Path(sys.executable))
-    (results,) = nexmark(["ours-sync", "flink-sql", "flink-sql-async"], plan, lambda _: None)
-    results = [*results, keyed("d", "d", "counter", 10, 10, plan, lambda _: None)]
-    assert [result.peer for result in results] == ["flink-sql", "flink-sql-async", "pyflink"]
+    with Report("peers") as report:
+        nexmark(["ours-sync", "flink-sql", "flink-sql-async"], plan, report)
+    results = [*report.rows, keyed("d", "d", "counter", Scale(10, 10, 0, 1), plan, lambda _: None)]
+    assert [getattr(result, "peer", None) for result in results] == [
+        "flink-sql",
+        "flink-sql-async",
+        "pyflink",
+    ]
     assert all("does not have apache-flink" in result.skipped for result in results)
     assert not any(result.wrong for result in results)
 
@@ -54,12 +63,12 @@ class Fails:
     def run(self, query: str, async_enabled: bool) -> SimpleNamespace:
         if (query, self.when) == ("q3", "checked"):
             raise StoreError("the folder is gone")
-        return SimpleNamespace(expected_rows=1, checked=True, problems=())
+        return SimpleNamespace(expected_rows=1, problems=())
 
-    def dropped(self, query: str, async_enabled: bool) -> SimpleNamespace:
+    def dropped(self, query: str, async_enabled: bool) -> tuple[list[float], float]:
         if (query, self.when) == ("q3", "timed"):
             raise StoreError("the folder is gone")
-        return SimpleNamespace(batch_ms=[2_000.0], cpu_seconds=1.0)
+        return [2_000.0], 1.0
 
     def close(self) -> None:
         """Nothing is open."""
@@ -77,7 +86,9 @@ def test_a_query_that_fails_leaves_the_figures_of_the_others(
     plan = NexmarkPlan(
         tmp_path, events=10, cores=1, repeat=1, seed=0, python=None, queries=("q2", "q3", "q4")
     )
-    found = {one.work: one for results in nexmark(["ours-sync"], plan, lambda _: None) for one in results}
+    with pytest.raises(typer.Exit), Report("peers") as report:
+        nexmark(["ours-sync"], plan, report)
+    found = {row.work: row for row in report.rows if isinstance(row, Throughput)}
     assert [found[work].seconds for work in ("f q2", "f q3", "f q4")] == [[2.0], [], [2.0]]
     assert found["f q3"].failed == "StoreError: the folder is gone"
     assert not found["f q2"].failed

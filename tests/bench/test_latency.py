@@ -11,10 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.__main__ import app
+from bench.frame import Report, Row
+from bench.latency import fixed
 from bench.latency.engines import ENGINES, KEYED
 from bench.latency.events import Events
-from bench.latency.fixed import FixedCost
-from bench.latency.steady import Latency, SteadyPlan, problems_of
+from bench.latency.fixed import FixedPlan
+from bench.latency.steady import SteadyPlan, problems_of
+from bench.peers.peers import PEERS
 
 
 @pytest.mark.spark
@@ -24,15 +27,42 @@ def test_it_runs_tiny(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["latency", "--tiny", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     document = msgspec.json.decode((tmp_path / "latency.json").read_bytes())
-    costs = msgspec.convert(document["results"], list[FixedCost])
-    late = msgspec.convert(document["latencies"], list[Latency])
-    assert [(each.engine, each.rows, len(each.seconds)) for each in costs] == [
-        ("ours-sync", 10, 1),
-        ("spark", 10, 1),
+    rows = msgspec.convert(document["results"], list[Row])
+    costs, late = rows[:2], rows[2:]
+    assert [(row.facts["engine"], len(row.facts["seconds_10"])) for row in costs] == [
+        ("ours-sync", 1),
+        ("spark", 1),
     ]
-    assert [each.engine for each in late] == ["ours-sync", "spark-changelog"]
-    assert all(each.events == 50 for each in late)  # half of a second at 100 a second
-    assert all(0 < each.p50_ms <= each.p95_ms <= each.max_ms for each in late)
+    assert [row.facts["engine"] for row in late] == ["ours-sync", "spark-changelog"]
+    for row in late:
+        assert row.facts["events"] == 50  # half of a second at 100 a second
+        assert 0 < row.facts["p50_ms"] <= row.facts["p95_ms"] <= row.facts["max_ms"]
+    assert "Traceback" not in done.output
+
+
+class _Engine:
+    """An engine that fails at micro-batches of so many rows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self.title = name
+
+
+def test_an_engine_that_fails_keeps_what_it_had_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def turn(spark: object, work: str, engine: _Engine, plan: FixedPlan, size: int, *_: int) -> fixed._Found:
+        if (engine.name, size) == ("bad", 20):
+            raise RuntimeError("it broke")
+        return fixed._Found([0.5, 0.7], [0.1])
+
+    monkeypatch.setattr(fixed, "_turn", turn)
+    monkeypatch.setattr(fixed, "chosen", lambda *_: [_Engine("bad"), _Engine("good")])
+    report = Report("latency", tmp_path)
+    fixed.fixed_costs(None, "a", FixedPlan(tmp_path, (10, 20), 2, 1, 5, ()), report)  # type: ignore[arg-type]
+    report.folder.rmdir()
+    bad, good = report.rows
+    assert (bad.failed, bad.facts["ms_10"], "ms_20" in bad.facts) == ("RuntimeError: it broke", 600.0, False)
+    assert (good.failed, good.facts["ms_10"], good.facts["ms_20"]) == ("", 600.0, 600.0)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +77,9 @@ def test_what_is_not_known_is_refused(arguments: tuple[str, str]) -> None:
 def test_every_work_has_ours_and_a_way_from_numbers_to_keys_and_back() -> None:
     assert set(ENGINES) == set(KEYED)
     for engines in ENGINES.values():
-        assert [engine.peer for engine in engines if engine.ours] == ["ours-sync", "ours-async"]
-        assert not any(engine.direct for engine in engines if engine.ours)
+        ours = [engine for engine in engines if PEERS[engine.peer].ours]
+        assert [engine.peer for engine in ours] == ["ours-sync", "ours-async"]
+        assert not any(engine.direct for engine in ours)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from bench import compare
 from bench.__main__ import app
 from bench.paradigms import PARADIGMS
 from bench.slowdisk import shim
@@ -20,15 +21,19 @@ needs_shim = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_paradigms_run_tiny(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["paradigms", "--tiny", "--no-slow", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     results = msgspec.json.decode((tmp_path / "paradigms.json").read_bytes())["results"]
-    assert [result["number"] for result in results] == [paradigm.number for paradigm in PARADIGMS]
+    assert [result["group"] for result in results[::2]] == [f"{one.number} {one.title}" for one in PARADIGMS]
     for form in ("calls", "futures", "async"):
-        assert all(result[f"{form}_us"] > 0 and result[f"{form}_cpu_us"] > 0 for result in results)
+        assert all(result["facts"][form] > 0 for result in results)
+    names = [name for result in results for name in result.get("figures", ())]
+    assert names == list(compare.read_baseline("paradigms").figures)
     assert all(paradigm.title in done.output for paradigm in PARADIGMS)
+    assert all(len(line) <= 80 for line in done.output.splitlines() if not line.startswith("written"))
 
 
 @pytest.mark.long
@@ -37,9 +42,10 @@ def test_the_paradigms_run_tiny(tmp_path: Path) -> None:
 def test_iterations_run_on_a_slow_device(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["paradigms", "--tiny", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    slow = msgspec.json.decode((tmp_path / "paradigms.json").read_bytes())["slow_device"]
-    assert [result["workload"] for result in slow] == ["p5", "p6", "p9"]
-    assert all(result["sync"]["reads_per_record"] is not None for result in slow), "the shim is loaded"
+    results = msgspec.json.decode((tmp_path / "paradigms.json").read_bytes())["results"]
+    slow = [result["facts"] for result in results if result["name"] == "+ 1 ms"]
+    assert [facts["workload"] for facts in slow] == ["p5", "p6", "p9"]
+    assert all(facts["sync_reads"] is not None for facts in slow), "the shim is loaded"
 
 
 @pytest.mark.long
@@ -49,13 +55,14 @@ def test_slow_disk_runs_tiny_and_draws_a_picture(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["slow-disk", "--tiny", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     results = msgspec.json.decode((tmp_path / "slow-disk.json").read_bytes())["results"]
-    assert [(result["workload"], result["latency_us"]) for result in results] == [
+    facts = [result["facts"] for result in results]
+    assert [(each["workload"], each["latency_us"]) for each in facts] == [
         (workload, latency) for workload in ("p1", "by-hand", "aggregate") for latency in (0, 1_000)
     ]
-    by_hand = [result for result in results if result["workload"] == "by-hand" and result["latency_us"]]
-    for measured in (by_hand[0]["sync"], by_hand[0]["asynchronous"]):
-        assert measured["us_per_record"] > 0
-        assert measured["reads_per_record"] is not None, "the shim is loaded"
+    (by_hand,) = (each for each in facts if each["workload"] == "by-hand" and each["latency_us"])
+    for mode in ("sync", "async"):
+        assert by_hand[f"{mode}_us"] > 0
+        assert by_hand[f"{mode}_reads"] is not None, "the shim is loaded"
     assert (tmp_path / "slow-disk.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -70,7 +77,7 @@ def test_without_a_compiler_the_rows_with_latency_are_left_out(
     assert done.exit_code == 0, done.output
     assert "no rows with added latency: delaying reads needs a C compiler" in " ".join(done.output.split())
     results = msgspec.json.decode((tmp_path / "slow-disk.json").read_bytes())["results"]
-    assert {result["latency_us"] for result in results} == {0}
+    assert {result["facts"]["latency_us"] for result in results} == {0}
 
 
 def test_an_unknown_workload_is_refused() -> None:

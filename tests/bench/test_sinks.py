@@ -27,4 +27,4 @@ def test_sinks_run_tiny(tmp_path: Path) -> None:
     assert done.stderr == "", "only what the benchmark itself says"
     results = msgspec.json.decode((tmp_path / "sinks.json").read_bytes())["results"]
     assert [result["name"] for result in results] == ["write_upserts", "COPY and merge by hand"]
-    assert all(result["ratio"] > 0 for result in results)
+    assert all(result["facts"]["ratio"] > 0 for result in results)

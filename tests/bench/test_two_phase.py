@@ -25,12 +25,13 @@ def test_two_phase_runs_tiny(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "only what the benchmark itself says"
     results = msgspec.json.decode((tmp_path / "two-phase.json").read_bytes())["results"]
-    assert [result["case"] for result in results] == ["few", "windows"]
+    assert [result["name"] for result in results] == ["few", "windows"]
     for result in results:
-        assert 0 < result["rows_operator"] <= result["rows_exchanged"] <= result["rows"] == 2_000
-        assert result["two_ratio"] > 0
-        assert result["auto_local"] == 0  # so few rows are left to one phase
-        assert result["case"] in done.stdout
+        facts = result["facts"]
+        assert 0 < facts["rows_operator"] <= facts["rows_exchanged"] <= facts["rows"] == 2_000
+        assert facts["two_ratio"] > 0
+        assert facts["auto_local"] == 0  # so few rows are left to one phase
+        assert result["name"] in done.stdout
 
 
 def test_an_unknown_case_is_refused() -> None:

@@ -68,7 +68,7 @@ def total(rows: Any, **settings: Any) -> Any:
         (lambda rows: total(rows, emit_update_before=False), "upsert by (k)"),
         (lambda rows: rows.apply(GroupAggregate(), key="k", uid="d"), "insert-only, unique (k)"),
         (lambda rows: rows.apply(GroupAggregate(ttl="1 hour"), key="k", uid="d"), "retract, unique (k)"),
-        (lambda rows: rows.apply(GroupAggregate([count()]), uid="all"), "retract, unique ()"),
+        (lambda rows: rows.apply(GroupAggregate([count()]), uid="all"), "retract, a single row"),
         (
             lambda rows: rows.apply(OverAggregate([count()], range_("1 hour")), key="k", uid="o"),
             "insert-only",

@@ -31,6 +31,7 @@ from asyncstate.operator import (
 from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
+from tests.examples import at_most
 from tests.execution.rig import ASYNC_MODES, MODES, Rig, threads_end
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -596,7 +597,7 @@ def counted(operator: Any, bundle: Bundle, ctx: BundleContext) -> Iterator[Any]:
     ctx.emit([bundle.keys.columns[0], totals])
 
 
-@settings(max_examples=20)
+@settings(max_examples=at_most(20))
 @given(
     batches=st.lists(st.lists(st.integers(0, 20), max_size=30), min_size=1, max_size=3),
     size=st.sampled_from(["1", "4", "1000"]),

@@ -24,6 +24,7 @@ from asyncstate.execution import (
 from asyncstate.futures import StateFuture, combine_all
 from asyncstate.operator import RecordContext
 from asyncstate.storage import WriteOverlay
+from tests.examples import at_most
 from tests.memory_store import MemoryStore
 
 _NAMES = {8: "count"}
@@ -119,7 +120,7 @@ def _expected(items: list[tuple[bytes, int]]) -> tuple[list[tuple[bytes, int]], 
 
 @pytest.mark.parametrize("process", [_count, _count_awaiting])
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=30)
+@settings(max_examples=at_most(30))
 @given(items=st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 9)), max_size=60))
 def test_rows_and_state_are_those_of_one_key_at_a_time(
     mode: str, process: Process, items: list[tuple[bytes, int]]

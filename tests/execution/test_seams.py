@@ -22,7 +22,7 @@ from asyncstate.operator import Bundle, BundleContext, BundleOperator
 from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
-from asyncstate.testing import FaultyStore, OperatorHarness
+from asyncstate.testing import FaultyStore, OperatorHarness, Tuning
 from operators import KeyedProcess
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -312,7 +312,8 @@ def test_a_store_that_turns_slow_is_noticed_within_a_bundle(monkeypatch: pytest.
         SCHEMA,
         ["k"],
         async_enabled=True,
-        options={"async-state.cache-size": "0b", "async-state.column-cache-size": "0b"},
+        options={"async-state.cache-size": "0b"},
+        tuning=Tuning(columns_bytes=0),
     ) as harness:
         harness.push([(key, key) for key in range(4_000)])
         harness.end_batch()
@@ -338,7 +339,8 @@ def test_a_store_that_turns_slow_in_the_middle_is_read_by_threads() -> None:
         SCHEMA,
         ["k"],
         async_enabled=True,
-        options={"async-state.cache-size": "0b", "async-state.column-cache-size": "0b"},
+        options={"async-state.cache-size": "0b"},
+        tuning=Tuning(columns_bytes=0),
         store_through=through,
     ) as harness:
         for _ in range(2):
@@ -378,7 +380,6 @@ def test_limits_are_read_back_in_both_modes(async_enabled: bool) -> None:
 def test_a_buffer_that_does_not_fill_goes_after_its_timeout(timeout: str, least: int, most: int) -> None:
     """Records that take a while each: without a timeout all reads would wait for the last record."""
     options = {
-        "async-state.batch-hot-reads": "true",
         "async-state.buffer-size": "100000",
         "async-state.in-flight-limit": "100000",
         "async-state.buffer-timeout": timeout,
@@ -390,7 +391,10 @@ def test_a_buffer_that_does_not_fill_goes_after_its_timeout(timeout: str, least:
             pass
         return state.async_value()
 
-    with OperatorHarness(Chain(work), SCHEMA, ["k"], async_enabled=True, options=options) as harness:
+    waiting = Tuning(batch_hot_reads=True)
+    with OperatorHarness(
+        Chain(work), SCHEMA, ["k"], async_enabled=True, options=options, tuning=waiting
+    ) as harness:
         harness.push([(key, 0) for key in range(64 * 10)])
         harness.end_batch()
         assert least <= harness.statistics()["list_gets"] <= most

@@ -10,47 +10,39 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.inspect import IntType
 
-from asyncstate.config import OPTIONS, Config, Number, default_text, resolve
+from asyncstate.config import OPTIONS, Config, Shares, Tuning, default_text, resolve
 from asyncstate.durations import microseconds
 from asyncstate.errors import ConfigurationError, SchemaError
 
+GB, MB = 1 << 30, 1 << 20
+
 DOCUMENTED_DEFAULTS = {
+    "async-state.checkpoint-dir": None,
+    "async-state.local-dir": None,
+    "async-state.memory": GB,
+    "async-state.cache-size": None,
+    "async-state.read-cache-size": None,
+    "async-state.write-cache-size": None,
     "async-state.enabled": False,
     "async-state.in-flight-limit": 6_000,
     "async-state.buffer-size": 1_000,
     "async-state.buffer-timeout": 1_000,
-    "async-state.io-parallelism": 0,
-    "async-state.batch-hot-reads": False,
-    "async-state.epoch-mode": "serial",
+    "async-state.io-parallelism": None,
     "async-state.iterate-response-batch-size": 1_000,
     "async-state.watchdog-timeout": 60_000,
     "async-state.call-limit": 100,
     "async-state.call-timeout": 60_000,
     "async-state.bundle-size": 500_000,
-    "async-state.bundle-memory": 64 * 1024 * 1024,
     "async-state.bundled-agg.size": 100_000,
-    "async-state.fusion": True,
-    "async-state.bundled-agg.allow-latency": 0,
+    "async-state.bundled-agg.allow-latency": None,
     "async-state.local-aggregation": "auto",
-    "async-state.broadcast-size-limit": 64 * 1024 * 1024,
-    "async-state.gather-memory": 256 * 1024 * 1024,
     "async-state.on-missing-row": "warn",
     "async-state.unclaimed-state": "refuse",
-    "async-state.cache-size": 128 * 1024 * 1024,
-    "async-state.column-cache-size": 128 * 1024 * 1024,
-    "async-state.open-stores-size": 64 * 1024 * 1024,
-    "async-state.write-cache-size": 256 * 1024 * 1024,
-    "async-state.read-cache-size": 4 * 1024 * 1024,
-    "async-state.rocksdb.block-cache-size": 128 * 1024 * 1024,
-    "async-state.rocksdb.direct-reads": False,
-    "async-state.local-dir": None,
-    "async-state.checkpoint-dir": None,
-    "async-state.checkpoint.retry-attempts": 5,
-    "async-state.checkpoint.retry-timeout": 60_000,
     "async-state.snapshot-interval": 10,
     "async-state.retained-versions": 10,
-    "async-state.parallelism": 0,
+    "async-state.parallelism": None,
     "async-state.max-parallelism": 128,
 }
 
@@ -61,8 +53,55 @@ def test_the_keys_and_their_defaults_are_the_documented_ones() -> None:
     assert config == Config()
 
 
-def test_every_field_is_an_option() -> None:
-    assert {info.name for info in msgspec.structs.fields(Config)} == {*OPTIONS}
+def test_every_field_is_an_option_but_what_only_tests_set() -> None:
+    assert {info.name for info in msgspec.structs.fields(Config)} == {*OPTIONS, "tuning"}
+
+
+def test_the_memory_of_a_worker_is_shared_out() -> None:
+    """By default and in proportion; open stores lie in the blocks, decoded values in the writes."""
+    shares = resolve({}, {}).shares
+    assert shares == Shares(
+        cache=128 * MB,
+        columns=128 * MB,
+        blocks=128 * MB,
+        open_stores=64 * MB,
+        writes=256 * MB,
+        decoded=4 * MB,
+        gathered=256 * MB,
+        bundle=64 * MB,
+        broadcast=64 * MB,
+    )
+    assert resolve({"async-state.memory": "4gb"}, {}).shares == Shares(*(4 * size for size in shares))
+
+
+@given(st.integers(16 * MB, GB), st.floats(0, 0.75), st.floats(0, 0.75))
+def test_the_shares_stay_within_the_memory(memory: int, cache: float, writes: float) -> None:
+    given = {"cache_size_bytes": int(memory * cache), "write_cache_size_bytes": int(memory * writes) + 1024}
+    try:
+        shares = Config(memory_bytes=memory, **given).shares
+    except ConfigurationError:
+        assert sum(given.values()) > memory // 4 * 3
+        return
+    assert (shares.cache, shares.writes) == tuple(given.values())
+    rest = [shares.columns, shares.blocks, shares.gathered, shares.bundle, shares.broadcast]
+    assert all(size > 0 for size in rest)
+    assert sum(rest) + sum(given.values()) <= memory
+
+
+def test_parts_beyond_the_memory_are_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"cache-size \(900mb\) .* async-state.memory \(1gb\); raise"
+    ):
+        resolve({"async-state.cache-size": "900mb"}, {})
+    assert (
+        resolve({"async-state.cache-size": "900mb", "async-state.memory": "4gb"}, {}).shares.cache == 900 * MB
+    )
+
+
+def test_where_every_read_is_to_wait_nothing_is_kept_in_memory() -> None:
+    shares = resolve({}, {}, Tuning(batch_hot_reads=True)).shares
+    assert (shares.cache, shares.columns, shares.decoded) == (0, 0, 0)
+    assert shares.writes == Config().shares.writes
 
 
 @pytest.mark.parametrize(
@@ -125,12 +164,29 @@ def test_a_misspelled_prefix_is_told_and_not_left_alone(spelling: str) -> None:
         resolve({}, {spelling: "true"})
 
 
-@pytest.mark.parametrize("value", ["memory", "rocksdb"])
-@pytest.mark.parametrize("spelling", ["async-state.store", "spark.async-state.store"])
-def test_a_key_that_was_removed_says_what_to_do(spelling: str, value: str) -> None:
-    for operator, session in (({spelling: value}, {}), ({}, {spelling: value})):
+@pytest.mark.parametrize("prefix", ["async-state.", "spark.async-state."])
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("store", "in RocksDB"),
+        ("epoch-mode", "timers"),
+        ("batch-hot-reads", r"OperatorHarness\(tuning=Tuning\(batch_hot_reads=True\)\)"),
+        ("fusion", "Tuning"),
+        ("rocksdb.direct-reads", "page cache"),
+        ("rocksdb.block-cache-size", "async-state.memory"),
+        ("column-cache-size", "async-state.memory"),
+        ("open-stores-size", "async-state.memory"),
+        ("gather-memory", "async-state.memory"),
+        ("bundle-memory", "async-state.memory"),
+        ("broadcast-size-limit", "async-state.memory"),
+        ("checkpoint.retry-attempts", "5 times"),
+        ("checkpoint.retry-timeout", "minute"),
+    ],
+)
+def test_a_key_that_was_removed_says_what_to_do(prefix: str, key: str, advice: str) -> None:
+    for operator, session in (({prefix + key: "1"}, {}), ({}, {prefix + key: "1"})):
         with pytest.raises(
-            ConfigurationError, match=f"^{spelling} has been removed; leave it out: .*in RocksDB"
+            ConfigurationError, match=f"^{prefix}{key} has been removed; leave it out: .*{advice}"
         ):
             resolve(operator, session)
 
@@ -154,11 +210,12 @@ def test_an_operator_option_that_is_no_key_at_all_is_refused() -> None:
         ("watchdog-timeout", "1h", 3_600_000),
         ("cache-size", "0b", 0),
         ("cache-size", "512kb", 524_288),
-        ("rocksdb.block-cache-size", "1GB", 1_073_741_824),
-        ("io-parallelism", "auto", 0),
-        ("io-parallelism", "Auto", 0),
+        ("cache-size", "auto", None),
+        ("memory", "1GB", 1_073_741_824),
+        ("io-parallelism", "auto", None),
+        ("io-parallelism", "Auto", None),
         ("io-parallelism", "8", 8),
-        ("epoch-mode", "parallel-between-epochs", "parallel-between-epochs"),
+        ("unclaimed-state", "Keep", "keep"),
         ("checkpoint-dir", "s3://bucket/x", "s3://bucket/x"),
     ],
 )
@@ -189,7 +246,11 @@ def test_texts(key: str, text: object, value: object) -> None:
         ("cache-size", "64 mib"),
         ("cache-size", "-1b"),
         ("io-parallelism", "1000"),
-        ("epoch-mode", "parallel"),
+        ("io-parallelism", "0"),
+        ("io-parallelism", 0),
+        ("unclaimed-state", "parallel"),
+        ("memory", "auto"),
+        ("memory", "1mb"),
         ("checkpoint-dir", "  "),
         ("checkpoint-dir", None),
         ("parallelism", "40000"),
@@ -220,27 +281,34 @@ def test_paths_may_be_path_objects(tmp_path: Path) -> None:
 
 def _values(name: str) -> st.SearchStrategy[Any]:
     kind = OPTIONS[name].kind
-    if isinstance(kind, Number):
-        return st.integers(kind.minimum, kind.maximum)
-    return st.just(getattr(Config(), name))
+    assert isinstance(kind, IntType)
+    assert kind.ge is not None
+    assert kind.le is not None
+    return st.integers(int(kind.ge), int(kind.le))
 
 
 NUMBERS = [
-    name for name, option in OPTIONS.items() if isinstance(option.kind, Number) and "parallel" not in name
+    name
+    for name, option in OPTIONS.items()
+    if isinstance(option.kind, IntType) and name not in ("parallelism", "cache_size_bytes", "memory_bytes")
 ]
 
 
 @given(st.fixed_dictionaries({}, optional={name: _values(name) for name in NUMBERS}), st.booleans())
 def test_a_config_survives_being_written_as_texts(fields: dict[str, int], enabled: bool) -> None:
+    fields["memory_bytes"] = 1 << 40
+    fields.pop("write_cache_size_bytes", None)
     config = Config(enabled=enabled, **fields)  # type: ignore[arg-type]
-    texts = {OPTIONS[name].key: OPTIONS[name].kind.show(value) for name, value in fields.items()}
+    texts = {OPTIONS[name].key: OPTIONS[name].show(value) for name, value in fields.items()}
     again = resolve({}, {**texts, "async-state.enabled": str(enabled).lower()})
     assert again == config
 
 
 def test_a_default_is_shown_as_one_would_write_it() -> None:
     assert default_text("buffer_timeout_ms") == "1s"
-    assert default_text("cache_size_bytes") == "128mb"
+    assert default_text("memory_bytes") == "1gb"
+    assert default_text("cache_size_bytes") == "auto"
+    assert default_text("checkpoint_dir") == "none; a job needs one"
     assert default_text("io_parallelism") == "auto"
 
 
@@ -258,7 +326,7 @@ def test_durations_may_be_written_out(given: Any) -> None:
 )
 def test_what_is_no_duration_is_refused_with_how_to_write_one(given: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match="async-state.call-timeout: .* does not fit; write .*milliseconds|10 minutes"
+        ConfigurationError, match="async-state.call-timeout: .* does not fit; write .*10 minutes"
     ):
         resolve({"async-state.call-timeout": given}, {})
     with pytest.raises(ConfigurationError, match="async-state.cache-size"):
@@ -309,7 +377,9 @@ def test_a_key_that_is_no_text_is_refused(key: object) -> None:
 )
 def test_options_windows_and_ttl_take_the_same_lengths(text: str, expected_us: int) -> None:
     assert microseconds(text, "tumble", "size") == expected_us
-    assert OPTIONS["watchdog_timeout_ms"].kind.parse(text) == expected_us // 1_000
+    if expected_us <= 86_400_000_000:
+        config = resolve({"async-state.call-timeout": text}, {})
+        assert config.call_timeout_ms == expected_us // 1_000
 
 
 @pytest.mark.parametrize("text", ["1", "h", "1 m", "1 hours ago", "1 secs", "5 mss", "1hour2", "1 month"])

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncstate.testing import net
 from bench.nexmark.comparison import ComparisonResult, compare
 
 EXPECTED = "SELECT * FROM (VALUES (1::BIGINT, 'a'), (2, 'b'), (2, 'b'), (3, NULL)) AS t(k, v)"
@@ -158,9 +159,7 @@ def test_counts_agree_with_counting_in_python(
     table: list[tuple[str, int, str | None]],
 ) -> None:
     expected = Counter((k, v) for _, k, v in table)
-    found: Counter[tuple[int, str | None]] = Counter()
-    for kind, k, v in changelog:
-        found[k, v] += 1 if kind[0] == "+" else -1
+    found = net(changelog)
     db.execute("CREATE OR REPLACE TEMP TABLE wanted (k BIGINT, v VARCHAR)")
     for _, k, v in table:
         db.execute("INSERT INTO wanted VALUES (?, ?)", [k, v])

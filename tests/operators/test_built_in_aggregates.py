@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators import (
     Aggregate,
     GroupAggregate,
@@ -279,8 +279,8 @@ def test_registers_of_many_keys_take_no_more_memory_than_bundles_may(name: str) 
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("us"))])
     batch = pa.RecordBatch.from_arrays([*columns[:2], columns[2].cast(pa.timestamp("us"))], schema=schema)
     timed: Any = {} if name == "group" else {"event_time": "at", "watermark_delay": 0}
-    options = {"async-state.bundle-memory": "8mb", "async-state.column-cache-size": "0b"}
-    with OperatorHarness(MANY[name], schema, ["k"], changelog=False, options=options, **timed) as harness:
+    tuning = Tuning(bundle_bytes=8 << 20, columns_bytes=0)
+    with OperatorHarness(MANY[name], schema, ["k"], changelog=False, tuning=tuning, **timed) as harness:
         harness.push(batch)
         tracemalloc.start()
         harness.end_batch()
@@ -294,7 +294,7 @@ def test_registers_of_many_keys_take_no_more_memory_than_bundles_may(name: str) 
 
 def test_registers_beyond_an_array_are_refused() -> None:
     registers = Registers("GroupAggregate", "v", None, 14, pa.int64())
-    with pytest.raises(OperatorError, match="131,072 keys in one bundle.*lower async-state.bundle-memory"):
+    with pytest.raises(OperatorError, match="131,072 keys in one bundle.*lower async-state.bundle-size"):
         registers._stored(np.broadcast_to(np.zeros(1, np.uint8), (1 << 17, 1 << 14)))
 
 

@@ -156,17 +156,6 @@ def test_a_row_that_comes_again_is_kept_alive_and_put_out_again(
 
 
 @UNIQUE
-def test_rows_that_are_met_are_renewed_where_reads_renew(start: Callable[..., Timed], unique: Any) -> None:
-    join = joined(
-        start, left_ttl=StateTtl("10 minutes", update="read-and-write"), left_unique=unique, right_ttl=TTL
-    )
-    join.left(("+I", "x", 1), ("+I", "y", 1))
-    for b in range(5):
-        assert join.right(("+I", "x", b), after=6) == [("+I", "x", 1, "x", b)]
-    assert join.right(("+I", "y", 0)) == []
-
-
-@UNIQUE
 def test_expired_rows_leave_the_disk(start: Callable[..., Timed], unique: Any) -> None:
     join = joined(start, "full", left_ttl=TTL, right_ttl=TTL, left_unique=unique, right_unique=unique)
     names = [f"key {number}" for number in range(20)]
@@ -276,14 +265,6 @@ def test_an_expired_key_counts_as_unseen(start: Callable[..., Timed]) -> None:
     assert run(1, ("+I", "x", 3)) == [("+I", "x", 3)]
 
 
-def test_looking_for_a_key_keeps_it_where_reads_renew(start: Callable[..., Timed]) -> None:
-    run = deduplicated(start, "first", StateTtl("10 minutes", update="read-and-write"))
-    assert run(0, ("+I", "x", 1)) == [("+I", "x", 1)]
-    for _ in range(4):
-        assert run(9, ("+I", "x", 2)) == []
-    assert run(10, ("+I", "x", 3)) == [("+I", "x", 3)]
-
-
 def test_an_equal_row_is_put_out_again_and_keeps_its_key(start: Callable[..., Timed]) -> None:
     run = deduplicated(start, "last")
     run(0, ("+I", "x", 1))
@@ -354,6 +335,18 @@ def test_a_ttl_may_be_a_duration_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    ("option", "value"), [("update", "read-and-write"), ("visibility", "return-if-not-cleaned")]
+)
+def test_options_of_record_grain_are_refused(name: str, option: str, value: str) -> None:
+    with pytest.raises(
+        StateDeclarationError,
+        match=f"^[A-Z].*: .*ttl has {option}='{value}', .*RecordOperator alone.*leave {option}",
+    ):
+        MAKERS[name](StateTtl("10 minutes", **{option: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", MAKERS)
 def test_both_modes_both_stores_and_any_parallelism_agree(name: str) -> None:
     outcomes = []
     for options in (
@@ -361,8 +354,7 @@ def test_both_modes_both_stores_and_any_parallelism_agree(name: str) -> None:
         {"async_enabled": True, "options": {"async-state.cache-size": "0b"}},
         {"async_enabled": True, "parallelism": 3},
     ):
-        ttl = StateTtl("10 minutes", update="read-and-write")
-        with opened(MAKERS[name](ttl), **options) as harness:  # type: ignore[arg-type]
+        with opened(MAKERS[name](TTL), **options) as harness:  # type: ignore[arg-type]
             outputs = []
             for step in range(8):
                 harness.advance_processing_time(4 * MINUTE)

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from asyncstate import InputSpec, StateTtl
 from asyncstate.changelog import INSERT_ONLY, RETRACT
-from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility
+from asyncstate.state import TtlTime
 from asyncstate.state.columnar import list_blocks
+from asyncstate.testing import net
 from operators import Deduplicate, GroupAggregate, Join, count, max_, min_, sum_
 from operators.join.rules import JoinKind
 from tests.operators.set_model import Outcome, net_of_set
@@ -40,8 +41,6 @@ ttls = st.builds(
     StateTtl,
     st.sampled_from([100 * MS, 300 * MS]),
     st.sampled_from(["processing", "event"]),
-    st.sampled_from(TtlUpdate),
-    st.sampled_from(TtlVisibility),
 )
 pauses = st.sampled_from([0, 20, 30, 60, 99, 100])
 
@@ -82,18 +81,10 @@ class Table:
         return self.ttl is None or held.stamp + self.lasts > now
 
     def shown(self, key: int, now: int) -> list[Held]:
-        shows_all = self.ttl is None or self.ttl.visibility is TtlVisibility.RETURN_IF_NOT_CLEANED
-        return [held for held in self.rows[key] if shows_all or self.lives(held, now)]
+        return [held for held in self.rows[key] if self.lives(held, now)]
 
     def stamp(self, now: int, time: int) -> int:
         return max(now, time) if self.ttl is not None and self.ttl.time is TtlTime.EVENT else now
-
-    def renew(self, key: int, now: int, times: Sequence[int]) -> None:
-        if self.ttl is None or self.ttl.update is not TtlUpdate.READ_AND_WRITE:
-            return
-        for held in self.rows[key]:
-            if self.lives(held, now):
-                held.stamp = max(held.stamp, *(self.stamp(now, time) for time in times))
 
     def learn(self, stored: list[Stored], now: int, content: Any) -> None:
         """Forget what the clean-up has removed; what is left must be what is stored."""
@@ -154,7 +145,7 @@ class JoinModel:
         self.expired = 0
 
     def bundle(self, side: int, changes: Sequence[tuple[str, Row]], now: int) -> Counter[Any]:
-        own, other = self.tables[side], self.tables[1 - side]
+        own = self.tables[side]
         missing = [row for key in KEYS for row in self.net(own, self.unique[side], key, changes, now).missing]
         if own.ttl is None:
             self.dropped += len(missing)
@@ -166,8 +157,6 @@ class JoinModel:
         if own.ttl is not None:
             for row in missing:
                 own.rows[row.k].pop()
-        for key in {row.k for _, row in changes}:
-            other.renew(key, now, [row.t for _, row in changes if row.k == key])
         for key in KEYS:
             self.change(own, self.unique[side], key, changes, now)
         if self.unique[side] == "join_key":
@@ -210,15 +199,16 @@ class JoinModel:
         return found
 
 
-def netted(kind: JoinKind, output: Sequence[tuple[Any, ...]]) -> Counter[Any]:
-    net: Counter[Any] = Counter()
-    for change, *values in output:
-        sides = [
+def pairs(output: Sequence[tuple[Any, ...]]) -> Counter[Any]:
+    """The net of the output, each row as the one of the left and the one of the right side, which may be missing."""
+    sides = [
+        [
             None if side[0] is None else Row(*side[:3], side[3] // MS)
-            for side in ((values[:4], values[4:]) if len(values) == 8 else (values,))
+            for side in ((values[:4], values[4:]) if len(values) == 8 else (values, [None]))
         ]
-        net[tuple(sides) if len(sides) == 2 else (sides[0], None)] += 1 if change in ADDS else -1
-    return Counter({row: times for row, times in net.items() if times})
+        for _, *values in output
+    ]
+    return net((change[0], *both) for change, both in zip(output, sides, strict=True))
 
 
 def run_join(
@@ -245,7 +235,7 @@ def run_join(
         )
         model.dropped = model.expired = 0
         for (side, rows), found in zip(given, output, strict=True):
-            assert netted(kind, found) == model.bundle(side, rows, now)
+            assert pairs(found) == model.bundle(side, rows, now)
         assert runner.counters["retractions_without_state"] == model.dropped
         assert runner.counters["retractions_of_expired_rows"] == model.expired
         for name, table in zip(("left", "right"), model.tables, strict=True):
@@ -275,7 +265,7 @@ OTHERS_STAY = [(0, [("+I", ONE), ("+I", OTHER)], []), (60, [("-D", ONE)], []), (
 @settings(max_examples=2 * settings().max_examples)
 @example(PARTNER_EXPIRED, "left", (None, None), (None, StateTtl(100 * MS)))
 @example(PARTNER_EXPIRED, "semi", ("join_key", ("id",)), (StateTtl(300 * MS), StateTtl(100 * MS)))
-@example(OTHERS_STAY, "inner", (None, None), (StateTtl(300 * MS, update="read-and-write"), None))
+@example(OTHERS_STAY, "inner", (None, None), (StateTtl(300 * MS), None))
 def test_joins(story: Any, kind: JoinKind, unique: Any, ttls: Any) -> None:
     assert run_join(story, kind, unique, ttls, False) == run_join(story, kind, unique, ttls, True)
 
@@ -442,7 +432,6 @@ def run_deduplicate(story: Any, ttl: StateTtl, keep: Any, time: Any, deferred: b
                     else max(own[::-1], key=lambda row: row.t)
                 )
             old = [held.content for held in table.shown(key, now)]
-            table.renew(key, now, [row.t for row in own])
             if not old:
                 expected.append(("+I", *chosen.given()))
             elif takes_place(old[0], chosen, keep, time):

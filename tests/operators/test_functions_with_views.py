@@ -237,7 +237,7 @@ class Both:
 
     def restart(self) -> None:
         self._runs = [
-            self._opened.enter_context(run.restore(run.snapshot(), parallelism=3)) for run in self._runs
+            self._opened.enter_context(run.restore(run.snapshot(), parallelism=2)) for run in self._runs
         ]
 
     def finish(self) -> None:
@@ -256,11 +256,12 @@ ROW = st.tuples(
 )
 BATCHES = st.lists(st.tuples(st.lists(ROW, max_size=5), st.sampled_from([0, 4, 11])), max_size=6)
 OPTIONS = {"async-state.bundle-size": "3"}
+EXAMPLES = min(6, settings.default.max_examples // 3)
 
 
 @pytest.mark.parametrize("name", [*GROUPS, *TIMED])
-@settings(deadline=None, max_examples=6, phases=[Phase.explicit, Phase.generate])
-@given(kind=st.sampled_from(KINDS), batches=BATCHES)
+@settings(deadline=None, max_examples=EXAMPLES, phases=[Phase.explicit, Phase.generate])
+@given(kind=st.sampled_from(KINDS), async_enabled=st.booleans(), batches=BATCHES)
 def test_over_insertions(name: str, kind: str, async_enabled: bool, batches: Any) -> None:
     make = {**GROUPS, **TIMED}[name]
     options = {"async_enabled": async_enabled, "changelog": False, "options": OPTIONS}
@@ -281,8 +282,13 @@ def test_over_insertions(name: str, kind: str, async_enabled: bool, batches: Any
 
 
 @pytest.mark.parametrize("name", CHANGELOGS)
-@settings(deadline=None, max_examples=6, phases=[Phase.explicit, Phase.generate])
-@given(kind=st.sampled_from(KINDS), batches=BATCHES, taken=st.lists(st.integers(0, 99), max_size=6))
+@settings(deadline=None, max_examples=EXAMPLES, phases=[Phase.explicit, Phase.generate])
+@given(
+    kind=st.sampled_from(KINDS),
+    async_enabled=st.booleans(),
+    batches=BATCHES,
+    taken=st.lists(st.integers(0, 99), max_size=6),
+)
 def test_over_changelogs(name: str, kind: str, async_enabled: bool, batches: Any, taken: Any) -> None:
     timed = {"event_time": "at"} if name == "windows" else {}
     with ExitStack() as opened:

@@ -18,7 +18,7 @@ from asyncstate.functions import (
     KeySegmentApplied,
     KeySegments,
 )
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from operators import (
     GroupWindowAggregate,
     WindowAggregate,
@@ -34,6 +34,7 @@ from operators import (
     tumble,
     udaf,
 )
+from tests.examples import at_most
 
 MS = 1_000
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.timestamp("us"))])
@@ -266,11 +267,12 @@ def test_windows_of_rows_in_order_of_time(async_enabled: bool) -> None:
 
 
 @pytest.mark.parametrize(("size", "slide"), [(3, 3), (4, 1), (3, 2), (2, 3)])
-@settings(max_examples=15)
+@settings(max_examples=at_most(15))
 @given(
     rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(-3, 3)), max_size=30),
-    cuts=st.sets(st.integers(0, 30)),
+    cuts=st.sets(st.integers(0, 30), max_size=8),
     bundle=st.sampled_from(["1", "3", "1000"]),
+    async_enabled=st.booleans(),
 )
 def test_windows_of_rows_however_they_are_cut(
     size: int, slide: int, rows: Any, cuts: set[int], bundle: str, async_enabled: bool
@@ -346,21 +348,14 @@ def windows_of(window: Any, rows: Any) -> dict[tuple[Any, ...], list[tuple[Any, 
     return found
 
 
-def netted(rows: Any) -> Counter[tuple[Any, ...]]:
-    net: Counter[tuple[Any, ...]] = Counter()
-    for kind, *row in rows:
-        net[tuple(row)] += 1 if kind in ("+I", "+U") else -1
-        assert min(net.values()) >= 0, f"{row} is taken back before it is shown"
-    return +net
-
-
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text.split("(")[0])
-@settings(max_examples=12)
+@settings(max_examples=at_most(12))
 @given(
     batches=st.lists(ROWS, min_size=1, max_size=4),
     early=st.sampled_from([None, 0, 1_000_000]),
     late=st.sampled_from([None, 0, 1_000_000]),
     bundle=st.sampled_from(["1", "3", "1000"]),
+    async_enabled=st.booleans(),
 )
 def test_the_netted_rows_are_the_windows(
     window: Any, batches: Any, early: Any, late: Any, bundle: str, async_enabled: bool
@@ -377,12 +372,12 @@ def test_the_netted_rows_are_the_windows(
         harness = restarted(harness, parallelism=1 + number % 2)
         if early == 0 and late != 1_000_000:
             so_far = [row for batch in batches[: number + 1] for row in batch]
-            assert netted(shown) == expected_of(window, so_far)
+            assert net(shown, in_order=True) == expected_of(window, so_far)
     shown += step(harness, [], watermark=1_000)
     assert harness.state_entries() == {}
     assert harness.statistics().get("counter.late_rows", 0) == 0
     harness.close()
-    assert netted(shown) == expected_of(window, [row for batch in batches for row in batch])
+    assert net(shown, in_order=True) == expected_of(window, [row for batch in batches for row in batch])
 
 
 def expected_of(window: Any, rows: Any) -> Counter[tuple[Any, ...]]:
@@ -489,7 +484,7 @@ def test_functions_that_merge_follow_their_sessions(
             harness.end_batch()
         harness.finish()
         assert harness.state_entries() == {}
-        netted(harness.output)
+        net(harness.output, in_order=True)
         assert all(len(set(row[-4:])) == 1 for row in harness.output)
 
 

@@ -14,6 +14,7 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 from operators.join import matches
 from operators.join.interval import found
 from operators.join.interval.operator import IntervalJoin
+from tests.examples import at_most
 from tests.operators.direct import DirectRunner
 from tests.operators.interval_model import KINDS, LEFT, RIGHT, SECOND, IntervalModel, Push, Row
 
@@ -105,7 +106,7 @@ def run_both(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(
     bounds,
     batches,
@@ -142,7 +143,7 @@ def test_agrees_with_a_model_row_by_row(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=at_most(20), deadline=None)
 @given(bounds, batches, st.booleans())
 def test_agrees_with_a_model_in_processing_time(
     kind: Any, bounds_given: tuple[int, int], micro_batches: Any, deferred: bool

@@ -17,13 +17,13 @@ import pytest
 from asyncstate.changelog import RETRACT
 from asyncstate.errors import AsyncStateError, SchemaError, StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators import IntervalJoin
 from operators.join.interval.found import REWRITE_ROWS
 from tests.operators.direct import DirectRunner
 from tests.operators.interval_model import KINDS, LEFT, RIGHT, SECOND, IntervalModel, Push, Row
 
-HOT_READS = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
+WAITING = Tuning(batch_hot_reads=True)
 
 SQL = {
     "inner": "select l.*, r.* from l join r on {on}",
@@ -99,7 +99,7 @@ def test_all_modes_agree_with_the_model_and_leave_nothing(kind: Any) -> None:
                     "5 seconds",
                     watermark_delay=2 * SECOND,
                     async_enabled=enabled,
-                    options=HOT_READS if enabled else None,
+                    tuning=WAITING if enabled else None,
                     **own,
                 )
             )

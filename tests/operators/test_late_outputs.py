@@ -324,7 +324,11 @@ def test_there_is_no_local_phase_where_late_rows_are_asked_for() -> None:
         ),
         (
             lambda: KeyedProcess(Forward(), SUMS, side_outputs={"late": SUMS}, late_output="late"),
-            "give the late rows an output of their own",
+            "'late' is both a side output of the function and the output of late rows",
+        ),
+        (  # with the same columns, too: the function's rows are other ones
+            lambda: KeyedProcess(Forward(), SUMS, side_outputs={"late": BIDS}, late_output="late"),
+            "'late' is both a side output of the function and the output of late rows",
         ),
         (
             lambda: OverAggregate([count()], order_by="price", late_output="late"),

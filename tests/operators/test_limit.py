@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.errors import SchemaError
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from operators import Limit, SortLimit, desc
 
 ROWS = pa.schema([("v", pa.int64()), ("s", pa.string())])
@@ -31,7 +31,7 @@ def test_the_first_rows_by_arrival(
     batches: Any, n: int, offset: int, changelog: bool, enabled: bool, restart: int
 ) -> None:
     there: list[tuple[int, str]] = []
-    net: Counter[Any] = Counter()
+    shown: list[Any] = []
     harness = OperatorHarness(
         Limit(n, offset=offset), ROWS, None, async_enabled=enabled, changelog=changelog, max_parallelism=4
     )
@@ -48,9 +48,8 @@ def test_the_first_rows_by_arrival(
             else:
                 there.remove(row)  # the oldest
                 harness.push([row], kinds=["-D"])
-        for kind, *values in harness.end_batch():
-            net[tuple(values)] += 1 if kind in ("+I", "+U") else -1
-        assert {row: times for row, times in net.items() if times} == Counter(there[offset : offset + n])
+        shown += harness.end_batch()
+        assert net(shown) == Counter(there[offset : offset + n])
         if not changelog:
             assert len(harness.state_entries()) <= 2  # the list of the first rows, and its head
     harness.close()

@@ -16,7 +16,7 @@ import pytest
 from asyncstate.changelog import RETRACT
 from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec, SortKey
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from operators import GroupAggregate, Rank, asc, count, desc
 from operators.rank.all_rows import all_rows
 from operators.rank.all_rows.blocks import BlockSizes, Bounds, blocks_to_read
@@ -205,7 +205,6 @@ def test_a_changelog_of_counts_is_ranked_with_a_promise() -> None:
     counted = pa.schema([("seller", pa.int64()), ("count", pa.int64())])
     random = Random(7)
     sold: Counter[int] = Counter()
-    shown: Counter[Row] = Counter()
     sales = pa.schema([("seller", pa.int64())])
     with (
         OperatorHarness(GroupAggregate([count()]), sales, ["seller"]) as counts,
@@ -217,9 +216,8 @@ def test_a_changelog_of_counts_is_ranked_with_a_promise() -> None:
             counts.push(rows)
             changes = counts.end_batch()
             best.push([row[1:] for row in changes], kinds=[row[0] for row in changes])
-            for kind, *row in best.end_batch():
-                shown[tuple(row)] += 1 if kind in ("+I", "+U") else -1
-            assert sorted(times for (_, times), there in shown.items() if there) == sorted(
+            best.end_batch()
+            assert sorted(times for _, times in net(best.output).elements()) == sorted(
                 sorted(sold.values(), reverse=True)[:3]
             )
             assert len(best.state_entries()) == 1
@@ -294,14 +292,6 @@ def batches(kind: str) -> Iterator[tuple[list[Row], list[str]]]:
         yield [row for _, row in changes], [kind for kind, _ in changes]
 
 
-def netted(output: list[Row]) -> Counter[Row]:
-    table: Counter[Row] = Counter()
-    for kind, *row in output:
-        table[tuple(row)] += 1 if kind in ("+I", "+U") else -1
-        assert table[tuple(row)] >= 0
-    return +table
-
-
 def table_of(kind: str) -> pa.Table:
     """The rows that are left, in order of arrival."""
     left: dict[int, Row] = {}
@@ -327,6 +317,7 @@ def test_modes_agree_byte_by_byte_and_with_duckdb(kind: str, monkeypatch: pytest
                 harness.end_batch()
             results.append((harness.output, harness.state_entries()))
     assert all(result == results[0] for result in results)
+    shown = net(results[0][0], in_order=True)
     table = table_of(kind)  # noqa: F841 - DuckDB finds it by its name
     sql = {
         "append": "SELECT *, row_number() OVER (PARTITION BY k ORDER BY price DESC, id) AS place FROM table "
@@ -340,9 +331,9 @@ def test_modes_agree_byte_by_byte_and_with_duckdb(kind: str, monkeypatch: pytest
     expected = found.fetchall()
     if kind == "unique":  # ties are by arrival, which the table does not have
         prices = Counter((row[1], row[2]) for row in expected)
-        assert Counter((row[1], row[2]) for row in netted(results[0][0]).elements()) == prices
+        assert Counter((row[1], row[2]) for row in shown.elements()) == prices
     else:
-        assert netted(results[0][0]) == Counter(expected)
+        assert shown == Counter(expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)

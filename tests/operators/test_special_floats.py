@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,21 @@ Changes = Sequence[tuple[str, float]]
 
 def run(aggregate: Aggregate, batches: Sequence[Changes], **settings: Any) -> list[Any]:
     """The newest value of the aggregate after each micro-batch."""
-    values: list[Any] = []
+    return run_keys(aggregate, [batches], **settings)[0]
+
+
+def run_keys(aggregate: Aggregate, keys: Sequence[Sequence[Changes]], **settings: Any) -> list[list[Any]]:
+    """The same for several keys: each has micro-batches of its own, as many as the others."""
+    values: list[list[Any]] = [[] for _ in keys]
     with OperatorHarness(
         GroupAggregate([aggregate.alias("out")]), VALUES, ["k"], changelog=True, **settings
     ) as harness:
-        for batch in batches:
-            harness.push([(1, value) for _, value in batch], kinds=[kind for kind, _ in batch])
-            put_out = harness.end_batch()
-            values.append(put_out[-1][-1] if put_out else values[-1])
+        for together in zip(*keys, strict=True):
+            for key, batch in enumerate(together):
+                harness.push([(key, value) for _, value in batch], kinds=[kind for kind, _ in batch])
+            newest = {key: value for _, key, value in harness.end_batch()}
+            for key, found in enumerate(values):
+                found.append(newest[key] if key in newest else found[-1])
         assert harness.statistics().get("counter.retractions_without_state", 0) == 0
     return values
 
@@ -72,30 +79,34 @@ def in_sql(expression: str, *left: float) -> Any:
     return value
 
 
-@pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("name", SQL)
-def test_a_value_that_is_taken_back_leaves_no_trace(name: str, special: float, async_enabled: bool) -> None:
+def test_a_value_that_is_taken_back_leaves_no_trace(name: str, async_enabled: bool) -> None:
+    """A key for each special value."""
     aggregate, expression = SQL[name]
-    changes = [("+I", 5.0), ("+I", special), ("-D", special), ("+I", 2.5)]
     expected = in_sql(expression, 5.0, 2.5)
-    for batches in ([changes], [changes[:2], changes[2:]], [[change] for change in changes]):
+    for cut in ([4], [2, 2], [1, 1, 1, 1]):
+        ends = list(accumulate(cut))
+        keys = []
+        for special in SPECIAL:
+            changes = [("+I", 5.0), ("+I", special), ("-D", special), ("+I", 2.5)]
+            keys.append([changes[end - size : end] for size, end in zip(cut, ends, strict=True)])
         for size in ("1", "500000"):
             options = {"async-state.bundle-size": size}
-            found = run(aggregate, batches, async_enabled=async_enabled, options=options)
-            assert found[-1] == expected, batches
+            found = run_keys(aggregate, keys, async_enabled=async_enabled, options=options)
+            assert [values[-1] for values in found] == [expected] * len(SPECIAL), cut
 
 
 @pytest.mark.parametrize("name", ["sum", "avg", "distinct sum", "min", "max"])
-@pytest.mark.parametrize("left", [*combinations(SPECIAL, 2), *((one, 1.5) for one in SPECIAL)])
-def test_while_special_values_are_there_they_count(
-    name: str, left: tuple[float, ...], async_enabled: bool
-) -> None:
+def test_while_special_values_are_there_they_count(name: str, async_enabled: bool) -> None:
+    """A key for each pair of values that are left."""
     aggregate, expression = SQL[name]
-    changes = [("+I", value) for value in (*SPECIAL, *left)]
+    pairs = [*combinations(SPECIAL, 2), *((one, 1.5) for one in SPECIAL)]
+    added = [[("+I", value) for value in (*SPECIAL, *left)] for left in pairs]
     taken = [("-D", value) for value in SPECIAL]
-    for batches in ([changes, taken], [[*taken, *changes]]):
-        found = run(aggregate, batches, async_enabled=async_enabled)[-1]
-        assert repr(found) == repr(in_sql(expression, *left))
+    expected = [repr(in_sql(expression, *left)) for left in pairs]
+    for keys in ([[changes, taken] for changes in added], [[[*taken, *changes]] for changes in added]):
+        found = run_keys(aggregate, keys, async_enabled=async_enabled)
+        assert [repr(values[-1]) for values in found] == expected
 
 
 @pytest.mark.parametrize("special", SPECIAL)

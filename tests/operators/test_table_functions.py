@@ -24,12 +24,12 @@ from asyncstate.functions import (
     TableHint,
     table_function,
 )
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators.process.table_function import TableFunction
 from tests.operators.function_runs import slow_reads
 
 HOUR = 3_600_000_000
-WAITING = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
+WAITING = Tuning(batch_hot_reads=True)
 TEXTS = pa.schema([("text", pa.string())])
 SCORES = pa.schema([("ts", pa.timestamp("us")), ("name", pa.string()), ("score", pa.int64())])
 
@@ -771,7 +771,7 @@ def test_a_set_is_cleared_when_the_call_has_ended(async_enabled: bool) -> None:
 
 
 def test_a_call_that_waits_clears_when_it_has_ended(async_enabled: bool) -> None:
-    with harness_of(TableFunction(LaterSales()), SCORES, ["name"], async_enabled, options=WAITING) as harness:
+    with harness_of(TableFunction(LaterSales()), SCORES, ["name"], async_enabled, tuning=WAITING) as harness:
         harness.push([(0, "a", 5), (0, "a", -1), (0, "a", 2), (0, "a", -1)])
         assert texts(harness.end_batch()) == ["a: 1", "a: 2", "a: 1", "a: 2"]
         assert harness.state_entries() == {}

@@ -17,6 +17,7 @@ from asyncstate.errors import AsyncStateError, SchemaError
 from asyncstate.functions import Evictor, TimedRow, TimeWindow
 from asyncstate.testing import OperatorHarness
 from operators import WindowApply, WindowProcess, assigners, evictors, hop, session, triggers, tumble
+from tests.examples import at_most
 
 MS = 1_000
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.timestamp("us"))])
@@ -326,7 +327,7 @@ def model(window: str, n: int, purges: bool, last: int | None, rows: Any) -> lis
 
 
 @pytest.mark.parametrize("window", ["hop", "tumble", "global"])
-@settings(max_examples=12)
+@settings(max_examples=at_most(12))
 @given(
     batches=st.lists(ROWS, min_size=1, max_size=3),
     n=st.integers(1, 3),
@@ -418,7 +419,7 @@ class EventTimeModel:
             one.values = []
 
 
-@settings(max_examples=15)
+@settings(max_examples=at_most(15))
 @given(
     batches=st.lists(st.tuples(ROWS, st.integers(0, 15)), min_size=1, max_size=4),
     merges=st.booleans(),

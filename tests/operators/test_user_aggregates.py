@@ -367,7 +367,9 @@ def test_rows_for_bundled_functions_wait_no_longer_than_allowed(
     RECORDED.append([])
     function = _Forwarding(len(RECORDED) - 1)
     options = {"async-state.bundled-agg.allow-latency": latency}
-    assert resolve(options, {}).bundled_agg_allow_latency_ms == {"5 ms": 5, "15 ms": 15, "auto": 0}[latency]
+    assert (
+        resolve(options, {}).bundled_agg_allow_latency_ms == {"5 ms": 5, "15 ms": 15, "auto": None}[latency]
+    )
     harness = open_harness([udaf(function)("v")], options=options)
     ticks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(ticks) / 100)

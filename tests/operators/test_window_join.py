@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators import WindowAggregate, count
 from operators.core import due
 from operators.join import matches
@@ -363,8 +363,8 @@ def test_windows_that_rows_carry_may_end_anywhere() -> None:
 
 
 def test_sync_and_async_store_the_same_bytes() -> None:
-    options = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
-    with make("full") as sync, make("full", async_enabled=True, options=options) as other:
+    waiting = Tuning(batch_hot_reads=True)
+    with make("full") as sync, make("full", async_enabled=True, tuning=waiting) as other:
         for number in range(4):
             some = added(0, *((key, number, S * (3 * number + key)) for key in range(20)))
             some += [(1, "+I" if number % 2 else "-D", (key, 0, 0)) for key in range(3)]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncstate.operator import MIN_WATERMARK
+from tests.properties.models import joined
 
 Row = tuple[Any, ...]
 Change = tuple[int, str, Row]
@@ -56,24 +57,10 @@ class WindowJoinModel:
         return any(self.windows(row)[-1][1] - 1 > self.fired for rows in self.rows for row in +rows)
 
     def _joined(self, span: tuple[int, int]) -> list[Row]:
-        left, right = ([row for row in rows.elements() if span in self.windows(row)] for rows in self.rows)
-        out: list[Row] = []
-        for one in left:
-            partners = [other for other in right if self._match(one, other)]
-            if self.kind in ("semi", "anti"):
-                out += [one] if bool(partners) == (self.kind == "semi") else []
-                continue
-            out += [one + other for other in partners]
-            if not partners and self._pads(0):
-                out.append(one + (None,) * self.width)
-        if self._pads(1):
-            alone = [other for other in right if not any(self._match(one, other) for one in left)]
-            out += [(None,) * self.width + other for other in alone]
-        return [(*row, *span, span[1] - 1_000) for row in out] if self.shown else out
-
-    def _match(self, left: Row, right: Row) -> bool:
-        keys = left[0] == right[0] and (left[0] is not None or self.null_safe)
-        return keys and self.condition(left, right)
+        tables = [Counter(row for row in rows.elements() if span in self.windows(row)) for rows in self.rows]
+        keys: Any = [lambda row: row[:1]] * 2
+        found = joined(self.kind, tables, keys, (self.width,) * 2, self.condition, self.null_safe).elements()
+        return [(*row, *span, span[1] - 1_000) for row in found] if self.shown else list(found)
 
     def _pads(self, side: int) -> bool:
         return self.kind in (("left", "full", "anti"), ("right", "full"))[side]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from asyncstate.errors import FutureStateError, OperatorError
 from asyncstate.execution import ReadPacer
 from asyncstate.runtime.worker_memory import worker_memory
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm
 from bench.paradigms.loops import DependentLoop, IndependentLoop, Traversal
 from bench.paradigms.measure import has_await
@@ -29,9 +29,8 @@ from tests.state.fakes import FakeContext, FakeSink, record, run_records
 Entries = dict[bytes, bytes]
 Outcome = tuple[list[Line], Entries]
 
-WAITING = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
+WAITING = Tuning(batch_hot_reads=True)
 TINY = {
-    **WAITING,
     "async-state.in-flight-limit": "5",
     "async-state.buffer-size": "2",
     "async-state.iterate-response-batch-size": "2",
@@ -39,8 +38,8 @@ TINY = {
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"async_enabled": False},
     "at once": {"async_enabled": True},
-    "gathered": {"async_enabled": True, "options": WAITING},
-    "tiny": {"async_enabled": True, "options": TINY},
+    "gathered": {"async_enabled": True, "tuning": WAITING},
+    "tiny": {"async_enabled": True, "tuning": WAITING, "options": TINY},
     "threads": {"async_enabled": True, "options": {"async-state.cache-size": "0b"}},
 }
 

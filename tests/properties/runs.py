@@ -1,6 +1,6 @@
 """Runs an operator over a schedule in the harness: its output, netted, and its state as readers see it.
 
-Owns: ``Run``, ``run``, ``netted`` and ``read_states``.
+Owns: ``Run``, ``run`` and ``read_states``.
 Invariant: nothing that an operator emits is sorted or dropped here; states are decoded by what reads checkpoints.
 """
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 from asyncstate.offline import StateDecoder
 from asyncstate.offline.inspection import Inspection, key_schemas, states_of
 from asyncstate.operator import Operator
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from tests.properties.histories import Record, Table
 from tests.properties.schedules import Schedule
 
@@ -45,15 +45,7 @@ class Run:
 
     def netted(self, batches: int | None = None) -> Table:
         """The netted rows of the first micro-batches, by default of all."""
-        return netted(row for rows in self.outputs[:batches] for row in rows)
-
-
-def netted(rows: Iterable[OutputRow]) -> Table:
-    """Rows that are added minus rows that are taken back; what is taken back too often stays below zero."""
-    net: Table = Counter()
-    for kind, *row in rows:
-        net[one_nan(row)] += 1 if kind in ("+I", "+U") else -1
-    return Counter({row: times for row, times in net.items() if times})
+        return net(row for rows in self.outputs[:batches] for row in rows)
 
 
 def one_nan(row: Iterable[Any]) -> OutputRow:
@@ -81,6 +73,7 @@ def run(
             parallelism=schedule.parallelism,
             max_parallelism=KEY_GROUPS,
             options=options,
+            tuning=schedule.tuning,
             folder=folder,
             **settings,
         )

@@ -14,15 +14,16 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
+from asyncstate.testing import Tuning
 from tests.properties.histories import Change, History, Record
 
 Shuffle = Literal["any", "within keys", "none"]
 """``any``: every order of a micro-batch's records. ``within keys``: records with one ``order_key`` keep theirs."""
 
-MEMORY: tuple[dict[str, str], ...] = (
-    {},
-    {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"},
-    {"async-state.gather-memory": "1kb", "async-state.write-cache-size": "1kb"},
+MEMORY: tuple[tuple[Tuning, dict[str, str]], ...] = (
+    (Tuning(), {}),
+    (Tuning(batch_hot_reads=True), {}),
+    (Tuning(gathered_bytes=1 << 10), {"async-state.write-cache-size": "1kb"}),
 )
 """Everything in memory; reads that all wait for the store; rows and writes that go to files."""
 LARGE = 1_000
@@ -54,16 +55,21 @@ class Schedule:
 
     @property
     def options(self) -> dict[str, str]:
-        """Settings of the harness."""
-        return {"async-state.bundle-size": str(self.bundle_size), **MEMORY[self.memory]}
+        """Options of the harness."""
+        return {"async-state.bundle-size": str(self.bundle_size), **MEMORY[self.memory][1]}
+
+    @property
+    def tuning(self) -> Tuning:
+        """What else the harness is given."""
+        return MEMORY[self.memory][0]
 
     @property
     def whole_keys(self) -> bool:
         """Whether all rows that a key has in a micro-batch are in one bundle.
 
-        Beyond the bundle, and on disk beyond ``gather-memory``, the rows of one key may be taken apart.
+        Beyond the bundle, and on disk, the rows of one key may be taken apart.
         """
-        return self.bundle_size > LARGE and "async-state.gather-memory" not in MEMORY[self.memory]
+        return self.bundle_size > LARGE and self.tuning.gathered_bytes is None
 
 
 @st.composite

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.operator import Operator
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from operators import GroupAggregate, Join, Rank, asc, count, desc, max_, sum_
 from tests.properties.histories import History, Record, Table, both, changelogs, keyed_changelogs
 from tests.properties.models import aggregate, grouped, joined, ranked
-from tests.properties.runs import KEY_GROUPS, OutputRow, netted, push
+from tests.properties.runs import KEY_GROUPS, OutputRow, push
 from tests.properties.schedules import Schedule, schedules
 
 AUCTIONS = pa.schema([("auction", pa.int64()), ("bids", pa.int64())])
@@ -59,6 +59,7 @@ def chain(
                     parallelism=1 + (schedule.parallelism + number) % 3,
                     max_parallelism=KEY_GROUPS,
                     options=schedule.options,
+                    tuning=schedule.tuning,
                 )
             )
             for number, link in enumerate(links)
@@ -109,7 +110,7 @@ def test_auctions_that_change_places_keep_their_names(
     ]
     with chain([TOP_AUCTIONS, NAMED], Schedule((), bundle_size), seed, async_enabled) as end_batch:
         output = [row for batch in batches for row in end_batch(batch)]
-    assert netted(output) == Counter({(2, 9, 1, 2, "desk"): 1, (1, 5, 2, 1, "lamp"): 1})
+    assert net(output) == Counter({(2, 9, 1, 2, "desk"): 1, (1, 5, 2, 1, "lamp"): 1})
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -121,7 +122,7 @@ def test_auctions_upserted_into_a_ranking_keep_their_names(seed: int, async_enab
     ]
     with chain([TOP_AUCTIONS, NAMED], Schedule(()), seed, async_enabled) as end_batch:
         output = [row for batch in batches for row in end_batch(batch)]
-    assert netted(output) == Counter({(2, 9, 1, 2, "desk"): 1, (1, 5, 2, 1, "lamp"): 1})
+    assert net(output) == Counter({(2, 9, 1, 2, "desk"): 1, (1, 5, 2, 1, "lamp"): 1})
 
 
 def _number(high: int) -> st.SearchStrategy[int]:
@@ -246,7 +247,7 @@ def test_a_chain_gives_what_its_tables_give(name: str) -> None:
                 for batch in schedule.batches:
                     outputs[-1].extend(end_batch(batch.records))
                     tables = history.tables(history.records[: batch.seen])
-                    assert netted(outputs[-1]) == one.expected(tables)
+                    assert net(outputs[-1]) == one.expected(tables)
         assert outputs[0] == outputs[1]
 
     hold()

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.changelog import ChangelogMode
-from asyncstate.testing import PipelineHarness, PipelineSource
+from asyncstate.testing import PipelineHarness, PipelineSource, net
 from operators import ChangelogNormalize, GroupAggregate, Join, UpsertMaterialize, count, sum_
+from tests.examples import at_most
 
 ROWS = "id bigint, g string, v bigint, n bigint"
 Change = tuple[int, str | None, int | None]
@@ -93,13 +94,11 @@ class Table:
                 if kind != "-D":
                     self.rows[tuple(row)] = 1
             return
-        for kind, *row in sorted(rows, key=lambda row: row[0] in ("-U", "-D")):
-            assert self.mode is not ChangelogMode.INSERT_ONLY or kind == "+I"
-            self.rows[tuple(row)] += 1 if kind in ("+I", "+U") else -1
-        self.rows = Counter({row: number for row, number in self.rows.items() if number})
+        assert self.mode is not ChangelogMode.INSERT_ONLY or {row[0] for row in rows} <= {"+I"}
+        self.rows.update(net(rows))
 
 
-@settings(max_examples=40)
+@settings(max_examples=at_most(40))
 @given(given_changes=changes, cut=cuts, shape=shapes)
 def test_the_table_is_the_batch_answer(
     given_changes: list[tuple[int, Any]], cut: list[int], shape: dict[str, Any], async_enabled: bool

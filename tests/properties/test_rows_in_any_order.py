@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from asyncstate.operator import Operator
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, net
 from operators import GroupAggregate, Join, Rank, count, desc, max_, min_, sum_
 from tests.properties.histories import Record, Table
-from tests.properties.runs import netted, push
+from tests.properties.runs import push
 
 Changes = Sequence[tuple[str, tuple[Any, ...]]]
 Amounts = Sequence[tuple[str, int]]
@@ -45,7 +45,7 @@ def run(
             for name in ("retractions_without_state", "stale_rows_dropped"):
                 if number := int(harness.statistics().get(f"counter.{name}", 0)):
                     dropped[name] += number
-        return netted(harness.output), dropped, len(harness.state_entries())
+        return net(harness.output), dropped, len(harness.state_entries())
 
 
 def records(changes: Changes, input: int = 0) -> list[Record]:

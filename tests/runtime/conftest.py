@@ -22,16 +22,11 @@ _MODES: dict[str, dict[str, Any]] = {
     "sync": {"async_enabled": False},
     "async": {"async_enabled": True},
     "waiting": {"async_enabled": True},
-    "parallel-epochs": {
-        "async_enabled": True,
-        "options": {"async-state.epoch-mode": "parallel-between-epochs"},
-    },
 }
 
 
 @pytest.fixture(params=_MODES)
 def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Arguments of the harness; the test runs sync, async, and async with reads that all wait for threads, the
-    epochs one after the other or overlapping."""
-    waits = request.param in ("waiting", "parallel-epochs")
+    """Arguments of the harness; the test runs sync, async, and async with reads that all wait for threads."""
+    waits = request.param == "waiting"
     return _MODES[request.param] | ({"worker": WorkerMemory(_AlwaysSlow())} if waits else {})

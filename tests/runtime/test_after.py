@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -9,17 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.local_phase import (
-    LOCAL_ROWS,
-    LimitColumn,
-    LocalColumn,
-    LocalFunction,
-    LocalLimit,
-    LocalPhase,
-    local_name,
-)
+from asyncstate.local_phase import LOCAL_ROWS, LimitColumn, LocalFunction, LocalLimit, local_name
 from asyncstate.operator import InputSpec
-from asyncstate.runtime import After, Best, Combined, Kept, Renamed
+from asyncstate.runtime import After, Kept, PartialAggregate, PartialTopN, Renamed
+from operators import GroupAggregate, Rank, max_, sum_
 
 SCHEMA = pa.schema(
     [
@@ -27,12 +22,16 @@ SCHEMA = pa.schema(
         ("number", pa.int64()),
         ("small", pa.int16()),
         ("text", pa.string()),
+        ("real", pa.float64()),
         ("place", pa.int64()),
         ("row_kind", pa.string()),
     ]
 )
+PAYLOAD = pa.schema(list(SCHEMA)[:-1])
 ORDERS = st.lists(
-    st.builds(LimitColumn, st.sampled_from(["number", "small", "text"]), st.booleans(), st.booleans()),
+    st.builds(
+        LimitColumn, st.sampled_from(["number", "small", "text", "real"]), st.booleans(), st.booleans()
+    ),
     min_size=1,
     max_size=3,
     unique_by=lambda one: one.column,
@@ -40,6 +39,7 @@ ORDERS = st.lists(
 EDGE = st.sampled_from([None, -(1 << 63), (1 << 63) - 1, -1, 0, 1, 2])
 SMALL = st.sampled_from([None, -5, 0, 7])
 TEXT = st.sampled_from([None, "", "a", "ab", "ä"])
+REAL = st.sampled_from([None, -math.inf, -1.0, -0.0, 0.0, math.inf, math.nan])
 
 
 def batch_of(rows: list[Any]) -> pa.RecordBatch:
@@ -57,6 +57,8 @@ def sort_key(row: dict[str, Any], order: list[LimitColumn]) -> list[Any]:
         if value is None:
             found.append((-1 if one.nulls_first else 1, 0))
         else:
+            if one.column == "real":  # NaN is the largest
+                value = (math.isnan(value), 0 if math.isnan(value) else value)
             found.append((0, Reversed(value) if one.descending else value))
     return [*found, row["place"]]
 
@@ -76,7 +78,9 @@ class Reversed:
 
 
 @given(
-    rows=st.lists(st.tuples(st.sampled_from(["a", "b", None]), EDGE, SMALL, TEXT), min_size=1, max_size=20),
+    rows=st.lists(
+        st.tuples(st.sampled_from(["a", "b", None]), EDGE, SMALL, TEXT, REAL), min_size=1, max_size=20
+    ),
     order=ORDERS,
     limit=st.integers(1, 3),
     function=st.sampled_from(["row_number", "rank", "dense_rank"]),
@@ -86,7 +90,7 @@ def test_the_best_rows_of_each_key_are_left(
     rows: Any, order: list[LimitColumn], limit: int, function: Any, within: tuple[str, ...]
 ) -> None:
     batch = batch_of(rows)
-    found = Best(("k",), LocalLimit(tuple(order), limit, function, within))(batch)
+    found = top_n(("k",), LocalLimit(tuple(order), limit, function, within))(batch)
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in batch.to_pylist():
         groups.setdefault((row["k"], *(row[name] for name in within)), []).append(row)
@@ -103,14 +107,18 @@ def test_the_best_rows_of_each_key_are_left(
     assert found.schema == SCHEMA
 
 
+def top_n(key: tuple[str, ...], limit: LocalLimit) -> PartialTopN:
+    return PartialTopN(Rank("number", 1), InputSpec(PAYLOAD, key, limit=limit))
+
+
 def distinct_of(keys: list[Any]) -> int:
     """How many different ones there are among sorted keys."""
     return sum(at == 0 or key != keys[at - 1] for at, key in enumerate(keys))
 
 
 def test_without_a_key_the_best_of_all() -> None:
-    batch = batch_of([("a", 2, 1, ""), ("b", 1, 1, ""), ("c", 3, 1, "")])
-    best = Best((), LocalLimit((LimitColumn("number", False, True),), 2))
+    batch = batch_of([("a", 2, 1, "", None), ("b", 1, 1, "", None), ("c", 3, 1, "", None)])
+    best = top_n((), LocalLimit((LimitColumn("number", False, True),), 2))
     assert best(batch).column("place").to_pylist() == [0, 1]
 
 
@@ -120,7 +128,7 @@ def test_steps_follow_each_other() -> None:
 
     renamed = Renamed((("number", "n"), ("k", "k")))
     after = After((renamed, Kept(large)), pa.schema([("n", pa.int64()), ("k", pa.string())]))
-    found = after(batch_of([("a", 1, 1, ""), ("b", 2, 1, ""), ("c", None, 1, "")]))
+    found = after(batch_of([("a", 1, 1, "", 0.5), ("b", 2, 1, "", 0.5), ("c", None, 1, "", 0.5)]))
     assert found.to_pylist() == [{"n": 2, "k": "b", "row_kind": "+I"}]
     nothing = batch_of([])
     assert after(nothing).num_rows == 0
@@ -128,25 +136,27 @@ def test_steps_follow_each_other() -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 5])
 def test_keeping_all_rows_copies_none(number: int) -> None:
-    batch = batch_of([("a", 1, 1, "")] * number)
+    batch = batch_of([("a", 1, 1, "", 0.5)] * number)
     assert Kept(lambda rows: pa.array([True] * rows.num_rows, pa.bool_()))(batch) is batch
 
 
 @pytest.mark.parametrize("keys", [200, 20_000])
-def test_rows_of_many_keys_put_together(keys: int) -> None:
-    """Arrow numbers groups whose hashes collide in another order than that of their first rows."""
+def test_rows_of_many_keys_are_aggregated_by_the_operator_that_gets_them(keys: int) -> None:
     numbers = [(place * place * 7_919 + place) % keys for place in range(2 * keys)]
-    rows = batch_of([(f"key {number}", place, 1, None) for place, number in enumerate(numbers)])
-    columns = (
-        LocalColumn(LocalFunction.SUM_LOW, pa.int64(), "number"),
-        LocalColumn(LocalFunction.MAX, pa.int64(), "number"),
-    )
-    spec = InputSpec(pa.schema(list(SCHEMA)[:5]), ("k",), local=LocalPhase(columns))
-    made = Combined(spec, 128)(rows).to_pydict()
+    rows = batch_of([(f"key {number}", -place, 1, None, None) for place, number in enumerate(numbers)])
+    operator = GroupAggregate([sum_("number"), max_("number")])
+    spec = InputSpec(PAYLOAD, ("k",))
+    phase = operator.local_phase([spec])
+    assert phase is not None
+    made = PartialAggregate(operator, replace(spec, local=phase))(rows).to_pydict()
     expected: dict[str, tuple[int, int, int]] = {}
     for place, number in enumerate(numbers):
-        count, total, _ = expected.get(f"key {number}", (0, 0, 0))
-        expected[f"key {number}"] = (count + 1, total + place, place)
+        count, total, most = expected.get(f"key {number}", (0, 0, -place))
+        expected[f"key {number}"] = (count + 1, total - place, most)
     assert made["k"] == list(expected)
-    found = zip(made[LOCAL_ROWS], made[local_name(0)], made[local_name(1)], strict=True)
+    by = {column.function: made[local_name(at)] for at, column in enumerate(phase.columns)}
+    halves = zip(by[LocalFunction.SUM_HIGH], by[LocalFunction.SUM_LOW], strict=True)
+    totals = [(high << 32) + low for high, low in halves]
+    found = zip(made[LOCAL_ROWS], totals, by[LocalFunction.MAX], strict=True)
     assert list(found) == list(expected.values())
+    assert set(made["row_kind"]) == {"+I"}

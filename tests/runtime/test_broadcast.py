@@ -38,7 +38,8 @@ from asyncstate.errors import (
 )
 from asyncstate.runtime import InputBatch, pack_broadcast
 from asyncstate.runtime.broadcast import unpack_broadcast
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
+from tests.examples import at_most
 
 DATA = pa.schema([("user", pa.string()), ("amount", pa.int64())])
 RULES = pa.schema([("rule", pa.string()), ("limit", pa.int64())])
@@ -530,11 +531,11 @@ def test_a_broadcast_changelog_needs_an_operator_that_takes_it() -> None:
 
 
 def test_rows_beyond_the_limit_are_refused() -> None:
-    options = {"async-state.broadcast-size-limit": "1kb"}
-    with harness(Rules(), options=options) as made:
+    with harness(Rules(), tuning=Tuning(broadcast_bytes=1 << 10)) as made:
         made.push([("r", number) for number in range(200)], input=1)
         with pytest.raises(
-            JobError, match=r"200 rows of input 1 have \d+ bytes, more than .* \(1024\).*raise the"
+            JobError,
+            match=r"200 rows of input 1 have \d+ bytes, more than the 1024 that async-state.memory.*raise async-state",
         ):
             made.end_batch()
 
@@ -585,7 +586,7 @@ class FraudModel:
         return sorted(out)
 
 
-@settings(max_examples=15)
+@settings(max_examples=at_most(15))
 @given(batches=BATCHES, parallelisms=st.lists(st.integers(1, 3), min_size=4, max_size=4))
 @pytest.mark.parametrize("mode", [False, True], ids=["sync", "async"])
 def test_random_batches_follow_the_model(

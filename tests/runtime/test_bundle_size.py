@@ -28,7 +28,7 @@ from asyncstate.runtime import TaskSpec
 from asyncstate.runtime.bundle_size import ROWS_MIN, ROWS_UNKNOWN, BundleSize
 from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.storage import OperatorManifest, PartitionManifest
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 ROW_BYTES = 16
@@ -143,9 +143,10 @@ def test_kinds_and_times_stay_with_their_rows(async_enabled: bool) -> None:
 
 def test_wide_state_makes_the_next_bundles_smaller(async_enabled: bool) -> None:
     """Rows of 16 bytes, whose state is 4,000 bytes read and as many written."""
-    options = {"async-state.bundle-memory": "16mb", "async-state.cache-size": "0b"}
+    options = {"async-state.cache-size": "0b"}
+    tuning = Tuning(bundle_bytes=16 << 20)
     with OperatorHarness(
-        Sizes("x" * 4_000), SCHEMA, "k", async_enabled=async_enabled, options=options
+        Sizes("x" * 4_000), SCHEMA, "k", async_enabled=async_enabled, options=options, tuning=tuning
     ) as harness:
         found = []
         for _ in range(3):
@@ -162,9 +163,9 @@ def test_a_bundle_has_as_many_keys_as_their_state_leaves_room_for(
     async_enabled: bool, changelog: bool
 ) -> None:
     """1,677 keys; rows of few keys come together however many they are."""
-    options = {"async-state.bundle-memory": "16mb"}
+    tuning = Tuning(bundle_bytes=16 << 20)
     with OperatorHarness(
-        WideKeys(), SCHEMA, "k", async_enabled=async_enabled, changelog=changelog, options=options
+        WideKeys(), SCHEMA, "k", async_enabled=async_enabled, changelog=changelog, tuning=tuning
     ) as harness:
         harness.push(rows(0, 5_000))
         output = harness.end_batch()
@@ -210,8 +211,10 @@ def test_more_than_an_array_can_have_is_refused_with_what_to_do(
             harness.end_batch()
 
 
-def size_of(before: dict[str, float] | None, **options: str) -> BundleSize:
-    config = resolve({f"async-state.{key.replace('_', '-')}": value for key, value in options.items()}, {})
+def size_of(
+    before: dict[str, float] | None, bundle_size: int = 500_000, memory: int | None = None
+) -> BundleSize:
+    config = resolve({"async-state.bundle-size": bundle_size}, {}, Tuning(bundle_bytes=memory))
     base = None
     if before is not None:
         halves = {name: value / 2 for name, value in before.items()}
@@ -243,25 +246,27 @@ KNOWN = {"rows_in": 1_000.0, "bundle_read_bytes": 50_000.0, "change_bytes": 34_0
 
 
 @pytest.mark.parametrize(
-    ("before", "options", "expected"),
+    ("before", "size", "memory", "expected"),
     [
-        (None, {}, ROWS_UNKNOWN),
-        (None, {"bundle_size": "70"}, 70),
-        ({"rows_in": 0.0}, {}, ROWS_UNKNOWN),
-        (KNOWN, {}, 500_000),
-        (KNOWN, {"bundle_memory": "1mb"}, (1 << 20) // 100),
-        (KNOWN, {"bundle_memory": "1kb"}, ROWS_MIN),
-        (KNOWN, {"bundle_memory": "1kb", "bundle_size": "7"}, 7),
-        (None, {"bundle_memory": "1mb"}, (1 << 20) // ROW_BYTES),
+        (None, 500_000, None, ROWS_UNKNOWN),
+        (None, 70, None, 70),
+        ({"rows_in": 0.0}, 500_000, None, ROWS_UNKNOWN),
+        (KNOWN, 500_000, None, 500_000),
+        (KNOWN, 500_000, 1 << 20, (1 << 20) // 100),
+        (KNOWN, 500_000, 1 << 10, ROWS_MIN),
+        (KNOWN, 7, 1 << 10, 7),
+        (None, 500_000, 1 << 20, (1 << 20) // ROW_BYTES),
     ],
 )
-def test_rows_by_memory(before: dict[str, float] | None, options: dict[str, str], expected: int) -> None:
-    assert size_of(before, **options).rows(BATCH) == expected
+def test_rows_by_memory(
+    before: dict[str, float] | None, size: int, memory: int | None, expected: int
+) -> None:
+    assert size_of(before, size, memory).rows(BATCH) == expected
 
 
 def test_a_slice_counts_by_its_own_bytes() -> None:
     texts = pa.array(["x" * 984] * 10 + [""] * 90)
     batch = pa.RecordBatch.from_arrays([texts], ["text"])
-    size = size_of(None, bundle_memory="10mb")
+    size = size_of(None, memory=10 << 20)
     assert size.rows(batch.slice(0, 10)) == pytest.approx((10 << 20) / 988, rel=0.01)
     assert size.rows(batch.slice(10, 90)) == ROWS_UNKNOWN

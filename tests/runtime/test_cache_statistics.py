@@ -14,7 +14,7 @@ from asyncstate.errors import OperatorError
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
 from asyncstate.state.keyed import trials
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators import Deduplicate
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -76,9 +76,9 @@ class Scan(RecordOperator):
         ctx.emit(row.key, total)
 
 
-def _harness(operator: Any, enabled: bool, **options: Any) -> OperatorHarness:
+def _harness(operator: Any, enabled: bool, tuning: Tuning | None = None, **options: Any) -> OperatorHarness:
     settings = {f"async-state.{name.replace('_', '-')}": value for name, value in options.items()}
-    return OperatorHarness(operator, SCHEMA, ["key"], async_enabled=enabled, options=settings)
+    return OperatorHarness(operator, SCHEMA, ["key"], async_enabled=enabled, options=settings, tuning=tuning)
 
 
 def _batch(harness: OperatorHarness, rows: list[list[int]]) -> list[tuple[Any, ...]]:
@@ -109,8 +109,8 @@ def test_the_state_object_answers_what_it_knows(async_enabled: bool) -> None:
             assert found["changes"] == 4
 
 
-@pytest.mark.parametrize("option", [{"read_cache_size": "0b"}, {"batch_hot_reads": "true"}])
-def test_the_state_object_keeps_nothing_if_told_so(async_enabled: bool, option: dict[str, str]) -> None:
+@pytest.mark.parametrize("option", [{"read_cache_size": "0b"}, {"tuning": Tuning(batch_hot_reads=True)}])
+def test_the_state_object_keeps_nothing_if_told_so(async_enabled: bool, option: dict[str, Any]) -> None:
     with _harness(Sum(), async_enabled, **option) as harness:
         assert _batch(harness, HOT * 50)[-1] == ("+I", 4, 50)
         found = harness.statistics()
@@ -139,13 +139,13 @@ def test_absent_keys_reach_the_store_once_and_then_never(async_enabled: bool) ->
 
 
 @pytest.mark.parametrize("bundle_size", [1, 3, 100_000])
-@pytest.mark.parametrize(("column_cache_size", "first"), [("0b", 20), ("1mb", 0)])
+@pytest.mark.parametrize(("column_cache", "first"), [(0, 20), (1 << 20, 0)])
 def test_bundles_reach_the_store_once_a_key(
-    async_enabled: bool, bundle_size: int, column_cache_size: str, first: int
+    async_enabled: bool, bundle_size: int, column_cache: int, first: int
 ) -> None:
     operator = Deduplicate(keep="first", time="processing")
-    options = {"bundle_size": str(bundle_size), "column_cache_size": column_cache_size}
-    with _harness(operator, async_enabled, **options) as harness:
+    tuning = Tuning(columns_bytes=column_cache)
+    with _harness(operator, async_enabled, tuning, bundle_size=bundle_size) as harness:
         rows = [[key, 1] for key in range(20)]
         for expected in (first, 0, 0):  # of a new state the column cache knows that nothing is there
             _batch(harness, rows)

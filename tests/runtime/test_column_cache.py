@@ -1,4 +1,4 @@
-"""async-state.column-cache-size as a job sees it: the same rows and bytes, whatever fits, whatever fails."""
+"""The cache of column states as a job sees it: the same rows and bytes, whatever fits, whatever fails."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from asyncstate.errors import OperatorError
 from asyncstate.execution import ReadPacer
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.runtime.stores import PartitionStore
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
-from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl, TtlUpdate, TtlVisibility
+from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl
 from asyncstate.state.column_cache import cache as cache_module
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators import Deduplicate, GroupAggregate, collect, count, max_, sum_
 from tests.state.ttl_column_probe import ColumnBench, ColumnProbe
 
@@ -123,9 +124,9 @@ def workers(enabled: bool) -> Iterator[list[WorkerMemory]]:
 
 
 def _harness(
-    operator: Any, enabled: bool, cache: str, schema: pa.Schema = INPUT, **options: Any
+    operator: Any, enabled: bool, cache: int, schema: pa.Schema = INPUT, **options: Any
 ) -> OperatorHarness:
-    settings = {"async-state.column-cache-size": cache, "async-state.snapshot-interval": "3"}
+    settings = {"async-state.snapshot-interval": "3"}
     settings |= {f"async-state.{name.replace('_', '-')}": value for name, value in options.items()}
     parallelism = settings.pop("async-state.parallelism", 1)
     return OperatorHarness(
@@ -134,6 +135,7 @@ def _harness(
         ["key"],
         async_enabled=enabled,
         options=settings,
+        tuning=Tuning(columns_bytes=cache),
         parallelism=parallelism,
         max_parallelism=8,
     )
@@ -146,7 +148,7 @@ pushes = st.lists(
 fates = st.sampled_from(
     ["commit", "commit", "fail", "replay", "restart", "rescale", "elsewhere", "handed over", "handed over"]
 )
-SIZES = ["0b", "1b", "4kb", "1mb"]
+SIZES = [0, 1, 4 << 10, 1 << 20]
 
 
 @given(
@@ -156,7 +158,7 @@ SIZES = ["0b", "1b", "4kb", "1mb"]
     write_cache=st.sampled_from(["1kb", "1mb"]),
 )
 def test_rows_and_state_follow_a_model_whatever_becomes_of_attempts(
-    enabled: bool, story: list[tuple[Pushed, str]], cache: str, bundle_size: int, write_cache: str
+    enabled: bool, story: list[tuple[Pushed, str]], cache: int, bundle_size: int, write_cache: str
 ) -> None:
     options = {"bundle_size": str(bundle_size), "write_cache_size": write_cache}
     held: Held = {}
@@ -275,30 +277,29 @@ TTL_STORIES = st.lists(
 @settings(max_examples=max(1, settings().max_examples // 3))
 @given(
     story=TTL_STORIES,
-    update=st.sampled_from(TtlUpdate),
-    visibility=st.sampled_from(TtlVisibility),
     cache=st.sampled_from(SIZES[1:]),
 )
 def test_with_a_ttl_everything_is_as_without_it(
     enabled: bool,
     domain: str,
     story: list[tuple[int, str, list[tuple[int, int]], str]],
-    update: TtlUpdate,
-    visibility: TtlVisibility,
-    cache: str,
+    cache: int,
 ) -> None:
-    ttl = StateTtl(100_000, domain, update, visibility)
+    ttl = StateTtl(100_000, domain)
     ended: list[tuple[int, str, list[tuple[int, int]], str]] = [(40, "nothing", [(0, 0)], "same")] * 6
-    outcomes = [_ttl_outcome(ttl, domain, [*story, *ended], enabled, size) for size in ("0b", cache)]
+    outcomes = [_ttl_outcome(ttl, domain, [*story, *ended], enabled, size) for size in (0, cache)]
     assert outcomes[0] == outcomes[1]
     assert outcomes[1][-1][1] == {}  # nothing is left in the end
 
 
-def _ttl_outcome(ttl: StateTtl, domain: str, story: Any, enabled: bool, cache: str) -> list[Any]:
+def _ttl_outcome(ttl: StateTtl, domain: str, story: Any, enabled: bool, cache: int) -> list[Any]:
     """What each micro-batch puts out, stores and removes."""
-    options = {"async-state.column-cache-size": cache, "async-state.iterate-response-batch-size": "2"}
+    settings: Any = {
+        "options": {"async-state.iterate-response-batch-size": "2"},
+        "tuning": Tuning(columns_bytes=cache),
+    }
     workers = [WorkerMemory(worker_memory().pacer) for _ in range(2)]
-    bench = ColumnBench(ColumnProbe(ttl), domain, async_enabled=enabled, options=options, worker=workers[0])
+    bench = ColumnBench(ColumnProbe(ttl), domain, async_enabled=enabled, worker=workers[0], **settings)
     now, outcome = 1_000, []
     for pause, op, rows, fate in story:
         now += pause
@@ -321,7 +322,7 @@ def _ttl_outcome(ttl: StateTtl, domain: str, story: Any, enabled: bool, cache: s
 def test_keys_with_a_ttl_are_answered_from_memory_and_cleaned_up_there(enabled: bool) -> None:
     rows = [(key, 1, None) for key in range(100)]
     with _harness(
-        GroupAggregate([count().alias("n")], ttl="1 second"), enabled, "1mb", SALES, parallelism=2
+        GroupAggregate([count().alias("n")], ttl="1 second"), enabled, 1 << 20, SALES, parallelism=2
     ) as harness:
         for _ in range(3):
             harness.push(rows)
@@ -357,7 +358,7 @@ def _rows(keys: Sequence[int]) -> list[tuple[str, str, int]]:
 
 
 def test_a_new_state_is_read_from_nowhere_and_a_restored_one_once(enabled: bool) -> None:
-    with _harness(Changes(), enabled, "1mb") as harness:
+    with _harness(Changes(), enabled, 1 << 20) as harness:
         for expected in (0, 0):
             harness.push(_rows(range(20)))
             harness.end_batch()
@@ -374,7 +375,7 @@ def test_a_new_state_is_read_from_nowhere_and_a_restored_one_once(enabled: bool)
 def test_what_is_known_goes_with_the_store_to_the_worker_that_takes_it(
     enabled: bool, workers: list[WorkerMemory]
 ) -> None:
-    with _harness(Changes(), enabled, "1mb", parallelism=2) as harness:
+    with _harness(Changes(), enabled, 1 << 20, parallelism=2) as harness:
         for number in range(6):
             harness.worker = workers[number % 2]
             harness.push(_rows(range(20 + number)))
@@ -390,7 +391,7 @@ def test_few_keys_are_read_rather_than_all_that_is_known_copied(
     enabled: bool, workers: list[WorkerMemory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache_module, "_BYTES_A_KEY", 1_000)
-    with _harness(Changes(), enabled, "1mb") as harness:
+    with _harness(Changes(), enabled, 1 << 20) as harness:
         for number, (keys, reads) in enumerate([(5_000, 0), (5_000, 0), (3, 0), (3, 6), (5_000, 10_000)]):
             harness.worker = workers[number % 2]
             harness.push(_rows(range(keys)))
@@ -399,7 +400,7 @@ def test_few_keys_are_read_rather_than_all_that_is_known_copied(
 
 
 def test_an_empty_first_micro_batch_leaves_the_state_new(enabled: bool) -> None:
-    with _harness(Changes(), enabled, "1mb") as harness:
+    with _harness(Changes(), enabled, 1 << 20) as harness:
         harness.end_batch()
         harness.push(_rows(range(20)))
         harness.end_batch()
@@ -408,7 +409,7 @@ def test_an_empty_first_micro_batch_leaves_the_state_new(enabled: bool) -> None:
 
 def test_all_partitions_of_a_process_share_the_bound(enabled: bool) -> None:
     limit = 64 << 10
-    with _harness(Changes(), enabled, "64kb", parallelism=2) as harness:
+    with _harness(Changes(), enabled, 64 << 10, parallelism=2) as harness:
         for _ in range(3):
             harness.push(_rows(range(3_000)))
             harness.end_batch()
@@ -420,12 +421,9 @@ def test_all_partitions_of_a_process_share_the_bound(enabled: bool) -> None:
 
 def test_switched_off_and_on_in_one_process_nothing_old_is_shown(enabled: bool) -> None:
     """The cache of bytes keeps nothing of what the other cache has changed."""
-    harness = _harness(MAKERS["aggregates"](), enabled, "0b", SALES)
-    for total, cache in enumerate(["0b", "0b", "1mb", "1mb", "4kb", "0b", "0b"], 1):
-        harness._config = type(harness._config)(
-            **{name: getattr(harness._config, name) for name in harness._config.__struct_fields__}
-            | {"column_cache_size_bytes": {"0b": 0, "1mb": 1 << 20, "4kb": 4 << 10}[cache]}
-        )
+    harness = _harness(MAKERS["aggregates"](), enabled, 0, SALES)
+    for total, cache in enumerate([0, 0, 1 << 20, 1 << 20, 4 << 10, 0, 0], 1):
+        harness._config = structs.replace(harness._config, tuning=Tuning(columns_bytes=cache))
         harness.push([(key, 1, None) for key in range(50)])
         assert {row[2] for row in harness.end_batch() if row[0] != "-U"} == {total}
     harness.close()

@@ -10,7 +10,7 @@ import pytest
 
 from asyncstate import Changelog, InputSpec, OutputSpec, RecordOperator, RowKind
 from asyncstate.errors import AsyncStateError, OperatorError, SchemaError
-from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
+from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource, Tuning
 from operators import ChangelogNormalize, GroupAggregate, IncrementalGroupAggregate, count, last_value, sum_
 
 ROWS = "k string, v bigint"
@@ -53,11 +53,11 @@ def test_upserts_have_no_row_before_a_change(async_enabled: bool) -> None:
         run(Changelog.upsert("k"), [0, 1], async_enabled)
 
 
-@pytest.mark.parametrize("memory", ["128mb", "1kb"])
-def test_the_last_change_of_each_key_leaves_the_task(async_enabled: bool, memory: str) -> None:
-    options = {"async-state.gather-memory": memory}
+@pytest.mark.parametrize("memory", [128 << 20, 1 << 10])
+def test_the_last_change_of_each_key_leaves_the_task(async_enabled: bool, memory: int) -> None:
+    tuning = Tuning(gathered_bytes=memory)
     with OperatorHarness(
-        Told(Changelog.upsert("k")), ROWS, "k", changelog=False, async_enabled=async_enabled, options=options
+        Told(Changelog.upsert("k")), ROWS, "k", changelog=False, async_enabled=async_enabled, tuning=tuning
     ) as harness:
         rows = [(f"k{number % 50}", 4 * number + 2) for number in range(30_000)]
         harness.push([*rows, ("k7", 4_000_003), ("k8", 8)])

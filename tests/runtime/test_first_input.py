@@ -31,7 +31,7 @@ from asyncstate.state import (
     ColumnStateDescriptor,
     ValueStateDescriptor,
 )
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 
 ROWS = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 FOUND = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("other", pa.int64()), ("number", pa.int64())])
@@ -102,9 +102,10 @@ class BundleLookup(BundleOperator):
 
 
 GRAINS = pytest.mark.parametrize("operator", [RecordLookup, BundleLookup])
-# A bundle a row; files from the first row on; all in memory.
-OPTIONS = pytest.mark.parametrize(
-    "options", [{}, {"async-state.bundle-size": "1"}, {"async-state.gather-memory": "1kb"}]
+# All in memory; a bundle a row; files from the first row on.
+SETTINGS = pytest.mark.parametrize(
+    "settings",
+    [{}, {"options": {"async-state.bundle-size": "1"}}, {"tuning": Tuning(gathered_bytes=1 << 10)}],
 )
 
 
@@ -125,12 +126,12 @@ class Model:
 
 
 @GRAINS
-@OPTIONS
+@SETTINGS
 def test_rows_of_the_first_input_come_before_the_others(
-    operator: type[Operator], options: dict[str, str], async_enabled: bool
+    operator: type[Operator], settings: dict[str, Any], async_enabled: bool
 ) -> None:
     with OperatorHarness(
-        operator(), [ROWS, ROWS], KEYS, async_enabled=async_enabled, options=options, changelog=False
+        operator(), [ROWS, ROWS], KEYS, async_enabled=async_enabled, changelog=False, **settings
     ) as harness:
         model = Model()
         left = [(v % 3, v) for v in range(100)]
@@ -180,7 +181,7 @@ micro_batches = st.lists(
     history=micro_batches,
     seed=st.randoms(use_true_random=False),
     size=st.sampled_from(["1", "3", "1000"]),
-    memory=st.sampled_from(["1kb", "1mb"]),
+    memory=st.sampled_from([1 << 10, 1 << 20]),
     parallelism=st.integers(1, 3),
     changelog=st.booleans(),
 )
@@ -189,12 +190,12 @@ def test_any_arrival_of_the_two_inputs_gives_the_same(
     history: Any,
     seed: Any,
     size: str,
-    memory: str,
+    memory: int,
     parallelism: int,
     changelog: bool,
 ) -> None:
     """However the rows of the two inputs are mixed and cut into Arrow batches, in both modes, over restarts."""
-    options = {"async-state.bundle-size": size, "async-state.gather-memory": memory}
+    options, tuning = {"async-state.bundle-size": size}, Tuning(gathered_bytes=memory)
     stored = []
     for async_enabled in (False, True):
         model = Model()
@@ -204,6 +205,7 @@ def test_any_arrival_of_the_two_inputs_gives_the_same(
             KEYS,
             async_enabled=async_enabled,
             options=options,
+            tuning=tuning,
             parallelism=parallelism,
             changelog=changelog,
         )
@@ -225,9 +227,9 @@ def test_any_arrival_of_the_two_inputs_gives_the_same(
 
 
 @GRAINS
-@OPTIONS
+@SETTINGS
 def test_changelogs_and_sequences_beside_it(
-    operator: type[Operator], options: dict[str, str], async_enabled: bool
+    operator: type[Operator], settings: dict[str, Any], async_enabled: bool
 ) -> None:
     """The first input a changelog in order of a sequence, the other an insert-only one, and the other way round."""
     with OperatorHarness(
@@ -235,7 +237,7 @@ def test_changelogs_and_sequences_beside_it(
         [ROWS, ROWS],
         KEYS,
         async_enabled=async_enabled,
-        options=options,
+        **settings,
         changelog=[False, True],
         sequence=[None, "v"],
     ) as harness:
@@ -252,7 +254,7 @@ def test_changelogs_and_sequences_beside_it(
         [ROWS, ROWS],
         KEYS,
         async_enabled=async_enabled,
-        options=options,
+        **settings,
         changelog=[True, False],
         sequence=["v", None],
     ) as harness:
@@ -372,11 +374,11 @@ class Bundles(Values):
         )
 
 
-@pytest.mark.parametrize("memory", ["1kb", "1mb"])
-def test_a_row_that_waits_and_its_retraction_come_together(memory: str, async_enabled: bool) -> None:
-    options = {"async-state.gather-memory": memory, "async-state.bundle-size": "2"}
+@pytest.mark.parametrize("memory", [1 << 10, 1 << 20])
+def test_a_row_that_waits_and_its_retraction_come_together(memory: int, async_enabled: bool) -> None:
+    options, tuning = {"async-state.bundle-size": "2"}, Tuning(gathered_bytes=memory)
     with OperatorHarness(
-        Bundles(), [ROWS, ROWS], KEYS, async_enabled=async_enabled, options=options
+        Bundles(), [ROWS, ROWS], KEYS, async_enabled=async_enabled, options=options, tuning=tuning
     ) as harness:
         harness.push([(1, v) for v in range(100)], input=LEFT)
         harness.push([(1, -1)], input=RIGHT)
@@ -388,9 +390,9 @@ def test_a_row_that_waits_and_its_retraction_come_together(memory: str, async_en
     assert len(set(added.values())) > 10
 
 
-@pytest.mark.parametrize("memory", ["1kb", "1mb"])
+@pytest.mark.parametrize("memory", [1 << 10, 1 << 20])
 def test_rows_that_wait_keep_their_order_of_arrival_on_disk_too(
-    memory: str, async_enabled: bool, monkeypatch: pytest.MonkeyPatch
+    memory: int, async_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Path] = []
     path_of = gathering._Files._path
@@ -400,16 +402,22 @@ def test_rows_that_wait_keep_their_order_of_arrival_on_disk_too(
         return written[-1]
 
     monkeypatch.setattr(gathering._Files, "_path", noted)
-    options = {"async-state.gather-memory": memory, "async-state.bundle-size": "100"}
+    options, tuning = {"async-state.bundle-size": "100"}, Tuning(gathered_bytes=memory)
     rows = [(v % 7, v) for v in range(1_000)]
     with OperatorHarness(
-        Values(), [ROWS, ROWS], KEYS, async_enabled=async_enabled, options=options, changelog=False
+        Values(),
+        [ROWS, ROWS],
+        KEYS,
+        async_enabled=async_enabled,
+        options=options,
+        tuning=tuning,
+        changelog=False,
     ) as harness:
         for start in range(0, 1_000, 40):
             harness.push(rows[start : start + 40], input=LEFT)
         harness.push([(1, -1)], input=RIGHT)
         assert [row[1:] for row in harness.end_batch()] == [(1, -1), *rows]
-    assert bool(written) == (memory == "1kb")
+    assert bool(written) == (memory == 1 << 10)
     assert not any(path.exists() for path in written)
 
 

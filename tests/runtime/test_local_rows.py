@@ -19,7 +19,15 @@ from asyncstate import (
     RecordOperator,
     Row,
 )
-from asyncstate.local_phase import LocalColumn, LocalFunction, LocalPhase, local_columns, local_rows
+from asyncstate.errors import SchemaError
+from asyncstate.local_phase import (
+    LocalColumn,
+    LocalFunction,
+    LocalPhase,
+    LocalStep,
+    local_columns,
+    local_rows,
+)
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
@@ -37,6 +45,16 @@ class Highest(BundleOperator):
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase:
         return HIGHEST
+
+    def local_step(self, given: InputSpec) -> LocalStep:
+        def highest(batch: pa.RecordBatch, kinds: Any) -> pa.RecordBatch:
+            found: dict[str, list[int]] = {}
+            for key, number in zip(*batch.select(["k", "n"]).to_pydict().values(), strict=True):
+                found.setdefault(key, []).append(number)
+            rows = [[*found], [*map(len, found.values())], [*map(max, found.values())]]
+            return pa.RecordBatch.from_arrays([*map(pa.array, rows)], schema=given.row_schema)
+
+        return highest
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
         assert self.local in (None, HIGHEST)
@@ -76,6 +94,22 @@ def test_local_rows_reach_the_operator_where_the_job_makes_them(
         assert sorted(harness.end_batch()) == [("+I", "a", 3, 5), ("+I", "b", 3, 9)]
         assert harness.statistics()["rows_in"] == rows_in
         assert harness.statistics().get("local_rows_in") == (6 if setting == "true" else None)
+
+
+class OnlyDescribed(Highest):
+    """A local phase that Spark alone could run."""
+
+    local_step = BundleOperator.local_step
+
+
+def test_a_local_phase_without_its_step_is_refused() -> None:
+    options = {"async-state.local-aggregation": "true"}
+    with OperatorHarness(OnlyDescribed(), SCHEMA, ["k"], changelog=False, options=options) as harness:
+        harness.push([("a", 1)])
+        with pytest.raises(
+            SchemaError, match="OnlyDescribed: has a local_phase but no local_step.*write OnlyD"
+        ):
+            harness.end_batch()
 
 
 def test_record_grain_always_gets_rows() -> None:

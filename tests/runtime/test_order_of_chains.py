@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 
 from asyncstate import MapStateDescriptor, StateFuture, ValueStateDescriptor, combine_all
 from asyncstate.operator import InputSpec, OperatorContext, RecordOperator
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 
 ROWS = pa.schema([("k", pa.int64()), ("program", pa.int64())])
 OUT = pa.schema([("k", pa.int64()), ("place", pa.int64())])
-WAITING = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
+WAITING: dict[str, Any] = {"tuning": Tuning(batch_hot_reads=True)}
 MODES: dict[str, dict[str, Any]] = {
     "at once": {},
     "gathered": WAITING,
     "tiny": {
         **WAITING,
-        "async-state.in-flight-limit": "5",
-        "async-state.buffer-size": "2",
-        "async-state.iterate-response-batch-size": "2",
+        "options": {
+            "async-state.in-flight-limit": "5",
+            "async-state.buffer-size": "2",
+            "async-state.iterate-response-batch-size": "2",
+        },
     },
 }
 STATES = 4
@@ -132,9 +134,9 @@ def _outermost() -> st.SearchStrategy[list[Action]]:
     ).map(lambda parts: [action for part in parts for action in part])
 
 
-def _rows(programs: Any, awaits: bool, rows: Any, async_enabled: bool, options: dict[str, str]) -> list[Any]:
+def _rows(programs: Any, awaits: bool, rows: Any, async_enabled: bool, settings: dict[str, Any]) -> list[Any]:
     operator = Chains(programs, awaits)
-    with OperatorHarness(operator, ROWS, ["k"], async_enabled=async_enabled, options=options) as harness:
+    with OperatorHarness(operator, ROWS, ["k"], async_enabled=async_enabled, **settings) as harness:
         harness.push([(key, -1) for key in range(4)])
         harness.end_batch()
         harness.push(rows)
@@ -178,8 +180,6 @@ def test_a_chain_of_any_length_needs_no_stack(length: int, async_enabled: bool) 
 
             return step(length)
 
-    with OperatorHarness(
-        Long([], False), ROWS, ["k"], async_enabled=async_enabled, options=WAITING
-    ) as harness:
+    with OperatorHarness(Long([], False), ROWS, ["k"], async_enabled=async_enabled, **WAITING) as harness:
         harness.push([(1, 0)])
         assert [place for _, _, place in harness.end_batch()] == list(range(length, -1, -1))

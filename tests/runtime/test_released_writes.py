@@ -10,7 +10,7 @@ import pytest
 from asyncstate import RecordOperator, ValueStateDescriptor
 from asyncstate.storage.contract import ChangeColumns
 from asyncstate.storage.write_buffer import WriteBuffer
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators import GroupAggregate, count
 
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -31,12 +31,12 @@ class Sum(RecordOperator):
 
 
 @pytest.mark.parametrize("async_enabled", [False, True])
-@pytest.mark.parametrize("column_cache", ["0b", "1mb"])
+@pytest.mark.parametrize("column_cache", [0, 1 << 20])
 @pytest.mark.parametrize("operator", [lambda: GroupAggregate([count()]), Sum], ids=["bundles", "records"])
-def test_no_writes_are_left(operator, column_cache: str, async_enabled: bool) -> None:
-    options = {"async-state.column-cache-size": column_cache, "async-state.cache-size": "0b"}
+def test_no_writes_are_left(operator, column_cache: int, async_enabled: bool) -> None:
+    options, tuning = {"async-state.cache-size": "0b"}, Tuning(columns_bytes=column_cache)
     with OperatorHarness(
-        operator(), _SCHEMA, ["key"], async_enabled=async_enabled, options=options
+        operator(), _SCHEMA, ["key"], async_enabled=async_enabled, options=options, tuning=tuning
     ) as harness:
         gc.collect()
         gc.disable()

@@ -15,7 +15,7 @@ from asyncstate import ListStateDescriptor, RecordOperator, ValueStateDescriptor
 from asyncstate.errors import OperatorError
 from asyncstate.runtime import time_order
 from asyncstate.state import timers as timers_module
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("us"))])
 HOUR = 3_600
@@ -194,13 +194,14 @@ def test_keys_of_a_wave_read_together() -> None:
     """In async mode over a slow store the reads of many keys wait together, in spite of the order of each key."""
     keys, turns = 200, 3
     rows = [(key, 1, 1_000 * turn + key) for turn in range(turns) for key in range(keys)]
-    options = {
-        "async-state.batch-hot-reads": "true",
-        "async-state.cache-size": "0b",
-        "async-state.read-cache-size": "0b",
-    }
     with OperatorHarness(
-        Script(), SCHEMA, ["k"], event_time="at", order_by="at", async_enabled=True, options=options
+        Script(),
+        SCHEMA,
+        ["k"],
+        event_time="at",
+        order_by="at",
+        async_enabled=True,
+        tuning=Tuning(batch_hot_reads=True),
     ) as harness:
         harness.push(rows)
         harness.end_batch()

@@ -11,7 +11,7 @@ from asyncstate.errors import OperatorError
 from asyncstate.operator import RecordOperator, Row
 from asyncstate.runtime import WorkerMemory
 from asyncstate.state import ValueStateDescriptor
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from operators import GroupAggregate, count, sum_
 
 ROWS = pa.schema([("key", pa.string()), ("value", pa.int64())])
@@ -39,16 +39,20 @@ class Totals(RecordOperator):
 
 
 @pytest.mark.parametrize("grain", ["records", "bundles"])
-@pytest.mark.parametrize("limit", ["64mb", "0b"])
-def test_workers_in_turn_give_what_one_gives(grain: str, limit: str, mode: dict[str, Any]) -> None:
+@pytest.mark.parametrize("limit", [64 << 20, 0])
+def test_workers_in_turn_give_what_one_gives(grain: str, limit: int, mode: dict[str, Any]) -> None:
     def harness() -> OperatorHarness:
         operator = Totals() if grain == "records" else GroupAggregate([count(), sum_("value")])
-        options = {**mode.get("options", {}), "async-state.snapshot-interval": "3", **sizes}
+        options = {**mode.get("options", {}), "async-state.snapshot-interval": "3"}
         return OperatorHarness(
-            operator, ROWS, "key", parallelism=2, max_parallelism=8, **{**mode, "options": options}
+            operator,
+            ROWS,
+            "key",
+            parallelism=2,
+            max_parallelism=8,
+            **{**mode, "options": options, "tuning": Tuning(open_stores_bytes=limit)},
         )
 
-    sizes = {"async-state.open-stores-size": limit}
     pacer = mode["worker"].pacer if "worker" in mode else None
     workers = [WorkerMemory(pacer) for _ in range(3)]
     with harness() as alone, harness() as moving:
@@ -68,6 +72,6 @@ def test_workers_in_turn_give_what_one_gives(grain: str, limit: str, mode: dict[
             assert alone.end_batch() == moving.end_batch()
             assert alone.state_entries() == moving.state_entries()
         kept = [len(worker.stores) for worker in workers]
-        assert sum(kept) == (2 if limit == "64mb" else 0)  # one opening a partition, wherever it is
+        assert sum(kept) == (2 if limit else 0)  # one opening a partition, wherever it is
     for worker in workers:
         worker.stores.close()

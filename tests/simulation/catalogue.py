@@ -109,7 +109,7 @@ class OfTables(Model):
         for table, change in zip(self._inputs, changes, strict=True):
             add(table, change)
         after = self._function(*self._inputs)
-        change = net(after, self._before)
+        change = difference(after, self._before)
         self._before = after
         return change
 
@@ -122,7 +122,7 @@ def add(table: Table, change: Table) -> None:
             del table[row]
 
 
-def net(after: Table, before: Table) -> Table:
+def difference(after: Table, before: Table) -> Table:
     """What came and went between two tables."""
     change = Counter(after)
     change.subtract(before)

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from asyncstate.errors import ConcurrentJobError, JobError
-from tests.simulation.catalogue import KINDS, MIN_TIME, SECOND, Model, Row, Table, Times, add, net
+from asyncstate.testing import net
+from tests.simulation.catalogue import KINDS, MIN_TIME, SECOND, Model, Row, Table, Times, add, difference
 from tests.simulation.faults import Crash, failing_task, full_disk, hooked
 from tests.simulation.story import (
     Batch,
@@ -117,10 +118,7 @@ class Expected:
     def _change_of(self, source: SourceDecl, read: Changes) -> Table:
         """The net change of a source."""
         if source.kind != "upserts":
-            change: Table = Counter()
-            for kind, row in read:
-                change[row] += 1 if kind in ("+I", "+U") else -1
-            return Counter({row: number for row, number in change.items() if number})
+            return net((kind, *row) for kind, row in read)
         table = self._upserted.setdefault(source.name, {})
         before = Counter(table.values())
         for kind, row in sorted(read, key=lambda one: one[1][3]):
@@ -128,7 +126,7 @@ class Expected:
                 table.pop(row[0], None)
             else:
                 table[row[0]] = row
-        return net(Counter(table.values()), before)
+        return difference(Counter(table.values()), before)
 
     def _next_watermark(self) -> int:
         awake = [reached for name, reached in self._reached.items() if name not in self._idle]
@@ -346,8 +344,7 @@ def _is_history(story: Story, source: SourceDecl) -> bool:
     table: Table = Counter()
     for act in story.acts:
         if isinstance(act, Batch):
-            for kind, row in act.rows.get(source.name, ()):
-                table[row] += 1 if kind in ("+I", "+U") else -1
+            table.update(net((kind, *row) for kind, row in act.rows.get(source.name, ())))
             if any(number not in (0, 1) for number in table.values()):
                 return False
             ids = Counter(row[0] for row in table.elements())

@@ -32,6 +32,7 @@ from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, WorkerMemory, run_partition
 from asyncstate.spark.sinks.sqlite import SqliteTarget
 from asyncstate.spark.sinks.upserts import UpsertSink
+from asyncstate.testing import net
 from asyncstate.testing.local_executor import LocalExecutor, LocalRows
 from tests.simulation.catalogue import KINDS, SECOND, Table
 from tests.simulation.faults import Steps, TaskFailure
@@ -233,7 +234,4 @@ def net_of(rows: LocalRows, columns: Sequence[str]) -> Table:
         if ROW_KIND_COLUMN in table.column_names
         else ["+I"] * table.num_rows
     )
-    found: Table = Counter()
-    for kind, row in zip(kinds, zip(*values, strict=True), strict=True):
-        found[row] += 1 if kind in ("+I", "+U") else -1
-    return Counter({row: number for row, number in found.items() if number})
+    return net(zip(kinds, *values, strict=True))

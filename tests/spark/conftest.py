@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from asyncstate.config import resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,8 +26,11 @@ def run_log(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def make_job(spark: SparkSession, tmp_path: Path) -> Callable[..., StreamingJob]:
-    """Makes jobs over one checkpoint folder, as a restarted query does; three partitions by default."""
+def make_job(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., StreamingJob]:
+    """Makes jobs over one checkpoint folder, as a restarted query does; three partitions by default. ``tuning`` holds
+    for all until the next one is made."""
     from asyncstate.spark import StreamingJob
 
     def make(session: SparkSession | None = None, /, **changes: Any) -> StreamingJob:
@@ -33,6 +39,8 @@ def make_job(spark: SparkSession, tmp_path: Path) -> Callable[..., StreamingJob]
             "async-state.local-dir": str(tmp_path / "local"),
             **changes.pop("options", {}),
         }
+        tuned = functools.partial(resolve, tuning=changes.pop("tuning", None))
+        monkeypatch.setattr("asyncstate.spark.job.resolve", tuned)
         folder = changes.pop("checkpoint_dir", str(tmp_path / "checkpoint"))
         return StreamingJob(session or spark, folder, options, **{"name": "job", **changes})
 

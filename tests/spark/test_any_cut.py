@@ -21,6 +21,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.testing import net
 from operators import GroupAggregate, Join, count, sum_
 
 pytestmark = pytest.mark.spark
@@ -171,14 +172,13 @@ def read_in(
     """The netted sums of each way, how many micro-batches there were, and the retractions that found nothing."""
     place = folder.parent / f"{files_a_batch} files"
     job = make_job(checkpoint_dir=str(place / "state"), options={"async-state.enabled": async_enabled})
-    found: dict[str, Counter[Any]] = defaultdict(Counter)
+    found: dict[str, list[Any]] = defaultdict(list)
     missing: list[float] = []
 
     @job.micro_batch
     def run(df: DataFrame, batch: MicroBatch) -> None:
         for name, out in three_ways(df, batch).items():
-            for *row, kind in out.collect():
-                found[name][tuple(row)] += 1 if kind in ("+I", "+U") else -1
+            found[name] += out.collect()
 
     def run_and_look(df: DataFrame, batch_id: int) -> None:
         run(df, batch_id)
@@ -193,8 +193,7 @@ def read_in(
     stream = spark.readStream.schema(SCHEMA_TEXT).option("maxFilesPerTrigger", files_a_batch)
     query = stream.parquet(str(folder)).writeStream.foreachBatch(run_and_look).trigger(availableNow=True)
     job.await_termination(query.option("checkpointLocation", str(place / "query")).start())
-    netted = {name: Counter({row: n for row, n in rows.items() if n}) for name, rows in found.items()}
-    return netted, len(missing), sum(missing)
+    return {name: net(rows) for name, rows in found.items()}, len(missing), sum(missing)
 
 
 SCHEMA_TEXT = (

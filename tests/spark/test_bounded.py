@@ -34,6 +34,7 @@ from operators import (
     udaf,
 )
 from tests.spark.function_parts import COUNTS, DISTINCT, CountDistinct, Counting, Ruled
+from tests.spark.modes import ASYNC
 from tests.spark.parts import RunningTotal
 from tests.spark.stateless_parts import Strict
 
@@ -69,7 +70,9 @@ CASES: dict[str, tuple[Callable[[], Operator], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "async_enabled"), [(case, number % 2 == 1) for number, case in enumerate(CASES)]
+)
 def test_it_is_a_job_of_one_micro_batch_that_is_finished(
     spark: SparkSession,
     make_job: Callable[..., StreamingJob],
@@ -150,6 +153,7 @@ def test_errors_and_what_is_refused(spark: SparkSession) -> None:
         apply_batch(GroupAggregate([count()]), rows, options=few)
 
 
+@ASYNC
 def test_state_beyond_memory(spark: SparkSession, async_enabled: bool, tmp_path: Path) -> None:
     options = {
         "async-state.enabled": async_enabled,

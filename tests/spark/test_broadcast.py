@@ -17,7 +17,9 @@ from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.runtime import keys_of_inputs
 from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.testing import Tuning
 from tests.spark.broadcast_parts import BadWords, ControllableDedup, ThreeInputs
+from tests.spark.modes import ASYNC, SYNC
 from tests.spark.stored import stored_state
 
 MakeJob = Callable[..., StreamingJob]
@@ -54,6 +56,7 @@ SENTENCES = [
 
 
 @pytest.mark.spark
+@ASYNC
 def test_a_dynamic_list_of_words_over_restarts_and_rescaling(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
@@ -84,6 +87,7 @@ def deduplicate(batch: MicroBatch, df: DataFrame) -> DataFrame:
 
 
 @pytest.mark.spark
+@SYNC
 def test_a_reset_reaches_every_key_with_state(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
@@ -107,6 +111,7 @@ def test_a_reset_reaches_every_key_with_state(
 
 
 @pytest.mark.spark
+@ASYNC
 def test_two_regular_inputs_beside_rows_in_the_order_of_their_dataframe(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
@@ -160,7 +165,7 @@ def test_what_is_refused_before_a_row_is_read(spark: SparkSession, make_job: Mak
 
     def refused(error: type[Exception], message: str, use: Use, **settings: Any) -> None:
         with pytest.raises(error, match=message):
-            run_batch(make_job(options=settings), use, rows, 0)
+            run_batch(make_job(**settings), use, rows, 0)
 
     refused(JobError, "input 1 is broadcast and has no key", apply(key=("sentence", "word")))
     refused(
@@ -170,9 +175,9 @@ def test_what_is_refused_before_a_row_is_read(spark: SparkSession, make_job: Mak
     )
     refused(
         JobError,
-        r"the broadcast input of operator 'words' have \d+ bytes, more than async-state.broadcast-size-limit \(2048\)",
+        r"the broadcast input of operator 'words' have \d+ bytes, more than the 2048 that async-state.memory leaves",
         apply(inputs=(sentences, spark.range(500).selectExpr("string(id) as word", "1d as score"))),
-        **{"async-state.broadcast-size-limit": "2kb"},
+        tuning=Tuning(broadcast_bytes=2 << 10),
     )
     run_batch(make_job(), apply(), rows, 0)
     with pytest.raises(SchemaError, match=r"input1: column 'score' was float64 and is string"):

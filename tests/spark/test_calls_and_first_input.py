@@ -14,11 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.errors import JobError
 from asyncstate.spark import MicroBatch, StreamingJob
 from tests.spark.calling_parts import Rated
+from tests.spark.modes import ASYNC
 
 MakeJob = Callable[..., StreamingJob]
 
 
 @pytest.mark.spark
+@ASYNC
 def test_rows_are_rated_by_factors_of_the_same_micro_batch(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:

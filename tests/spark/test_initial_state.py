@@ -28,8 +28,10 @@ from asyncstate import (
 )
 from asyncstate.errors import AsyncStateError, JobError
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
+from asyncstate.testing import net
 from operators import GroupAggregate, Join, KeyedMap, count, sum_
 from tests.spark.broadcast_parts import BadWords
+from tests.spark.modes import ASYNC, SYNC
 
 pytestmark = pytest.mark.spark
 
@@ -96,12 +98,7 @@ class Holder(RecordOperator):
         ctx.emit(row["k"], self.one.value(), str(list(self.many)), str(names), self.best.get())
 
 
-def net(rows: DataFrame, into: Counter[tuple[Any, ...]]) -> None:
-    for row in rows.collect():
-        values = tuple(value for name, value in row.asDict().items() if name != "row_kind")
-        into[values] += 1 if getattr(row, "row_kind", "+I") in ("+I", "+U") else -1
-
-
+@ASYNC
 def test_a_graph_starts_from_a_table_once(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
@@ -119,7 +116,7 @@ def test_a_graph_starts_from_a_table_once(
     def keep(df: DataFrame, batch_id: int) -> None:
         if failing and failing.pop():
             raise RuntimeError("the sink is not there")
-        net(df, rows)
+        rows.update(net(df.collect()))
 
     def run() -> None:
         job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
@@ -127,7 +124,7 @@ def test_a_graph_starts_from_a_table_once(
             spark.readStream.schema(ORDERS).parquet(orders).where("amount = 1")
         )  # what came after the table had been read
         paid = job.source("orders", changes, initial=table).where("customer != 'nobody'")
-        paid.to(lambda df, _: net(df, seen), name="orders")
+        paid.to(lambda df, _: seen.update(net(df.collect())), name="orders")
         pays = job.source("payments", spark.readStream.schema("order_id long").parquet(payments))
         paid = paid.join(pays, Join(), key=("id", "order_id"), uid="paid")
         totals = paid.apply(GroupAggregate([count(), sum_("amount")]), key="customer", uid="totals")
@@ -146,6 +143,7 @@ def test_a_graph_starts_from_a_table_once(
     assert seen == {(0, "ann", 5): 1, (1, "bob", 7): 1, (2, "ann", 1): 1, (4, "ann", 1): 1}
 
 
+@SYNC
 def test_initial_rows_come_first_whatever_the_order_and_later_ones_start_alone(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
@@ -157,10 +155,10 @@ def test_initial_rows_come_first_whatever_the_order_and_later_ones_start_alone(
     def run(df: DataFrame, batch: MicroBatch) -> None:
         arguments: dict[str, Any] = {"key": "k", "initial_state": table}
         out = batch.apply(Numbered(), df, uid="numbered", **arguments)
-        net(out.selectExpr("k", "v", "number", "'plain' AS how"), rows)
+        rows.update(net(out.selectExpr("k", "v", "number", "'plain' AS how").collect()))
         ordered: dict[str, Any] = {"event_time": "ts", "watermark_delay": 0, "order_by": "ts"}
         out = batch.apply(Numbered(), df, uid="ordered", **ordered, **arguments)
-        net(out.selectExpr("k", "v", "number", "'ordered' AS how"), rows)
+        rows.update(net(out.selectExpr("k", "v", "number", "'ordered' AS how").collect()))
         if batch.batch_id:  # an operator that is new in a job that runs
             batch.apply(Numbered(), df, uid="later", **arguments)
 
@@ -218,7 +216,7 @@ def test_a_broadcast_input_and_a_side_output_have_initial_rows_too(
         seen.append(sorted(row.sentence for row in kept.collect()))
         odd = df.selectExpr("1L AS k", "timestamp_seconds(1) AS ts")
         batch.apply(Split(), odd, key="k", uid="split", initial_state=late)
-        net(batch.side_output("split", "even"), aside)
+        aside.update(net(batch.side_output("split", "even").collect()))
 
     for batch_id in range(2):
         run(spark.sql("SELECT 'a bad word' sentence UNION ALL SELECT 'a good one'"), batch_id)
@@ -269,6 +267,7 @@ def test_what_cannot_be_started_from_is_said_before_a_row_is_read(
     assert isinstance(found.value, AsyncStateError)
 
 
+@ASYNC
 def test_upserts_of_initial_rows_are_replaced_in_the_first_micro_batch(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:

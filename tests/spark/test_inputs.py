@@ -1,10 +1,9 @@
-"""``job.inputs``: a micro_batch function gets several sources by name, from one query."""
+"""Several sources of a job: one query gives each its rows by name, and a restart may add to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,22 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.errors import JobError
-from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark import StreamingJob
 from operators import Join
 
 pytestmark = pytest.mark.spark
 
 MakeJob = Callable[..., StreamingJob]
+
+
+class Kept:
+    """A sink that remembers, by micro-batch, the ids that it was given."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, list[int]] = {}
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        self.found[batch_id] = sorted(row.id for row in df.collect())
 
 
 def test_sources_come_by_name_go_on_and_change(
@@ -27,76 +36,47 @@ def test_sources_come_by_name_go_on_and_change(
     """Two sources; a restart with a third before them, which Spark knows by name."""
     session = spark.newSession()
     session.conf.set("spark.sql.streaming.queryEvolution.enableSourceEvolution", "true")
-    found: list[tuple[int, list[int], int, int]] = []
 
     def written(name: str, first: int, end: int) -> None:
         session.range(first, end, 1, 1).write.mode("append").parquet(str(tmp_path / name))
 
-    def read(name: str) -> DataFrame:
-        files = session.readStream.name(name).schema("id long").option("maxFilesPerTrigger", 1)
-        return files.parquet(str(tmp_path / name))
-
-    def run(*names: str, finish: bool = False) -> None:
-        job = make_job(session)
-        job.inputs(**{name: read(name) for name in names})
-
-        def on_batch(left: DataFrame, right: DataFrame, batch: MicroBatch, more: Any = None) -> None:
-            other = right.withColumnRenamed("id", "other")
-            both = batch.apply(Join(), left, other, key=("id", "other"), uid="both")
-            further = -1 if more is None else more.count()
-            found.append((batch.batch_id, sorted(r.id for r in both.collect()), left.count(), further))
-
-        job.micro_batch(on_batch)
+    def run(*names: str, finish: bool = False) -> tuple[Kept, Kept]:
+        job, both, more = make_job(session), Kept(), Kept()
+        streams = {}
+        for name in names:
+            files = session.readStream.name(name).schema("id long").option("maxFilesPerTrigger", 1)
+            streams[name] = job.source(name, files.parquet(str(tmp_path / name)))
+        right = streams["right"].select("id as other")
+        streams["left"].join(right, Join(), key=("id", "other"), uid="both").to(both, "both")
+        if "more" in streams:
+            streams["more"].to(more, "more")
         job.await_termination(job.start(trigger={"availableNow": True}), 100)
         if finish:
             job.finish()
+        return both, more
 
     for number in range(2):
         written("left", number * 10, number * 10 + 10)
     written("right", 5, 8)
-    run("left", "right")
-    assert found == [(0, [5, 6, 7], 10, -1), (1, [], 10, -1)]
-    found.clear()
+    both, _ = run("left", "right")
+    assert both.found == {0: [5, 6, 7], 1: []}
     written("right", 8, 12)
     written("more", 0, 3)
-    run("more", "right", "left", finish=True)
-    assert found == [(2, [8, 9, 10, 11], 0, 3), (3, [], 0, 0)]
+    both, more = run("more", "right", "left", finish=True)
+    assert both.found == {2: [8, 9, 10, 11], 3: []}
+    assert more.found == {2: [0, 1, 2], 3: []}
 
 
-def test_what_does_not_fit_is_refused_when_it_is_declared(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_a_job_has_a_function_or_sources(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     spark.range(1).write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema("id long").parquet(str(tmp_path / "rows"))
     job = make_job()
-    with pytest.raises(JobError, match="'batch' is the MicroBatch"):
-        job.inputs(batch=stream)
     with pytest.raises(JobError, match="'orders' was given a DataFrame that is not streaming"):
-        job.inputs(orders=spark.range(1))
+        job.source("orders", spark.range(1))
     assert "form nothing declared yet, batch none yet" in repr(job)
-    job.inputs(orders=stream, payments=stream)
-    with pytest.raises(JobError, match="'orders' is there already"):
-        job.inputs(orders=stream)
-    with pytest.raises(JobError, match="has inputs, so it takes no sources"):
-        job.source("more", stream)
-    with pytest.raises(JobError, match="has inputs but no function"):
+    job.micro_batch(lambda df, batch: None)
+    assert "form function" in repr(job)
+    with pytest.raises(JobError, match="has a micro_batch function, so it takes no sources any more"):
+        job.source("orders", stream)
+    with pytest.raises(JobError, match=r"give it to df.writeStream.foreachBatch"):
         job.start()
-    with pytest.raises(JobError, match=r"write def run\(orders, payments, batch\)"):
-
-        @job.micro_batch
-        def run(df: DataFrame, batch: MicroBatch) -> None:
-            """Takes other names."""
-
-    job.micro_batch(lambda orders, payments, batch: None)
-    assert "form function, sources orders, payments" in repr(job)
-    assert "<td" in job._repr_html_()
-    with pytest.raises(JobError, match="declare them before it"):
-        job.inputs(more=stream)
-    alone = make_job(checkpoint_dir=str(tmp_path / "alone"))
-    alone.micro_batch(lambda df, batch: None)
-    with pytest.raises(JobError, match="no inputs to start a query over"):
-        alone.start()
-    graph = make_job(checkpoint_dir=str(tmp_path / "graph"))
-    graph.source("orders", stream)
-    with pytest.raises(JobError, match="has sources, so it takes no inputs"):
-        graph.inputs(orders=stream)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.lookups import TableLookup
 from asyncstate.spark import MicroBatch, StreamingJob
 from operators import LookupCache, LookupJoin, StatelessLookupJoin
+from tests.spark.modes import ASYNC, SYNC
 
 pytestmark = pytest.mark.spark
 
@@ -50,6 +51,7 @@ def run(job: StreamingJob, join: LookupJoin, df: DataFrame, batch_id: int) -> li
     return sorted(out, key=repr)
 
 
+@ASYNC
 def test_a_changelog_takes_back_what_was_put_out_before_a_restart(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
@@ -66,6 +68,7 @@ def test_a_changelog_takes_back_what_was_put_out_before_a_restart(
     assert place.asked() == [1, 2, 3, 5]
 
 
+@SYNC
 def test_a_worker_remembers_answers_over_micro_batches(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:

@@ -16,12 +16,14 @@ from pyspark.sql import SparkSession
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
 from asyncstate.storage import Checkpoint, checkpoint_files
 from tests.s3_server import SECRET_KEY, S3Server
+from tests.spark.modes import ASYNC
 from tests.spark.parts import RunningTotal
 from tests.spark.test_stateful import MakeJob, Rows, collected, enabled, numbers, running_totals
 
 pytestmark = pytest.mark.spark
 
 
+@ASYNC
 def test_batches_restarts_and_rescaling(
     spark: SparkSession,
     make_job: MakeJob,

@@ -14,6 +14,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.testing import net
 from operators import Deduplicate, GroupAggregate, Join, WindowAggregate, count, sum_, tumble
 from tests.spark.parts import KeyTeller
 from tests.spark.stored import Stored, stored_state
@@ -44,14 +45,6 @@ def numbers(spark: SparkSession, start: int, end: int) -> DataFrame:
         "if(id % 5 = 4, null, id % 5) as k",
         "if(id % 7 = 3, null, timestamp_seconds(id)) as at",
     )
-
-
-def netted(rows: Iterable[Any]) -> Netted:
-    """The rows of a changelog whose last column is ``row_kind``, without what was taken back."""
-    net: Netted = Counter()
-    for *row, kind in rows:
-        net[tuple(row)] += 1 if kind in ("+I", "+U") else -1
-    return Counter({row: times for row, times in net.items() if times})
 
 
 def aggregated(numbers_seen: Iterable[int]) -> Netted:
@@ -108,7 +101,7 @@ def noting(job: StreamingJob, results: list[dict[str, Netted]]) -> Callable[[Dat
 
     @job.micro_batch
     def on_batch(df: DataFrame, batch: MicroBatch) -> None:
-        results.append({uid: netted(out.collect()) for uid, out in four_operators(batch, df).items()})
+        results.append({uid: net(out.collect()) for uid, out in four_operators(batch, df).items()})
 
     return on_batch
 
@@ -182,7 +175,7 @@ def test_chained_operators_and_two_inputs_share_a_batch(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
     """A changelog of counts joined with the rows counted: every key's rows with its newest count."""
-    net: Netted = Counter()
+    shown: list[Any] = []
     job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
 
     @job.micro_batch
@@ -190,13 +183,13 @@ def test_chained_operators_and_two_inputs_share_a_batch(
         counts = batch.apply(GroupAggregate([count().alias("rows")]), df, key="k", uid="counts")
         rows = df.selectExpr("id", "k as of")
         pairs = batch.apply(Join(), counts, rows, key=("k", "of"), uid="pairs")
-        net.update(netted(pairs.select("id", "rows", "row_kind").collect()))
+        shown.extend(pairs.select("id", "rows", "row_kind").collect())
 
     on_batch(numbers(spark, 0, 20), 0)
     on_batch(numbers(spark, 20, 26), 1)
     times = Counter(map(key_of, range(26)))
     expected = {(i, times[key_of(i)]): 1 for i in range(26) if key_of(i) is not None}
-    assert {row: count for row, count in net.items() if count} == expected
+    assert net(shown) == expected
     assert job.statistics is not None
     assert job.statistics.operators["pairs"].sums["rows_in"] == 6 + 2 * 5
 
@@ -214,7 +207,7 @@ def test_an_output_used_twice_or_never_runs_its_stage_once(
         twice = batch.apply(GroupAggregate(aggregates), df, key="k", uid="twice")
         numbers_of = twice.select("rows", "row_kind")
         whole = batch.apply(GroupAggregate([sum_("rows").alias("all")]), numbers_of, uid="whole")
-        seen.append((netted(twice.collect()), netted(whole.collect()), twice.count()))
+        seen.append((net(twice.collect()), net(whole.collect()), twice.count()))
 
     on_batch(numbers(spark, 0, 20), 0)
     on_batch(numbers(spark, 20, 30), 1)

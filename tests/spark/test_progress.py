@@ -23,6 +23,7 @@ from asyncstate.clock import ManualClock
 from asyncstate.driver.progress import LOGGER, BatchStatistics, OperatorStatistics, progress_of
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark import MicroBatch, ProgressFormatter, PrometheusProgress, StreamingJob
+from asyncstate.testing import Tuning
 from tests.spark.parts import Echo, RunningTotal, echo
 
 pytestmark = pytest.mark.spark
@@ -285,12 +286,8 @@ def test_two_objects_of_a_registry_report_to_the_same_metrics() -> None:
 
 def test_a_job_reports_to_prometheus(make_job: MakeJob, rows: DataFrame) -> None:
     metrics = PrometheusProgress(CollectorRegistry())
-    options = {
-        "async-state.enabled": True,
-        "async-state.batch-hot-reads": True,
-        "async-state.in-flight-limit": 50,
-    }
-    job = make_job(options=options, on_progress=metrics)
+    options = {"async-state.enabled": True, "async-state.in-flight-limit": 50}
+    job = make_job(options=options, on_progress=metrics, tuning=Tuning(batch_hot_reads=True))
     job.micro_batch(totals)(rows, 0)
     with metrics.serve(0) as server:
         found = scraped(server.port)

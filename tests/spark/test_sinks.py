@@ -18,6 +18,7 @@ from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.sinks import SqliteTarget, UpsertSink, write_upserts
 from operators import GroupAggregate, Rank, count, desc, sum_
 from tests.spark.files import numbers_by_key
+from tests.spark.modes import ASYNC, SYNC
 
 pytestmark = pytest.mark.spark
 
@@ -54,6 +55,7 @@ class FailsOnce:
             raise RuntimeError("behind the sinks")
 
 
+@ASYNC
 def test_a_job_that_fails_behind_its_sinks_writes_once(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_check_opens_every_sink_of_the_graph(
     assert not (tmp_path / "no.db").exists()
 
 
+@SYNC
 def test_a_new_checkpoint_writes_its_first_micro_batch(
     spark: SparkSession,
     make_job: MakeJob,

@@ -29,6 +29,7 @@ from operators import (
     count,
     tumble,
 )
+from tests.spark.modes import ASYNC, SYNC
 
 pytestmark = pytest.mark.spark
 
@@ -112,6 +113,7 @@ def test_all_rows_of_a_source_count(
     assert (sources_of(job), job.history[-1].watermark) == ({"e": 28 * SECOND}, 28 * SECOND)
 
 
+@ASYNC
 def test_of_several_sources_each_is_observed_for_itself(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
 ) -> None:
@@ -156,7 +158,7 @@ def test_initial_rows_and_times_without_a_zone(
     assert sources_of(job) == {"e": 120 * SECOND + 1}
 
 
-@pytest.mark.parametrize("is_graph", [True, False])
+@pytest.mark.parametrize(("is_graph", "async_enabled"), [(True, False), (False, True)])
 def test_a_source_that_is_gone_leaves_at_the_restart(
     spark: SparkSession,
     make_job: MakeJob,
@@ -279,6 +281,7 @@ def test_an_idle_source_over_a_restart(spark: SparkSession, make_job: MakeJob, t
     assert job.last_progress["watermark_waits_for"] == ["slow"]
 
 
+@SYNC
 def test_stateless_operators_behind_a_source_with_a_watermark(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
 ) -> None:

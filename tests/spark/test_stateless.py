@@ -20,6 +20,7 @@ from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.task import StatelessTask
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, WindowRank, WindowTableFunction, count, desc, hop, tumble
+from tests.spark.modes import ASYNC
 from tests.spark.stateless_parts import Noted, Strict
 
 pytestmark = pytest.mark.spark
@@ -64,6 +65,7 @@ def test_it_runs_with_what_reads_it(spark: SparkSession, make_job: MakeJob, run_
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/Sao_Paulo"])
+@ASYNC
 def test_windows_and_what_ranks_them(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, zone: str
 ) -> None:

@@ -17,6 +17,7 @@ from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import InputSpec, RecordContext, RecordOperator, Row
 from asyncstate.operators import GroupAggregate, count, sum_
 from tests.spark.files import numbers_by_key
+from tests.spark.modes import ASYNC
 
 pytest.importorskip("pyspark")
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from asyncstate.spark import StreamingJob
+
 
 pytestmark = pytest.mark.spark
 
@@ -103,6 +105,7 @@ def build(make_job: MakeJob, stream: DataFrame, sink: Any, async_enabled: bool =
     return job
 
 
+@ASYNC
 def test_the_micro_batch_at_work_is_committed_and_the_next_start_goes_on(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
 ) -> None:

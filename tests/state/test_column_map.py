@@ -345,18 +345,6 @@ def test_what_has_expired_is_not_in_ranges() -> None:
     assert sum(state.sweep(group.to_bytes(2, "big")) for group in range(4)) == 2
 
 
-def test_reading_all_entries_renews_them() -> None:
-    ttl = StateTtl("1 second", update="read-and-write")
-    sink, state = opened(ttl=ttl)
-    keys = batch_of(["a", "b"], {})
-    pairs = write(state, keys, [(0, 1, "p"), (1, 1, "p"), (1, 2, "p")])
-    for now, chosen, read in ((10_900, [0, 1], [0, 1, 1]), (11_800, [1], [0, 0])):
-        state = reopened(sink, ttl, now)
-        assert state.async_entries(keys.select(np.array(chosen))).get().key_index.tolist() == read
-    assert sum(state.sweep(group.to_bytes(2, "big")) for group in range(4)) == 0
-    assert reopened(sink, ttl, 12_000).get(pairs).present.tolist() == [False, True, True]
-
-
 # -- pairs ------------------------------------------------------------------------------------------------------
 
 parts = {

@@ -20,6 +20,7 @@ from asyncstate.futures import StateFuture, completed_future
 from asyncstate.state.columnar.list_blocks import CHUNK_ROWS, TAIL_BYTES, TAIL_ROWS
 from asyncstate.state.columnar.list_blocks import VARIABLE as VARIABLE_WIDTH
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from tests.examples import at_most
 
 KEYS = KeyCodec([pa.int64()], ["k"], 128)
 FIXED = pa.schema([("a", pa.int64()), ("b", pa.float64()), ("c", pa.decimal128(10, 2))])
@@ -144,7 +145,7 @@ steps = st.lists(
 
 
 @pytest.mark.parametrize("schema", [FIXED, VARIABLE], ids=["fixed", "variable"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(steps=steps)
 def test_agrees_with_a_dict_of_lists(
     schema: pa.Schema, steps: list[tuple[str, dict[int, int], bool]]

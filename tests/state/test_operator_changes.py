@@ -20,7 +20,14 @@ from asyncstate.offline.operator_changes import (
     RenameOperator,
     change_operator,
 )
-from asyncstate.storage import Checkpoint, LocalFiles
+from asyncstate.storage import (
+    Checkpoint,
+    GraphManifest,
+    LocalFiles,
+    Manifest,
+    OperatorManifest,
+    SinkManifest,
+)
 from asyncstate.testing import OperatorHarness
 from operators import Rank, desc
 
@@ -149,3 +156,32 @@ def test_killed_anywhere_it_is_given_again(folder: Path, change: OperatorChange)
     else:
         kept = {change.to: before.operators["top"].partitions} if isinstance(change, RenameOperator) else {}
         assert {uid: one.partitions for uid, one in found.operators.items()} == kept
+
+
+def test_a_sink_is_taken_for_right_and_follows_its_operator(tmp_path: Path) -> None:
+    """What the manifest has of a sink's rows: their operator under its new name, no more operator, nothing."""
+    checkpoint = Checkpoint(LocalFiles(tmp_path))
+    checkpoint.claim("job")
+    rows = {
+        "table": SinkManifest(True, "n > 1", "none", ["top"]),
+        "late": SinkManifest(False, "none", "none", ["top:late"]),
+    }
+    operators = {"top": OperatorManifest("top", "Rank", 1, [])}
+    checkpoint.commit(Manifest("job", 0, -1, 128, operators, graph=GraphManifest({"rows": False}, rows)))
+
+    def sinks() -> dict[str, SinkManifest]:
+        manifest = Checkpoint(LocalFiles(tmp_path)).latest()
+        assert manifest is not None
+        assert manifest.graph is not None
+        return manifest.graph.sinks
+
+    run("rename-operator", str(tmp_path), "top", "best", "--yes")
+    assert [one.inputs for one in sinks().values()] == [["best"], ["best:late"]]
+    run("drop-operator", str(tmp_path), "best", "--yes")
+    assert sinks()["table"].inputs == ["(state dropped)"]
+    run("accept-sink", str(tmp_path), "table", "--yes")
+    assert sinks()["table"] == SinkManifest(True)
+    assert sinks()["late"].filters == "none"
+    assert "no sink 'tables'; its sinks are 'table', 'late'" in run(
+        "accept-sink", str(tmp_path), "tables", "--yes", code=2
+    )

@@ -19,19 +19,22 @@ from asyncstate.errors import StoreError
 from asyncstate.execution import ReadPacer
 from asyncstate.execution.range_reads import positions_behind
 from asyncstate.runtime import worker_memory
-from asyncstate.testing import OperatorHarness
+from asyncstate.testing import OperatorHarness, Tuning
 from asyncstate.testing.faults import FaultyStore
 from tests.execution.rig import Rig
 from tests.memory_store import MemoryStore
 
-WAITING = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
 PAGES_OF_3 = {"async-state.iterate-response-batch-size": "3", "async-state.in-flight-limit": "4"}
 SPILLING = {"async-state.write-cache-size": "1kb"}
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"async_enabled": False},
-    "slow": {"async_enabled": True, "options": {"async-state.rocksdb.block-cache-size": "1mb"}},
+    "slow": {"async_enabled": True, "tuning": Tuning(blocks_bytes=1 << 20)},
     "slow, small pages, spilled": {"async_enabled": True, "options": PAGES_OF_3 | SPILLING},
-    "all wait, small pages": {"async_enabled": True, "options": WAITING | PAGES_OF_3},
+    "all wait, small pages": {
+        "async_enabled": True,
+        "tuning": Tuning(batch_hot_reads=True),
+        "options": PAGES_OF_3,
+    },
 }
 
 

@@ -16,6 +16,7 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.state.columnar.list_blocks import TAIL_ROWS
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from tests.examples import at_most
 from tests.state.fakes import FakeContext, FakeSink
 
 KEYS = KeyCodec([pa.int64()], ["k"], 4)
@@ -90,7 +91,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=at_most(40), deadline=None)
 @given(steps, st.sampled_from(TIMES), st.sampled_from(TIMES), st.sampled_from([1, 3, 100]), st.booleans())
 def test_ranges_have_whole_lists_and_nothing_of_what_was_removed(
     appended: list[dict[tuple[int, int], int]], start: int, until: int, page_size: int, as_read: bool

@@ -19,7 +19,6 @@ from asyncstate.errors import CodecError, StateDeclarationError
 from asyncstate.offline.inspection import Inspection, partition_sizes, read_partition
 from asyncstate.offline.json_text import plain
 from asyncstate.state.columnar import list_blocks
-from asyncstate.state.expiring.expiry import WrittenKeys
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeRecord, FakeSink
 from tests.state.ttl_column_probe import NUMBER, ColumnBench, ColumnProbe, text
@@ -41,8 +40,8 @@ def bench(domain: str, async_enabled: bool) -> Iterator[Callable[..., ColumnBenc
     """Makes benches with a ColumnProbe of the declared ttl."""
     made: list[ColumnBench] = []
 
-    def make(operator: ColumnProbe | None = None, **ttl: str) -> ColumnBench:
-        operator = ColumnProbe(StateTtl(TTL_US, domain, **ttl)) if operator is None else operator
+    def make(operator: ColumnProbe | None = None) -> ColumnBench:
+        operator = ColumnProbe(StateTtl(TTL_US, domain)) if operator is None else operator
         one = ColumnBench(operator, domain, async_enabled=async_enabled)
         made.append(one)
         return one
@@ -74,17 +73,6 @@ def test_rows_expire_each_by_itself(bench: Callable[..., ColumnBench]) -> None:
     assert one.run(1_099, "read", ASK) == [seen(7, 8)]
     assert one.run(1_100, "read", ASK) == [seen(8)]
     assert one.run(1_140, "read", ASK) == [NOTHING]
-
-
-@pytest.mark.parametrize("visibility", ["never-return-expired", "return-if-not-cleaned"])
-def test_reading_renews_where_it_is_declared_to(bench: Callable[..., ColumnBench], visibility: str) -> None:
-    one = bench(update="read-and-write", visibility=visibility)
-    one.run(1_000, "put", put(7, 8))
-    for time in (1_060, 1_150, 1_240):
-        assert one.run(time, "read", ASK) == [seen(7, 8)]
-    assert one.run(1_330, "peek", ASK) == [("+I", 1, 8, [7, 8], [])]
-    one.run(1_395, "nothing", [])
-    assert one.run(1_396, "read", ASK) == [NOTHING]
 
 
 def test_rows_that_are_moved_keep_their_time(bench: Callable[..., ColumnBench]) -> None:
@@ -187,92 +175,12 @@ def test_a_row_that_is_too_short_for_its_stamp_is_named() -> None:
         state.get(keys)
 
 
-# -- writes and renewals ----------------------------------------------------------------------------------
-
-
 def opened(sink: FakeSink, ttl: StateTtl, time: int = 0) -> tuple[Any, Any]:
     context = FakeContext(sink, page_size=2, processing_time=time * MS)
     return (
         context.get_state(ColumnStateDescriptor("one", NUMBER, ttl=ttl)),
         context.get_state(ListColumnStateDescriptor("many", NUMBER, ttl=ttl)),
     )
-
-
-@pytest.mark.parametrize("change", ["append", "remove", "leave"])
-def test_a_renewal_never_undoes_a_write(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reads have been asked for but not answered when the bundle writes; heads are older than a renewal."""
-    if change != "remove":  # chunks that go between the two reads of a list are missed
-        monkeypatch.setattr(list_blocks, "TAIL_ROWS", 2)
-    sink = FakeSink(deferred=True)
-    sink.current = FakeRecord(b"", b"")
-    ttl = StateTtl(TTL_US, update="read-and-write")
-    keys = KEYS.group([pa.array([1, 2, 3], pa.int64())])
-
-    def columns(*numbers: int) -> list[pa.Array]:
-        return [pa.array(numbers, pa.int64()), pa.array(["x"] * len(numbers))]
-
-    one, many = opened(sink, ttl, 1_000)
-    one.put(keys, columns(1, 2, 3))
-    many.append(keys, columns(*range(12)), np.repeat(np.arange(3), 4))
-    many.append(keys, columns(20, 21, 22), np.arange(3))
-    sink.commit()
-
-    one, many = opened(sink, ttl, 1_050)
-    old_heads = many.heads(keys)
-    reads = [one.async_get(keys), many.async_get(keys)]
-    if change == "append":
-        one.put(keys, columns(4, 5, 6))
-        many.append(keys, columns(30, 31, 32), np.arange(3), old_heads)
-    elif change == "remove":
-        one.remove(keys)
-        many.remove(keys, old_heads)
-    while sink.waiting:
-        sink.answer_one()
-    assert reads[0].get().columns[0].to_pylist() == [1, 2, 3]
-    assert reads[1].get().columns[0].to_pylist()[:5] == [0, 1, 2, 3, 20]
-    if change == "leave":  # heads from before the renewal, and rows behind those that it has renewed
-        many.append(keys, columns(30, 31, 32), np.arange(3), old_heads)
-    sink.commit()
-
-    one, many = opened(sink, ttl, 1_100)
-    found = one.get(keys, renew=False), many.get(keys, renew=False)
-    if change == "remove":
-        assert sink.base == {}
-    elif change == "append":
-        assert found[0].columns[0].to_pylist() == [4, 5, 6]
-        assert found[1].columns[0].to_pylist() == [
-            30,
-            31,
-            32,
-        ]  # the others have not been renewed: in time for now
-    else:
-        assert found[0].columns[0].to_pylist() == [1, 2, 3]
-        assert found[1].columns[0].to_pylist()[:6] == [0, 1, 2, 3, 20, 30]
-        assert set(found[1].stamps.tolist()) == {1_050 * MS}
-
-
-def test_keys_that_were_written_are_known_until_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WrittenKeys, "KEYS_MAX", 2)
-    written = WrittenKeys()
-    assert written.since([b"a"], written.moment).tolist() == [False]
-    written.note([b"a"])
-    before = written.moment
-    written.note([b"b", b"c"])
-    assert written.since([b"a", b"b", b"z"], before).tolist() == [False, True, False]
-    written.note([b"d"])  # the others are forgotten: they may have been written since ``before``
-    after = written.moment
-    assert written.since([b"a", b"d", b"z"], before).tolist() == [True, True, True]
-    written.note([b"a"])
-    assert written.since([b"a", b"d", b"z"], after).tolist() == [True, False, False]
-
-
-def test_reads_that_renew_nothing_write_nothing(bench: Callable[..., ColumnBench]) -> None:
-    one = bench(update="read-and-write")
-    one.run(1_000, "put", put(1, 2, 3))
-    stored = one.entries
-    one.run(1_000, "read", ASK)
-    one.run(1_050, "peek", ASK)
-    assert one.entries == stored
 
 
 # -- the clean-up -------------------------------------------------------------------------------------------
@@ -349,7 +257,7 @@ def test_both_modes_both_stores_and_any_parallelism_agree(
         {"async_enabled": True, "options": uncached},
         {"async_enabled": True, "parallelism": 3},
     ):
-        ttl = StateTtl(TTL_US, domain, "read-and-write")
+        ttl = StateTtl(TTL_US, domain)
         with ColumnBench(ColumnProbe(ttl), domain, **options) as one:  # type: ignore[arg-type]
             outcomes.append(([sorted(map(repr, rows)) for rows in story(one)], one.entries))
     assert outcomes[0][1]
@@ -357,7 +265,7 @@ def test_both_modes_both_stores_and_any_parallelism_agree(
 
 
 def test_restarts_and_replays_change_nothing(bench: Callable[..., ColumnBench], async_enabled: bool) -> None:
-    one = bench(update="read-and-write")
+    one = bench()
     for _, found in zip(range(5), story(one), strict=False):
         assert found is not None
     again, other = one.restored(), one.restored(parallelism=3, async_enabled=not async_enabled)
@@ -447,13 +355,13 @@ class Only(ColumnProbe):
         self.windows = context.get_state(ColumnStateDescriptor("windows", NUMBER, time_first=True))
 
 
-def test_the_other_options_may_change(async_enabled: bool) -> None:
+def test_the_duration_may_change(async_enabled: bool) -> None:
     with ColumnBench(ColumnProbe(StateTtl(TTL_US)), "processing", async_enabled=async_enabled) as one:
         one.run(1_000, "put", put(7))
-        longer = StateTtl(2 * TTL_US, update="read-and-write", visibility="return-if-not-cleaned")
-        with one.restored(operator=ColumnProbe(longer)) as other:
+        with one.restored(operator=ColumnProbe(StateTtl(2 * TTL_US))) as other:
             assert other.run(1_150, "read", ASK) == [seen(7)]
-            assert other.run(1_349, "read", ASK) == [seen(7)]
+            assert other.run(1_199, "read", ASK) == [seen(7)]
+            assert other.run(1_200, "read", ASK) == [NOTHING]
 
 
 def test_event_time_needs_an_input_that_has_it() -> None:
@@ -466,3 +374,7 @@ def test_a_ttl_may_be_a_duration_alone(descriptor: Any) -> None:
     assert descriptor("v", NUMBER, ttl="1 hour") == descriptor("v", NUMBER, ttl=StateTtl("1 hour"))
     with pytest.raises(StateDeclarationError, match="state 'v': ttl='an hour' is no time to live"):
         descriptor("v", NUMBER, ttl="an hour")
+    with pytest.raises(
+        StateDeclarationError, match="state 'v': ttl has update='read-and-write', .* leave update out"
+    ):
+        descriptor("v", NUMBER, ttl=StateTtl("1 hour", update="read-and-write"))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate import InputSpec, StateTtl
-from asyncstate.state import TtlTime, TtlUpdate, TtlVisibility
+from asyncstate.state import TtlTime
 from asyncstate.state.columnar import list_blocks
 from tests.state.ttl_column_probe import ColumnProbe, text
 from tests.state.ttl_direct import MS, ExpiringRunner
@@ -73,15 +73,7 @@ class Model:
         self.held["windows"][key].append((number, stamp))
 
     def shown(self, name: str, key: int, now: int) -> list[int]:
-        hides = self.ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
-        return [number for number, stamp in self.held[name][key] if not hides or self.lives(stamp, now)]
-
-    def renew(self, name: str, key: int, now: int, at: int) -> None:
-        if self.ttl.update is TtlUpdate.READ_AND_WRITE:
-            self.held[name][key] = [
-                (number, max(stamp, at) if self.lives(stamp, now) else stamp)
-                for number, stamp in self.held[name][key]
-            ]
+        return [number for number, stamp in self.held[name][key] if self.lives(stamp, now)]
 
     def drop(self, key: int, now: int) -> None:
         """The first row that is shown goes, with all that are not."""
@@ -101,27 +93,17 @@ def stored(runner: ExpiringRunner, name: str) -> dict[int, list[tuple[int, int]]
 def apply(model: Model, op: str, batch: list[tuple[int, int, int]], now: int) -> list[Any]:
     """One micro-batch of (key, number, ahead) on the model; the rows that it must put out, in order of the keys."""
     out = []
-    at = {
-        key: max(self_at for k, _, a in batch if k == key for self_at in [model.stamp(now, a)])
-        for key, _, _ in batch
-    }
     if op == "put":
         for key, number, ahead in batch:
             model.put(key, number, model.stamp(now, ahead))
-    for key in sorted(at):
+    for key in sorted({key for key, _, _ in batch}):
         if op in ("read", "peek"):
             value, elements, windows = (model.shown(name, key, now) for name in STATES)
             out.append(("+I", key, value[0] if value else None, elements, windows if op == "read" else []))
-        if op == "read":
-            model.renew("value", key, now, at[key])
-            model.renew("elements", key, now, at[key])
-        elif op == "drop":
+        if op == "drop":
             model.drop(key, now)
         elif op == "remove":
             model.held["value"][key], model.held["elements"][key] = [], []
-    if op == "read":
-        for key in KEYS:
-            model.renew("windows", key, now, now)
     return out
 
 
@@ -151,12 +133,7 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(list_blocks, "CHUNK_ROWS", 3)
 
 
-@given(
-    stories,
-    st.sampled_from(["processing", "event"]),
-    st.sampled_from(TtlUpdate),
-    st.sampled_from(TtlVisibility),
-)
-def test_stories(story: Story, domain: str, update: TtlUpdate, visibility: TtlVisibility) -> None:
-    ttl = StateTtl(TTL_MS * MS, domain, update, visibility)
+@given(stories, st.sampled_from(["processing", "event"]))
+def test_stories(story: Story, domain: str) -> None:
+    ttl = StateTtl(TTL_MS * MS, domain)
     assert run(story, ttl, deferred=False) == run(story, ttl, deferred=True)

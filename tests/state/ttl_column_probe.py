@@ -21,7 +21,7 @@ from asyncstate import (
     OperatorContext,
     StateTtl,
 )
-from asyncstate.state import Columns, ListColumns, TtlTime
+from asyncstate.state import Columns, ListColumns
 from tests.state.ttl_probe import MS, Bench
 
 NUMBER = pa.schema([("number", pa.int64()), ("text", pa.string())])
@@ -31,7 +31,7 @@ class ColumnProbe(BundleOperator):
     """What a micro-batch does with the keys of its rows, as the ``op`` of the first one says.
 
     ``put``: the number of a key's last row as its value, all its rows behind its list, each in a window of its own.
-    ``read``: emits what is there; ``peek``: the same without renewing, and without windows. ``drop``: writes
+    ``read``: emits what is there; ``peek``: the same without windows. ``drop``: writes
     the list without its first row. ``remove``: value and list.
     """
 
@@ -64,25 +64,16 @@ class ColumnProbe(BundleOperator):
             return self.elements.remove(keys)
         if op == "drop":
             return self.elements.async_heads(keys).then_compose(
-                lambda heads: self.elements.async_rows(heads, renew=False).then_accept(
+                lambda heads: self.elements.async_rows(heads).then_accept(
                     lambda found: self._drop(keys, heads, found)
                 )
             )
         if op == "nothing":
             return None
-        times = None if self.ttl is None or self.ttl.time is TtlTime.PROCESSING else self._latest(bundle)
-        stamps = self.value.stamps_at(times, len(keys))
-        renew = op == "read"
-        value = self.value.async_get(keys, stamps, renew)
-        return value.then_combine(
-            self.elements.async_get(keys, stamps, renew),
-            lambda one, many: self._emit(bundle, one, many, ctx, renew),
+        return self.value.async_get(keys).then_combine(
+            self.elements.async_get(keys),
+            lambda one, many: self._emit(bundle, one, many, ctx, op == "read"),
         )
-
-    def _latest(self, bundle: Bundle) -> Any:
-        assert bundle.times is not None
-        order, starts = bundle.keys.rows_sorted()
-        return np.maximum.reduceat(bundle.times[order], starts)
 
     def _put(self, bundle: Bundle) -> None:
         assert bundle.times is not None
@@ -110,13 +101,15 @@ class ColumnProbe(BundleOperator):
         columns = [column.filter(pa.array(stay)) for column in found.columns]
         self.elements.put(keys, columns, found.key_index[stay], heads, stamps)
 
-    def _emit(self, bundle: Bundle, one: Columns, many: ListColumns, ctx: BundleContext, renew: bool) -> None:
+    def _emit(
+        self, bundle: Bundle, one: Columns, many: ListColumns, ctx: BundleContext, ranges: bool
+    ) -> None:
         assert one.columns[1].to_pylist() == [
             None if number is None else text(number) for number in one.columns[0].to_pylist()
         ]
         elements = [numbers.tolist() for numbers in np.split(many.columns[0].to_numpy(), many.starts[1:])]
         windows: dict[int, list[int]] = {key: [] for key in bundle.keys.columns[0].to_pylist()}
-        for page in self.windows.up_to(2**62) if renew else ():
+        for page in self.windows.up_to(2**62) if ranges else ():
             for key, number, namespace in zip(
                 page.key_columns[0].to_pylist(), page.columns[0].to_pylist(), page.namespaces, strict=True
             ):

@@ -20,6 +20,7 @@ from asyncstate.storage import (
     PartitionManifest,
     checkpoint_files,
 )
+from asyncstate.storage.checkpoint import LISTED_EVERY
 from asyncstate.storage.manifest import (
     FORMAT_VERSION,
     DeltaRef,
@@ -403,6 +404,33 @@ def test_retention_keeps_every_needed_file_and_no_other(tmp_path: Path, place: s
         fresh = MiniJob(tmp_path / f"fresh-{version}")
         fresh.stores._files = job.files
         assert fresh.content(job.checkpoint.read(version), 2) == content
+
+
+def test_retention_lists_all_files_once_in_many_commits(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a commit deletes was named by the versions that go; what nobody named goes with the next list."""
+    job = MiniJob(tmp_path, snapshot_every_deltas=2, place=place)
+    listed: list[str] = []
+    real = job.files.list
+
+    def counted(prefix: str) -> list[str]:
+        listed.append(prefix)
+        return real(prefix)
+
+    monkeypatch.setattr(job.files, "list", counted)
+    orphan = "state/op/0/delta-0000000003-orphan.sst"
+    for batch_id in range(LISTED_EVERY + 1):
+        job.batch({key(batch_id % 16, "a"): b"%d" % batch_id})
+        job.checkpoint.retain(2)
+        versions = [job.checkpoint.read(version) for version in job.checkpoint.versions()]
+        needed = {file.name for manifest in versions for file in manifest.files()}
+        old = {name for name in real("state/") if (batch_of(name) or 0) < batch_id} - {orphan}
+        assert old <= needed
+        if batch_id == 4:
+            job.files.put_bytes(orphan, b"x")
+        assert (orphan in real("state/")) == (4 <= batch_id < LISTED_EVERY)
+    assert listed.count("state/") == 2
 
 
 def test_retention_stops_at_an_unreadable_manifest(tmp_path: Path, place: str) -> None:

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConcurrentJobError
 from asyncstate.storage import Checkpoint, CheckpointFiles, Manifest
+from tests.examples import at_most
 
 ANSWER_SECONDS_MAX = 30.0
 DRIVERS_MAX = 4
@@ -343,7 +344,7 @@ class DriversMachine(RuleBasedStateMachine):
 class TestDrivers(DriversMachine.TestCase):  # type: ignore[misc]
     """A few stories, each time others."""
 
-    settings = settings(max_examples=40, stateful_step_count=30)
+    settings = settings(max_examples=at_most(40), stateful_step_count=30)
 
 
 @pytest.mark.slow

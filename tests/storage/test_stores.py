@@ -15,6 +15,7 @@ from asyncstate.errors import StoreError
 from asyncstate.storage import KeyedStore, RocksDBOptions, RocksDBStore, rocksdb
 from asyncstate.storage.files import file_checksum
 from asyncstate.storage.rocksdb import write_sst
+from tests.examples import at_most
 from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, applied
 
@@ -153,7 +154,7 @@ def test_ingest_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     ),
     below=st.dictionaries(st.binary(max_size=2), st.binary(max_size=3), min_size=1),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=at_most(25), deadline=None)
 def test_the_last_of_several_ingested_files_counts(
     links: bool, deltas: list[dict[bytes, bytes | None]], below: dict[bytes, bytes]
 ) -> None:

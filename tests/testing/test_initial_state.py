@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ from asyncstate import (
 )
 from asyncstate.dataflow import Stream
 from asyncstate.errors import AsyncStateError, JobError, OperatorError
-from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
+from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource, Tuning, net
 from operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
 
 ROWS = "k long, v long, ts timestamp"
@@ -32,8 +31,7 @@ ROWS = "k long, v long, ts timestamp"
 @pytest.fixture
 def mode(async_enabled: bool) -> dict[str, Any]:
     """Arguments of a harness; in async mode every read waits for a list get."""
-    waiting = {"async-state.batch-hot-reads": "true", "async-state.cache-size": "0b"}
-    return {"async_enabled": async_enabled, "options": waiting if async_enabled else {}}
+    return {"async_enabled": async_enabled, "tuning": Tuning(batch_hot_reads=async_enabled)}
 
 
 class Numbered(RecordOperator):
@@ -81,13 +79,6 @@ class Holder(RecordOperator):
         names = {name: dict(value) for name, value in sorted(self.names.items())}
         many = f"{list(self.many)} {self.any.value()}"
         ctx.emit(row.k, self.one.value(), many, str(names), self.best.get())
-
-
-def net(rows: Sequence[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
-    found = Counter[tuple[Any, ...]]()
-    for kind, *values in rows:
-        found[tuple(values)] += 1 if kind[0] == "+" else -1
-    return +found
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -213,7 +204,7 @@ def test_a_first_micro_batch_that_failed_runs_again_with_the_initial_rows(
     mode: dict[str, Any], local: str
 ) -> None:
     FailsOnce.failed.clear()
-    mode["options"] |= {"async-state.local-aggregation": local}
+    mode["options"] = {"async-state.local-aggregation": local}
     with OperatorHarness(FailsOnce(), ROWS, "k", initial_state=[(1, 5, 0)], **mode) as harness:
         harness.push([(1, 6, 0), (1, 7, 0)])
         with pytest.raises(OperatorError, match="the first time"):

@@ -72,10 +72,9 @@ def test_snapshots_go_from_place_to_place(s3: S3Server, tmp_path: Path) -> None:
 def test_a_batch_whose_upload_fails_is_not_committed(
     s3: S3Server, async_enabled: bool, tmp_path: Path
 ) -> None:
-    options = {**OPTIONS, "async-state.checkpoint.retry-attempts": 1}
     with faulty_proxy(s3) as proxy:
         place = s3.place(proxy.port)
-        with harness(place, tmp_path, async_enabled=async_enabled, options=options) as h:
+        with harness(place, tmp_path, async_enabled=async_enabled) as h:
             h.push([("a", 1)])
             h.end_batch()
             proxy.fail("PUT", "state/", "403", times=1)
@@ -86,6 +85,6 @@ def test_a_batch_whose_upload_fails_is_not_committed(
                 h.end_batch()
             assert SECRET_KEY not in str(why.value)
         assert len(checkpoint_files(place).list("manifests/")) == 1
-        with harness(place, tmp_path, async_enabled=async_enabled, options=options) as h:
+        with harness(place, tmp_path, async_enabled=async_enabled) as h:
             h.push([("a", 1)])
             assert h.end_batch() == [("+I", "a", 2)]

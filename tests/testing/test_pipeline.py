@@ -16,7 +16,7 @@ from asyncstate.dataflow import Dataflow, Stream
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
-from asyncstate.testing import PipelineHarness, PipelineSource
+from asyncstate.testing import PipelineHarness, PipelineSource, net
 from operators import (
     GroupAggregate,
     GroupWindowAggregate,
@@ -58,14 +58,6 @@ def pipeline(orders: Stream, payments: Stream) -> None:
     orders.apply(
         WindowAggregate(tumble("10 seconds"), [count()]), key="customer", uid="windows"
     ).to(print, name="windows")  # fmt: skip
-
-
-def net(rows: Any) -> Counter[Any]:
-    found: Counter[Any] = Counter()
-    for kind, *values in rows:
-        found[tuple(values)] += 1 if kind in ("+I", "+U") else -1
-    assert min(found.values(), default=0) >= 0
-    return +found
 
 
 def test_rows_go_from_sources_to_sinks(async_enabled: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from asyncstate import InputSpec, OperatorContext, RecordContext, RecordOperator, Row, ValueStateDescriptor
 from asyncstate.errors import AsyncStateError, OperatorError
-from asyncstate.testing import FaultyStore, OperatorHarness
+from asyncstate.testing import FaultyStore, OperatorHarness, Tuning
 
 
 class Failing(RecordOperator):
@@ -39,10 +39,12 @@ def files_of(error: BaseException | None) -> list[str]:
 
 @pytest.mark.parametrize("operator", [Failing(), FailingLater()])
 @pytest.mark.parametrize("async_enabled", [False, True])
-@pytest.mark.parametrize("hot", ["true", "false"])
-def test_the_frames_are_the_tests_and_the_users(operator: Failing, async_enabled: bool, hot: str) -> None:
-    options = {"async-state.batch-hot-reads": hot}
-    with OperatorHarness(operator, "n long", "n", async_enabled=async_enabled, options=options) as harness:
+@pytest.mark.parametrize("waiting", [True, False])
+def test_the_frames_are_the_tests_and_the_users(
+    operator: Failing, async_enabled: bool, waiting: bool
+) -> None:
+    tuning = Tuning(batch_hot_reads=waiting)
+    with OperatorHarness(operator, "n long", "n", async_enabled=async_enabled, tuning=tuning) as harness:
         harness.push([(1,)])
         with pytest.raises(OperatorError) as raised:
             harness.end_batch()

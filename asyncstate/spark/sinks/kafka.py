@@ -9,6 +9,7 @@ Source: KIP-98 (transactions), upsert-kafka of Flink (a tombstone is a deletion)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 60.0  # librdkafka's own time for a request
 
+_log = logging.getLogger(__name__)
+
 
 class KafkaTarget:
     """``topic`` of the brokers ``servers``: keys and values are JSON objects, deletions tombstones. Keys go to the
@@ -40,7 +43,7 @@ class KafkaTarget:
         }
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
-        """See ``Target``. The topic must be there: one that brokers make by themselves is not compacted."""
+        """See ``Target``. The topic must be there, and be compacted: one that brokers make by themselves is not."""
         check_columns(self.place, schema, keys, schema.names)
         _check_types(self.place, schema)
         with extra("kafka", "KafkaTarget"):
@@ -52,6 +55,40 @@ class KafkaTarget:
             raise StoreError(f"{self.place}: {error}") from error
         if self.topic not in topics:
             raise SchemaError(f"{self.place} does not exist; create it with cleanup.policy=compact")
+        self._check_policy()
+
+    def _check_policy(self) -> None:
+        """Raise SchemaError for a topic that keeps no last value of each key; warn where nobody says so."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in __all__
+
+        asked = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
+        try:
+            (answer,) = (
+                AdminClient(self._options).describe_configs([asked], request_timeout=_SECONDS).values()
+            )
+            policy = str(answer.result()["cleanup.policy"].value)
+        except (KafkaException, KeyError) as error:
+            _log.warning(
+                "%s: whether it is compacted cannot be found out (%s); a topic with another cleanup.policy than "
+                "compact loses rows that do not change for a while",
+                self.place,
+                error,
+            )
+            return
+        words = {word.strip() for word in policy.split(",")}
+        if "compact" not in words:
+            raise SchemaError(
+                f"{self.place} has cleanup.policy={policy}: rows that do not change for a while would be deleted from "
+                "it; set cleanup.policy=compact"
+            )
+        if "delete" in words:
+            _log.warning(
+                "%s has cleanup.policy=%s: rows that do not change within its retention are deleted from it; set "
+                "cleanup.policy=compact to keep them",
+                self.place,
+                policy,
+            )
 
     def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver with the same writer shuts the first one out."""

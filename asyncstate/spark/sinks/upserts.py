@@ -8,7 +8,7 @@ Must not import runtime, storage or execution.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -138,6 +138,9 @@ class UpsertSink:
     The graph's ``check`` asks the target whether it can be written to. ``writer`` is by default the name that the sink
     has in the graph; a sink that is to keep its place in the target under another name keeps its ``writer``.
     """
+
+    keeps_table: ClassVar[bool] = True
+    """The target has the table that the rows describe: a graph that would give it other rows is refused."""
 
     def __init__(self, keys: str | Sequence[str], target: Target, writer: str | None = None) -> None:
         self.keys = _checked_keys("UpsertSink", keys)

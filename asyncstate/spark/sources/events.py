@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, S
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.spark.columns import quoted
-from asyncstate.spark.facts import with_changes
+from asyncstate.spark.facts import marked
 from asyncstate.spark.sources.malformed import as_map, check_mode, only_malformed, raised, text
 from asyncstate.spark.sources.typed import Typing, check_typing, has_decimals
 
@@ -98,7 +98,7 @@ def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
     if asked.malformed == "only":
         return only_malformed(judged, kept, _PROBLEM)
     rows = _rows(judged, event, asked)
-    return with_changes(rows, Changelog.upsert(*asked.upsert_key)) if asked.upsert_key else rows
+    return marked(rows, Changelog.upsert(*asked.upsert_key)) if asked.upsert_key else rows
 
 
 def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> DataFrame:

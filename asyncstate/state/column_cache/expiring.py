@@ -1,13 +1,13 @@
 """A column state with a time to live that is answered from memory where that knows, and which states are cached.
 
 Owns: ``CachedTtlColumnState``; ``StampedCodec``, whose rows have their stamp as a first column; ``with_column_cache``.
-Invariant: reads show and renew, and the clean-up removes, what they do without the cache, and the same is stored.
+Invariant: reads show, and the clean-up removes, what they do without the cache, and the same is stored.
 Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -82,58 +82,30 @@ class CachedTtlColumnState(TtlColumnState):
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
-        return self._answer(keys, stamps, renew)(self._rows.get(keys))
+    def get(self, keys: KeyBatch) -> Columns:
+        return self._live(self._rows.get(keys))
 
-    def async_get(
-        self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
-    ) -> StateFuture[Columns]:
-        answer = self._answer(keys, stamps, renew)
-        return self._rows.async_get(keys).then_apply(answer)
+    def async_get(self, keys: KeyBatch) -> StateFuture[Columns]:
+        return self._rows.async_get(keys).then_apply(self._live)
 
     def prefetch(self, keys: KeyBatch) -> None:
         self._rows.prefetch(keys)
 
-    def _answer(self, keys: KeyBatch, stamps: Int64Array | None, renew: bool) -> Callable[[Columns], Columns]:
-        moment = self._written.moment
-
-        def answer(found: Columns) -> Columns:
-            stored = found.numpy(0).astype(np.int64, copy=False)
-            if renew and self._expiry.renews:
-                at = self._expiry.stamps(None, len(keys)) if stamps is None else stamps
-                self._renew_rows(keys, found, found.present & self._expiry.due(stored, at), at, moment)
-            shown = found.present & self._expiry.shown(stored)
-            return _only(shown, found)
-
-        return answer
-
-    def _renew_rows(
-        self, keys: KeyBatch, found: Columns, due: BoolArray, at: Int64Array, moment: int
-    ) -> None:
-        """Give the rows that are ``due`` (u) the stamps ``at`` (u); not those written since ``moment``."""
-        if due.any():
-            due[due] = ~self._written.since(keys.select(due).store_keys(self._id), moment)
-            mask = pa.array(due)
-            self.put(keys.select(due), [column.filter(mask) for column in found.columns[1:]], at[due])
+    def _live(self, found: Columns) -> Columns:
+        stored = found.numpy(0).astype(np.int64, copy=False)
+        return _only(found.present & self._expiry.live(stored), found)
 
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
         at = self._expiry.stamps(None, len(keys)) if stamps is None else stamps
         self._rows.put(keys, [pa.array(at), *columns])
-        self._note_keys(keys)
 
     def remove(self, keys: KeyBatch) -> None:
         self._rows.remove(keys)
-        self._note_keys(keys)
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
         self._rows.remove_entries(store_keys)
-        self._note(store_keys)
-
-    def _note_keys(self, keys: KeyBatch) -> None:
-        if self._expiry.renews:
-            self._written.note(keys.store_keys(self._id))
 
     # -- the clean-up -----------------------------------------------------------------------------
 

@@ -60,22 +60,20 @@ class CachedColumnState(ColumnState, LevelOne):
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
+    def get(self, keys: KeyBatch) -> Columns:
         table = self._table(keys)
         if table is None:
-            return super().get(keys, stamps, renew)
+            return super().get(keys)
         asked = self._asked(table, keys)
         if not len(asked.wanted):
             return asked.known
         values = self._sink.get_many(asked.wanted_keys.store_keys(self._id))
         return self._answered(table, asked, values)
 
-    def async_get(
-        self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
-    ) -> StateFuture[Columns]:
+    def async_get(self, keys: KeyBatch) -> StateFuture[Columns]:
         table = self._table(keys)
         if table is None:
-            return super().async_get(keys, stamps, renew)
+            return super().async_get(keys)
         asked = self._asked(table, keys)
         if not len(asked.wanted):
             return completed_future(asked.known)

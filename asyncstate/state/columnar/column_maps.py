@@ -217,8 +217,7 @@ class ColumnMapState(ColumnState):
 
 
 class TtlColumnMapState(TtlColumnState, ColumnMapState):
-    """A ColumnMapState each of whose entries expires by itself. Reads of ranges, and of all entries of keys, renew what
-    they show, too."""
+    """A ColumnMapState each of whose entries expires by itself."""
 
 
 @dataclass(frozen=True)

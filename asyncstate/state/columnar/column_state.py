@@ -130,22 +130,16 @@ class BundleState:
 class ColumnState(BundleState):
     """One row a key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
 
-    def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> Columns:
-        """The rows of ``keys``.
-
-        With a ttl whose reads renew, live rows get ``stamps`` (u, from ``stamps_at``; None: of this micro-batch), or
-        stay as they are with ``renew`` False.
-        """
+    def get(self, keys: KeyBatch) -> Columns:
+        """The rows of ``keys``."""
         return self._decode(self._sink.get_many(self._store_keys(keys)))
 
-    def async_get(
-        self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
-    ) -> StateFuture[Columns]:
+    def async_get(self, keys: KeyBatch) -> StateFuture[Columns]:
         """A future of the same."""
         return self._sink.async_get_many(self._store_keys(keys)).then_apply(self._decode)
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
-        """Write one row a key: an array (u) a field; ``stamps`` as in ``get``."""
+        """Write one row a key: an array (u) a field; ``stamps`` (u, from ``stamps_at``; None: of this micro-batch)."""
         self._sink.put_many(self._store_keys(keys), self._codec.encode(columns, num_rows=len(keys)))
 
     def remove(self, keys: KeyBatch) -> None:

@@ -18,7 +18,7 @@ from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.requests import StateSink
 from asyncstate.state.columnar.column_state import Columns, ColumnState, TimeRange
 from asyncstate.state.expiring.expiry import ColumnExpiry, checked_time
-from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl, ttl_texts
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
 from asyncstate.state.versions import evolved, older_values
 
@@ -38,7 +38,7 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", read_schema(self.schema, f"state '{self.name}'"))
-        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
+        object.__setattr__(self, "ttl", as_bundle_ttl(f"state '{self.name}'", self.ttl))
 
     def type_texts(self) -> dict[str, str]:
         """Schema, layout and what the ttl is measured in."""
@@ -52,7 +52,7 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
     def bind(
         self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> S_co:
-        types, uid, ttl = self.type_texts(), context.uid, as_ttl("state", self.ttl)
+        types, uid, ttl = self.type_texts(), context.uid, as_bundle_ttl("state", self.ttl)
         kept = types if stored is None else evolved(uid, self.name, types, stored)
         older = [schema_from_text(text) for text in older_values(kept)]
         codec = RowCodec(self.schema, older, owner=f"state '{self.name}' of operator '{uid}'")

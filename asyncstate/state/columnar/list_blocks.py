@@ -59,7 +59,6 @@ class ListHeads:
 
     ``blocks`` (u) are the heads as stored. int64 arrays (u), zero where there is no list: ``chunks`` and
     ``sealed_rows`` count the sealed chunks and their rows, ``rows`` and ``width`` are of the head's own rows.
-    ``moment``: when they were read (see ``WrittenKeys``; always 0 without a ttl whose reads renew).
     """
 
     store_keys: list[bytes]
@@ -68,7 +67,6 @@ class ListHeads:
     sealed_rows: Int64Array
     rows: Int64Array
     width: Int64Array
-    moment: int = 0
 
     @property
     def counts(self) -> Int64Array:
@@ -88,7 +86,6 @@ class ListHeads:
             self.sealed_rows[indices],
             self.rows[indices],
             self.width[indices],
-            self.moment,
         )
 
     def without(self, gone: BoolArray) -> ListHeads:
@@ -98,20 +95,20 @@ class ListHeads:
             None if is_gone else block for is_gone, block in zip(gone.tolist(), self.blocks, strict=True)
         ]
         numbers = (self.chunks * kept, self.sealed_rows * kept, self.rows * kept, self.width * kept)
-        return ListHeads(self.store_keys, blocks, *numbers, self.moment)
+        return ListHeads(self.store_keys, blocks, *numbers)
 
 
-def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str, moment: int = 0) -> ListHeads:
+def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str) -> ListHeads:
     """The heads of lists; CodecError naming ``owner`` if one is cut short."""
     stored = pa.array(blocks, LARGE_BINARY)
     there = valid_mask(stored)
     if there is None:
-        return ListHeads(store_keys, blocks, *_headers_of(stored, owner), moment)
+        return ListHeads(store_keys, blocks, *_headers_of(stored, owner))
     numbers = np.zeros((4, len(blocks)), np.int64)
     if there.any():
         numbers[:, there] = _headers_of(stored.drop_null(), owner)
     chunks, sealed_rows, rows, width = numbers
-    return ListHeads(store_keys, blocks, chunks, sealed_rows, rows, width, moment)
+    return ListHeads(store_keys, blocks, chunks, sealed_rows, rows, width)
 
 
 def empty_heads(store_keys: list[bytes]) -> ListHeads:

@@ -44,7 +44,7 @@ class ListColumns:
 
     ``columns`` has an array (m) a field; ``key_index`` (m, ascending) tells the key of each row, ``counts``
     (u) the rows of each key. Rows of a key are in the order in which they were appended. ``stamps`` (m, microseconds)
-    says when each was written or renewed, None without a ttl.
+    says when each was written, None without a ttl.
     """
 
     columns: list[pa.Array]
@@ -78,26 +78,18 @@ class ListColumnState(BundleState):
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def get(self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True) -> ListColumns:
-        """All rows of ``keys``.
+    def get(self, keys: KeyBatch) -> ListColumns:
+        """All rows of ``keys``."""
+        return self.rows(self.heads(keys))
 
-        With a ttl whose reads renew, live rows get the one of ``stamps`` (u, from ``stamps_at``; None: of this
-        micro-batch) that is their key's, or stay as they are with ``renew`` False.
-        """
-        return self.rows(self.heads(keys), stamps, renew)
-
-    def async_get(
-        self, keys: KeyBatch, stamps: Int64Array | None = None, renew: bool = True
-    ) -> StateFuture[ListColumns]:
+    def async_get(self, keys: KeyBatch) -> StateFuture[ListColumns]:
         """A future of the same."""
-        return self.async_heads(keys).then_compose(lambda heads: self.async_rows(heads, stamps, renew))
+        return self.async_heads(keys).then_compose(self.async_rows)
 
-    def async_read(
-        self, keys: KeyBatch, stamps: Int64Array | None = None
-    ) -> StateFuture[tuple[ListHeads, ListColumns]]:
-        """A future of the heads of ``keys``, to write with, and of all their rows; ``stamps`` as in ``get``."""
+    def async_read(self, keys: KeyBatch) -> StateFuture[tuple[ListHeads, ListColumns]]:
+        """A future of the heads of ``keys``, to write with, and of all their rows."""
         return self.async_heads(keys).then_compose(
-            lambda heads: self.async_rows(heads, stamps).then_apply(lambda rows: (heads, rows))
+            lambda heads: self.async_rows(heads).then_apply(lambda rows: (heads, rows))
         )
 
     def heads(self, keys: KeyBatch) -> ListHeads:
@@ -110,20 +102,18 @@ class ListColumnState(BundleState):
         store_keys = keys.store_keys(self._id)
         return self._sink.async_get_many(store_keys).then_apply(self._heads_reader(store_keys))
 
-    def rows(self, heads: ListHeads, stamps: Int64Array | None = None, renew: bool = True) -> ListColumns:
-        """All rows of the keys of ``heads``, as they were when the heads were read; for the rest see ``get``."""
+    def rows(self, heads: ListHeads) -> ListColumns:
+        """All rows of the keys of ``heads``, as they were when the heads were read."""
         keys, owners = chunk_keys(heads)
         stored = rows_of(heads, keys, owners, self._sink.get_many(keys) if keys else [], self._owner)
-        return self._decode(heads, stored, stamps, renew)
+        return self._decode(heads, stored)
 
-    def async_rows(
-        self, heads: ListHeads, stamps: Int64Array | None = None, renew: bool = True
-    ) -> StateFuture[ListColumns]:
+    def async_rows(self, heads: ListHeads) -> StateFuture[ListColumns]:
         """A future of the same; no second read where nothing is sealed."""
-        return self._async_stored(heads).then_apply(lambda stored: self._decode(heads, stored, stamps, renew))
+        return self._async_stored(heads).then_apply(lambda stored: self._decode(heads, stored))
 
     def async_counts(self, heads: ListHeads) -> StateFuture[Int64Array]:
-        """A future of the number of rows of each key (u) that a read shows now; renews nothing."""
+        """A future of the number of rows of each key (u) that a read shows now."""
         return completed_future(heads.counts)
 
     def _heads_reader(self, store_keys: list[bytes]) -> Callable[[list[bytes | None]], ListHeads]:
@@ -137,9 +127,7 @@ class ListColumnState(BundleState):
             lambda chunks: rows_of(heads, keys, owners, chunks, self._owner)
         )
 
-    def _decode(
-        self, heads: ListHeads, stored: StoredLists, stamps: Int64Array | None, renew: bool
-    ) -> ListColumns:
+    def _decode(self, heads: ListHeads, stored: StoredLists) -> ListColumns:
         columns, _ = self._codec.decode(stored.rows)
         counts = np.bincount(stored.key_index, minlength=len(heads.blocks))
         return ListColumns(columns, stored.key_index, counts)

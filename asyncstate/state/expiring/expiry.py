@@ -1,8 +1,8 @@
 """What a time to live means for stored bytes.
 
 Owns: ``Expiry``: stamps, what is expired and what a read shows and renews; and the clean-up of the states that
-keep one stamp an entry. ``ColumnExpiry``, its vectorised form, and ``WrittenKeys``, by which a renewal spares later
-writes.
+keep one stamp an entry. ``ColumnExpiry``, its vectorised form, for states that writes alone renew and whose reads show
+nothing that has expired.
 Invariant: with a ttl each stored value, or row, is ``[stamp: 8 bytes][encoded value]``, the stamp in the
 order-preserving form of an int64, so that ages are compared as bytes. What is expired depends on the stamp and the
 micro-batch only.
@@ -13,8 +13,8 @@ Source: Flink's ``StateTtlConfig`` and ``TtlStateContext``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -166,7 +166,7 @@ class Expiry:
 class ColumnExpiry:
     """The time to live of one declared column state in one micro-batch. Stamps are int64 microseconds (n)."""
 
-    __slots__ = ("_event_time", "_first_live", "_hidden_below", "_now", "_owner", "_stamp_now", "renews")
+    __slots__ = ("_event_time", "_first_live", "_now", "_owner", "_stamp_now")
 
     def __init__(self, ttl: StateTtl, now: int, owner: str) -> None:
         """``now``: see ``time_of``, microseconds; ``owner`` names the state in messages."""
@@ -174,10 +174,7 @@ class ColumnExpiry:
         self._event_time = ttl.time is TtlTime.EVENT
         self._now = now
         self._stamp_now = UNTIMED_STAMP if now == MIN_WATERMARK else min(now, STAMP_MAX)
-        self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
         self._first_live = max(now - ttl.duration_us + 1, MIN_WATERMARK)
-        hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
-        self._hidden_below = self._first_live if hides else MIN_WATERMARK
 
     def stamps(self, times: Int64Array | None, count: int) -> Int64Array:
         """The stamps of what ``count`` rows of these event times write: of event time the later of row and watermark,
@@ -195,15 +192,10 @@ class ColumnExpiry:
         expired: BoolArray = stamps < self._first_live
         return expired
 
-    def shown(self, stamps: Int64Array) -> BoolArray:
+    def live(self, stamps: Int64Array) -> BoolArray:
         """What reads show."""
-        shown: BoolArray = stamps >= self._hidden_below
-        return shown
-
-    def due(self, stamps: Int64Array, at: Int64Array) -> BoolArray:
-        """What a read that stamps ``at`` renews: what is live and older."""
-        due: BoolArray = (stamps >= self._first_live) & (stamps < at)
-        return due
+        live: BoolArray = stamps >= self._first_live
+        return live
 
     def untimed(self, stamps: Int64Array) -> BoolArray:
         """What the clean-up gives a time because it has none and one is known now."""
@@ -225,36 +217,6 @@ class ColumnExpiry:
 def without_stamps(rows: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """Stored rows (n, no nulls, each with a stamp) without their stamps."""
     return without_prefix(rows, STAMP_BYTES)
-
-
-class WrittenKeys:
-    """The store keys that were written in this micro-batch, and in what order; at most about ``KEYS_MAX`` of them are
-    held. When they are more they are forgotten, and any key may have been written until then."""
-
-    KEYS_MAX: ClassVar[int] = 1 << 18
-
-    __slots__ = ("_forgotten", "_last", "moment")
-
-    def __init__(self) -> None:
-        self.moment = 0
-        """How many writes there have been; a read notes it when it is asked for."""
-        self._last: dict[bytes, int] = {}
-        self._forgotten = 0
-
-    def note(self, keys: Iterable[bytes]) -> None:
-        """``keys`` are written now."""
-        self.moment += 1
-        if len(self._last) > self.KEYS_MAX:
-            self._last.clear()
-            self._forgotten = self.moment - 1
-        self._last.update(dict.fromkeys(keys, self.moment))
-
-    def since(self, keys: Sequence[bytes], moment: int) -> BoolArray:
-        """Which of the keys have been written behind ``moment``."""
-        if moment == self.moment:
-            return np.zeros(len(keys), np.bool_)
-        last, otherwise = self._last, self._forgotten
-        return np.fromiter((last.get(key, otherwise) > moment for key in keys), np.bool_, len(keys))
 
 
 def checked_time(ttl: StateTtl, context: OperatorContext, owner: str) -> int:

@@ -48,9 +48,10 @@ class StateTtl:
     ``duration``: a text such as "10 minutes", a timedelta or microseconds; kept as microseconds. An entry that was
     stamped at t has expired when t + duration <= now. With ``time="processing"`` both are the time at which the driver
     started a micro-batch; with ``time="event"`` the stamp is the record's event time, or the watermark if that is
-    higher, and now is the watermark. ``update`` says whether reads renew the stamp, ``visibility`` whether
-    expired entries are shown until the clean-up has removed them. The options are texts or members of ``TtlTime``,
-    ``TtlUpdate`` and ``TtlVisibility``. Raises StateDeclarationError for what is none of these.
+    higher, and now is the watermark. ``update`` says whether reads renew the stamp, ``visibility`` whether expired
+    entries are shown until the clean-up has removed them; both are for states of record grain. The options are texts
+    or members of ``TtlTime``, ``TtlUpdate`` and ``TtlVisibility``. Raises StateDeclarationError for what is none of
+    these.
 
     A stored state keeps its ``time``; the others may change at any restart.
 
@@ -113,6 +114,20 @@ def as_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
         return StateTtl(ttl)
     except StateDeclarationError as error:
         raise StateDeclarationError(f"{owner}: {name}={ttl!r} is no time to live. {error}") from None
+
+
+def as_bundle_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
+    """``as_ttl`` for states of bundle grain, which writes alone renew and which never show what has expired."""
+    checked = as_ttl(owner, ttl, name)
+    usual = StateTtl(1)
+    for option in ("update", "visibility"):
+        given = getattr(checked, option, None)
+        if given not in (None, getattr(usual, option)):
+            raise StateDeclarationError(
+                f"{owner}: {name} has {option}='{given}', which states of a RecordOperator alone have; leave {option} "
+                f"out (it is '{getattr(usual, option)}' here)"
+            )
+    return checked
 
 
 def ttl_texts(ttl: Ttl) -> dict[str, str]:

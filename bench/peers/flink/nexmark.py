@@ -6,25 +6,28 @@ Owns: ``nexmark``, ``keyed`` and the order in which they take turns: a run each.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from bench.frame import CaseError, Report, Row
+from bench.frame.report import reason
 from bench.nexmark.comparison import ComparisonResult
 from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session
 from bench.peers.flink.queries import FLINK_QUERIES
-from bench.peers.flink.run import Flink, RunSeconds, Sizes, find_flink
-from bench.peers.results import FLINK_GOOD, Figure, Throughput, compare_all
-from bench.peers.turns import PeerError
+from bench.peers.flink.run import Flink, Sizes, find_flink
+from bench.peers.results import FLINK_GOOD, Throughput, beside
+from bench.peers.works import Scale
+from bench.processor_time import Spent
 
 Tell = Callable[[str], None]
 
 _CHECK_ROWS = 2_000
-_SAID_MAX = 2_000
 _SHORT_SHARE = 5  # of the long input
 _MICRO_BATCHES = 10
 _OURS = {"ours-sync": ("asyncstate, sync", False), "ours-async": ("asyncstate, async", True)}
@@ -50,17 +53,16 @@ class NexmarkPlan:
     seed: int
     python: Path | None
     queries: tuple[str, ...] = tuple(FLINK_QUERIES)
-    checked_events: int | None = None
+    checked_events: int = sys.maxsize
 
 
-def nexmark(names: Sequence[str], plan: NexmarkPlan, tell: Tell) -> Iterator[list[Throughput]]:
-    """The results of one query after the other; only why, if there is no Flink."""
+def nexmark(names: Sequence[str], plan: NexmarkPlan, report: Report) -> None:
+    """The rows of one query after the other; only why, if there is no Flink."""
     python = find_flink(plan.python)
     if isinstance(python, str):
-        chosen = [name for name in names if name in FLINK_PEERS]
-        yield [_blank("f", "Nexmark", name, FLINK_PEERS[name][0], skipped=python) for name in chosen]
+        report.add(*(_blank("f", "Nexmark", name, skipped=python) for name in names if name in FLINK_PEERS))
         return
-    tell("f: starting Spark and generating events")
+    report.tell("f: starting Spark and generating events")
     settings = RunSettings(
         plan.folder / "nexmark", plan.events, -(-plan.events // _MICRO_BATCHES), plan.cores, plan.seed
     )
@@ -69,15 +71,15 @@ def nexmark(names: Sequence[str], plan: NexmarkPlan, tell: Tell) -> Iterator[lis
     try:
         events = runner.prepare().path
         for query in plan.queries:
-            engines = _Engines(QUERIES[query], runner, python, events, plan, tell)
-            yield engines.run([name for name in (*_OURS, *FLINK_PEERS) if name in names])
+            engines = _Engines(QUERIES[query], runner, python, events, plan, report.tell)
+            report.add(*beside(engines.run([name for name in (*_OURS, *FLINK_PEERS) if name in names])))
     finally:
         runner.close()
         spark.stop()
 
 
 class _Engines:
-    """One query on all engines."""
+    """One query on all engines. An engine that fails is out, with the reason."""
 
     def __init__(
         self,
@@ -96,68 +98,56 @@ class _Engines:
         folder = plan.folder / f"flink-{spec.name}"
         folder.mkdir(parents=True)
         self._flink = Flink(python, folder, plan.cores)
-        long = plan.events
-        self._sizes = Sizes(min(plan.checked_events or long, long), max(1, long // _SHORT_SHARE), long)
+        self._sizes = Sizes(
+            min(plan.checked_events, plan.events), max(1, plan.events // _SHORT_SHARE), plan.events
+        )
 
     def run(self, names: Sequence[str]) -> list[Throughput]:
-        """Check Flink's results, then take turns."""
-        results = {name: self._checked(name) for name in names}
+        """Check all results, which warms ours up, then take turns."""
+        results = {name: _blank(f"f {self._spec.name}", self._spec.description, name) for name in names}
+        for name in names:
+            results[name] = self._tried("checking", results[name], self._checked)
         for number in range(self._plan.repeat):
-            for name in names if number % 2 == 0 else names[::-1]:
-                if not (results[name].wrong or results[name].failed):
-                    self._tell(f"f: {self._spec.name}, run {number + 1}/{self._plan.repeat}: {name}")
-                    results[name] = self._timed(name, results[name])
+            for name in names[:: -1 if number % 2 else 1]:
+                results[name] = self._tried(
+                    f"run {number + 1}/{self._plan.repeat}", results[name], self._timed
+                )
         return list(results.values())
 
-    def _result(self, name: str) -> Throughput:
-        title = _OURS[name][0] if name in _OURS else FLINK_PEERS[name][0]
-        return _blank(f"f {self._spec.name}", self._spec.description, name, title)
+    def _tried(self, doing: str, before: Throughput, work: Callable[[Throughput], Throughput]) -> Throughput:
+        if before.wrong or before.failed:
+            return before
+        self._tell(f"f: {self._spec.name}, {doing}: {before.peer}")
+        try:
+            return work(before)
+        except Exception as error:  # the other queries and engines have figures all the same
+            return msgspec.structs.replace(before, failed=reason(error), seconds=[])
 
-    def _checked(self, name: str) -> Throughput:
-        result = self._result(name)
-        self._tell(f"f: {self._spec.name}: checking {name}")
-        if name in _OURS:  # on all events, which warms up too
-            try:
-                run = self._runner.run(self._spec.name, _OURS[name][1])
-            except Exception as error:  # the other queries and engines have figures all the same
-                return msgspec.structs.replace(result, failed=_said(error))
-            return msgspec.structs.replace(
-                result, expected_rows=run.expected_rows, checked=run.checked, problems=run.problems
-            )
-        backend = FLINK_PEERS[name][1]
+    def _checked(self, result: Throughput) -> Throughput:
+        if result.peer in _OURS:
+            run = self._runner.run(self._spec.name, _OURS[result.peer][1])
+            return msgspec.structs.replace(result, expected_rows=run.expected_rows, wrong=list(run.problems))
+        backend = FLINK_PEERS[result.peer][1]
         if backend is None:  # no result
-            return msgspec.structs.replace(result, checked=True)
-        try:
-            outcome = self._flink.check_query(self._spec, self._events, self._sizes.check, backend)
-        except PeerError as error:
-            return msgspec.structs.replace(result, failed=str(error))
-        return _judged(result, outcome)
+            return result
+        return _judged(result, self._flink.check_query(self._spec, self._events, self._sizes.check, backend))
 
-    def _timed(self, name: str, before: Throughput) -> Throughput:
-        if name in _OURS:
-            try:
-                timing = self._runner.dropped(self._spec.name, _OURS[name][1])
-            except Exception as error:
-                return msgspec.structs.replace(before, failed=_said(error), seconds=[])
-            seconds = [*before.seconds, statistics.median(timing.batch_ms) / 1e3]
-            cpu = before.cpu_seconds
-            if timing.cpu_seconds is not None:
-                cpu = [*cpu, timing.cpu_seconds / len(timing.batch_ms)]
-            rows = self._runner.prepare().micro_batch_events
-            return msgspec.structs.replace(before, rows=rows, seconds=seconds, cpu_seconds=cpu)
-        try:
-            times = self._flink.query_seconds(self._spec, self._events, self._sizes, FLINK_PEERS[name][1])
-        except PeerError as error:
-            return msgspec.structs.replace(before, failed=str(error), seconds=[])
-        return _with_difference(before, times, self._sizes)
+    def _timed(self, before: Throughput) -> Throughput:
+        if before.peer not in _OURS:
+            backend = FLINK_PEERS[before.peer][1]
+            spent = self._flink.query_seconds(self._spec, self._events, self._sizes, backend)
+            return _with_difference(before, spent, self._sizes)
+        batch_ms, cpu_seconds = self._runner.dropped(self._spec.name, _OURS[before.peer][1])
+        seconds = [*before.seconds, statistics.median(batch_ms) / 1e3]
+        cpu = [] if cpu_seconds is None else [*before.cpu_seconds, cpu_seconds / len(batch_ms)]
+        rows = self._runner.prepare().micro_batch_events
+        return msgspec.structs.replace(before, rows=rows, seconds=seconds, cpu_seconds=cpu)
 
 
-def keyed(
-    work: str, label: str, title: str, keys: int, rows: int, plan: NexmarkPlan, tell: Tell
-) -> Throughput:
-    """PyFlink at work d or g, on rows drawn from ``keys`` keys."""
+def keyed(work: str, label: str, title: str, scale: Scale, plan: NexmarkPlan, tell: Tell) -> Throughput:
+    """PyFlink at work d or g, on rows drawn from the keys of ``scale``."""
     kind, called = PYFLINK[work]
-    result = _blank(label, title, "pyflink", called, keys)
+    result = Throughput(name=called, group=f"{label}: {title}", work=label, peer="pyflink", keys=scale.keys)
     python = find_flink(plan.python)
     if isinstance(python, str):
         return msgspec.structs.replace(result, skipped=python)
@@ -165,60 +155,54 @@ def keyed(
     folder.mkdir(parents=True, exist_ok=True)
     flink = Flink(python, folder, plan.cores)
     random = np.random.default_rng(plan.seed)
-    sizes = Sizes(min(_CHECK_ROWS, rows), max(1, rows // _SHORT_SHARE), rows)
+    sizes = Sizes(min(_CHECK_ROWS, scale.rows), max(1, scale.rows // _SHORT_SHARE), scale.rows)
     check, short, long = (
-        random.integers(0, keys, count).tolist() for count in (sizes.check, sizes.short, sizes.long)
+        random.integers(0, scale.keys, count).tolist() for count in (sizes.check, sizes.short, sizes.long)
     )
     try:
         tell(f"{label}: checking pyflink")
         result = _judged(result, flink.check_keyed(kind, [key % 500 for key in check]))
-        for number in range(plan.repeat if result.checked else 0):
+        for number in range(0 if result.wrong else plan.repeat):
             tell(f"{label}: pyflink, run {number + 1}/{plan.repeat}")
             result = _with_difference(result, flink.keyed_seconds(kind, short, long), sizes)
-    except PeerError as error:
-        return msgspec.structs.replace(result, failed=str(error), checked=False)
+    except CaseError as error:
+        return msgspec.structs.replace(result, failed=str(error), seconds=[])
     return result
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_SAID_MAX]
-
-
-def share_of_good(results: Sequence[Throughput]) -> list[Figure]:
+def share_of_good(rows: Sequence[Row]) -> list[Row]:
     """In which part of the queries ours is clearly ahead of Flink SQL, by the better of the two modes."""
-    best: dict[str, float] = {}
-    for each in compare_all(results):
-        if each.work.startswith("f q") and each.peer == "flink-sql":
-            best[each.work] = max(best.get(each.work, 0.0), each.ratio)
+    best = [
+        max(row.facts.get(mode, 0.0) for mode in ("sync", "async"))
+        for row in rows
+        if isinstance(row, Throughput) and row.peer == "flink-sql" and row.facts
+    ]
     if not best:
         return []
-    share = sum(ratio >= FLINK_GOOD for ratio in best.values()) / len(best)
-    name = f"share of {len(best)} Nexmark queries at {FLINK_GOOD:g}x of Flink SQL"
-    return [Figure(group="nexmark", name=name, ratio=share, low=share, high=share, aim=0.5, at_most=False)]
+    share = sum(times >= FLINK_GOOD for times in best) / len(best)
+    name = f"{share:.0%} of {len(best)} queries at {FLINK_GOOD:g}x of Flink SQL or above; the aim is 50%"
+    return [Row(name=name, facts={"share": share})]
 
 
-def _with_difference(result: Throughput, times: tuple[RunSeconds, RunSeconds], sizes: Sizes) -> Throughput:
+def _with_difference(result: Throughput, spent: tuple[Spent, Spent], sizes: Sizes) -> Throughput:
     """What the rows by which the long input is longer took; all of it when that is not to be told (tiny inputs)."""
-    short, long = times
-    rows, before = sizes.long - sizes.short, short
-    if long.clock <= short.clock:
-        rows, before = sizes.long, RunSeconds(0.0, 0.0)
+    before, long = spent
+    rows = sizes.long - sizes.short
+    if long.seconds <= before.seconds:
+        rows, before = sizes.long, Spent(0.0, 0.0)
     scale = (result.rows or rows) / rows
     cpu = result.cpu_seconds
-    if long.cpu is not None and before.cpu is not None:
-        cpu = [*cpu, (long.cpu - before.cpu) * scale]
-    seconds = [*result.seconds, (long.clock - before.clock) * scale]
+    if long.cpu_seconds is not None and before.cpu_seconds is not None:
+        cpu = [*cpu, (long.cpu_seconds - before.cpu_seconds) * scale]
+    seconds = [*result.seconds, (long.seconds - before.seconds) * scale]
     return msgspec.structs.replace(result, rows=result.rows or rows, seconds=seconds, cpu_seconds=cpu)
 
 
 def _judged(result: Throughput, outcome: ComparisonResult) -> Throughput:
-    return msgspec.structs.replace(
-        result,
-        checked=outcome.ok,
-        expected_rows=outcome.expected_rows,
-        problems=(*outcome.problems, *outcome.examples),
-    )
+    wrong = [*outcome.problems, *outcome.examples]
+    return msgspec.structs.replace(result, expected_rows=outcome.expected_rows, wrong=wrong)
 
 
-def _blank(work: str, title: str, peer: str, peer_title: str, keys: int = 0, skipped: str = "") -> Throughput:
-    return Throughput(work=work, title=title, peer=peer, peer_title=peer_title, keys=keys, skipped=skipped)
+def _blank(work: str, title: str, peer: str, skipped: str = "") -> Throughput:
+    name = _OURS[peer][0] if peer in _OURS else FLINK_PEERS[peer][0]
+    return Throughput(name=name, group=f"{work}: {title}", work=work, peer=peer, skipped=skipped)

@@ -1,6 +1,6 @@
 """Flink's side of the comparison: its Python, its input, its runs, its results.
 
-Owns: ``find_flink``, ``Flink``, ``Sizes``, ``RunSeconds``, ``rows_as_parquet`` and ``changes_as_parquet``.
+Owns: ``find_flink``, ``Flink``, ``Sizes``, ``rows_as_parquet`` and ``changes_as_parquet``.
 Invariant: a rate is only given for what was found right.
 Must not import Spark.
 """
@@ -15,14 +15,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
 
+from bench.frame import CaseError
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.oracle import EVENT_KINDS, QuerySpec, register_events
 from bench.peers.flink.queries import LAST_COUNTS, NULL_TEXT, dropping, fields, keeping, reading, statements
-from bench.peers.turns import PeerError
+from bench.processor_time import Spent
 
 PYTHON_VARIABLE = "ASYNCSTATE_FLINK_PYTHON"
 _CHILD = Path(__file__).with_name("child.py")
@@ -68,13 +69,6 @@ class Sizes:
     check: int
     short: int
     long: int
-
-
-class RunSeconds(NamedTuple):
-    """How long a run took, by the clock and of processors; None where the system does not tell."""
-
-    clock: float
-    cpu: float | None
 
 
 class Flink:
@@ -133,7 +127,7 @@ class Flink:
 
     def query_seconds(
         self, spec: QuerySpec, events: Path, sizes: Sizes, backend: str | None
-    ) -> tuple[RunSeconds, RunSeconds]:
+    ) -> tuple[Spent, Spent]:
         """Times of the short and of the long input, on a JVM that has run the query; of no backend those of reading."""
         made, insert = reading(spec) if backend is None else ([], dropping(spec))
         short, long = (self._csv(spec, events, count) for count in (sizes.short, sizes.long))
@@ -154,9 +148,7 @@ class Flink:
             rows_read = f"read_csv('{folder}/*.csv', header = false, columns = {{'key': 'BIGINT'}})"
             return compare(connection, select.format(rows=rows_read), found)
 
-    def keyed_seconds(
-        self, kind: str, short: Sequence[int], long: Sequence[int]
-    ) -> tuple[RunSeconds, RunSeconds]:
+    def keyed_seconds(self, kind: str, short: Sequence[int], long: Sequence[int]) -> tuple[Spent, Spent]:
         """Times of the short and of the long input, on a JVM that has run the job."""
         folders = [self._keys(short), self._keys(long)]
         runs = [{kind: str(folder), "rows": None} for folder in (folders[0], *folders)]
@@ -203,8 +195,8 @@ class Flink:
             (folder / f"{number}.csv").write_text(text)
         return folder
 
-    def _start(self, conf: dict[str, str], runs: list[dict[str, Any]]) -> list[RunSeconds]:
-        """Times of each run. Raises PeerError if the process fails."""
+    def _start(self, conf: dict[str, str], runs: list[dict[str, Any]]) -> list[Spent]:
+        """Times of each run. Raises CaseError if the process fails."""
         task = {"conf": conf, "runs": runs, "processor_time": str(_PROCESSOR_TIME)}
         command = [str(self._python), str(_CHILD), json.dumps(task)]
         # Of this process's environment nothing may reach the other Python.
@@ -214,9 +206,9 @@ class Flink:
         )
         for line in done.stdout.splitlines():
             if line.startswith(_PREFIX):
-                return [RunSeconds(*seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
+                return [Spent(*seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
         said = (done.stdout + done.stderr)[-3_000:]
-        raise PeerError(f"Flink failed with exit code {done.returncode}; the end of what it said:\n{said}")
+        raise CaseError(f"Flink failed with exit code {done.returncode}; the end of what it said:\n{said}")
 
 
 def _time_text(column: str, name: str) -> str:

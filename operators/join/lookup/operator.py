@@ -30,7 +30,7 @@ from asyncstate.lookups.base import Key, Lookup, Rows
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
-from asyncstate.state.expiring.ttl import Ttl, as_ttl
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ...core.arrays import (
     BoolArray,
@@ -152,7 +152,7 @@ class LookupJoin(Named, BundleOperator):
             uuid.uuid4().hex
         )  # travels with the operator: its answers in a worker process are found by it
         self.suffixes = suffixes
-        self.ttl = as_ttl(self.owner, ttl)
+        self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns, then those of the answer."""

@@ -1,0 +1,184 @@
+"""What the checkpoint keeps of a graph, and whether a changed graph may go on over it.
+
+Owns: ``graph_manifest``, ``check_sinks``, ``check_initial`` and ``to_begin``.
+Invariant: a sink never goes on silently where what it has been given differs from what the graph would give it now.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
+from asyncstate.dataflow.changes import plain_column
+from asyncstate.dataflow.graph import Dataflow
+from asyncstate.dataflow.nodes import (
+    Apply,
+    Node,
+    Output,
+    Sink,
+    Source,
+    Transform,
+    Union,
+    condition_text,
+    filters_of,
+)
+from asyncstate.errors import JobError
+from asyncstate.storage import GraphManifest, SinkManifest
+
+_MIGRATE: Final = "python -m asyncstate state migrate"
+_NONE: Final = "none"
+
+
+def graph_manifest(
+    flow: Dataflow, changes: Mapping[Node, Changelog], initial: Collection[str], before: GraphManifest | None
+) -> GraphManifest:
+    """What the manifest keeps of ``flow``; ``initial``: the sources that begin with initial rows."""
+    known = {} if before is None else before.sources
+    new = {node.name: node.name in initial for node in flow.sources if node.name not in known}
+    return GraphManifest({**known, **new}, {node.name: _rows_of(node, changes) for node in flow.sinks})
+
+
+def to_begin(initial: Collection[str], before: GraphManifest | None, is_first: bool) -> list[str]:
+    """The sources whose initial rows come in this micro-batch."""
+    if before is None:
+        return list(initial) if is_first else []
+    return [name for name in initial if name not in before.sources]
+
+
+def check_initial(node: Source, before: GraphManifest | None, is_first: bool) -> None:
+    """Raise JobError for initial rows of a source that would never come."""
+    if is_first:
+        return
+    if before is None:
+        raise JobError(
+            "it has initial rows, and the checkpoint does not tell whether they have come; leave initial out if they "
+            "have, else give them to an operator with a new uid: apply(..., initial_state=...)"
+        )
+    if not before.sources.get(node.name, True):
+        raise JobError(
+            "it has initial rows, but micro-batches have read its stream without them, which initial rows come before; "
+            "leave initial out, or give them to an operator with a new uid: apply(..., initial_state=...)"
+        )
+
+
+def check_sinks(
+    flow: Dataflow,
+    changes: Mapping[Node, Changelog],
+    before: GraphManifest | None,
+    operators: Collection[str],
+) -> Iterator[str]:
+    """What is wrong with sinks that go on, or are added; ``operators``: the uids that the checkpoint knows.
+
+    A sink that keeps a table has to be given the same rows as before. Of others only the filters of changes are
+    compared: what else they make of their rows is not known.
+    """
+    if before is None:
+        return
+    for node in flow.sinks:
+        if node.inputs[0] not in changes:
+            continue  # what is wrong stands before it
+        was, now = before.sinks.get(node.name), _rows_of(node, changes)
+        if was is None:
+            missed = [_input_text(one) for one in now.inputs or () if _has_run(one, before, operators)]
+            if node.is_table and missed and not node.starting_now:
+                yield node.problem(_added(missed))
+            continue
+        changed = list(_changed(was, now, node.is_table))
+        if changed:
+            yield node.problem(_refused(node, changed))
+
+
+def _added(missed: Sequence[str]) -> str:
+    return (
+        f"it is new, so its table would lack the rows that {', '.join(missed)} has given before. Give the operator "
+        "before it a new uid and its rows from the beginning; or, if the table may have only what changes from now on, "
+        "say so: to(..., starting_now=True)"
+    )
+
+
+def _refused(node: Sink, changed: Sequence[str]) -> str:
+    new = (
+        "another name, and another table with to(..., starting_now=True)" if node.is_table else "another name"
+    )
+    return (
+        f"it has rows of another program, which would stay: {'; '.join(changed)}. Undo the change; or give the sink "
+        f"{new}; or put right what it holds, and say so when the query is stopped: "
+        f"{_MIGRATE} accept-sink CHECKPOINT {shlex.quote(node.name)}"
+    )
+
+
+def _changed(was: SinkManifest, now: SinkManifest, is_table: bool) -> Iterator[str]:
+    if (is_table or was.changes or now.changes) and None is not was.filters != now.filters:
+        yield f"the filter was {was.filters} and is {now.filters}"
+    if is_table and None is not was.columns != now.columns:
+        yield f"the computed columns were {was.columns} and are {now.columns}"
+    if is_table and None is not was.inputs != now.inputs:
+        yield f"the rows were those of {_texts(was.inputs)} and are those of {_texts(now.inputs)}"
+
+
+def _has_run(given: str, before: GraphManifest, operators: Collection[str]) -> bool:
+    uid, _, name = given.partition(":")
+    return uid in operators if uid else name in before.sources
+
+
+def _texts(inputs: Collection[str] | None) -> str:
+    return ", ".join(map(_input_text, inputs or ())) or "nothing"
+
+
+def _input_text(given: str) -> str:
+    uid, _, name = given.partition(":")
+    if not uid:
+        return f"source '{name}'"
+    return f"side output '{name}' of operator '{uid}'" if name else f"operator '{uid}'"
+
+
+def _rows_of(node: Sink, changes: Mapping[Node, Changelog]) -> SinkManifest:
+    (given,) = node.inputs
+    return SinkManifest(
+        not changes[given].is_insert_only, filters_of(given), _columns_of(given), sorted(_inputs_of(given))
+    )
+
+
+def _is_operator(node: Node) -> bool:
+    """Whether it keeps something, so that what is before it shows in its state."""
+    return isinstance(node, Apply) and not node.operator.stateless
+
+
+def _inputs_of(node: Node) -> set[str]:
+    if isinstance(node, Source):
+        return {f":{node.name}"}
+    if isinstance(node, Output):
+        return {f"{node.inputs[0].name}:{node.side}"}
+    if _is_operator(node):
+        return {node.name}
+    return {name for one in node.inputs for name in _inputs_of(one)}
+
+
+def _columns_of(node: Node) -> str:
+    """Columns that are made on the way from a source or an operator with state; those that pass unchanged, or are left
+    out, change nothing in the others."""
+    if isinstance(node, Source | Output) or _is_operator(node):
+        return _NONE
+    before = [_columns_of(one) for one in node.inputs]
+    if isinstance(node, Union):
+        return " or ".join(f"({part})" for part in sorted(before)) if set(before) != {_NONE} else _NONE
+    own = sorted(_made(node))
+    return ", ".join([*(part for part in before if part != _NONE), *own]) or _NONE
+
+
+def _made(node: Node) -> Iterator[str]:
+    if isinstance(node, Apply):
+        yield f"operator '{node.name}'"
+    if not isinstance(node, Transform) or node.kind in ("where", "drop"):
+        return
+    for expression in node.expressions:
+        old, new = plain_column(expression)
+        is_star = isinstance(expression, str) and expression.strip().startswith("*")
+        if (old != new or not old) and not is_star and new != ROW_KIND_COLUMN:
+            yield condition_text(expression)
+    for name, expression in node.named.items():
+        if plain_column(expression)[0] != name:
+            yield f"{condition_text(expression)} AS {name}"

@@ -1,0 +1,219 @@
+"""What has become worse: two results of a benchmark, or one and the baseline kept in ``baseline``, a file a benchmark.
+
+Owns: ``python -m bench compare``; ``Baseline`` and ``MEASURED``; the verdict on each figure. Invariant: across
+machines only ratios taken within one run are compared; a change counts if it is larger than the threshold and the
+spreads of the two runs do not overlap. Must not import Spark or asyncstate: what is measured runs in processes of its
+own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from bench.frame.measure import LAST_WORDS, ROOT, CaseError
+from bench.frame.report import Column, Figure, Report, Row, times
+
+WORSE = 1
+FOLDER = Path(__file__).with_name("baseline")
+MEASURED: Mapping[str, tuple[str, ...]] = {
+    "micro": ("--rounds", "5"),
+    "paradigms": ("--no-slow", "--rounds", "5"),
+    "peers": ("--work", "a", "--keys", "1000000", "--peers", "ours-sync,ours-async,spark-changelog"),
+}
+"""Benchmarks that the baseline is made of, and their options: a few minutes in all."""
+Figures = dict[str, Figure]
+
+
+class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The figures of one benchmark by name; of which commit, when, and where they were measured."""
+
+    commit: str
+    date: str
+    machine: str
+    figures: Figures
+
+
+class _Result(msgspec.Struct):
+    """What is read of a file of ``--output``."""
+
+    results: list[Row]
+
+
+def compare(
+    before: Annotated[Path | None, typer.Argument(help="A file of --output, such as micro.json.")] = None,
+    after: Annotated[Path | None, typer.Argument(help="The same file of a later run.")] = None,
+    threshold: Annotated[float, typer.Option(min=0, help="Changes up to this part are none.")] = 0.1,
+    same_machine: Annotated[
+        bool, typer.Option("--same-machine", help="Of two files: compare rates, too, not ratios alone.")
+    ] = False,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder of --output to hold against the baseline, instead of measuring."),
+    ] = None,
+    update: Annotated[bool, typer.Option("--update", help="Make the results the baseline.")] = False,
+) -> None:
+    """Show what has become worse; exit code 1 if a figure has.
+
+    With two files the second is held against the first. Without any, the benchmarks of the baseline run, some minutes
+    on an idle machine, and are held against it.
+    """
+    if (before is None) != (after is None) or (before is not None and (results is not None or update)):
+        raise typer.BadParameter(
+            "give two files, or none and, if the benchmarks have run already, --results FOLDER"
+        )
+    with Report("compare") as report:
+        if before is not None and after is not None:
+            old, new = (read_figures(path, same_machine) for path in (before, after))
+            if not set(old) & set(new):
+                raise CaseError(
+                    f"{before} and {after} have no figure in common; give two files of the same benchmark (of Nexmark, "
+                    "which has rates only, with --same-machine)"
+                )
+            _held_against(report, f"{after} against {before}", old, new, threshold)
+        else:
+            _against_baseline(report, results, threshold, update)
+    verdicts = [row.facts["verdict"] for row in report.rows]
+    if verdicts:
+        report.say(
+            f"{len(verdicts)} figures: {verdicts.count('worse')} worse, {verdicts.count('better')} better"
+        )
+    if "worse" in verdicts:
+        raise typer.Exit(WORSE)
+
+
+def _against_baseline(report: Report, results: Path | None, threshold: float, update: bool) -> None:
+    if results is None and not update:  # before minutes of measuring
+        for name in MEASURED:
+            read_baseline(name)
+    for name, now in (_measured(report) if results is None else results_in(results)).items():
+        if update:
+            report.say(f"written: {write_baseline(name, now)}")
+            continue
+        kept = read_baseline(name)
+        title = f"bench {name} against the baseline of {kept.commit}, {kept.date}, {kept.machine}"
+        _held_against(report, title, kept.figures, now, threshold)
+
+
+def _held_against(report: Report, title: str, before: Figures, after: Figures, threshold: float) -> None:
+    spread = [Column("before ratio", "before"), Column("spread", "low_before high_before")]
+    spread += [Column("after ratio", "after"), Column("spread", "low_after high_after")]
+    report.section(title, [*spread, Column("gain", "gain", times), Column("verdict", "verdict")])
+    for name in dict.fromkeys([*before, *after]):
+        report.add(_change(name, before.get(name), after.get(name), threshold))
+
+
+def _change(name: str, before: Figure | None, after: Figure | None, threshold: float) -> Row:
+    """``gain`` is 1 if nothing changed and above 1 if the figure became better."""
+    facts: dict[str, object] = {"verdict": ""}
+    for when, figure in (("before", before), ("after", after)):
+        if figure is not None:
+            facts |= {when: figure.value, f"low_{when}": figure.low, f"high_{when}": figure.high}
+    if before is None or after is None:
+        return Row(name=name, facts=facts | {"verdict": "gone" if after is None else "new"})
+    gain = after.value / before.value if after.rate else before.value / after.value
+    apart = after.low > before.high or after.high < before.low
+    if apart and not 1 / (1 + threshold) <= gain <= 1 + threshold:
+        facts["verdict"] = "better" if gain > 1 else "worse"
+    return Row(name=name, facts=facts | {"gain": gain})
+
+
+def read_figures(path: Path, same_machine: bool = False) -> Figures:
+    """The figures in a file of ``--output``, by name. Raises CaseError."""
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=_Result)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CaseError(
+            f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark has written with --output"
+        ) from None
+    return {
+        name: figure
+        for row in document.results
+        for name, figure in row.figures.items()
+        if same_machine or not figure.absolute
+    }
+
+
+def read_baseline(benchmark: str) -> Baseline:
+    """What is kept of a benchmark. Raises CaseError."""
+    path = FOLDER / f"{benchmark}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Baseline)
+    except FileNotFoundError:
+        raise CaseError(f"{path}: there is no baseline of {benchmark}; --update writes it") from None
+    except msgspec.MsgspecError as error:
+        raise CaseError(
+            f"{path}: {error}; take it from version control again, or write it with --update"
+        ) from None
+
+
+def write_baseline(benchmark: str, figures: Figures) -> Path:
+    """Keep figures of this commit and machine; a line a figure, so that a difference of versions shows what has
+    changed.
+
+    The path of the file, which no longer has those of before.
+    """
+
+    def encoded(value: object) -> str:
+        return msgspec.json.encode(value).decode()
+
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    head = {"commit": _commit(), "date": today, "machine": machine}
+    lines = [f' "{name}": {encoded(value)},' for name, value in head.items()]
+    kept = ",\n".join(f"  {encoded(name)}: {encoded(_rounded(figure))}" for name, figure in figures.items())
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{benchmark}.json"
+    path.write_text("\n".join(["{", *lines, ' "figures": {', kept, " }", "}", ""]))
+    return path
+
+
+def _rounded(figure: Figure) -> Figure:
+    """With four digits: more were never measured."""
+    value, low, high = (float(f"{each:.4g}") for each in (figure.value, figure.low, figure.high))
+    return Figure(value, low, high, figure.rate)
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def results_in(folder: Path) -> dict[str, Figures]:
+    """The figures of each benchmark of ``MEASURED`` that has left its results in ``folder``. Raises CaseError."""
+    found = {name: folder / f"{name}.json" for name in MEASURED}
+    figures = {name: read_figures(path) for name, path in found.items() if path.exists()}
+    if not figures:
+        names = ", ".join(path.name for path in found.values())
+        raise CaseError(f"{folder}: none of {names} is there; give a folder that was an --output")
+    return figures
+
+
+def _measured(report: Report) -> dict[str, Figures]:
+    """Run each benchmark of ``MEASURED``. Raises CaseError if one fails."""
+    for command in _commands(report.folder):
+        report.tell(" ".join(["python", *command[1:-2]]))
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-LAST_WORDS:]
+            raise CaseError(
+                f"bench {command[3]} has ended with {done.returncode}; the end of what it said:\n{said}"
+            )
+    return results_in(report.folder)
+
+
+def _commands(folder: Path) -> Iterator[list[str]]:
+    for name, options in MEASURED.items():
+        yield [sys.executable, "-m", "bench", name, *options, "--output", str(folder)]

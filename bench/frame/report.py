@@ -1,0 +1,352 @@
+"""What a benchmark says: rows, as a table of 80 columns and as JSON, and the exit code.
+
+Owns: ``Row``, ``Figure``, ``Column``, ``table``, ``Report``, and the options that all command lines have. Invariant: a
+case that fails or is wrong stands in the table with the reason and takes nothing from the others; the JSON is written
+after each row.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, NamedTuple, Self
+
+import msgspec
+import typer
+from rich.console import Console
+
+from asyncstate.errors import AsyncStateError
+from bench.frame.measure import LAST_WORDS, CaseError, Ratio, WrongResult, medians, ratio
+from bench.processor_time import Spent
+
+WIDTH = 80
+WRONG_RESULT, CANNOT_RUN = 1, 2
+_MIB = 1 << 20
+
+Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")]
+Seed = Annotated[int, typer.Option(help="Seed of what is drawn.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Counted rounds; medians over them are shown.")]
+Cores = Annotated[int, typer.Option(min=1, help="Cores for each engine, and partitions.")]
+Output = Annotated[Path | None, typer.Option(help="Folder for the figures as JSON, and the pictures.")]
+Folder = Annotated[Path | None, typer.Option(help="Where state is put; by default the temporary directory.")]
+
+
+class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What ``bench compare`` holds against an earlier run. ``rate``: more is better; ``absolute``: no ratio, so that
+    only runs on one machine can be compared."""
+
+    value: float
+    low: float
+    high: float
+    rate: bool = False
+    absolute: bool = False
+
+
+class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One line: of ``group``, which has a line of its own above its rows, and ``name``; ``facts`` are the columns.
+
+    ``failed`` and ``skipped`` say why there are no facts, ``wrong`` what was wrong with the result.
+    """
+
+    name: str
+    group: str = ""
+    facts: dict[str, Any] = {}
+    figures: dict[str, Figure] = {}
+    failed: str = ""
+    skipped: str = ""
+    wrong: list[str] = []
+
+    @property
+    def title(self) -> str:
+        """Group and name."""
+        return f"{self.group}, {self.name}" if self.group else self.name
+
+
+def plain(value: float) -> str:
+    """Three digits or so; whole numbers as they are."""
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def short(value: float) -> str:
+    """Three digits and a unit: 1,234,567 is 1.23M."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= limit * 0.9995:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.0f}"
+
+
+def times(value: float) -> str:
+    """A ratio."""
+    return f"{value:.0f}x" if value >= 99.5 else f"{value:.3g}x" if value >= 10 else f"{value:.2f}x"
+
+
+def percent(value: float) -> str:
+    """A share."""
+    return f"{100 * value:.1f}%"
+
+
+def mib(value: float) -> str:
+    """Bytes as MiB."""
+    return plain(float(value) / _MIB)
+
+
+def ms(value: float) -> str:
+    """Seconds as milliseconds."""
+    return f"{1e3 * value:,.0f}"
+
+
+class Column(NamedTuple):
+    """``heading`` (its last word has a line of its own) over a fact; ``fact`` may name two for a spread, ``low
+    high``."""
+
+    heading: str
+    fact: str
+    shown: Callable[[Any], str] = plain
+
+    def cell(self, row: Row) -> str:
+        """The fact of the row; empty if it has none."""
+        values = [row.facts.get(name) for name in self.fact.split()]
+        return (
+            "-".join(
+                ""
+                if value is None
+                else value
+                if isinstance(value, str)
+                else self.shown(value).removesuffix("x")
+                if len(values) > 1
+                else self.shown(value)
+                for value in values
+            )
+            if any(value is not None for value in values)
+            else ""
+        )
+
+
+def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """Lines of at most ``WIDTH`` characters; a name that the figures leave no room for has a line of its own."""
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    used = [at for at in range(len(columns)) if any(line[at] for line in cells)]
+    heads = [(" " + columns[at].heading).rpartition(" ")[::2] for at in used]
+    widths = [
+        max(len(above.strip()), len(below), *(len(line[at]) for line in cells))
+        for at, (above, below) in zip(used, heads, strict=True)
+    ]
+    names = [f"  {row.name}" if row.group else row.name for row in rows]
+    room = WIDTH - sum(widths) - len(widths)
+    wide = max((len(name) for name in names if len(name) <= room), default=max(room, 0))
+
+    def line(name: str, texts: Iterable[str]) -> str:
+        placed = " ".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True))
+        return f"{name:<{wide}} {placed}".rstrip()
+
+    lines = [line("", (head[level].strip() for head in heads)) for level in (0, 1)] if used else []
+    lines = [text for text in lines if text]
+    if used:
+        lines.append("-" * min(WIDTH, wide + sum(widths) + len(widths)))
+    group = ""
+    for row, name, texts in zip(rows, names, cells, strict=True):
+        if row.group and row.group != group:
+            lines.append(row.group)
+        group = row.group
+        if said := _instead(row):
+            lines.append(f"{name}: {said}")
+            continue
+        if len(name) > wide:
+            lines.append(name)
+            name = ""
+        lines.append(line(name, (texts[at] for at in used)))
+    return lines
+
+
+def _instead(row: Row) -> str:
+    """What stands in the place of the figures."""
+    for what, why in (("FAILED", row.failed), ("left out", row.skipped), ("WRONG", "; ".join(row.wrong))):
+        if why:
+            return f"{what}: {why.splitlines()[0]}"
+    return ""
+
+
+class Report:
+    """The rows of one run of a benchmark. Use as a context manager: at its end the tables are shown, and the command
+    ends with 1 if a result is wrong, 2 if a case failed.
+
+    ``folder`` is scratch room. With ``output`` all rows and ``facts`` are written to ``BENCH.json`` after each row.
+    """
+
+    def __init__(
+        self, bench: str, output: Path | None = None, folder: Path | None = None, **facts: Any
+    ) -> None:
+        self.rows: list[Row] = []
+        self.pictures: list[Path] = []
+        self._sections: list[tuple[str, Sequence[Column], str, int]] = []
+        self._path = None if output is None else output / f"{bench}.json"
+        self._facts = {**facts, "machine": platform.platform(), "load_at_start": os.getloadavg()[0]}
+        self.folder = Path(tempfile.mkdtemp(prefix=f"asyncstate-{bench}-", dir=made(folder)))
+        self._console = Console()
+        self._status = self._console.status("") if self._console.is_terminal else None
+        self._started = time.perf_counter()
+
+    def section(self, title: str, columns: Sequence[Column], note: str = "") -> None:
+        """The rows that follow are a table of their own."""
+        self._sections.append((title, columns, note, len(self.rows)))
+
+    def tell(self, text: str) -> None:
+        """What is being done."""
+        if self._status is not None:
+            self._status.update(text)
+        else:
+            self.say(f"{time.perf_counter() - self._started:7.1f} s  {text}", style="dim")
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """A line or more, as it is."""
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def add(self, *rows: Row) -> None:
+        """Take in and write down."""
+        self.rows += rows
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            document = msgspec.json.encode({**self._facts, "results": self.rows})
+            self._path.write_bytes(msgspec.json.format(document, indent=2) + b"\n")
+
+    def case(self, name: str, measure: Callable[[], Iterable[Row]], group: str = "") -> bool:
+        """Take in the rows of a case as they come. One that fails has a row that says why; whether it did not."""
+        row = Row(name=name, group=group)
+        self.tell(row.title)
+        try:
+            for found in measure():
+                self.add(found)
+        except Exception as error:  # of one case: the others have their figures all the same
+            if isinstance(error, WrongResult):
+                row.wrong = [str(error)]
+            else:
+                row.failed = reason(error)
+            self.add(row)
+        return not (row.failed or row.wrong)
+
+    def draw(self, name: str, write: Callable[[Path], object]) -> None:
+        """With an output folder: write a picture into it."""
+        if self._path is not None and (good := self._path.with_name(name)):
+            write(good)
+            self.pictures.append(good)
+
+    def __enter__(self) -> Self:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+        ends = [*(start for *_, start in self._sections[1:]), len(self.rows)]
+        for (title, columns, note, start), end in zip(self._sections, ends, strict=False):
+            if rows := self.rows[start:end]:
+                self.say("\n".join(["", title, *table(rows, columns), *textwrap.wrap(note, WIDTH)]))
+        wrong, failed = ([row for row in self.rows if getattr(row, what)] for what in ("wrong", "failed"))
+        for row in failed:
+            self.say(f"{row.title}: {row.failed}", style="red")
+        if (
+            failed
+            and (log := self.folder / "spark.log").exists()
+            and (said := log.read_text(errors="replace"))
+        ):
+            self.say(f"the end of what Spark said:\n{said[-LAST_WORDS:].strip()}")
+        for row in wrong:
+            self.say("\n  ".join([f"{row.title}: WRONG result:", *row.wrong]), style="red")
+        if self._path is not None and self.rows:
+            self.say("written: " + ", ".join(map(str, [self._path, *self.pictures])))
+        if wrong:
+            self.say(f"what the wrong ones have left is in {self.folder}")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        told = isinstance(error, CaseError | AsyncStateError)
+        if error is not None and told:
+            self.say(reason(error), style="red")
+        if error is None or told:
+            code = WRONG_RESULT if wrong else CANNOT_RUN if failed or error is not None else 0
+            if code:
+                raise typer.Exit(code) from None
+
+
+def reason(error: BaseException) -> str:
+    """What a case failed with."""
+    return str(error) if isinstance(error, CaseError) else f"{type(error).__name__}: {error}"[:2_000]
+
+
+def figure(found: Ratio | None, rate: bool = False) -> dict[str, Any]:
+    """The facts ``ratio``, ``low`` and ``high``."""
+    return {} if found is None else {"ratio": found.value, "low": found.low, "high": found.high}
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """Numbers from 1 on, with commas between them. Raises typer.BadParameter."""
+    try:
+        found = tuple(int(part.replace("_", "")) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise typer.BadParameter(f"'{text}': give numbers from 1 on, with commas", param_hint=option)
+    return found
+
+
+def chosen(names: str, known: Iterable[str], option: str) -> list[str]:
+    """Those of ``known`` that are named, with commas between them, or all. Raises typer.BadParameter."""
+    known = list(known)
+    wanted = set(known) if names == "all" else {name.strip() for name in names.split(",")}
+    if unknown := wanted - set(known):
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}", param_hint=option
+        )
+    return [name for name in known if name in wanted]
+
+
+def made(folder: Path | None) -> Path | None:
+    """``folder``, which is made if it is missing. Raises typer.BadParameter if it cannot be written to."""
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise typer.BadParameter(
+                f"{error}; give a folder that can be written to", param_hint="--folder"
+            ) from None
+    return folder
+
+
+def costs(unit: str, of: str = "a row") -> tuple[Column, ...]:
+    """The columns of the rows of ``sides``."""
+    return (
+        Column(f"{unit} {of}".strip(), "cost"),
+        Column(f"CPU {unit}", "cpu"),
+        Column("ratio", "ratio"),
+        Column("spread", "low high"),
+    )
+
+
+def sides(
+    spent: Mapping[str, Sequence[Spent]],
+    units: float,
+    base: str,
+    *,
+    group: str = "",
+    speed: bool = False,
+    scale: float = 1e6,
+) -> list[Row]:
+    """A row a side of ``turns``: what a unit costs it, and its time by that of ``base`` (``speed``: the other way)."""
+    rows = []
+    for name, mine in spent.items():
+        cost, cpu = medians(mine, units, scale)
+        found = ratio(spent[base], mine) if speed else ratio(mine, spent[base])
+        rows.append(Row(name=name, group=group, facts={"cost": cost, "cpu": cpu, **figure(found)}))
+    return rows

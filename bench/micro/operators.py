@@ -1,0 +1,209 @@
+"""The operators of the micro-benchmarks that are not built in, and their rows; nothing is put out, as by hand.
+
+Owns: ``CountPerKey``, ``CountPerPair``, ``CallARecord``, ``CallAKey``, ``CountBoth`` and ``MATCHES``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.codec import UserKeyBatch
+from asyncstate.futures import combine_all
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    Operator,
+    OperatorContext,
+    RecordContext,
+    RecordOperator,
+    Row,
+)
+from asyncstate.runtime import InputBatch
+from asyncstate.state import (
+    ColumnMapStateDescriptor,
+    Columns,
+    ColumnStateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+from bench.job import Job
+from bench.processor_time import Clocks, Spent
+from bench.rows import INPUT, batches
+from operators import Match, last
+
+_COUNT = pa.schema([("count", pa.int64())])
+_COUNTED = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+VALUES_A_KEY = 4
+
+
+class CountPerKey(RecordOperator):
+    """A read-modify-write chain of one ValueState, as in the documentation."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return _COUNTED
+
+    def open(self, context: OperatorContext) -> None:
+        self.count: ValueState[int] = context.get_state(ValueStateDescriptor("count", pa.int64()))
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """Count the row."""
+        return self.count.async_value().then_apply(_increment).then_compose(self.count.async_update)
+
+
+def _increment(total: int | None) -> int:
+    return (total or 0) + 1
+
+
+class CountPerPair(BundleOperator):
+    """Count and sum of each (key, value), the table behind a distinct aggregate, in a ColumnMapState."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return _COUNTED
+
+    def open(self, context: OperatorContext) -> None:
+        value = pa.schema([context.inputs[0].column("value")])
+        row = pa.schema([("count", pa.int64()), ("sum", pa.int64())])
+        self.counts = context.get_state(ColumnMapStateDescriptor("counts", value, row))
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Count the rows."""
+        pairs = bundle.keys.with_user_keys([bundle.batch.column("value")])
+        return self.counts.async_get(pairs).then_accept(lambda found: self._add(pairs, found))
+
+    def _add(self, pairs: UserKeyBatch, found: Columns) -> None:
+        rows = np.bincount(pairs.inverse, minlength=len(pairs))
+        counts, sums = (found.numpy(field).astype(np.int64) for field in range(2))
+        self.counts.put(pairs, [pa.array(counts + rows), pa.array(sums + 7 * rows)])
+
+
+def pair_rows(pairs: np.ndarray) -> list[pa.RecordBatch]:
+    """A row a number of a pair of key and value."""
+    columns = [pa.array(column) for column in np.divmod(pairs, VALUES_A_KEY)]
+    return [pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)]
+
+
+def packed_pairs(pairs: np.ndarray) -> list[bytes]:
+    """Store keys of pairs, by hand."""
+    columns = [("group", ">u2"), ("state", "u1"), ("key", ">i8"), ("value", ">i8")]
+    matrix = np.zeros(len(pairs), np.dtype(columns))
+    matrix["key"], matrix["value"] = np.divmod(pairs, VALUES_A_KEY)
+    packed: list[bytes] = matrix.view("V19").tolist()
+    return packed
+
+
+async def _answer(key: int) -> int:
+    return key
+
+
+class CallARecord(RecordOperator):
+    """A call a record, which is answered at once: the whole time is that of making calls and taking answers in."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return _COUNT
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        """Call."""
+        return ctx.call(_answer, row.key)
+
+
+class CallAKey(BundleOperator):
+    """A call for each key of a bundle, all under way together."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return _COUNT
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Call."""
+        return combine_all([ctx.call(_answer, key) for key in bundle.keys.columns[0].to_pylist()])
+
+
+def calls_by_hand(keys: np.ndarray, at_once: int) -> Spent:
+    """The same calls on an event loop, ``at_once`` of them under way, as a user would write it."""
+
+    async def gathered() -> None:
+        slots = asyncio.Semaphore(at_once)
+
+        async def one(key: int) -> int:
+            async with slots:
+                return await asyncio.wait_for(_answer(key), 60)
+
+        await asyncio.gather(*map(one, keys.tolist()))
+
+    clocks = Clocks()
+    asyncio.run(gathered())
+    return clocks.spent()
+
+
+class CountBoth(BundleOperator):
+    """The number of rows of each key over two inputs; ``first``: which one comes first."""
+
+    num_inputs = 2
+
+    def __init__(self, first: int | None) -> None:
+        self.first_input = first
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return _COUNT
+
+    def open(self, context: OperatorContext) -> None:
+        self.counts = context.get_state(ColumnStateDescriptor("counts", _COUNT))
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Count the rows."""
+        rows = np.bincount(bundle.keys.inverse, minlength=len(bundle.keys))
+
+        def add(before: Columns) -> None:
+            self.counts.put(bundle.keys, [pa.array(before.numpy(0).astype(np.int64) + rows)])
+
+        return self.counts.async_get(bundle.keys).then_accept(add)
+
+
+def both_inputs(keys: np.ndarray) -> list[InputBatch]:
+    """A row a key, of the two inputs in turn."""
+    return [InputBatch(batch, input_index=at % 2) for at, batch in enumerate(batches(keys, 1_000))]
+
+
+_TIMED = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us"))])
+TIMED = InputSpec(_TIMED, ("key",), event_time="at")
+_SECOND, _VALUES, _BATCH_ROWS = 1_000_000, 1_000, 100_000
+
+
+def _match(begin: int) -> Match:
+    """``begin`` of a thousand rows can be the first one."""
+    value = pc.field("value")
+    return Match(
+        "A B+ C",
+        {"A": value < begin, "B": value < _VALUES // 2, "C": value >= _VALUES // 2},
+        {"first": last("value", "A"), "last": last("value", "C")},
+        within="10 seconds",
+    )
+
+
+MATCHES: dict[str, Callable[[], Operator]] = {
+    "Match, rows that begin nothing": lambda: _match(0),
+    "Match, one row of ten begins": lambda: _match(_VALUES // 10),
+}
+"""By what is measured."""
+
+
+def in_order(job: Job, seed: int) -> Callable[[np.ndarray], Spent]:
+    """A side over rows of given keys; each micro-batch is a second of event time, at whose end all its rows are due."""
+    random = np.random.default_rng(seed)
+
+    def run(keys: np.ndarray) -> Spent:
+        start = job.batch_id * _SECOND
+        at = np.sort(random.integers(start, start + _SECOND, len(keys)))
+        columns = [pa.array(keys), pa.array(random.integers(0, _VALUES, len(keys)))]
+        rows = pa.RecordBatch.from_arrays([*columns, pa.array(at).cast(pa.timestamp("us"))], schema=_TIMED)
+        job.watermark = start + _SECOND - 1
+        return job.timed([rows.slice(first, _BATCH_ROWS) for first in range(0, len(keys), _BATCH_ROWS)])
+
+    return run

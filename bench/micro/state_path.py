@@ -1,0 +1,399 @@
+"""What the state path of an operator costs, beside its own reads and writes made by hand.
+
+Owns: ``CASES``, the micro-batches of each; what an operator asks of its store in them, and the replay of that with
+rocksdict; ``timed_side``.
+Invariant: the floor gets and scans what the operator got and scanned, and writes what it wrote, in one sorted file,
+from arrays and into arrays; it decides nothing.
+
+Two figures of ours: the whole micro-batch, from Arrow rows to Arrow rows and the uploaded delta; and of that the state
+path, which is the time inside the calls of state objects and of the rows that wait in order, and the commit. It and
+what it is compared with are processor time of the thread: all of it is work on one thread, and beside other work on
+the machine the ratios of wall times differed from run to run by more than was to be seen in them. By hand no value is
+decoded: what is read becomes one array with its bounds, where ours gives the columns of keys and rows.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from rocksdict import Rdict, ReadOptions, SstFileWriter
+
+from asyncstate.changelog import RETRACT
+from asyncstate.execution import ExecutionController
+from asyncstate.operator import InputSpec, Operator, OperatorContext, StateDescriptor
+from asyncstate.runtime import InputBatch, read_state
+from asyncstate.runtime.ordering import OrderedInputs
+from asyncstate.runtime.stores import PartitionStore
+from asyncstate.storage import Changes, KeyedStore, RocksDBOptions, StoreStatistics, WriteOverlay
+from asyncstate.storage.rocksdb_options import rocksdb_options
+from bench.frame import Row
+from bench.frame.measure import Side
+from bench.micro.sides import Place, compared, list_get
+from bench.processor_time import Spent
+from bench.rows import batches
+from operators import (
+    ChangelogNormalize,
+    Rank,
+    SortLimit,
+    TemporalJoin,
+    TemporalSort,
+    UpsertMaterialize,
+    WindowDeduplicate,
+    WindowJoin,
+    WindowRank,
+    asc,
+    desc,
+    tumble,
+)
+
+_WINDOW = 1_000_000
+_SCHEMA = pa.schema(
+    [("key", pa.int64()), ("value", pa.int64()), ("at", pa.timestamp("us")), ("id", pa.int64())]
+)
+_BATCH_ROWS = 100_000
+
+Batch = tuple[list[InputBatch], int]
+"""The rows of a micro-batch and its watermark."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator over micro-batches of ``rows`` rows, drawn for ever; ``inputs`` are two for a join."""
+
+    name: str
+    operator: Callable[[], Operator]
+    inputs: tuple[InputSpec, ...]
+    draw: Callable[[int, np.random.Generator], Iterator[Batch]]
+
+
+class RecordingStore(KeyedStore):
+    """Notes what is read of the store beneath."""
+
+    def __init__(self, store: KeyedStore) -> None:
+        self._store = store
+        self.version = store.version
+        self.gets: list[list[bytes]] = []
+        self.scans: list[tuple[bytes, bytes | None, int]] = []
+
+    def get(self, key: bytes) -> bytes | None:
+        self.gets.append([key])
+        return self._store.get(key)
+
+    def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
+        self.gets.append(keys)
+        return self._store.get_many(keys, piece_keys)
+
+    def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
+        self.scans.append((start, end, limit))
+        return self._store.scan(start, end, limit)
+
+    def apply(self, changes: Changes, version: int) -> None:
+        self._store.apply(changes, version)
+
+    def statistics(self) -> StoreStatistics:
+        return self._store.statistics()
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class Replay:
+    """A RocksDB of the same options with the same entries, that is asked for the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._options = rocksdb_options(RocksDBOptions())
+        self._db = Rdict(str(folder / "by-hand"), self._options)
+        self._round = 0
+        self._entries: dict[bytes, bytes] = {}
+
+    def run(self, reads: RecordingStore, after: dict[bytes, bytes]) -> Spent:
+        """Read as ``reads`` tells and write what makes the entries those of ``after``."""
+        changed = {key: value for key, value in after.items() if self._entries.get(key) != value}
+        changes: list[tuple[bytes, bytes | None]] = [*changed.items()]
+        changes += [(key, None) for key in self._entries if key not in after]
+        changes.sort()
+        gc.collect()
+        started = time.perf_counter(), time.thread_time()
+        for keys in reads.gets:
+            _unpacked(list_get(self._db, _packed(keys)))
+        for scan in reads.scans:
+            _unpacked(self._scan(*scan))
+        path = self._write(changes) if changes else None
+        spent = Spent(time.perf_counter() - started[0], time.thread_time() - started[1])
+        if path is not None:
+            self._db.ingest_external_file([path])
+        self._entries = after
+        return spent
+
+    def _scan(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
+        options = ReadOptions()
+        if end is not None:
+            options.set_iterate_upper_bound(end)
+        entries: Any = self._db.items(from_key=start, read_opt=options)
+        return [part for entry in islice(entries, limit) for part in entry]
+
+    def _write(self, changes: list[tuple[bytes, bytes | None]]) -> str:
+        self._round += 1
+        path = str(self._folder / f"by-hand-{self._round}.sst")
+        writer = SstFileWriter(self._options)
+        writer.open(path)
+        keys = _packed([key for key, _ in changes])
+        values = iter(_packed([value for _, value in changes if value is not None]))
+        for key, (_, value) in zip(keys, changes, strict=True):
+            if value is None:
+                del writer[key]
+            else:
+                writer[key] = next(values)
+        writer.finish()
+        return path
+
+
+class Stopwatch:
+    """Adds up the seconds of processor time inside the calls that it has wrapped, the outermost ones."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._inside = False
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` with its time added up, and that of the steps of an iterator that it returns."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            result = self._run(lambda: function(*arguments, **named))
+            return self._steps(result) if isinstance(result, Iterator) else result
+
+        return call
+
+    def _steps(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        end = object()
+        while (step := self._run(lambda: next(iterator, end))) is not end:
+            yield step
+
+    def _run(self, work: Callable[[], Any]) -> Any:
+        if self._inside:
+            return work()
+        self._inside, started = True, time.thread_time()
+        try:
+            return work()
+        finally:
+            self._inside = False
+            self.seconds += time.thread_time() - started
+
+
+class _Timed:
+    """An object whose methods are timed."""
+
+    def __init__(self, under: Any, watch: Stopwatch) -> None:
+        self._under = under
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._under, name)
+        return self._watch.timed(found) if callable(found) else found
+
+
+class _TimedStates:
+    """A context whose states are timed."""
+
+    def __init__(self, context: OperatorContext, watch: Stopwatch) -> None:
+        self._context = context
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def get_state(self, descriptor: StateDescriptor[Any]) -> Any:
+        """A state whose methods are timed."""
+        return _Timed(self._context.get_state(descriptor), self._watch)
+
+
+def with_timed_states(operator: Operator, watch: Stopwatch) -> Operator:
+    opened = operator.open
+    operator.open = lambda context: opened(_TimedStates(context, watch))  # type: ignore[method-assign]
+    return operator
+
+
+_ENGINE_PARTS: Final[list[tuple[type[Any], str]]] = [
+    (OrderedInputs, "add"),
+    (OrderedInputs, "due_parts"),
+    (ExecutionController, "finish_states"),
+    (WriteOverlay, "changes"),
+    (PartitionStore, "commit"),
+    (PartitionStore, "settle"),
+]
+
+
+@contextmanager
+def timed_engine(watch: Stopwatch) -> Iterator[None]:
+    """The waiting rows of ordered inputs and the commit are timed, too."""
+    methods = [(owner, name, getattr(owner, name)) for owner, name in _ENGINE_PARTS]
+    for owner, name, method in methods:
+        setattr(owner, name, watch.timed(method))
+    try:
+        yield
+    finally:
+        for owner, name, method in methods:
+            setattr(owner, name, method)
+
+
+def _packed(parts: list[bytes]) -> list[bytes]:
+    """The same bytes made anew from one array, as columns are made into keys and values."""
+    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    whole = np.frombuffer(b"".join(parts), np.uint8).copy()
+    if len(parts) and (lengths == lengths[0]).all():
+        packed: list[bytes] = whole.view(f"V{lengths[0]}").tolist() if lengths[0] else parts
+        return packed
+    ends = np.cumsum(lengths).tolist()
+    data = whole.tobytes()
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _unpacked(parts: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes as one array, and where each part ends, as columns are made from values."""
+    there = [part for part in parts if part is not None]
+    ends = np.cumsum(np.fromiter(map(len, there), np.int64, len(there)))
+    return np.frombuffer(b"".join(there), np.uint8).copy(), ends
+
+
+def _spec(index: int, **settings: Any) -> InputSpec:
+    return InputSpec(_SCHEMA, **{"key": ("key",), "name": f"input {index}", **settings})
+
+
+def _batch(columns: list[np.ndarray], index: int = 0, kinds: np.ndarray | None = None) -> list[InputBatch]:
+    arrays = [
+        pa.array(column.astype(np.int64)).view(one.type) for column, one in zip(columns, _SCHEMA, strict=True)
+    ]
+    whole = pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+    return [
+        InputBatch(
+            whole.slice(start, _BATCH_ROWS),
+            None if kinds is None else kinds[start : start + _BATCH_ROWS],
+            index,
+        )
+        for start in range(0, whole.num_rows, _BATCH_ROWS)
+    ]
+
+
+def _windows(inputs: int) -> Callable[[int, np.random.Generator], Iterator[Batch]]:
+    """Each micro-batch brings the rows of a window, four a key, and ends the window before."""
+
+    def draw(rows: int, random: np.random.Generator) -> Iterator[Batch]:
+        number = 0
+        while True:
+            batches: list[InputBatch] = []
+            for index in range(inputs):
+                count = rows // inputs
+                keys = random.integers(0, max(rows // 4, 1), count)
+                times = number * _WINDOW + random.integers(0, _WINDOW, count)
+                columns = [keys, random.integers(0, 1_000_000, count), times, np.arange(count)]
+                batches += _batch(columns, index)
+            yield batches, number * _WINDOW - 1
+            number += 1
+
+    return draw
+
+
+def _upserts(rows: int, random: np.random.Generator) -> Iterator[Batch]:
+    """A new row for ``rows`` of five times as many keys; at first one for each key."""
+    keys = np.arange(5 * rows)
+    while True:
+        count = len(keys)
+        values = random.integers(0, 1_000_000, count)
+        yield _batch([keys, values, np.zeros(count), keys], kinds=np.full(count, 2, np.int8)), 0
+        keys = random.choice(5 * rows, rows, replace=False)
+
+
+def _retractions(rows: int, random: np.random.Generator) -> Iterator[Batch]:
+    """As many rows come as go, of five times as many of a hundred keys; at first they come."""
+    ids, values = np.arange(5 * rows), random.integers(0, 1 << 40, 5 * rows)
+    yield _batch([ids % 100, values, np.zeros(len(ids)), ids]), 0
+    while True:
+        gone = random.choice(len(ids), rows // 2, replace=False)
+        old = [ids[gone] % 100, values[gone], np.zeros(len(gone)), ids[gone]]
+        values[gone] = random.integers(0, 1 << 40, len(gone))
+        both = [np.append(*pair) for pair in zip(old, [old[0], values[gone], *old[2:]], strict=True)]
+        yield _batch(both, kinds=np.repeat(np.array([3, 0], np.int8), len(gone))), 0
+
+
+def _inserts(rows: int, random: np.random.Generator) -> Iterator[Batch]:
+    while True:
+        columns = [np.zeros(rows), random.integers(0, 1 << 40, rows), np.zeros(rows), np.arange(rows)]
+        yield _batch(columns), 0
+
+
+_TIMED, _TWO = _spec(0, event_time="at"), tuple(_spec(index, event_time="at") for index in range(2))
+_CHANGES = (_spec(0, changes=RETRACT),)
+CASES: Final = (
+    Case("WindowJoin", lambda: WindowJoin(window=tumble(_WINDOW)), _TWO, _windows(2)),
+    Case("WindowRank", lambda: WindowRank(desc("value"), 3, window=tumble(_WINDOW)), (_TIMED,), _windows(1)),
+    Case("WindowDeduplicate", lambda: WindowDeduplicate(window=tumble(_WINDOW)), (_TIMED,), _windows(1)),
+    Case("TemporalSort", lambda: TemporalSort(asc("value")), (_TIMED,), _windows(1)),
+    Case("TemporalJoin", TemporalJoin, _TWO, _windows(2)),
+    Case("ChangelogNormalize", ChangelogNormalize, _CHANGES, _upserts),
+    Case("UpsertMaterialize", lambda: UpsertMaterialize(["id"]), _CHANGES, _upserts),
+    Case("Rank, all rows", lambda: Rank(desc("value"), 10), _CHANGES, _retractions),
+    Case("SortLimit", lambda: SortLimit(desc("value"), 20_000), (_spec(0, key=()),), _inserts),
+)
+"""In the order of the table."""
+
+
+def timed_side(place: Place, operator: Operator, state: int) -> Side:
+    """As ``Place.filled``, with the processor time of the state path noted."""
+    watch = Stopwatch()
+    place.enter_context(timed_engine(watch))
+    job = place.job(with_timed_states(operator, watch))
+    job.run(batches(np.arange(state, dtype=np.int64), _BATCH_ROWS))
+
+    def run(keys: np.ndarray) -> Spent:
+        watch.seconds = 0.0
+        spent = job.timed(batches(keys, _BATCH_ROWS))
+        place.state_cpu.append(watch.seconds)
+        return spent
+
+    return run
+
+
+def measured(case: Case, rows: int, rounds: int, seed: int) -> list[Row]:
+    """Rounds on equal entries, after two that do not count: they fill the state."""
+    recorded: list[RecordingStore] = []
+
+    def record(store: KeyedStore) -> KeyedStore:
+        recorded.append(RecordingStore(store))
+        return recorded[-1]
+
+    def ours(place: Place) -> Side:
+        watch = Stopwatch()
+        place.enter_context(timed_engine(watch))
+        operator = with_timed_states(case.operator(), watch)
+        job = place.job(operator, case.inputs, store_through=record)
+
+        def run(batch: Batch) -> Spent:
+            given, job.watermark = batch
+            watch.seconds = 0.0
+            spent = job.timed(given)
+            place.state_cpu.append(watch.seconds)
+            return spent
+
+        return run
+
+    def floor(place: Place) -> Side:
+        replay = Replay(place.folder)
+
+        def run(_: Batch) -> Spent:
+            (job,) = place.jobs
+            return replay.run(recorded[-1], dict(read_state(job.spec(), 1, job.stores)))
+
+        return run
+
+    drawn = lambda: case.draw(rows, np.random.default_rng(seed))  # noqa: E731
+    return compared(case.name, 2.0, drawn, rows, rounds, floor, ours, path_aim=1.5, warm_up=2, turned=False)

@@ -1,0 +1,263 @@
+"""Every built-in operator on state in memory: what async mode costs or gains where nothing waits: ``python -m bench
+modes``.
+
+Owns: ``CASES``, and the measurement: throughput of async by that of sync on the same micro-batches by turns, in
+processor time: nothing waits here, and what other processes take away would be larger than what is looked for.
+Invariant: a case's micro-batches are a function of their number; both modes get the same ones. Must not import Spark
+before it measures.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import typer
+
+from asyncstate.config import resolve
+from asyncstate.functions import (
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    MapFunction,
+    ProcessWindowFunction,
+)
+from asyncstate.operator import InputSpec, Operator, OperatorContext
+from asyncstate.runtime import InputBatch
+from asyncstate.spark.task import settle_worker
+from asyncstate.state import ValueStateDescriptor
+from bench.frame import Column, Figure, Report, Row, isolated, medians, turns
+from bench.frame.report import Output, Rounds, Seed, Tiny, times
+from bench.job import Job
+from bench.processor_time import Spent
+from operators import (
+    CoProcess,
+    Deduplicate,
+    GroupAggregate,
+    IntervalJoin,
+    Join,
+    KeyedMap,
+    KeyedProcess,
+    KeyedReduce,
+    Rank,
+    WindowAggregate,
+    WindowProcess,
+    count,
+    cumulate,
+    hop,
+    max_,
+    session,
+    sum_,
+    tumble,
+)
+
+_SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
+_OUT = pa.schema([("key", pa.int64()), ("value", pa.int64())])
+_SPAN_US = 20_000_000
+_BASE_US = 1_600_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator. ``inputs`` get the same rows each; ``share`` of them, for those that are dear.
+
+    The state has as small a share of its keys, unless ``keys_share`` says otherwise.
+    """
+
+    make: Callable[[], Operator]
+    inputs: int = 1
+    event_time: bool = False
+    share: float = 1.0
+    keys_share: float | None = None
+
+    @property
+    def specs(self) -> list[InputSpec]:
+        """What the operator is told of its inputs."""
+        return [InputSpec(_SCHEMA, ("key",), "time" if self.event_time else None)] * self.inputs
+
+
+def rows(keys: np.ndarray, number: int) -> pa.RecordBatch:
+    """Micro-batch ``number``: a row a key, values of its own, times in its span."""
+    random = np.random.default_rng(number)
+    times = np.sort(random.integers(0, _SPAN_US, len(keys))) + _BASE_US + number * _SPAN_US
+    columns = [
+        pa.array(keys),
+        pa.array(random.integers(0, 1_000_000, len(keys))),
+        pa.array(times).cast(_SCHEMA.field("time").type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def watermark(number: int) -> int:
+    """Of micro-batch ``number``: the end of the one before."""
+    return _BASE_US + number * _SPAN_US - 1
+
+
+class _Total(MapFunction):
+    def open(self, context: OperatorContext) -> None:
+        self._total: Any = context.get_state(ValueStateDescriptor("total", pa.int64(), default=0))
+
+    def map(self, row: Any) -> Any:
+        total = self._total
+
+        def add(before: int) -> Any:
+            return total.async_update(before + row[1]).then_apply(lambda _: (row[0], before + row[1]))
+
+        return total.async_value().then_compose(add)
+
+
+class _Process(KeyedProcessFunction):
+    def open(self, context: OperatorContext) -> None:
+        self._total: Any = context.get_state(ValueStateDescriptor("total", pa.int64(), default=0))
+
+    async def process(self, row: Any, ctx: Any) -> None:
+        total = await self._total.async_value() + row[1]
+        await self._total.async_update(total)
+        ctx.emit(row[0], total)
+
+
+class _BothSides(KeyedCoProcessFunction):
+    def open(self, context: OperatorContext) -> None:
+        self._last: Any = context.get_state(ValueStateDescriptor("last", pa.int64(), default=0))
+
+    async def process1(self, row: Any, ctx: Any) -> None:
+        await self._last.async_update(row[1])
+
+    async def process2(self, row: Any, ctx: Any) -> None:
+        ctx.emit(row[0], await self._last.async_value())
+
+
+class _Rows(ProcessWindowFunction):
+    def process(self, key: Any, ctx: Any, rows: Any) -> Any:
+        return [(key[0], len(rows))]
+
+
+def _window(window: Callable[[], Any]) -> Case:
+    return Case(
+        lambda: WindowAggregate(window(), [count().alias("n"), sum_("value").alias("total")]), event_time=True
+    )
+
+
+CASES: Mapping[str, Case] = {
+    "GroupAggregate": Case(
+        lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total"), max_("value").alias("top")])
+    ),
+    "GroupAggregate, DISTINCT": Case(GroupAggregate),
+    "Deduplicate, first": Case(lambda: Deduplicate(keep="first", time="processing")),
+    "Deduplicate, last": Case(lambda: Deduplicate(keep="last", time="event"), event_time=True),
+    "WindowAggregate, tumble": _window(lambda: tumble("10 seconds")),
+    "WindowAggregate, hop": _window(lambda: hop("10 seconds", "2 seconds")),
+    "WindowAggregate, cumulate": _window(lambda: cumulate("10 seconds", "2 seconds")),
+    "WindowAggregate, session": _window(lambda: session("5 seconds")),
+    "Join": Case(lambda: Join("inner", suffixes=("", "_right")), inputs=2, share=0.2),
+    "IntervalJoin": Case(
+        lambda: IntervalJoin(lower="0 seconds", upper="5 seconds", suffixes=("", "_right")),
+        inputs=2,
+        event_time=True,
+        share=0.5,
+    ),
+    "Rank": Case(lambda: Rank("value", 3, rank_column="place"), share=0.5),
+    "KeyedMap": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2),
+    "KeyedMap, beyond the read cache": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2, keys_share=1.0),
+    "KeyedReduce": Case(lambda: KeyedReduce(lambda a, b: (a[0], a[1] + b[1], b[2])), share=0.2),
+    "KeyedProcess": Case(lambda: KeyedProcess(_Process(), _OUT), share=0.2),
+    "CoProcess": Case(lambda: CoProcess(_BothSides(), _OUT), inputs=2, share=0.1),
+    "WindowProcess": Case(
+        lambda: WindowProcess(_Rows(), tumble("10 seconds"), _OUT), event_time=True, share=0.1
+    ),
+}
+"""By name. Operators whose work is all user code (flat map, filter, connected map, broadcast, apply) are left out: they
+run on the same engine as the functions shown."""
+
+AIM, CONFIDENCE = 1.0, 0.95
+_PIECES = 4
+"""For each round so many smaller micro-batches, in pairs of their own: the machine's speed changes within seconds."""
+_COLUMNS = (
+    Column("sync CPU us", "sync"),
+    Column("async CPU us", "async"),
+    Column("sync /async", "ratio", times),
+    Column("95% interval", "low high"),
+    Column("aim", "aim", times),
+    Column("met", "met"),
+)
+
+
+def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: int) -> list[Row]:
+    """The row of a case; ``size``: rows a micro-batch and keys in the state."""
+    settle_worker()
+    case = CASES[name]
+    number_of_rows = max(10, int(size[0] * case.share / _PIECES))
+    keys = max(10, int(size[1] * (case.share if case.keys_share is None else case.keys_share)))
+    jobs = {
+        mode: Job(
+            Path(folder) / mode,
+            case.make(),
+            resolve({"async-state.enabled": mode == "async"}, {}),
+            case.specs,
+        )
+        for mode in ("sync", "async")
+    }
+
+    def side(job: Job) -> Callable[[tuple[int, pa.RecordBatch]], Spent]:
+        def run(given: tuple[int, pa.RecordBatch]) -> Spent:
+            job.watermark = watermark(given[0])
+            return job.timed(InputBatch(given[1], None, index) for index in range(case.inputs))
+
+        return run
+
+    def drawn() -> Iterator[tuple[int, pa.RecordBatch]]:
+        random = np.random.default_rng(seed)
+        yield 0, rows(np.arange(keys), 0)  # fills the state; the second warms up
+        for number in range(1, rounds * _PIECES + 2):
+            yield number, rows(random.integers(0, keys, number_of_rows), number)
+
+    sides = {mode: side(job) for mode, job in jobs.items()}
+    spent = turns(sides, rounds * _PIECES, drawn(), warm_up=2)
+    pairs = zip(spent["sync"], spent["async"], strict=True)
+    ratios = [(sync.cpu_seconds or 0.0) / (mine.cpu_seconds or 1.0) for sync, mine in pairs]
+    found, (low, high) = statistics.median(ratios), interval_of_median(ratios)
+    met = "yes" if round(found, 2) >= AIM else "even" if low <= AIM <= high else "no"
+    units = case.inputs * number_of_rows
+    facts = {mode: medians(each, units)[1] for mode, each in spent.items()}
+    facts |= {"ratio": found, "low": low, "high": high, "aim": AIM}
+    return [Row(name=name, facts={**facts, "met": met}, figures={name: Figure(found, low, high, rate=True)})]
+
+
+def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
+    """What the median of what ``values`` are drawn from lies between, with a confidence of 95% or somewhat more.
+
+    By ranks, so whatever their distribution: as many values lie below that median as coins fall heads. Fewer than six
+    values cannot tell; of them the extremes.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    rank, tail = 0, 1 / 2**count
+    while tail <= (1 - CONFIDENCE) / 2:
+        rank += 1
+        tail += math.comb(count, rank) / 2**count
+    below = max(0, rank - 1)
+    return ordered[below], ordered[-1 - below]
+
+
+def modes(
+    rows: Annotated[int, typer.Option(min=10, help="Rows a micro-batch.")] = 200_000,
+    keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 1_000_000,
+    rounds: Rounds = 10,
+    tiny: Tiny = False,
+    seed: Seed = 1,
+    output: Output = None,
+) -> None:
+    """Compare async with sync for every built-in operator, on state in memory, in processor time."""
+    if tiny:
+        rows, keys, rounds = 200, 100, 1
+    with Report("modes", output, rows=rows, keys=keys, rounds=rounds) as report:
+        report.section(f"Async by sync, {rows:,} rows, {keys:,} keys, one core, without Spark", _COLUMNS)
+        for number, name in enumerate(CASES):
+            folder = report.folder / str(number)
+            how = name, str(folder), (rows, keys), rounds, seed
+            report.case(name, lambda: measure(*how) if tiny else isolated(measure, *how))  # noqa: B023
