@@ -301,22 +301,28 @@ class Binding:
                 )
 
 
-def check_aggregates(aggregates: object, owner: str, tables: bool = False) -> None:
-    """SchemaError for what is no list, for what is no aggregate, or, with ``tables``, none that makes rows."""
+def check_aggregates(aggregates: object, owner: str, values: bool = True, tables: bool = False) -> None:
+    """SchemaError for what is no list, for what is no aggregate, or is not of the kinds that are allowed: ``values``,
+    or, alone, a function that makes rows (``tables``)."""
     if not isinstance(aggregates, Sequence) or isinstance(aggregates, str):
         raise SchemaError(f"{owner}: aggregates is {aggregates!r}; give a list, also of a single one")
     for aggregate in aggregates:
-        if isinstance(aggregate, Aggregate) and aggregate.kind.makes_rows != tables:
+        if not isinstance(aggregate, Aggregate):
             raise SchemaError(
-                f"{owner}: '{aggregate.name}' makes rows; use it in GroupTableAggregate"
+                f"{owner}: {aggregate!r} is no aggregate; make one with count, sum_ and their like, or with udaf"
+                if values
+                else f"{owner}: {aggregate!r} is no aggregate; make one with udtaf"
+            )
+        if not (tables if aggregate.kind.makes_rows else values):
+            raise SchemaError(
+                f"{owner}: '{aggregate.name}' makes rows; use it in GroupTableAggregate or in windows"
                 if aggregate.kind.makes_rows
                 else f"{owner}: '{aggregate.name}' makes no rows; give a function of udtaf, or use GroupAggregate"
             )
-        if not isinstance(aggregate, Aggregate):
+        if aggregate.kind.makes_rows and len(aggregates) > 1:
             raise SchemaError(
-                f"{owner}: {aggregate!r} is no aggregate; make one with udtaf"
-                if tables
-                else f"{owner}: {aggregate!r} is no aggregate; make one with count, sum_ and their like, or with udaf"
+                f"{owner}: '{aggregate.name}' makes rows, so no other aggregate can have a column beside it; give it "
+                "alone, and the others to a second operator"
             )
 
 

@@ -37,15 +37,17 @@ class AggregateOperator(Named, BundleOperator):
 
     takes_later: ClassVar[bool] = False
     """Whether aggregates may be added to stored state, ``starting_now``."""
+    takes_values: ClassVar[bool] = True
+    """Whether its aggregates may be values."""
     takes_tables: ClassVar[bool] = False
-    """Whether its aggregates are those of ``udtaf``."""
+    """Whether its only aggregate may be one of ``udtaf``."""
 
     def __init__(self, aggregates: Sequence[Aggregate]) -> None:
-        check_aggregates(aggregates, self.owner, self.takes_tables)
+        check_aggregates(aggregates, self.owner, self.takes_values, self.takes_tables)
         for aggregate in aggregates:
-            if aggregate.starts_now and not self.takes_later:
+            if aggregate.starts_now and (aggregate.kind.makes_rows or not self.takes_later):
                 raise SchemaError(
-                    f"{self.owner}: '{aggregate.name}' is to start now, but only aggregates of GroupAggregate and "
+                    f"{self.owner}: '{aggregate.name}' is to start now, but only values of GroupAggregate and "
                     "WindowAggregate can be added to state that is there; give the operator a new uid"
                 )
         self.aggregates = tuple(aggregates)

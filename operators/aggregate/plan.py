@@ -118,6 +118,11 @@ class AggregatePlan:
         """Whether every row has a state of its own: ``lift`` and ``merge`` are there."""
         return not self.distincts and all(isinstance(part, MergingAggregator) for part in self.parts)
 
+    @property
+    def takes_back(self) -> bool:
+        """Whether rows can be taken back from states alone; extremes need logs of all values for it."""
+        return all(part.retracts and not isinstance(part, Extreme) for part in self.parts)
+
     def sources(self, rows: KeyedRows, distinct: Sequence[Sequence[Int8Array]] = ()) -> list[KeyedRows]:
         """The rows as each part gets them: ``distinct`` has the signs (n) of the rows that count, by the index of the
         distinct values and of their condition."""

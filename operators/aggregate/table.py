@@ -18,22 +18,14 @@ from asyncstate.codec.sorting import rows_by
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.state.expiring.ttl import Ttl
 
-from ..core.arrays import (
-    BoolArray,
-    Int64Array,
-    concat_rows,
-    place_among_equals,
-    places_of,
-    row_ids,
-    take_rows,
-)
+from ..core.arrays import places_of, take_rows
 from ..core.changelog import arrival_order
 from ..core.checks import KeepsKey, check_distinct_names
 from .declared import Aggregate
 from .operator import KeyAggregateOperator
 from .plan import AggregatePlan
 from .states import Addition, Change
-from .user.table import RowsOfKeys, TableAggregator
+from .user.table import RowChanges, RowsOfKeys, TableAggregator, changed_rows, table_of
 
 
 class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
@@ -57,6 +49,7 @@ class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
     lacks, OperatorError for rows that are not of its result type.
     """
 
+    takes_values = False
     takes_tables = True
 
     def __init__(self, aggregate: Aggregate, ttl: Ttl = None) -> None:
@@ -72,8 +65,10 @@ class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         plan = self._plan(context.inputs[0])
-        self._number = plan.parts.index(self._part(plan))
-        self._incremental = self._part(plan).incremental
+        part = self._part(plan)
+        part.give_changes()
+        self._number = plan.parts.index(part)
+        self._incremental = part.incremental
         self._open_states(plan, context)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
@@ -84,39 +79,24 @@ class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
         return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
 
     def _part(self, plan: AggregatePlan) -> TableAggregator:
-        return next(part for part in plan.parts if isinstance(part, TableAggregator))
+        part = table_of(plan.parts)
+        assert part is not None  # ``takes_tables``
+        return part
 
     def _put_out(self, bundle: Bundle, change: Change, ctx: BundleContext) -> None:
         after = change.new.after[self._number]
         if self._incremental:
             shown = RowsOfKeys(after, np.ones(len(bundle.keys), np.bool_))
             *columns, added = shown.columns
-            rows, owners = columns, shown.owners
-            is_new = np.asarray(added.to_numpy(zero_copy_only=False), np.bool_)
+            is_added = np.asarray(added.to_numpy(zero_copy_only=False), np.bool_)
+            rows, owners, is_new = RowChanges(columns, shown.owners, is_added)
         else:
             old = RowsOfKeys(change.new.before[self._number], change.old.present)
             new = RowsOfKeys(after, change.present)
-            rows = concat_rows(old.columns, new.columns)
-            owners = np.concatenate([old.owners, new.owners])
-            is_new = np.arange(len(owners)) >= len(old.owners)
-            left = _unmatched(rows, owners, is_new)
-            rows, owners, is_new = take_rows(rows, left), owners[left], is_new[left]
+            rows, owners, is_new = changed_rows(old.columns, old.owners, new.columns, new.owners)
         if not len(owners):
             return
         order = rows_by(places_of(arrival_order(bundle.keys))[owners], is_new)
         kinds = np.where(is_new[order], RowKind.INSERT, RowKind.DELETE).astype(np.int8)
         keys = pa.array(owners[order])
         ctx.emit([*(column.take(keys) for column in bundle.keys.columns), *take_rows(rows, order)], kinds)
-
-
-def _unmatched(rows: Sequence[pa.Array], owners: Int64Array, is_new: BoolArray) -> Int64Array:
-    """The rows (of m) without an equal one on the other side: old and new rows of one key cancel out one by one."""
-    if not len(owners):
-        return np.empty(0, np.int64)
-    ids = row_ids(rows, owners)
-    places = np.empty(len(ids), np.int64)
-    for side in (is_new, ~is_new):
-        places[side] = place_among_equals(ids[side])
-    counts = [np.bincount(ids[side], minlength=int(ids.max()) + 1) for side in (~is_new, is_new)]
-    others = np.where(is_new, counts[0][ids], counts[1][ids])
-    return np.flatnonzero(places >= others)

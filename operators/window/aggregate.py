@@ -66,10 +66,14 @@ class WindowAggregate(KeepsKey, AggregateOperator):
     cumulating windows keep a state a window and each row changes all of its windows; sessions then keep their rows, and
     so they do over a changelog for all but count, sum and avg.
 
+    The only aggregate may be one of ``udtaf``: its columns then stand behind those of the window, a row for each that
+    ``emit_value`` gives of the window's rows, and a window may have several rows, or none.
+
     With ``time="processing"`` the time of a row is that at which its micro-batch started. A window fires in the first
     micro-batch that starts at its end or later, without the rows of that one; no row is late. At the end of the input
     only windows fire that are over by the clock. A row that is taken back is taken from the windows, or the session,
-    of the time at which it is taken back, as one of the key's rows there.
+    of the time at which it is taken back, as one of the key's rows there; of sessions that keep their rows, one that is
+    equal.
 
     Rows of event times so near to the ends of int64 that a window of theirs would not fit are dropped and counted
     (``event_times_out_of_range``).
@@ -85,6 +89,7 @@ class WindowAggregate(KeepsKey, AggregateOperator):
     """
 
     takes_later = True
+    takes_tables = True
 
     def __init__(
         self,
@@ -104,20 +109,29 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         self.late_output = late_output
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """Key columns, window columns and a column an aggregate."""
+        """Key columns, window columns and a column an aggregate, or those of a function's rows."""
         if self.late_output is not None and isinstance(self.window, SessionWindow):
             check_insert_only(inputs[0], self.owner, "it without late_output")
-        changes = self._changes(window_keys(inputs[0].key, self.window), inputs[0])
-        return with_late_output(self._plan(inputs[0]).schema, self.late_output, inputs[0], changes)
+        plan = self._plan(inputs[0])
+        keys = window_keys(inputs[0].key, self.window) if plan.table is None else ()
+        return with_late_output(plan.schema, self.late_output, inputs[0], self._changes(keys, inputs[0]))
 
     def _changes(self, keys: Sequence[tuple[str, ...]], spec: InputSpec) -> Changelog:
         return Changelog.insert_only(*keys)
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
-        plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner)
-        if isinstance(self.window, SessionWindow) and (self.late_output is not None or plan.keeps_rows):
+        late_rows = self.late_output is not None
+        plan = WindowPlan(
+            self.window, self.aggregates, spec, self.time, self.owner, self.shows_again, late_rows
+        )
+        if plan.keeps_rows:
             self._check_none_later("sessions that keep their rows")
         return plan
+
+    @property
+    def shows_again(self) -> bool:
+        """Whether a window may be put out more than once."""
+        return False
 
     def _check_none_later(self, what: str) -> None:
         later = next((one.name for one in self.aggregates if one.starts_now), None)
@@ -152,17 +166,19 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         if not isinstance(self.window, SessionWindow):
             late = LateRows(self.late_output, context)
             self._aggregation = SliceAggregation(self.window, plan, context, late)
-        elif not plan.keeps_rows and self.late_output is None:
-            self._aggregation = SessionAggregation(self.window, plan, context)
-            declare_form(context, plan.belongs_to)
         else:
-            counts = WindowPlan(self.window, (), context.inputs[0], self.time, self.owner)
-            needed = columns_of(self.aggregates)
-            self._aggregation = SessionValues(
-                self.window, counts, plan.aggregation, needed, context, self.late_output
-            )
-            name, window = plan.belongs_to
-            declare_form(context, (name, f"{window} with its rows"))
+            self._aggregation = self._sessions(self.window, plan, context)
+            declare_form(context, plan.belongs_to)
+
+    def _sessions(self, window: SessionWindow, plan: WindowPlan, context: OperatorContext) -> Aggregation:
+        if not plan.keeps_rows:
+            return SessionAggregation(window, plan, context)
+        needed = columns_of(self.aggregates)
+        return SessionValues(window, self._counts(context), plan, needed, context, self.late_output)
+
+    def _counts(self, context: OperatorContext) -> WindowPlan:
+        """The plan of the same windows without aggregates."""
+        return WindowPlan(self.window, (), context.inputs[0], self.time, self.owner)
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
         """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog, nor

@@ -23,8 +23,10 @@ from ..aggregate.aggregator import naming
 from ..aggregate.declared import Aggregate
 from ..aggregate.plan import AggregatePlan
 from ..aggregate.states import Addition, AggregateStates, Change
+from ..aggregate.user.table import table_of
 from ..core.arrays import Int64Array, IntArray, count_up, place_among_equals, take_rows
 from ..core.checks import check_distinct_names, check_insert_only, check_number
+from .plan import output_columns, output_fields
 
 _COUNT = pa.schema([pa.field("rows", pa.int64(), nullable=False)])
 
@@ -79,6 +81,7 @@ class CountAggregation:
         belongs_to = "window", window.text
         self._window = window
         self._plan = plan
+        self._table = table_of(plan.parts)
         self._counts: ColumnState = context.get_state(
             ColumnStateDescriptor("counts", _COUNT, fixed_fields=True, belongs_to=belongs_to)
         )
@@ -120,7 +123,7 @@ class CountAggregation:
             return
         with naming(rows.keys):
             results = self._plan.results(change.new.states, change.new.after)
-        ctx.emit(take_rows([*rows.keys.columns, *results], full))
+        ctx.emit(output_columns(self._table, take_rows(rows.keys.columns, full), take_rows(results, full)))
         done = rows.keys.select(np.sort(full))
         self._windows.remove(done)
         self._states.remove(done)
@@ -132,6 +135,9 @@ def count_schema(
     """The aggregates bound to the input, and the columns that are put out; SchemaError for what does not fit."""
     check_insert_only(spec, owner, "windows of time")
     plan = AggregatePlan(aggregates, spec.schema, owner)
-    fields = [*spec.key_schema, *plan.result_fields]
+    table = table_of(plan.parts)
+    if table is not None:
+        table.check_gives_all(owner)
+    fields = [*spec.key_schema, *output_fields(plan, table)]
     check_distinct_names([field.name for field in fields], owner)
     return plan, pa.schema(fields)

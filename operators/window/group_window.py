@@ -19,15 +19,15 @@ from asyncstate.growth import StateGrowth, bounded_by, rows_per_key
 from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
 
-from ..aggregate.declared import Aggregate
+from ..aggregate.declared import Aggregate, columns_of
 from ..aggregate.operator import AggregateOperator
 from ..core.checks import TimeDomain, check_has_time, check_time_domain
 from ..core.late import LateRows, check_late_output, with_late_output
-from .aggregate import WindowAggregate
+from .aggregate import Aggregation, WindowAggregate
 from .counts import CountAggregation, CountWindow, count_schema
 from .plan import WINDOW_COLUMNS, WindowPlan, declare_form
 from .shown import Emission
-from .updated import UpdatedSessions, UpdatedSlices
+from .updated import UpdatedSessionRows, UpdatedSessions, UpdatedSlices
 from .windows import SessionWindow, Window
 
 
@@ -53,16 +53,19 @@ class GroupWindowAggregate(WindowAggregate):
     and ``allowed_lateness`` a window puts out one row, and the operator is ``WindowAggregate``. Rows for windows that
     have expired are dropped and counted (``late_rows``).
 
-    Sessions that are shown more than once take aggregates that merge: none of distinct values, nor functions without
-    ``merge`` or with views, nor extremes of a changelog.
+    Sessions that are shown more than once keep their rows, and read them whenever they are shown, where aggregates do
+    not merge (distinct values, functions without ``merge`` or with views) or cannot take rows back (extremes, functions
+    without ``retract``), and with ``late_output``.
+
+    With a function of ``udtaf`` (see ``WindowAggregate``) a window that has changed puts out -D for rows that are gone
+    and +I for rows that are new; ``emit_update_before=False`` is refused then.
 
     Count windows have the key's rows in order of event time (``time="event"``; rows that the watermark had passed are
     dropped and counted, ``late_rows_dropped``) or as they come (``time="processing"``). A window is put out, as +I,
     when its last row has come; the output has key columns and aggregates alone. ``early`` and lateness are not for
     them, and the input must be insert-only.
 
-    ``late_output``: as of ``WindowAggregate``, for rows of windows that have expired; not for sessions that are shown
-    more than once.
+    ``late_output``: as of ``WindowAggregate``, for rows of windows that have expired.
 
     State: as that of ``WindowAggregate``; with updates also ``shown``, a row a window that has been shown or is to be,
     and ``firings``; for count windows see ``CountAggregation``.
@@ -92,6 +95,12 @@ class GroupWindowAggregate(WindowAggregate):
             super().__init__(window, aggregates, time=time, late_output=late_output)
         self.emission = Emission.of(early, late, allowed_lateness, emit_update_before, time, self.owner)
         self.waits_for_watermark = self.counts is None and time == "event" and early is None
+        rows = next((one.name for one in self.aggregates if one.kind.makes_rows), None)
+        if rows is not None and not emit_update_before:
+            raise SchemaError(
+                f"{self.owner}: '{rows}' makes rows, which have no key by which one could replace another; leave "
+                "emit_update_before=False out"
+            )
         if self.counts is not None and self.emission.updates:
             raise SchemaError(
                 f"{self.owner}: early and allowed_lateness are not for count windows, which are put out when their "
@@ -122,27 +131,14 @@ class GroupWindowAggregate(WindowAggregate):
         return [self.late_output if self.counts is not None else None]
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
-        whole = self.emission.updates
-        if whole:
+        if self.shows_again:
             self._check_none_later("windows that are shown more than once")
-        plan = WindowPlan(self.window, self.aggregates, spec, self.time, self.owner, whole)
-        if whole and isinstance(self.window, SessionWindow) and self.late_output is not None:
-            raise SchemaError(
-                f"{self.owner}: sessions that are shown more than once have no late_output; leave it out, or early and "
-                "allowed_lateness"
-            )
-        aggregation = plan.aggregation
-        if (
-            whole
-            and isinstance(self.window, SessionWindow)
-            and not (aggregation.shares_slices and not aggregation.multisets)
-        ):
-            kept = "min_ and max_ of a changelog, " if spec.changelog else ""
-            raise SchemaError(
-                f"{self.owner}: sessions that are shown more than once need aggregates that merge; leave out "
-                f"distinct(), {kept}and functions with views or without merge, or early and allowed_lateness"
-            )
-        return plan
+        return super()._plan(spec)
+
+    @property
+    def shows_again(self) -> bool:
+        """See ``WindowAggregate``."""
+        return self.emission.updates
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
         """See ``Operator``: a window goes when it is over."""
@@ -179,15 +175,21 @@ class GroupWindowAggregate(WindowAggregate):
             plan, _ = count_schema(self.aggregates, spec, self.owner)
             self._aggregation = CountAggregation(self.counts, plan, context)
             declare_form(context, ("window", self.counts.text))
-        elif not self.emission.updates:
+        elif not self.shows_again or isinstance(self.window, SessionWindow):
             super().open(context)
-        elif isinstance(self.window, SessionWindow):
-            sessions = self._plan(spec)
-            self._aggregation = UpdatedSessions(self.window, sessions, self.emission, context)
-            declare_form(context, sessions.belongs_to)
         else:
             late = LateRows(self.late_output, context)
             self._aggregation = UpdatedSlices(self.window, self._plan(spec), self.emission, context, late)
+
+    def _sessions(self, window: SessionWindow, plan: WindowPlan, context: OperatorContext) -> Aggregation:
+        if not self.shows_again:
+            return super()._sessions(window, plan, context)
+        if not plan.keeps_rows:
+            return UpdatedSessions(window, plan, self.emission, context)
+        needed = columns_of(self.aggregates)
+        return UpdatedSessionRows(
+            window, self._counts(context), plan, needed, self.emission, context, self.late_output
+        )
 
     def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
         """As ``WindowAggregate`` where a window is put out once; else none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
@@ -17,6 +18,7 @@ from asyncstate.state.columnar.columns import ColumnStateDescriptor
 
 from ..aggregate.declared import Aggregate
 from ..aggregate.plan import AggregatePlan
+from ..aggregate.user.table import RowsOfKeys, TableAggregator, table_of
 from ..core.arrays import Int64Array
 from ..core.checks import TimeDomain, check_distinct_names, check_has_time
 from .windows import WINDOW_TIME_US, SessionWindow, SlicedWindow, Window
@@ -44,8 +46,14 @@ class WindowPlan:
 
     ``stored``: the window as it is stored; windows have rows of their own, instead of sharing slices, over a changelog
     in processing time, where slices do not make a window (of distinct values, of functions that do not merge), and
-    where ``whole`` asks for it. Sessions then merge their accumulators; others ``keeps_rows`` where accumulators do not
-    merge, or would have to take rows back, of which no more than a count, a sum or a mean is left.
+    where they are ``shown_again``.
+
+    ``keeps_rows``: whether sessions keep their rows, of which they are computed whenever they are shown. They do where
+    ``late_rows`` asks for whole rows, where accumulators do not merge, and where they cannot take rows back. Of
+    sessions that are shown once, functions of the user's own keep rows, too, and over a changelog all but count, sum
+    and mean.
+
+    ``table``: the part whose rows are put out, where a function makes rows; None: values are.
     """
 
     def __init__(
@@ -55,32 +63,35 @@ class WindowPlan:
         spec: InputSpec,
         domain: TimeDomain,
         owner: str,
-        whole: bool = False,
+        shown_again: bool = False,
+        late_rows: bool = False,
     ) -> None:
         check_has_time(spec, domain, owner)
         self.domain: TimeDomain = domain
         self.changelog = spec.changelog
-        of_sessions = isinstance(window, SessionWindow)
-        nets_rows = of_sessions and spec.changelog and not whole and not all(map(_is_additive, aggregates))
-        retract = spec.changelog and not nets_rows
+        self.keeps_rows = isinstance(window, SessionWindow) and (
+            late_rows or not _states_make_sessions(aggregates, spec, owner, shown_again)
+        )
+        retract = spec.changelog and not self.keeps_rows
         self.aggregation = AggregatePlan(aggregates, spec.schema, owner, retract=retract)
-        self.keeps_rows = of_sessions and not whole and (nets_rows or not self.aggregation.lifts)
-        """Whether sessions are computed of their rows when they are over."""
+        self.table = table_of(self.aggregation.parts)
+        if self.table is not None:
+            self.table.check_gives_all(owner)
         self.stored = window
-        whole |= (domain == "processing" and spec.changelog) or not self.aggregation.shares_slices
-        if whole and isinstance(window, SlicedWindow):
+        whole = shown_again or (domain == "processing" and spec.changelog)
+        if isinstance(window, SlicedWindow) and (whole or not self.aggregation.shares_slices):
             self.stored = window.whole()
         self._spec = spec
-        fields = [*spec.key_schema, *window_fields(spec), *self.aggregation.result_fields]
+        fields = [*spec.key_schema, *window_fields(spec), *output_fields(self.aggregation, self.table)]
         _check_key_names(spec, owner)
         check_distinct_names([field.name for field in fields], owner)
         self.schema = pa.schema(fields)
 
     @property
     def belongs_to(self) -> BelongsTo:
-        """Window and time as they are noted beside the state."""
-        text = self.stored.text
-        return "window", text if self.domain == "event" else f"processing time {text}"
+        """Window and time as they are noted beside the state, and whether it has rows."""
+        text = self.stored.text if self.domain == "event" else f"processing time {self.stored.text}"
+        return "window", f"{text} with its rows" if self.keeps_rows else text
 
     def emit(
         self,
@@ -90,8 +101,9 @@ class WindowPlan:
         ends: Int64Array,
         results: Sequence[pa.Array],
     ) -> None:
-        """Emit one row for each of r keys and windows, with these ``results`` (r)."""
-        ctx.emit([*keys, *window_columns(starts, ends, self._spec), *results])
+        """Emit a row for each of r keys and windows, with these ``results`` (r); or the rows that these are."""
+        columns = [*keys, *window_columns(starts, ends, self._spec)]
+        ctx.emit(output_columns(self.table, columns, results))
 
 
 def check_window_names(shown: pa.Schema, owner: str) -> None:
@@ -114,6 +126,31 @@ def window_columns(starts: Int64Array, ends: Int64Array, spec: InputSpec) -> lis
     """The ``WINDOW_COLUMNS`` of rows of ``spec`` with these windows (n)."""
     columns = zip((starts, ends, ends - WINDOW_TIME_US), window_fields(spec), strict=True)
     return [pa.array(column).view(field.type) for column, field in columns]
+
+
+def output_fields(aggregation: AggregatePlan, table: TableAggregator | None) -> list[pa.Field]:
+    """The columns of the aggregates, or of the rows of ``table``."""
+    return aggregation.result_fields if table is None else list(table.row_schema)
+
+
+def output_columns(
+    table: TableAggregator | None, columns: Sequence[pa.Array], results: Sequence[pa.Array]
+) -> list[pa.Array]:
+    """The ``columns`` (r) of windows with their ``results`` (r), or for ``table`` with each of the rows in these."""
+    if table is None:
+        return [*columns, *results]
+    (lists,) = results
+    return RowsOfKeys(lists, np.ones(len(lists), np.bool_)).of_keys(columns)
+
+
+def _states_make_sessions(
+    aggregates: Sequence[Aggregate], spec: InputSpec, owner: str, shown_again: bool
+) -> bool:
+    """Whether states of rows, put together, are those of sessions, and rows can be taken back from them."""
+    plan = AggregatePlan(aggregates, spec.schema, owner)
+    if shown_again:  # each time of all rows, which is worth the states of more functions
+        return plan.shares_slices and (plan.takes_back or not spec.changelog)
+    return plan.lifts and (all(map(_is_additive, aggregates)) or not spec.changelog)
 
 
 def _is_additive(aggregate: Aggregate) -> bool:

@@ -27,8 +27,8 @@ from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState,
 
 from ..aggregate.aggregator import KeyedRows, naming
 from ..aggregate.distinct import first_of_values
-from ..aggregate.plan import AggregatePlan, Changed
-from ..core.arrays import BoolArray, Int64Array, take_rows
+from ..aggregate.plan import Changed
+from ..core.arrays import BoolArray, Int64Array, IntArray, take_rows
 from ..core.due import PART_ROWS
 from ..core.payload import Payload
 from ..core.segments import Groups
@@ -83,25 +83,48 @@ class SessionRows(SessionAggregation):
         loses[bundle.keys.inverse[~bundle.accumulate]] = True
         stored = self._lists.async_own(bundle.keys, loses, counts=False)
         if loses.any():
-            return stored.then_compose(lambda own: self._take_back(bundle, own, ctx))
+            if not self._time.processing:
+                return stored.then_compose(lambda own: self._take_back(bundle, own, None, ctx))
+            sessions = self._sessions.async_get(bundle.keys)
+            both = stored.then_combine(sessions, lambda own, known: (own, known))
+            return both.then_compose(lambda found: self._take_back(bundle, found[0], found[1], ctx))
         merged = super().process(bundle, ctx)
         assert merged is not None
         none, every = np.zeros(0, np.bool_), np.arange(bundle.num_rows)
         added = stored.then_accept(lambda own: self._store(bundle, own, none, every))
         return merged.then_combine(added, lambda *_: None)
 
-    def _take_back(self, bundle: Bundle, own: Own, ctx: BundleContext) -> StateFuture[None]:
-        """Store what is left of the bundle's rows; its retractions of rows that are there also change the sessions."""
+    def _take_back(
+        self, bundle: Bundle, own: Own, sessions: ListColumns | None, ctx: BundleContext
+    ) -> StateFuture[None]:
+        """Store what is left of the bundle's rows; its retractions of rows that are there also change the sessions.
+
+        ``sessions``: in processing time those of the keys. When a row came is no part of its content then, but only
+        sessions that are not over yet give rows back.
+        """
         index, accumulate = bundle.keys.inverse, bundle.accumulate
-        net = self._lists.net(own, self._columns(bundle), index, accumulate, self._spec.sequence)
+        columns, known = self._columns(bundle), own.rows.columns
+        if sessions is not None:
+            columns[0] = pa.array(np.zeros(bundle.num_rows, np.int64))
+            known = [pa.array(self._is_over(own.rows, sessions, ctx)), *known[1:]]
+        compared = replace(own, rows=replace(own.rows, columns=known))
+        net = self._lists.net(compared, columns, index, accumulate, self._spec.sequence)
         self._missing.add(net.missing, bundle)
         self._store(bundle, own, net.removed, net.added)
-        known = np.ones(bundle.num_rows, np.bool_)
-        known[net.missing] = False
+        found = np.ones(bundle.num_rows, np.bool_)
+        found[net.missing] = False
         # As the rows of a bundle count as a set, so do those of its sessions: first all that come.
-        rows = np.concatenate([np.flatnonzero(accumulate), np.flatnonzero(known & ~accumulate)])
+        rows = np.concatenate([np.flatnonzero(accumulate), np.flatnonzero(found & ~accumulate)])
         merged = super().process(self._part(bundle, rows), ctx)
         return completed_void_future() if merged is None else merged
+
+    def _is_over(self, rows: ListColumns, sessions: ListColumns, ctx: BundleContext) -> Int64Array:
+        """1 for the rows (n) in sessions that are over, though not put out yet; else 0."""
+        starts, ends, _ = (column.to_numpy() for column in sessions.columns)
+        spans = Spans(sessions.key_index, starts, ends)
+        at = sessions_at(spans, rows.key_index, rows.columns[0].to_numpy(), self._gap)
+        over = ends[at] <= ctx.processing_time if len(ends) else np.zeros(0, np.bool_)
+        return np.asarray(over, np.int64)
 
     def _part(self, bundle: Bundle, rows: Int64Array) -> Bundle:
         batch = bundle.batch.take(pa.array(rows))
@@ -132,8 +155,7 @@ class SessionRows(SessionAggregation):
         if over is None:
             return
         counts = over.stored.columns[2].to_numpy()
-        rows = np.cumsum(np.bincount(over.stored.key_index, counts, len(over.keys)))
-        for chosen in np.split(np.arange(len(over.keys)), np.flatnonzero(np.diff(rows // PART_ROWS)) + 1):
+        for chosen in parts_of(counts, over.stored.key_index, len(over.keys)):
             part = over.select(chosen)
             yield self._rows.async_get(part.keys).then_compose(functools.partial(self._close, part, ctx))
 
@@ -174,7 +196,8 @@ class SessionRows(SessionAggregation):
 
 
 class SessionValues(SessionRows):
-    """``SessionRows`` whose rows leave as aggregates: of distinct values, and of functions of the user's own.
+    """``SessionRows`` whose rows leave as the aggregates of ``values``: of distinct values, of functions of the user's
+    own, and of what is left of a changelog.
 
     State: that of ``SessionRows``, of the columns that are ``needed``. Within a session rows are in order of time,
     then of arrival.
@@ -183,15 +206,16 @@ class SessionValues(SessionRows):
     def __init__(
         self,
         window: SessionWindow,
-        plan: WindowPlan,
-        aggregation: AggregatePlan,
+        counts: WindowPlan,
+        values: WindowPlan,
         needed: Collection[str],
         context: OperatorContext,
         late_output: str | None = None,
     ) -> None:
-        super().__init__(window, plan, context, needed, late_output)
-        self._values = aggregation
-        aggregation.open_functions(context)
+        """``counts``: the plan of the same windows without aggregates."""
+        super().__init__(window, counts, context, needed, late_output)
+        self._values = values
+        values.aggregation.open_functions(context)
 
     def put_out_rows(
         self,
@@ -203,24 +227,44 @@ class SessionValues(SessionRows):
     ) -> StateFuture[None]:
         """Put out a row of aggregates for each session; rows (n, of the input's columns) ascend by ``session`` (n)."""
         numbers, first = np.unique(session, return_index=True)
-        groups = Groups(np.arange(len(session)), first)
         batch = pa.RecordBatch.from_arrays(list(columns), names=self._spec.schema.names)
-        owners = np.repeat(np.arange(len(first)), groups.sizes)
-        shown = [first_of_values(values, batch, owners) for values in self._values.distincts]
-        sources = self._values.sources(KeyedRows(batch, groups, valued=True), shown)
-        nothing = [pa.nulls(len(first), field.type) for field in self._values.state_schema]
         rows = pa.array(first)
         key_columns = [batch.column(name).take(rows) for name in self._spec.key]
-        times = window_columns(starts[numbers], ends[numbers], self._spec)
+
+        def put_out(results: list[pa.Array]) -> None:
+            order = rows_by(ends[numbers])
+            mine, columns = numbers[order], take_rows(key_columns, order)
+            self._values.emit(ctx, columns, starts[mine], ends[mine], take_rows(results, order))
+
+        return self.async_results(batch, first, ctx).then_accept(put_out)
+
+    def async_results(
+        self, batch: pa.RecordBatch, first: Int64Array, ctx: BundleContext
+    ) -> StateFuture[list[pa.Array]]:
+        """A future of the aggregates of s sessions, whose rows lie one behind the other and begin at ``first`` (s)."""
+        plan = self._values.aggregation
+        groups = Groups(np.arange(batch.num_rows), first)
+        owners = groups.sorted_ids
+        shown = [first_of_values(values, batch, owners) for values in plan.distincts]
+        sources = plan.sources(KeyedRows(batch, groups, valued=True), shown)
+        nothing = [pa.nulls(len(first), field.type) for field in plan.state_schema]
+        of_first = pa.array(first)
+        key_columns = [batch.column(name).take(of_first) for name in self._spec.key]
         with naming(key_columns):
-            changed = self._values.async_update(nothing, sources, self._values.prepare(sources), ctx)
+            changed = plan.async_update(nothing, sources, plan.prepare(sources), ctx)
 
-        def emit(done: Changed) -> None:
+        def results(done: Changed) -> list[pa.Array]:
             with naming(key_columns):
-                results = self._values.results(done.states, done.after)
-            ctx.emit([*key_columns, *times, *results])
+                return plan.results(done.states, done.after)
 
-        return changed.then_accept(emit)
+        return changed.then_apply(results)
+
+
+def parts_of(counts: Int64Array, key_index: IntArray, keys: int) -> list[Int64Array]:
+    """Indices of ``keys`` keys, some at a time, so that their sessions, with ``counts`` (m) rows each, have about
+    ``PART_ROWS`` together."""
+    rows = np.cumsum(np.bincount(key_index, counts, keys))
+    return np.split(np.arange(keys), np.flatnonzero(np.diff(rows // PART_ROWS)) + 1)
 
 
 class _Over(NamedTuple):

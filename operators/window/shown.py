@@ -3,8 +3,8 @@
 Owns: ``Emission`` and ``ShownWindows``.
 Invariant: ``firings`` has exactly one entry, under its time, for each window with a change that is to be shown later;
 what a window has put out, netted, is its row in ``shown``.
-Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``futures``, ``operator``, ``state`` and
-``durations``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``errors``, ``futures``, ``operator``,
+``state`` and ``durations``.
 
 Source: the emit strategy of Flink's group windows, ``EventTimeTriggers.AfterEndOfWindowEarlyAndLate``.
 """
@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.codec.sorting import rows_by
 from asyncstate.durations import Duration, microseconds
@@ -27,7 +28,8 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, BundleContext, Ope
 from asyncstate.state.columnar.column_maps import ColumnMapStateDescriptor
 from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
 
-from ..core.arrays import BoolArray, Int64Array
+from ..aggregate.user.table import RowsOfKeys, changed_rows
+from ..core.arrays import BoolArray, Int64Array, places_of, take_rows
 from ..core.changelog import distinct, net_changes, take_changes
 from ..core.checks import TimeDomain
 from .plan import WindowPlan, window_columns
@@ -110,9 +112,10 @@ class ShownWindows:
         self, plan: WindowPlan, emission: Emission, codec: KeyCodec, context: OperatorContext
     ) -> None:
         self._spec = context.inputs[0]
+        self._makes_rows = plan.table is not None
         self._codec = codec
         self._emission = emission
-        results = [field.with_nullable(True) for field in plan.aggregation.result_fields]
+        results = [_stored(field) for field in plan.aggregation.result_fields]
         schema = pa.schema([pa.field("due", pa.int64()), pa.field("start", pa.int64()), *results])
         self.state: ColumnState = context.get_state(
             ColumnStateDescriptor("shown", schema, time_first=True, belongs_to=plan.belongs_to)
@@ -215,6 +218,9 @@ class ShownWindows:
         assert ends is not None
         was_shown = _visible(shown)
         old_starts = shown.numpy(_START).astype(np.int64)
+        if self._makes_rows:
+            self._emit_rows(windows, RowsOfKeys(shown.columns[_RESULTS], was_shown), old_starts, ctx)
+            return
         old = [*window_columns(old_starts, ends, self._spec), *shown.columns[_RESULTS:]]
         new = [*window_columns(windows.starts, ends, self._spec), *windows.results]
         # A row is known by the bounds of its window: one with another start is another row.
@@ -225,6 +231,24 @@ class ShownWindows:
             changes = net_changes(order, before, after, changed, self._emission.update_before)
             if len(changes.keys):
                 ctx.emit(take_changes(changes, windows.keys.columns, old, new), changes.kinds)
+
+    def _emit_rows(
+        self, windows: Windows, old: RowsOfKeys, old_starts: Int64Array, ctx: BundleContext
+    ) -> None:
+        """The same where results are lists of rows: -D for rows that are gone, +I for those that are new."""
+        ends = windows.keys.namespaces
+        assert ends is not None
+        new = RowsOfKeys(windows.results[0], windows.present)
+        before, after = ([pa.array(starts)] for starts in (old_starts, windows.starts))
+        rows, owners, is_new = changed_rows(old.of_keys(before), old.owners, new.of_keys(after), new.owners)
+        if not len(owners):
+            return
+        order = rows_by(places_of(rows_by(ends))[owners], is_new)
+        starts, *columns = take_rows(rows, order)
+        owners = owners[order]
+        times = window_columns(starts.to_numpy(), ends[owners], self._spec)
+        kinds = np.where(is_new[order], RowKind.INSERT, RowKind.DELETE).astype(np.int8)
+        ctx.emit([*take_rows(windows.keys.columns, owners), *times, *columns], kinds)
 
     def _forget(self, windows: KeyBatch, shown: Columns) -> None:
         self._take_off(windows, shown.numpy(_DUE, MIN_WATERMARK).astype(np.int64))
@@ -240,6 +264,12 @@ class ShownWindows:
     def _at(self, windows: KeyBatch, due: Int64Array) -> KeyBatch:
         """The entries of ``firings`` of windows (u) that are due then (u)."""
         return self._codec.group(windows.columns, due).with_user_keys([pa.array(windows.namespaces)])
+
+
+def _stored(result: pa.Field) -> pa.Field:
+    """A result as it is stored, under a name that no column beside it has."""
+    taken = result.name in ("due", "start")
+    return result.with_nullable(True).with_name(f"result:{result.name}" if taken else result.name)
 
 
 def _now(chosen: BoolArray, ctx: BundleContext) -> Int64Array:

@@ -1,7 +1,7 @@
 """Windows that put out a row before they are over, or more after it, and take the one before back.
 
-Owns: ``UpdatedSlices`` and ``UpdatedSessions``: the windows of ``SliceAggregation`` and ``SessionAggregation``, shown
-as ``ShownWindows`` says.
+Owns: ``UpdatedSlices``, ``UpdatedSessions`` and ``UpdatedSessionRows``: the windows of ``SliceAggregation``,
+``SessionAggregation`` and ``SessionValues``, shown as ``ShownWindows`` says.
 Invariant: when a window has expired, the netted rows that it has put out are its aggregates, and nothing is left of it.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 
@@ -10,13 +10,14 @@ Source: Flink's ``AggregateWindowOperator`` with early and late firing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.futures import StateFuture
+from asyncstate.codec.sorting import rows_by
+from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import BundleContext, OperatorContext
 from asyncstate.state.columnar.columns import Columns, TimeRange
 from asyncstate.state.columnar.list_columns import ListColumns
@@ -27,7 +28,8 @@ from ..core.arrays import BoolArray, Int64Array, IntArray, row_ids, take_rows
 from ..core.due import DueReader
 from ..core.late import LateRows
 from .plan import WindowPlan
-from .session_core import Merged, Spans
+from .session_core import Merged, Spans, sessions_at
+from .session_rows import SessionValues, parts_of
 from .sessions import SessionAggregation
 from .shown import Emission, ShownWindows, Windows
 from .slices import SliceAggregation
@@ -121,9 +123,11 @@ class UpdatedSessions(SessionAggregation):
         self, window: SessionWindow, plan: WindowPlan, emission: Emission, context: OperatorContext
     ) -> None:
         super().__init__(window, plan, context)
+        self._show(plan, emission, context)
+
+    def _show(self, plan: WindowPlan, emission: Emission, context: OperatorContext) -> None:
         self._emission = emission
         self._shown = ShownWindows(plan, emission, self._codec, context)
-        self._over: tuple[KeyBatch, ListColumns, BoolArray] | None = None
 
     def _async_changed(
         self, keys: KeyBatch, before: Spans, merged: Merged, ctx: BundleContext
@@ -146,60 +150,158 @@ class UpdatedSessions(SessionAggregation):
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """Put out what is to be shown, then the sessions that have come due, then forget those that have expired."""
         for windows in self._shown.due(ctx):
-            yield self._async_renew(windows, ctx)
-        fired, due = self._time.due(ctx)
-        if self._emission.lateness and fired < due:
-            for part in self._reader.parts(fired + 1, due):
-                entries = part.entries
-                yield self._async_renew(self._codec.group(entries.key_columns, entries.namespaces), ctx)
+            yield from self._renew(windows, True, ctx)
+        before, due = self._time.due(ctx)
+        if self._emission.lateness:
+            yield from self._renew_ending(before, due, True, ctx)
+        yield from self._renew_ending(*self._range(ctx), False, ctx)
         yield from super().fire(ctx)
 
     def _range(self, ctx: BundleContext) -> tuple[int, int]:
         before, due = self._time.due(ctx)
         return self._emission.expired(before), self._emission.expired(due)
 
-    def _async_renew(self, windows: KeyBatch, ctx: BundleContext) -> StateFuture[None]:
-        keys = self._codec.group(windows.columns, num_rows=len(windows))
-        return self._sessions.async_get(keys).then_combine(
-            self._shown.state.async_get(windows),
-            lambda stored, shown: self._shown.renew(
-                self._windows(windows, keys.inverse, stored), shown, True, ctx
-            ),
-        )
+    def _renew_ending(
+        self, before: int, last: int, stay: bool, ctx: BundleContext
+    ) -> Iterator[StateFuture[None]]:
+        """Show the sessions with before < end <= last."""
+        if before < last:
+            for part in self._reader.parts(before + 1, last):
+                entries = part.entries
+                windows = self._codec.group(entries.key_columns, entries.namespaces)
+                yield from self._renew(windows, stay, ctx)
 
-    def _windows(self, windows: KeyBatch, index: IntArray, stored: ListColumns) -> Windows:
-        """The sessions with these ends, of the keys (u) that ``index`` tells, among the ``stored`` ones of the keys."""
-        assert windows.namespaces is not None
-        ends = np.concatenate([windows.namespaces, stored.columns[1].to_numpy()])
-        ids = row_ids([pa.array(ends)], np.concatenate([index, stored.key_index]))
-        place = np.full(len(ends), -1)
-        place[ids[len(windows) :]] = np.arange(stored.num_rows)
-        found = place[ids[: len(windows)]]
-        columns = take_rows(stored.columns, found)
-        known = Columns(columns, found >= 0)
+    def _renew(self, windows: KeyBatch, stay: bool, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+        """Show the sessions with these keys and ends as they are now."""
+        keys = self._codec.group(windows.columns, num_rows=len(windows))
+        yield self._async_renew(windows, keys, keys.inverse, stay, ctx)
+
+    def _async_renew(
+        self, windows: KeyBatch, keys: KeyBatch, index: IntArray, stay: bool, ctx: BundleContext
+    ) -> StateFuture[None]:
+        """``index``: the key of each of the windows (u) among ``keys``."""
+        shown = self._shown.state.async_get(windows)
+        now = self._sessions.async_get(keys).then_compose(
+            lambda stored: self._async_windows(windows, keys, _found(windows, index, stored), stored, ctx)
+        )
+        return now.then_combine(shown, lambda found, seen: self._shown.renew(found, seen, stay, ctx))
+
+    def _async_windows(
+        self, windows: KeyBatch, keys: KeyBatch, at: Int64Array, stored: ListColumns, ctx: BundleContext
+    ) -> StateFuture[Windows]:
+        """A future of the windows (u) as they are now: sessions ``at`` (u) of the ``stored`` ones of ``keys``, -1 for
+        one that is not there any more."""
+        columns = take_rows(stored.columns, at)
+        known = Columns(columns, at >= 0)
+        starts = known.numpy(0).astype(np.int64)
+        present = _present(known, _ACCUMULATORS)
         with naming(windows):
             results = self._aggregation.results(columns[_ACCUMULATORS:])
-        return Windows(windows, known.numpy(0).astype(np.int64), _present(known, _ACCUMULATORS), results)
+        return completed_future(Windows(windows, starts, present, results))
 
     def put_out(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
     ) -> None:
-        """Note those that go: what they have shown is read next."""
-        late = stored.columns[1].to_numpy() <= self._range(ctx)[0]
-        self._over = keys, stored, ~left & ~late
+        """Nothing: what goes has been shown."""
 
-    def put_out_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """Show them a last time."""
-        over, self._over = self._over, None
-        if over is None or not over[2].any():
-            return
-        keys, stored, gone = over
-        windows = keys.in_namespaces(stored.columns[1].to_numpy()[gone], stored.key_index[gone])
-        index = np.empty(len(windows), np.int64)
-        index[windows.inverse] = stored.key_index[gone]
-        yield self._shown.state.async_get(windows).then_accept(
-            lambda shown: self._shown.renew(self._windows(windows, index, stored), shown, False, ctx)
+
+class UpdatedSessionRows(UpdatedSessions, SessionValues):
+    """``UpdatedSessions`` that are computed of their rows whenever they are shown: ``SessionValues``."""
+
+    def __init__(
+        self,
+        window: SessionWindow,
+        counts: WindowPlan,
+        values: WindowPlan,
+        needed: Collection[str],
+        emission: Emission,
+        context: OperatorContext,
+        late_output: str | None,
+    ) -> None:
+        SessionValues.__init__(self, window, counts, values, needed, context, late_output)
+        self._show(values, emission, context)
+
+    def _renew(self, windows: KeyBatch, stay: bool, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+        """The same, some keys at a time, so that the rows of few are held."""
+        keys = self._codec.group(windows.columns, num_rows=len(windows))
+        held: list[ListColumns] = []
+        yield self._sessions.async_get(keys).then_accept(held.append)
+        (stored,) = held
+        counts = stored.columns[_ACCUMULATORS].to_numpy()
+        for chosen in parts_of(counts, stored.key_index, len(keys)):
+            place = np.full(len(keys), -1)
+            place[chosen] = np.arange(len(chosen))
+            index = place[keys.inverse]
+            mine = index >= 0
+            yield self._async_renew(windows.select(mine), keys.select(chosen), index[mine], stay, ctx)
+
+    def _async_windows(
+        self, windows: KeyBatch, keys: KeyBatch, at: Int64Array, stored: ListColumns, ctx: BundleContext
+    ) -> StateFuture[Windows]:
+        return self._rows.async_get(keys).then_compose(
+            lambda rows: self._of_rows(windows, keys, at, stored, rows, ctx)
         )
+
+    def _of_rows(
+        self,
+        windows: KeyBatch,
+        keys: KeyBatch,
+        at: Int64Array,
+        stored: ListColumns,
+        rows: ListColumns,
+        ctx: BundleContext,
+    ) -> StateFuture[Windows]:
+        """A future of the windows (u) of sessions ``at`` (u), with these ``rows`` of their keys."""
+        starts, ends, _ = (column.to_numpy() for column in stored.columns)
+        times = rows.columns[0].to_numpy()
+        session = sessions_at(Spans(stored.key_index, starts, ends), rows.key_index, times, self._gap)
+        wanted = np.zeros(len(starts), np.bool_)
+        wanted[at[at >= 0]] = True
+        chosen = np.flatnonzero(wanted[session]) if len(session) else np.zeros(0, np.int64)
+        chosen = chosen[rows_by(session[chosen], times[chosen])]
+        numbers, first = np.unique(session[chosen], return_index=True)
+        place = np.full(len(starts) + 1, -1)  # the last one is that of -1
+        place[numbers] = np.arange(len(numbers))
+        of_window = place[at]
+        shown_starts = np.append(starts, 0)[at]
+
+        def as_windows(results: list[pa.Array]) -> Windows:
+            return Windows(windows, shown_starts, of_window >= 0, take_rows(results, of_window))
+
+        if not len(numbers):
+            nothing = [pa.nulls(0, field.type) for field in self._values.aggregation.result_fields]
+            return completed_future(as_windows(nothing))
+        batch = pa.RecordBatch.from_arrays(
+            self._whole_rows(keys, rows, chosen), names=self._spec.schema.names
+        )
+        return self.async_results(batch, first, ctx).then_apply(as_windows)
+
+    def put_out(
+        self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
+    ) -> None:
+        """Note them, so that their rows go."""
+        SessionValues.put_out(self, keys, stored, left, due, ctx)
+
+    def put_out_rows(
+        self,
+        columns: Sequence[pa.Array],
+        session: Int64Array,
+        starts: Int64Array,
+        ends: Int64Array,
+        ctx: BundleContext,
+    ) -> StateFuture[None]:
+        """Nothing: what goes has been shown."""
+        return completed_void_future()
+
+
+def _found(windows: KeyBatch, index: IntArray, stored: ListColumns) -> Int64Array:
+    """Which of the ``stored`` sessions of keys have the ends of windows (u) of the keys ``index`` (u); -1: none."""
+    assert windows.namespaces is not None
+    ends = np.concatenate([windows.namespaces, stored.columns[1].to_numpy()])
+    ids = row_ids([pa.array(ends)], np.concatenate([index, stored.key_index]))
+    place = np.full(len(ends), -1)
+    place[ids[len(windows) :]] = np.arange(stored.num_rows)
+    return place[ids[: len(windows)]]
 
 
 def _columns(entries: TimeRange, places: Int64Array, nothing: list[pa.Array]) -> Columns:

@@ -40,6 +40,11 @@ WINDOWS: list[Window] = [
     session("7 milliseconds"),
 ]
 by_window = pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
+CASES = [*((window, EXTREMES) for window in WINDOWS), (WINDOWS[-1], BASE)]
+"""Over a changelog sessions keep their rows for extremes, but not for the others."""
+by_case = pytest.mark.parametrize(
+    ("window", "aggregates"), CASES, ids=[f"{window.text}-{len(aggregates)}" for window, aggregates in CASES]
+)
 by_input = pytest.mark.parametrize("retract", [False, True], ids=["inserts", "changelog"])
 
 ELAPSED = st.sampled_from([0, 1, 2_999, 3_000, 5_000, 6_999, 7_000, 9_999, 25_000])
@@ -56,12 +61,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "MERGE_ROWS", 2)
 
 
-def aggregates_for(window: Window, retract: bool) -> list[Aggregate]:
-    return BASE if retract and isinstance(window, SessionWindow) else EXTREMES
-
-
-def operator_for(window: Window, retract: bool) -> WindowAggregate:
-    return WindowAggregate(window, aggregates_for(window, retract), time="processing")
+def operator_for(window: Window, aggregates: list[Aggregate]) -> WindowAggregate:
+    return WindowAggregate(window, aggregates, time="processing")
 
 
 def rows_of(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
@@ -108,11 +109,12 @@ def bundles_of(ops: Sequence[Op], size: int) -> list[tuple[int, Any, list[str]]]
 
 
 @by_input
-@by_window
+@by_case
 @settings(max_examples=settings().max_examples // 2)
 @given(STEPS, st.booleans(), st.integers(1, 8), st.integers(1, 4))
 def test_every_window_fires_once_when_it_is_over(
     window: Window,
+    aggregates: list[Aggregate],
     retract: bool,
     steps: list[tuple[int, list[tuple[int, Any, Any]]]],
     deferred: bool,
@@ -121,12 +123,12 @@ def test_every_window_fires_once_when_it_is_over(
 ) -> None:
     """Whatever the bundles are, of whatever times the rows that are taken back."""
     runner = DirectRunner(
-        operator_for(window, retract),
+        operator_for(window, aggregates),
         InputSpec(SCHEMA, ("k",), changes=RETRACT if retract else INSERT_ONLY),
         deferred=deferred,
         page_size=page_size,
     )
-    model = ClockModel(window, aggregates_for(window, retract) is EXTREMES)
+    model = ClockModel(window, aggregates is EXTREMES)
     now, live = 0, []  # type: tuple[int, list[Row]]
     for elapsed, actions in [*steps, (40 * MS, [])]:
         now += elapsed
@@ -175,9 +177,11 @@ def push(harness: OperatorHarness, elapsed: int, ops: Sequence[Op]) -> list[tupl
 
 
 @by_input
-@by_window
-def test_modes_agree_through_restart_and_rescale(window: Window, retract: bool) -> None:
-    model, live, now = ClockModel(window, aggregates_for(window, retract) is EXTREMES), [], 0
+@by_case
+def test_modes_agree_through_restart_and_rescale(
+    window: Window, aggregates: list[Aggregate], retract: bool
+) -> None:
+    model, live, now = ClockModel(window, aggregates is EXTREMES), [], 0
     batches, expected = [], []
     for elapsed, actions in [*schedule(retract), (40 * MS, [])]:
         now += elapsed
@@ -189,7 +193,7 @@ def test_modes_agree_through_restart_and_rescale(window: Window, retract: bool) 
         with (
             slow_reads(),
             make(
-                operator_for(window, retract),
+                operator_for(window, aggregates),
                 retract,
                 async_enabled=async_enabled,
                 parallelism=parallelism,
@@ -308,10 +312,8 @@ def test_a_row_that_replaces_another_counts_alone(
     window: Window, expected: list[tuple[int, int, int, int]], async_enabled: bool
 ) -> None:
     """Also in windows that began between the two, and in those that have the one in an earlier slice."""
-    aggregates = [count(), sum_("v")] if isinstance(window, SessionWindow) else [count(), max_("v")]
-    with make(
-        WindowAggregate(window, aggregates, time="processing"), True, async_enabled=async_enabled
-    ) as harness:
+    operator = WindowAggregate(window, [count(), max_("v")], time="processing")
+    with make(operator, True, async_enabled=async_enabled) as harness:
         outputs = push(harness, 0, [("+I", (1, 0, 5))])
         outputs += push(harness, 12 * MS, [("-U", (1, 0, 5)), ("+U", (1, 0, 7))])
         outputs += push(harness, 10 * MS, [("-U", (1, 0, 7)), ("+U", (1, 0, 4))])
@@ -341,7 +343,7 @@ def test_two_phases_give_the_same_rows_and_bytes(window: Window, async_enabled: 
     outputs, stored = [], []
     for phase in ("false", "true"):
         options = {"async-state.local-aggregation": phase}
-        with make(operator_for(window, False), options=options, async_enabled=async_enabled) as harness:
+        with make(operator_for(window, EXTREMES), options=options, async_enabled=async_enabled) as harness:
             batches = []
             for number, elapsed in enumerate((1_000, 0, 6_000, 9_000, 40_000)):
                 batches.append(

@@ -195,7 +195,7 @@ def udaf(
     if function is None:
         return partial(udaf, result_type=result_type, accumulator_type=accumulator_type, name=name)
     if issubclass(function if isinstance(function, type) else type(function), TableAggregateFunction):
-        raise SchemaError(f"udaf: {function!r} gives rows; use udtaf, in GroupTableAggregate")
+        raise SchemaError(f"udaf: {function!r} gives rows; use udtaf, in GroupTableAggregate or in windows")
     return _made(
         function, (AggregateFunction, BundledAggregateFunction), result_type, accumulator_type, name, "udaf"
     )
@@ -208,8 +208,9 @@ def udtaf(
     accumulator_type: ArrowType | None = None,
     name: str | None = None,
 ) -> Any:
-    """As ``udaf``, of a TableAggregateFunction: its rows are those of GroupTableAggregate. The result type is that of a
-    row, a struct or a schema."""
+    """As ``udaf``, of a TableAggregateFunction: its rows are those of GroupTableAggregate, or of each window where it
+    is the only aggregate of WindowAggregate or GroupWindowAggregate. The result type is that of a row, a struct or a
+    schema."""
     if function is None:
         return partial(udtaf, result_type=result_type, accumulator_type=accumulator_type, name=name)
     return _made(function, (TableAggregateFunction,), result_type, accumulator_type, name, "udtaf")
