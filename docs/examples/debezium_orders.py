@@ -18,6 +18,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from asyncstate import Changelog
 from asyncstate.operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
 from asyncstate.spark import MicroBatch, StreamingJob, build_session, last_changes
 from asyncstate.spark.sources import POSITIONS, debezium_json
@@ -77,7 +78,13 @@ def revenue(log: DataFrame, batch: MicroBatch) -> DataFrame:
         of_table(log, "customers"), CUSTOMERS, upsert_key="id", connector="postgresql"
     ).withColumnRenamed("id", "buyer")
     customers = batch.apply(
-        ChangelogNormalize(), upserts, key="buyer", sequence=PLACE, drop_seen=True, uid="customers"
+        ChangelogNormalize(),
+        upserts,
+        key="buyer",
+        sequence=PLACE,
+        drop_seen=True,
+        changes=Changelog.upsert("buyer"),  # Spark has renamed the key
+        uid="customers",
     )
     sold = batch.apply(
         Join("inner"), orders, customers.drop(*PLACE), key=("customer", "buyer"), uid="sold"
