@@ -22,7 +22,7 @@ from msgspec.inspect import BoolType, IntType, LiteralType, Metadata, NoneType, 
 
 from asyncstate.durations import microseconds
 from asyncstate.errors import ConfigurationError
-from asyncstate.places import masked
+from asyncstate.locations import redact
 
 PREFIX = "async-state."
 SPARK_PREFIX = "spark."
@@ -423,7 +423,7 @@ def _collect(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def _shown(given: object) -> object:
-    return masked(given) if isinstance(given, str) else given
+    return redact(given) if isinstance(given, str) else given
 
 
 def _is_ours(key: str) -> bool:

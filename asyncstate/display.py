@@ -157,7 +157,7 @@ def _cell(value: object) -> str:
     return f'<td style="{_ROW_STYLE}">{html.escape(str(value))}</td>'
 
 
-def quietly(text: Callable[[], str], fallback: str) -> str:
+def ignoring_errors(text: Callable[[], str], fallback: str) -> str:
     """What ``text`` says, or ``fallback``: a ``repr`` must not fail."""
     try:
         return text()

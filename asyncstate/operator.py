@@ -37,8 +37,7 @@ from asyncstate.durations import Seconds
 from asyncstate.flink_names import NameHints
 from asyncstate.futures import StateFuture
 from asyncstate.growth import StateGrowth
-from asyncstate.local_phase import LocalLimit, LocalPhase, LocalStep
-from asyncstate.requests import StateSink
+from asyncstate.partial_aggregation import PartialAggregation, PartialLimit, PartialStep
 from asyncstate.row import Key, Row, key_type, row_type
 from asyncstate.specs import (
     RESERVED_PREFIX,
@@ -49,6 +48,7 @@ from asyncstate.specs import (
     SortKey,
     unknown_output,
 )
+from asyncstate.state_backend import StateBackend
 
 __all__ = [
     "MAX_WATERMARK",
@@ -116,7 +116,7 @@ class StateDescriptor(ABC, Generic[S_co]):
 
     @abstractmethod
     def bind(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+        self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> S_co:
         """The state object; ``stored`` has the texts the checkpoint knows it by, None for a new state."""
 
@@ -180,7 +180,7 @@ class OperatorContext(Protocol):
 
 @dataclass(slots=True)
 class Counter:
-    """A named figure of an operator, for example rows dropped."""
+    """A named metric of an operator, for example rows dropped."""
 
     name: str
     value: int = 0
@@ -571,32 +571,33 @@ class BundleOperator(Operator):
         """Handle the rows of one input. Return None or a StateFuture, or be a generator of them; the next bundle
         starts when all is done. A generator goes on when what it yielded is done and its output has left."""
 
-    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
+    def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
         """What may be done to the rows of the only input before the exchange; None: nothing.
 
         Called on the driver, after ``bind``. If the job makes use of it, ``inputs[0].local`` is what was returned, in
         ``bind`` and ``open`` of the tasks. State must not depend on it: it may change from one micro-batch to the next.
-        An operator that has a local phase also has ``local_step``.
+        An operator that has a local phase also has ``partial_step``.
         """
         return None
 
-    def local_limit(self, inputs: Sequence[InputSpec]) -> LocalLimit | None:
+    def partial_limit(self, inputs: Sequence[InputSpec]) -> PartialLimit | None:
         """Which rows of the only input are enough, asked where it is insert-only; None: all.
 
         Called on the driver, after ``bind``. Where it has no key Spark chooses them; a single partition gets all rows
         then, so this spares it most. Rows of another operator in the same graph are chosen in its task, of each key,
-        if there is a ``local_step``.
+        if there is a ``partial_step``.
         """
         return None
 
-    def local_step(self, given: InputSpec) -> LocalStep:
+    def partial_step(self, given: InputSpec) -> PartialStep:
         """What makes the rows of ``given.row_schema`` out of some rows of the input, where ``given.local`` is what
-        ``local_phase`` returned; or chooses those that ``given.limit``, what ``local_limit`` returned, lets through.
+        ``partial_aggregation`` returned; or chooses those that ``given.limit``, what ``partial_limit`` returned, lets
+        through.
 
         Called where the rows are: in the task of the operator that they come from, and in the harness. The operator is
         not open there, and the same step gets many parts of the rows, each for itself.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no local_step method")
+        raise NotImplementedError(f"{type(self).__name__} has no partial_step method")
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
         """Of each input the order in which its rows are to come; None: as they arrive.

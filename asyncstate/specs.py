@@ -23,7 +23,7 @@ from asyncstate.changelog import (
 )
 from asyncstate.codec import KeyCodec, SchemaLike, read_schema, read_schemas
 from asyncstate.errors import SchemaError
-from asyncstate.local_phase import LocalLimit, LocalPhase
+from asyncstate.partial_aggregation import PartialAggregation, PartialLimit
 
 RESERVED_PREFIX = "__asyncstate_"
 """Columns whose names begin so are the framework's own."""
@@ -66,7 +66,7 @@ class InputSpec:
     ``+I`` can come, how these change the table that the rows describe, and what identifies a row of it.
     ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
     back until the watermark has passed them and come in this order; its first column is the event time, ascending.
-    ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_seen`` rows of a key whose
+    ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_stale`` rows of a key whose
     sequence is not higher than all that micro-batches before had are dropped.
     ``order``: the order that the operator itself asked for (``BundleOperator.ordered_inputs``).
     ``filters``: what its rows were filtered by since a source or another operator, as a text; None: not known.
@@ -83,9 +83,9 @@ class InputSpec:
     broadcast: bool = False
     order_by: tuple[SortKey, ...] = ()
     sequence: tuple[str, ...] = ()
-    drop_seen: bool = False
-    local: LocalPhase | None = None
-    limit: LocalLimit | None = None
+    drop_stale: bool = False
+    local: PartialAggregation | None = None
+    limit: PartialLimit | None = None
     order: InputOrder | None = None
     route_by: tuple[str, ...] = ()
     filters: str | None = None

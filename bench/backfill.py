@@ -23,7 +23,7 @@ import xxhash
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
-from asyncstate.spark.task import settle_worker
+from asyncstate.spark.python_task import settle_worker
 from bench.frame import Column, Report, Row, WrongResult, isolated, ratio
 from bench.frame.report import Output, Rounds, Tiny, figure, mib
 from bench.job import Job

@@ -29,7 +29,7 @@ from asyncstate.runtime import (
     worker_memory,
 )
 from asyncstate.runtime.worker_memory import partition_key
-from asyncstate.storage import KeyedStore, OpenStores, OperatorManifest
+from asyncstate.storage import KeyedStore, OperatorManifest, StorePool
 from bench.processor_time import Spent
 
 JOB, UID = "bench", "op"
@@ -47,7 +47,7 @@ class Job:
 
     ``base`` is what another Job over the same folder's content left in its own ``base``, None for an empty state.
     ``config`` and ``watermark`` may be replaced between micro-batches. The store is kept in ``local``, by default in
-    ``folder``, beside the checkpoint; ``on_output`` is given the output; ``store_through`` and ``memory`` are as in
+    ``folder``, beside the checkpoint; ``on_output`` is given the output; ``wrap_store`` and ``memory`` are as in
     ``run_partition``.
     """
 
@@ -61,7 +61,7 @@ class Job:
         batch_id: int = 0,
         local: Path | None = None,
         on_output: Callable[[pa.RecordBatch], object] | None = None,
-        store_through: Callable[[KeyedStore], KeyedStore] | None = None,
+        wrap_store: Callable[[KeyedStore], KeyedStore] | None = None,
         memory: WorkerMemory | None = None,
     ) -> None:
         self.config = config
@@ -75,12 +75,12 @@ class Job:
         self._operator = operator
         inputs = (spec,) if isinstance(spec, InputSpec) else tuple(spec)
         self._inputs = ordered_by(UID, operator, inputs) if isinstance(operator, BundleOperator) else inputs
-        self._store_through = store_through
+        self._store_through = wrap_store
         self._memory = worker_memory() if memory is None else memory
         self.watermark = self._previous_watermark = MIN_WATERMARK
 
     @property
-    def stores(self) -> OpenStores:
+    def stores(self) -> StorePool:
         """The stores that stay open between micro-batches; who reads state by them leaves what is cached of it."""
         return self._memory.stores
 
@@ -111,7 +111,7 @@ class Job:
         of the room for as long as the process lives. The next micro-batch opens and reads it again."""
         self._memory.stores.close(self._local)
         for cache in (self._memory.entries, self._memory.columns):
-            cache.give_away(partition_key(self.spec(), 0))
+            cache.export_cache(partition_key(self.spec(), 0))
 
     def spec(self) -> TaskSpec:
         """What the next micro-batch runs."""

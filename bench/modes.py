@@ -29,7 +29,7 @@ from asyncstate.functions import (
 )
 from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
-from asyncstate.spark.task import settle_worker
+from asyncstate.spark.python_task import settle_worker
 from asyncstate.state import ValueStateDescriptor
 from bench.frame import Column, Figure, Report, Row, isolated, medians, turns
 from bench.frame.report import Output, Rounds, Seed, Tiny, times

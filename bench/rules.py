@@ -20,13 +20,13 @@ from unittest import mock
 
 import numpy as np
 
-from asyncstate.execution import ReadPacer
-from asyncstate.execution.read_ahead import ReadAhead
+from asyncstate.execution import AdaptiveReads
+from asyncstate.execution.prefetch import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
-from asyncstate.state.keyed.trials import Trial
-from asyncstate.storage import CachedEntries
-from asyncstate.storage.overlay import WriteOverlay
+from asyncstate.state.keyed.admission import AdmissionPolicy
+from asyncstate.storage import ValueCache
+from asyncstate.storage.memtable import MemTable
 from asyncstate.storage.write_buffer import WriteBuffer
 from bench.frame import Column, Ratio, Report, Row, ratio, turns
 from bench.frame.measure import Side
@@ -111,15 +111,15 @@ RULES = {
         Rule("hold", [(WriteBuffer, "hold", lambda *_: False)], (*_BUNDLES, "deduplicate")),
         Rule(
             "timed-gets",
-            [(WriteOverlay, "time_gets", lambda *_: None)],
+            [(MemTable, "time_gets", lambda *_: None)],
             ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
             ("async",),
         ),
-        Rule("trial", [(Trial, "add", lambda *_: True)], ("record, uniform", "record, new keys")),
-        Rule("known-values", [(Trial, "begin", lambda *_: False)], _RECORDS),
+        Rule("trial", [(AdmissionPolicy, "add", lambda *_: True)], ("record, uniform", "record, new keys")),
+        Rule("known-values", [(AdmissionPolicy, "begin", lambda *_: False)], _RECORDS),
         Rule(
             "cache-rest",
-            [(CachedEntries, "_recalls_pay", lambda *_: True)],
+            [(ValueCache, "_recalls_pay", lambda *_: True)],
             ("map bundle", "map bundle, Zipf", "map bundle, large"),
         ),
         Rule(
@@ -130,7 +130,7 @@ RULES = {
         ),
         Rule(
             "pacer",
-            [(ReadPacer, "waits_for_device", property(lambda _: False))],
+            [(AdaptiveReads, "waits_for_device", property(lambda _: False))],
             ("record, uniform", "record, 1 ms", "map bundle, 1 ms"),
             ("async",),
         ),
@@ -141,7 +141,7 @@ RULES = {
 def _side(place: Place, work: Work, off: Sequence[Patch]) -> Side:
     """A side with a store, caches and paces of its own; without what ``off`` takes away."""
     through = SlowStore if work.slow else None
-    job = place.job(work.operator(), store_through=through, memory=WorkerMemory())
+    job = place.job(work.operator(), wrap_store=through, memory=WorkerMemory())
 
     def run(keys: np.ndarray) -> Spent:
         with ExitStack() as patched:

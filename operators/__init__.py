@@ -4,29 +4,29 @@ Only re-exports. Operators stand on ``asyncstate.operator`` and the state object
 store and no Spark.
 """
 
+from .aggregate.aggregate_calls import Aggregate
 from .aggregate.aggregates import avg, count, max_, min_, sum_
 from .aggregate.collected import collect, first_value, last_value, string_agg
-from .aggregate.declared import Aggregate
-from .aggregate.group import GroupAggregate
+from .aggregate.group_aggregate import GroupAggregate
+from .aggregate.group_table_aggregate import GroupTableAggregate
 from .aggregate.incremental import IncrementalGroupAggregate
 from .aggregate.moments import bool_and, bool_or, stddev_pop, stddev_samp, var_pop, var_samp
 from .aggregate.sketch import approx_count_distinct
-from .aggregate.table import GroupTableAggregate
 from .aggregate.user.udaf import udaf, udtaf
-from .core.ordering import OrderColumn, asc, desc
-from .join.interval.operator import IntervalJoin
-from .join.lookup.operator import LookupJoin, StatelessLookupJoin
-from .join.lookup.requests import LookupCache, Retry
-from .join.regular import Join
-from .join.temporal import TemporalJoin
+from .core.sort_orders import OrderColumn, asc, desc
+from .join.interval.interval_join import IntervalJoin
+from .join.join_operator import Join
+from .join.lookup.lookup_join import LookupJoin, StatelessLookupJoin
+from .join.lookup.lookup_requests import LookupCache, Retry
+from .join.temporal_join import TemporalJoin
+from .match.match_operator import Match
 from .match.measures import first, last, match_number
-from .match.operator import Match
+from .match.partial_match import MatchSoFar
 from .match.pattern import Pattern, variable
 from .match.skips import skip_past_last, skip_to_first, skip_to_last, skip_to_next
-from .match.so_far import MatchSoFar
 from .over.frames import range_, rows, unbounded
-from .over.functions import dense_rank, lag, lead, rank_, row_number
-from .over.operator import OverAggregate
+from .over.over_aggregate import OverAggregate
+from .over.over_functions import dense_rank, lag, lead, rank_, row_number
 from .process.keyed import (
     BroadcastProcess,
     CoFlatMap,
@@ -38,20 +38,20 @@ from .process.keyed import (
     KeyedProcess,
     KeyedReduce,
 )
-from .process.table_function import TableFunction
+from .process.process_table_function import TableFunction
 from .process.windows import assigners, evictors, triggers
-from .process.windows.functions import WindowApply, WindowProcess
-from .rank.operator import Limit, Rank, SortLimit
-from .sort.operator import Sort, TemporalSort
+from .process.windows.process_window import WindowApply, WindowProcess
+from .rank.rank_operator import Limit, Rank, SortLimit
+from .sort.sort_operators import Sort, TemporalSort
 from .upsert.deduplicate import Deduplicate
 from .upsert.materialize import UpsertMaterialize
 from .upsert.normalize import ChangelogNormalize
-from .window.aggregate import WindowAggregate
 from .window.counts import count_hop, count_tumble
 from .window.group_window import GroupWindowAggregate
-from .window.join import WindowJoin
-from .window.rank import WindowDeduplicate, WindowRank
-from .window.table_function import WindowTableFunction
+from .window.window_aggregate import WindowAggregate
+from .window.window_join import WindowJoin
+from .window.window_rank import WindowDeduplicate, WindowRank
+from .window.window_table_function import WindowTableFunction
 from .window.windows import cumulate, hop, session, tumble
 
 __all__ = [

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.contract import EMPTY_VERSION, Changes, KeyedStore, StoreStatistics
+from asyncstate.storage.keyed_store import EMPTY_VERSION, KeyedStore, SortedChanges, StoreStatistics
 
 
 class MemoryStore(KeyedStore):
@@ -41,7 +41,7 @@ class MemoryStore(KeyedStore):
         entries = self._entries
         return [(key, entries[key]) for key in keys[first : min(last, first + limit)]]
 
-    def apply(self, changes: Changes, version: int) -> None:
+    def apply(self, changes: SortedChanges, version: int) -> None:
         """Apply changes in place."""
         self._check_open()
         for key, value in changes:

@@ -81,7 +81,7 @@ MUTATIONS: Final = (
         "storage/test_compaction.py",
     ),
     _mutation(
-        "asyncstate/storage/overlay.py",
+        "asyncstate/storage/memtable.py",
         "        self._let_go()\n",
         "",
         "runtime/test_released_writes.py",
@@ -121,13 +121,13 @@ MUTATIONS: Final = (
     ),
     # execution
     _mutation(
-        "asyncstate/execution/mailbox.py",
+        "asyncstate/execution/in_flight.py",
         "while unreleased and unreleased[0].pending < 0:",
         "while unreleased:",
         "execution/test_controllers.py",
     ),
     _mutation(
-        "asyncstate/execution/record_reads.py",
+        "asyncstate/execution/request_buffer.py",
         "return len(self.requests) >= self._capacity",
         "return len(self.requests) > self._capacity",
         "execution/test_controllers.py",
@@ -146,7 +146,7 @@ MUTATIONS: Final = (
         "execution/test_bundle_calls.py",
     ),
     _mutation(
-        "asyncstate/runtime/gathering.py",
+        "asyncstate/runtime/input_buffer.py",
         "self._apart and (self._always_apart or not retracts)",
         "self._apart",
         "runtime/test_first_input.py",
@@ -172,19 +172,19 @@ MUTATIONS: Final = (
         "storage/test_snapshot_rescale.py",
     ),
     _mutation(
-        "asyncstate/storage/overlay.py",
+        "asyncstate/storage/memtable.py",
         "self._settled().update(dict.fromkeys(keys))",
         "pass",
         "storage/test_overlay.py",
     ),
     _mutation(
-        "asyncstate/storage/read_cache.py",
+        "asyncstate/storage/value_cache.py",
         "        self.young.update(entries)\n",
         "",
         "storage/test_overlay.py",
     ),
     _mutation(
-        "asyncstate/storage/read_cache.py",
+        "asyncstate/storage/value_cache.py",
         "if self.without != state_ids:",
         "if not self.without:",
         "storage/test_cache.py",
@@ -209,38 +209,38 @@ MUTATIONS: Final = (
     ),
     # what a worker keeps of column states
     _mutation(
-        "asyncstate/state/column_cache/table.py",
+        "asyncstate/state/column_cache/keyed_columns.py",
         "            self.whole = False\n",
         "",
         "state/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/column_cache/state.py",
+        "asyncstate/state/column_cache/cached_column_state.py",
         "if not new.any() or table.drops != asked.drops:",
         "if not new.any():",
         "state/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/column_cache/table.py",
+        "asyncstate/state/column_cache/keyed_columns.py",
         "            if right.all():",
         "            if True:",
         "state/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/column_cache/expiring.py",
+        "asyncstate/state/column_cache/ttl_column_cache.py",
         "        return table.find(self._key_codec.group(columns, num_rows=len(store_keys))) < 0",
         "        return np.ones(len(store_keys), np.bool_)",
         "runtime/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/column_cache/expiring.py",
+        "asyncstate/state/column_cache/ttl_column_cache.py",
         "_only(found.present & self._expiry.live(stored), found)",
         "_only(found.present, found)",
         "runtime/test_column_cache.py",
     ),
     # what of it goes to another worker
     _mutation(
-        "asyncstate/storage/open_stores.py",
+        "asyncstate/storage/store_pool.py",
         "    if of != lineage:\n",
         "    if not of:\n",
         "storage/test_open_stores.py",
@@ -271,14 +271,14 @@ MUTATIONS: Final = (
         "state/test_programs.py",
     ),
     _mutation(
-        "asyncstate/state/keyed/mapping.py",
+        "asyncstate/state/keyed/map_state.py",
         "return self._get(self._entry(key)) is not None",
         "return True",
         "state/test_states.py",
         "state/test_programs.py",
     ),
     _mutation(
-        "asyncstate/state/keyed/mapping.py",
+        "asyncstate/state/keyed/map_state.py",
         "        if self.preserved:\n",
         "        if False:\n",
         "state/test_overlapping_iterations.py",
@@ -309,7 +309,7 @@ MUTATIONS: Final = (
         "state/test_ttl.py",
     ),
     _mutation(
-        "asyncstate/state/keyed/reducing.py",
+        "asyncstate/state/keyed/reducing_state.py",
         "return value if stored is None else self._combined(stored, value)",
         "return value if stored is None else self._combined(value, stored)",
         "state/test_reducing_aggregating.py",
@@ -340,38 +340,38 @@ MUTATIONS: Final = (
         "testing/test_harness.py",
     ),
     _mutation(
-        "asyncstate/runtime/ordering.py",
+        "asyncstate/runtime/sorted_inputs.py",
         "fields = [field.translate(_INVERTED) for field in fields]",
         "pass",
         "runtime/test_ordering.py",
     ),
     _mutation(
-        "asyncstate/runtime/ordering.py",
+        "asyncstate/runtime/sorted_inputs.py",
         "start + encode_namespace(watermark + 1)",
         "start + encode_namespace(watermark)",
         "runtime/test_ordering.py",
     ),
     _mutation(
-        "asyncstate/runtime/ordering.py",
+        "asyncstate/runtime/sorted_inputs.py",
         "place = places[0] if len(places) == 1 else _time_place",
         "place = places[0]",
         "runtime/test_ordered_bundles.py",
     ),
     _mutation(
-        "asyncstate/state/columnar/cuts.py",
+        "asyncstate/state/columnar/aligned_scan.py",
         "pieces = tuple(run.take_before(boundary) for run in runs)",
         "pieces = tuple(run.take_before(run.boundary) for run in runs)",
         "runtime/test_ordered_bundles.py",
         "operators/test_due_entries.py",
     ),
     _mutation(
-        "operators/join/versions.py",
+        "operators/join/right_versions.py",
         "levels: Int8Array = ((left > 0) * (1 + (left > replaced))).astype(np.int8)",
         "levels: Int8Array = ((left > 0) * 2).astype(np.int8)",
         "operators/test_temporal_join.py",
     ),
     _mutation(
-        "operators/join/temporal.py",
+        "operators/join/temporal_join.py",
         "older = right.times < since[right.keys]",
         "older = right.times <= since[right.keys]",
         "operators/test_temporal_join.py",
@@ -423,20 +423,20 @@ MUTATIONS: Final = (
         "operators/test_match.py",
     ),
     _mutation(
-        "operators/match/live.py",
+        "operators/match/active_matches.py",
         "grows = was & (first == begins)",
         "grows = was",
         "operators/test_match_model.py",
     ),
     _mutation(
-        "operators/match/live.py",
+        "operators/match/active_matches.py",
         "moved = (was != stays) | (before != after)",
         "moved = was != stays",
         "operators/test_match_model.py",
         "operators/test_match.py",
     ),
     _mutation(
-        "operators/match/operator.py",
+        "operators/match/match_operator.py",
         "needed = live[owners] | (begun > (begun - begins)[starts][owners])",
         "needed = live[owners] | begins",
         "operators/test_match.py",
@@ -468,13 +468,13 @@ MUTATIONS: Final = (
         "testing/test_display.py",
     ),
     _mutation(
-        "asyncstate/driver/ledger.py",
+        "asyncstate/driver/commit_log.py",
         "return self._checkpoint.read(latest.base) if latest.base >= 0 else None",
         "return latest",
         "spark/test_job.py",
     ),
     _mutation(
-        "asyncstate/driver/ledger.py",
+        "asyncstate/driver/commit_log.py",
         "if batch_id != self._first_batch_id:",
         "if False:",
         "spark/test_replays.py",
@@ -499,13 +499,13 @@ MUTATIONS: Final = (
     ),
     # operators
     _mutation(
-        "operators/core/netting.py",
+        "operators/core/consolidation.py",
         "_Balance(left, minus > plus,",
         "_Balance(left, minus >= plus,",
         "operators/test_netting.py",
     ),
     _mutation(
-        "operators/aggregate/value_log.py",
+        "operators/aggregate/retractable_minmax.py",
         "run_begins(sorted_owners, codes[order])",
         "run_begins(codes[order])",
         "operators/test_group_aggregate.py",
@@ -517,7 +517,7 @@ MUTATIONS: Final = (
         "operators/test_windows.py",
     ),
     _mutation(
-        "operators/window/time.py",
+        "operators/window/window_time.py",
         "return self.expiry(end) <= self.passed",
         "return self.expiry(end) < self.passed",
         "operators/test_functions_windows.py",
@@ -529,7 +529,9 @@ MUTATIONS: Final = (
         "operators/test_interval_join.py",
         "operators/test_interval_join_harness.py",
     ),
-    _mutation("operators/rank/numbers.py", "return places + 1", "return places", "operators/test_rank.py"),
+    _mutation(
+        "operators/rank/row_numbers.py", "return places + 1", "return places", "operators/test_rank.py"
+    ),
     # testing
     _mutation(
         "asyncstate/testing/harness.py",

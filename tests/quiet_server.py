@@ -11,6 +11,6 @@ class QuietServer(ThreadingHTTPServer):
     """See ``ThreadingHTTPServer``."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Told of by the trace, unless the client is gone."""
+        """WindowCallbacks of by the trace, unless the client is gone."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import typer
 
 from asyncstate.cli.output import Format, checked, print_json, print_rows, say
-from asyncstate.codec.types import shown_text
+from asyncstate.codec.arrow_types import shown_text
 from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.inspection import (
     Inspection,
@@ -26,7 +26,7 @@ from asyncstate.offline.inspection import (
     read_partition,
 )
 from asyncstate.offline.json_text import plain
-from asyncstate.offline.written_key import WrittenKey
+from asyncstate.offline.key_parser import WrittenKey
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 

@@ -3,8 +3,19 @@
 Owns: what is written into the store, byte for byte. A leaf: imports nothing of the project but ``errors``.
 """
 
+from asyncstate.codec.arrow_types import (
+    check_key_type,
+    check_value_schema,
+    check_value_type,
+    field_from_text,
+    field_to_text,
+    schema_from_text,
+    schema_to_text,
+    type_from_text,
+    type_to_text,
+)
 from asyncstate.codec.ddl import ArrowType, SchemaLike, TypeLike, read_schema, read_schemas, read_type
-from asyncstate.codec.evolution import Change, Refusal, check_evolution, refusals
+from asyncstate.codec.evolution import Refusal, TypeChange, check_evolution, refusals
 from asyncstate.codec.hashing import (
     BROADCAST_GROUP,
     MAX_PARALLELISM_LIMIT,
@@ -16,24 +27,12 @@ from asyncstate.codec.hashing import (
 from asyncstate.codec.key_batch import KeyBatch, UserKeyBatch
 from asyncstate.codec.keys import KeyCodec, decode_namespace, encode_namespace, prefix_end
 from asyncstate.codec.scalars import PlainValues, plain_key, plain_values
-from asyncstate.codec.types import (
-    check_key_type,
-    check_value_schema,
-    check_value_type,
-    field_from_text,
-    field_to_text,
-    schema_from_text,
-    schema_to_text,
-    type_from_text,
-    type_to_text,
-)
 from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
 
 __all__ = [
     "BROADCAST_GROUP",
     "MAX_PARALLELISM_LIMIT",
     "ArrowType",
-    "Change",
     "KeyBatch",
     "KeyCodec",
     "PickleCodec",
@@ -41,6 +40,7 @@ __all__ = [
     "Refusal",
     "RowCodec",
     "SchemaLike",
+    "TypeChange",
     "TypeLike",
     "UserKeyBatch",
     "ValueCodec",

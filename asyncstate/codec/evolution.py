@@ -15,13 +15,13 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from asyncstate.codec.types import field_to_text
+from asyncstate.codec.arrow_types import field_to_text
 from asyncstate.errors import SchemaError
 
 _ADVICE = "keep the old field and add a nullable one, or start from an empty checkpoint"
 
 
-class Change(StrEnum):
+class TypeChange(StrEnum):
     """What can be wrong with a field."""
 
     REMOVED = "removed"
@@ -36,19 +36,19 @@ class Change(StrEnum):
 class Refusal:
     """One field (dotted inside structs) of which stored values cannot be read; ``was`` and ``now`` are type texts."""
 
-    change: Change
+    change: TypeChange
     field: str
     was: str = ""
     now: str = ""
 
     def __str__(self) -> str:
         texts = {
-            Change.REMOVED: f"field {self.field!r} was removed (it was {self.was})",
-            Change.RETYPED: f"field {self.field!r} changed from {self.was} to {self.now}, which is not a widening",
-            Change.NOT_NULL: f"field {self.field!r} is no longer nullable, but stored values may be null",
-            Change.ADDED_NOT_NULL: f"the added field {self.field!r} is not nullable; declare it nullable",
-            Change.ADDED: f"field {self.field!r} ({self.now}) was added, but stored values do not tell it",
-            Change.MOVED: f"field {self.field!r} has moved to the place of {self.was!r}; keep the old order",
+            TypeChange.REMOVED: f"field {self.field!r} was removed (it was {self.was})",
+            TypeChange.RETYPED: f"field {self.field!r} changed from {self.was} to {self.now}, which is not a widening",
+            TypeChange.NOT_NULL: f"field {self.field!r} is no longer nullable, but stored values may be null",
+            TypeChange.ADDED_NOT_NULL: f"the added field {self.field!r} is not nullable; declare it nullable",
+            TypeChange.ADDED: f"field {self.field!r} ({self.now}) was added, but stored values do not tell it",
+            TypeChange.MOVED: f"field {self.field!r} has moved to the place of {self.was!r}; keep the old order",
         }
         return texts[self.change]
 
@@ -69,23 +69,23 @@ def _of_fields(old: list[pa.Field], new: list[pa.Field], prefix: str) -> Iterato
     before, after = {field.name: field for field in old}, {field.name: field for field in new}
     for name, field in before.items():
         if name not in after:
-            yield Refusal(Change.REMOVED, prefix + name, was=field_to_text(field))
+            yield Refusal(TypeChange.REMOVED, prefix + name, was=field_to_text(field))
         else:
             yield from _of_field(field, after[name], prefix + name)
     for name, field in after.items():
         if name not in before and not field.nullable:
-            yield Refusal(Change.ADDED_NOT_NULL, prefix + name, now=field_to_text(field))
+            yield Refusal(TypeChange.ADDED_NOT_NULL, prefix + name, now=field_to_text(field))
     stayed = [name for name in before if name in after]
     kept = [name for name in after if name in before]
     for was, now in zip(stayed, kept, strict=True):
         if was != now:
-            yield Refusal(Change.MOVED, prefix + now, was=was)
+            yield Refusal(TypeChange.MOVED, prefix + now, was=was)
             return
 
 
 def _of_field(old: pa.Field, new: pa.Field, path: str) -> Iterator[Refusal]:
     if old.nullable and not new.nullable:
-        yield Refusal(Change.NOT_NULL, path, field_to_text(old), field_to_text(new))
+        yield Refusal(TypeChange.NOT_NULL, path, field_to_text(old), field_to_text(new))
     if old.type == new.type or _is_widening(old.type, new.type):
         return
     if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
@@ -95,7 +95,7 @@ def _of_field(old: pa.Field, new: pa.Field, path: str) -> Iterator[Refusal]:
     elif pa.types.is_map(old.type) and pa.types.is_map(new.type) and old.type.key_type == new.type.key_type:
         yield from _of_field(old.type.item_field, new.type.item_field, f"{path}.value")
     else:
-        yield Refusal(Change.RETYPED, path, field_to_text(old), field_to_text(new))
+        yield Refusal(TypeChange.RETYPED, path, field_to_text(old), field_to_text(new))
 
 
 def _is_widening(old: pa.DataType, new: pa.DataType) -> bool:

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from asyncstate.codec.arrow_types import is_bytes_type, is_string_type
 from asyncstate.codec.times import in_microseconds, integers
-from asyncstate.codec.types import is_bytes_type, is_string_type
 from asyncstate.errors import CodecError
 
 Convert: TypeAlias = Callable[[list[Any]], pa.Array]

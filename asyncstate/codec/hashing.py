@@ -25,9 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from asyncstate.codec.columns import Array, binary_rows, to_binary, to_storage, valid_mask
+from asyncstate.codec.arrow_types import check_key_type, is_bytes_type, is_string_type
 from asyncstate.codec.scalars import CONVERSION_ERRORS, ScalarForm, mismatch, scalar_form, wrong_arity
-from asyncstate.codec.types import check_key_type, is_bytes_type, is_string_type
+from asyncstate.codec.value_columns import Array, binary_rows, to_binary, to_storage, valid_mask
 from asyncstate.errors import ConfigurationError
 
 SEED = 42

@@ -16,7 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.codec.columns import (
+from asyncstate.codec.arrow_types import check_key_type
+from asyncstate.codec.hashing import UInt64Array, check_max_parallelism, groups_of, hash_columns
+from asyncstate.codec.key_columns import encode_columns, joined_keys
+from asyncstate.codec.key_fields import KeyField, from_ordered, key_field, payload_matrix, to_ordered
+from asyncstate.codec.sorting import stable_order
+from asyncstate.codec.value_columns import (
     BoolArray,
     ByteRows,
     Int64Array,
@@ -28,11 +33,6 @@ from asyncstate.codec.columns import (
     to_storage,
     valid_mask,
 )
-from asyncstate.codec.hashing import UInt64Array, check_max_parallelism, groups_of, hash_columns
-from asyncstate.codec.key_columns import encode_columns, joined_keys
-from asyncstate.codec.key_fields import KeyField, from_ordered, key_field, payload_matrix, to_ordered
-from asyncstate.codec.sorting import stable_order
-from asyncstate.codec.types import check_key_type
 from asyncstate.errors import CodecError
 
 Int32Array = npt.NDArray[np.int32]

@@ -12,7 +12,17 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.columns import (
+from asyncstate.codec.key_fields import (
+    TERMINATOR,
+    KeyField,
+    corrupt_key,
+    encode_fixed,
+    encode_variable,
+    payload_matrix,
+    payload_storage,
+    unescape,
+)
+from asyncstate.codec.value_columns import (
     LARGE_BINARY,
     BoolArray,
     ByteArray,
@@ -28,16 +38,6 @@ from asyncstate.codec.columns import (
     storage_dtype,
     to_storage,
     valid_mask,
-)
-from asyncstate.codec.key_fields import (
-    TERMINATOR,
-    KeyField,
-    corrupt_key,
-    encode_fixed,
-    encode_variable,
-    payload_matrix,
-    payload_storage,
-    unescape,
 )
 from asyncstate.errors import CodecError
 

@@ -21,7 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.codec.columns import (
+from asyncstate.codec.hashing import canonical_float, canonical_floats
+from asyncstate.codec.scalars import CONVERSION_ERRORS, ScalarForm, mismatch, scalar_form
+from asyncstate.codec.value_columns import (
     EMPTY,
     LARGE_BINARY,
     Array,
@@ -31,8 +33,6 @@ from asyncstate.codec.columns import (
     storage_dtype,
     to_binary,
 )
-from asyncstate.codec.hashing import canonical_float, canonical_floats
-from asyncstate.codec.scalars import CONVERSION_ERRORS, ScalarForm, mismatch, scalar_form
 from asyncstate.errors import CodecError
 
 NULL_FIELD = b"\x00"

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec.columns import Int64Array, as_rows, plain_columns
+from asyncstate.codec.arrow_types import check_key_type
 from asyncstate.codec.hashing import check_max_parallelism, key_groups, row_grouper
 from asyncstate.codec.key_batch import KeyBatch, group_rows
 from asyncstate.codec.key_columns import StoredKeys, decode_columns, encode_columns
 from asyncstate.codec.key_fields import KeyField, key_field
 from asyncstate.codec.pages import DecodeKeys, key_pages
 from asyncstate.codec.scalars import wrong_arity
-from asyncstate.codec.types import check_key_type
+from asyncstate.codec.value_columns import Int64Array, as_rows, plain_columns
 from asyncstate.errors import CodecError, SchemaError
 
 EncodeKey = Callable[[tuple[Any, ...]], bytes]

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from asyncstate.codec.columns import LARGE_BINARY
+from asyncstate.codec.arrow_types import is_nested_type, is_string_type
 from asyncstate.codec.from_python import MisfitError, as_fields, as_list, as_pairs, other_fields
 from asyncstate.codec.hashing import big_integer_bytes
 from asyncstate.codec.scalars import ScalarForm, same, scalar_form
 from asyncstate.codec.times import with_leaves
-from asyncstate.codec.types import is_nested_type, is_string_type
+from asyncstate.codec.value_columns import LARGE_BINARY
 
 Convert = Callable[[Any], Any]
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.arrow_types import is_string_type
 from asyncstate.codec.key_fields import TERMINATOR, VALUE_MARK
 from asyncstate.codec.row_layout import RowLayout
 from asyncstate.codec.scalars import scalar_form
-from asyncstate.codec.types import is_string_type
 
 DecodeValues = Callable[[Sequence[bytes]], list[Any]]
 DecodeKeys = Callable[[Sequence[bytes], int], list[Any]]

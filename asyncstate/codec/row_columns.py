@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.columns import (
+from asyncstate.codec.arrow_types import is_nested_type
+from asyncstate.codec.nested import nested_from_binary, nested_to_binary
+from asyncstate.codec.row_layout import RowLayout
+from asyncstate.codec.scalars import CONVERSION_ERRORS
+from asyncstate.codec.value_columns import (
     EMPTY,
     Array,
     BoolArray,
@@ -30,10 +34,6 @@ from asyncstate.codec.columns import (
     to_storage,
     valid_mask,
 )
-from asyncstate.codec.nested import nested_from_binary, nested_to_binary
-from asyncstate.codec.row_layout import RowLayout
-from asyncstate.codec.scalars import CONVERSION_ERRORS
-from asyncstate.codec.types import is_nested_type
 from asyncstate.errors import CodecError
 
 _MAX_VARIABLE_BYTES = (1 << 32) - 1

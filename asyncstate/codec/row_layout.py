@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.columns import storage_dtype
+from asyncstate.codec.arrow_types import is_nested_type
 from asyncstate.codec.nested import nested_form
 from asyncstate.codec.scalars import ScalarForm, scalar_form
-from asyncstate.codec.types import is_nested_type
+from asyncstate.codec.value_columns import storage_dtype
 from asyncstate.errors import CodecError
 
 

@@ -23,8 +23,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec.arrow_types import is_bytes_type, is_key_type, is_string_type
 from asyncstate.codec.from_python import plain_value
-from asyncstate.codec.types import is_bytes_type, is_key_type, is_string_type
 from asyncstate.errors import CodecError
 
 _EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()

@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.columns import (
+from asyncstate.codec.arrow_types import check_value_schema, is_string_type
+from asyncstate.codec.evolution import check_evolution
+from asyncstate.codec.nested import upgrade, upgrade_column
+from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
+from asyncstate.codec.row_columns import decode_rows, encode_rows
+from asyncstate.codec.row_layout import RowLayout, row_layout
+from asyncstate.codec.row_scalars import DecodeRow, EncodeRow, row_decoder, row_encoder
+from asyncstate.codec.scalars import PlainValues, plain_values
+from asyncstate.codec.value_columns import (
     LARGE_BINARY,
     BoolArray,
     ByteArray,
@@ -29,14 +37,6 @@ from asyncstate.codec.columns import (
     spread,
     valid_mask,
 )
-from asyncstate.codec.evolution import check_evolution
-from asyncstate.codec.nested import upgrade, upgrade_column
-from asyncstate.codec.pages import DecodePacked, DecodeValues, value_pages
-from asyncstate.codec.row_columns import decode_rows, encode_rows
-from asyncstate.codec.row_layout import RowLayout, row_layout
-from asyncstate.codec.row_scalars import DecodeRow, EncodeRow, row_decoder, row_encoder
-from asyncstate.codec.scalars import PlainValues, plain_values
-from asyncstate.codec.types import check_value_schema, is_string_type
 from asyncstate.errors import CodecError, SchemaError
 
 MAX_VERSIONS = 250

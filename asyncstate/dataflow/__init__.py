@@ -2,13 +2,13 @@
 
 from asyncstate.dataflow.graph import Dataflow, Stream
 from asyncstate.dataflow.nodes import Apply, Node, Output, Sink, Source, Transform, Union, check_one_start
-from asyncstate.dataflow.picture import NodeFigures, draw, explain
+from asyncstate.dataflow.picture import NodeMetrics, draw, explain
 
 __all__ = [
     "Apply",
     "Dataflow",
     "Node",
-    "NodeFigures",
+    "NodeMetrics",
     "Output",
     "Sink",
     "Source",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from asyncstate.changelog import Changelog, ChangelogMode
-from asyncstate.dataflow.changes import declared_key, declared_mode
+from asyncstate.dataflow.changelog_inference import declared_key, declared_mode
 from asyncstate.dataflow.nodes import (
     Apply,
     ArrowFunction,
@@ -179,7 +179,7 @@ class Stream:
         watermark_delay: Delay | Sequence[Delay] = None,
         order_by: OrderBy = None,
         sequence: SequenceBy = None,
-        drop_seen: bool | Sequence[bool] | None = None,
+        drop_stale: bool | Sequence[bool] | None = None,
         options: Mapping[str, object] | None = None,
         initial_state: Any = None,
     ) -> Stream:
@@ -202,7 +202,7 @@ class Stream:
             watermark_delay=watermark_delay,
             order_by=order_by,
             sequence=sequence,
-            drop_seen=drop_seen,
+            drop_stale=drop_stale,
             options=dict(options or {}),
             initial_state=initial_state,
         )

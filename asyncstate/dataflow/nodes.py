@@ -39,7 +39,7 @@ class Times(NamedTuple):
     event_time: str | None = None
     watermark_delay: Delay = None
     sequence: SequenceBy = None
-    drop_seen: bool = False
+    drop_stale: bool = False
     idle_after: Duration | None = None
 
 
@@ -151,7 +151,7 @@ class Union(Node):
         first, *others = (one.times for one in self.inputs)
         if any(one.event_time != first.event_time for one in others):
             return Times()
-        if all((one.sequence, one.drop_seen) == (first.sequence, first.drop_seen) for one in others):
+        if all((one.sequence, one.drop_stale) == (first.sequence, first.drop_stale) for one in others):
             return first
         return Times(first.event_time)
 
@@ -173,7 +173,7 @@ class Apply(Node):
     watermark_delay: Any
     order_by: OrderBy
     sequence: Any
-    drop_seen: Any
+    drop_stale: Any
     options: Mapping[str, object]
     initial_state: Any = None
 
@@ -200,7 +200,7 @@ class Apply(Node):
             found = [getattr(times, name) for times in from_inputs]
             return found[0] if len(found) == 1 else found
 
-        drops = [times.drop_seen for times in from_inputs]
+        drops = [times.drop_stale for times in from_inputs]
         own_sequence = self.sequence is not None
         return {
             "uid": self.name,
@@ -209,8 +209,8 @@ class Apply(Node):
             "watermark_delay": self.watermark_delay,
             "order_by": self.order_by,
             "sequence": _or_none(each(self.sequence, "sequence")),
-            "drop_seen": self.drop_seen
-            if self.drop_seen is not None
+            "drop_stale": self.drop_stale
+            if self.drop_stale is not None
             else (False if own_sequence or not any(drops) else (drops if len(drops) > 1 else drops[0])),
             "options": self.options,
             "filters": self._filters,

@@ -1,6 +1,6 @@
 """A dataflow as text and as a picture.
 
-Owns: ``explain``, ``draw`` and ``NodeFigures``.
+Owns: ``explain``, ``draw`` and ``NodeMetrics``.
 Invariant: both show every node once, and every arrow.
 Must not import Spark.
 """
@@ -23,7 +23,7 @@ _MIB: Final = 1 << 20
 _FILLS: Final = {Source: "#dbeafe", Apply: "#dcfce7", Sink: "#fef3c7"}
 
 
-class NodeFigures(NamedTuple):
+class NodeMetrics(NamedTuple):
     """Of an operator in the last micro-batch: rows, seconds with those of whatever Spark computes before it, and how
     much it has stored."""
 
@@ -45,7 +45,7 @@ class NodeFigures(NamedTuple):
 
 def explain(
     flow: Dataflow,
-    figures: Mapping[str, NodeFigures] | None = None,
+    metrics: Mapping[str, NodeMetrics] | None = None,
     places: Mapping[Node, str] | None = None,
     states: Mapping[Node, Sequence[str]] | None = None,
     changes: Mapping[Node, Changelog] | None = None,
@@ -55,11 +55,11 @@ def explain(
     """A line a node in the order of declaration, with where its rows come from, what they are, where it runs, what
     it keeps and how that grows; ``places`` says it of those that do not run where nodes of their kind usually do.
     ``waits``: what the watermark waits for."""
-    figures, places, states, changes = figures or {}, places or {}, states or {}, changes or {}
+    metrics, places, states, changes = metrics or {}, places or {}, states or {}, changes or {}
     growth = growth or {}
     width = max((len(node.name) for node in flow.nodes), default=0)
     lines = [
-        f"{node.name:<{width}}  {_said(node, _runs(node, places, states, growth), figures, changes.get(node))}"
+        f"{node.name:<{width}}  {_said(node, _runs(node, places, states, growth), metrics, changes.get(node))}"
         for node in flow.nodes
     ]
     stages = sum(_EXCHANGE in _runs(node, places) for node in flow.nodes)
@@ -67,15 +67,15 @@ def explain(
     return "\n".join([*lines, *([waits] if waits else [])])
 
 
-def _said(node: Node, runs: str, figures: Mapping[str, NodeFigures], changes: Changelog | None) -> str:
+def _said(node: Node, runs: str, metrics: Mapping[str, NodeMetrics], changes: Changelog | None) -> str:
     said = [node.text]
     if node.inputs:
         said.append(f"of {', '.join(one.name for one in node.inputs)}")
     if changes is not None and not isinstance(node, Sink):
         said.append(f"gives {changes.text}")
     said.append(f"[{runs}]")
-    if node.name in figures and isinstance(node, Apply):
-        said.append(f"({figures[node.name].text}, {figures[node.name].state_text})")
+    if node.name in metrics and isinstance(node, Apply):
+        said.append(f"({metrics[node.name].text}, {metrics[node.name].state_text})")
     return " ".join(said)
 
 
@@ -103,15 +103,15 @@ def _usually(node: Node) -> str:
 
 def draw(
     flow: Dataflow,
-    figures: Mapping[str, NodeFigures] | None = None,
+    metrics: Mapping[str, NodeMetrics] | None = None,
     places: Mapping[Node, str] | None = None,
     states: Mapping[Node, Sequence[str]] | None = None,
     growth: Mapping[Node, StateGrowth] | None = None,
 ) -> str:
-    """An SVG: boxes from left to right, arrows between them; of operators with figures the slowest has a red frame."""
-    figures, places, states = figures or {}, places or {}, states or {}
+    """An SVG: boxes from left to right, arrows between them; of operators with metrics the slowest has a red frame."""
+    metrics, places, states = metrics or {}, places or {}, states or {}
     corners = _places(flow)
-    slowest = max(figures, key=lambda name: figures[name].seconds, default=None)
+    slowest = max(metrics, key=lambda name: metrics[name].seconds, default=None)
     columns = max((column for column, _ in corners.values()), default=0) + 1
     rows = max((row for _, row in corners.values()), default=0) + 1
     width = 2 * _MARGIN + columns * (_WIDTH + _GAP_X) - _GAP_X
@@ -121,7 +121,7 @@ def draw(
         _box(
             node,
             corners[node],
-            figures.get(node.name) if isinstance(node, Apply) else None,
+            metrics.get(node.name) if isinstance(node, Apply) else None,
             _runs(node, places, states, growth),
             node.name == slowest,
         )
@@ -164,13 +164,13 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
     )
 
 
-def _box(node: Node, place: tuple[int, int], figures: NodeFigures | None, runs: str, is_slowest: bool) -> str:
+def _box(node: Node, place: tuple[int, int], metrics: NodeMetrics | None, runs: str, is_slowest: bool) -> str:
     x, y = _corner(place)
     fill = next((color for kind, color in _FILLS.items() if isinstance(node, kind)), "#f1f5f9")
     stroke = 'stroke="#dc2626" stroke-width="2"' if is_slowest else 'stroke="#94a3b8"'
     where, _, grows = runs.partition("; ")
     where, _, kept = where.partition(": ")
-    known = [*([where, kept] if figures is None else [figures.text, figures.state_text]), grows]
+    known = [*([where, kept] if metrics is None else [metrics.text, metrics.state_text]), grows]
     lines = [node.name, node.text, *known]
     texts = "".join(
         _text(x + 8, y + 17 + 16 * number, line, number == 0) for number, line in enumerate(lines)

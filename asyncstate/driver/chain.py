@@ -21,11 +21,11 @@ from typing import IO, TYPE_CHECKING
 
 import pyarrow as pa
 
-from asyncstate.driver.payload import payload_of
+from asyncstate.driver.sent_columns import payload_of
 from asyncstate.errors import JobError, StoreError
 
 if TYPE_CHECKING:
-    from asyncstate.runtime.after import After
+    from asyncstate.runtime.output_pipeline import OutputPipeline
     from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 
 RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[OutBatch | CommitRecord]"]
@@ -37,7 +37,7 @@ class Link:
     """One operator of a chain; ``after`` makes of its main output the rows that leave it."""
 
     spec: TaskSpec
-    after: After | None = None
+    after: OutputPipeline | None = None
 
 
 def run_chain(

@@ -1,7 +1,7 @@
 """What a driver needs of the engine that holds the rows of a micro-batch and runs operators over them.
 
 Owns: ``Executor``, ``Stage`` and ``Planned``, the interfaces of such an engine; ``Prepared``, an operator that is
-checked and can run; ``Feed``, planned rows as an input; ``Initial``, what an operator starts from.
+checked and can run; ``Feed``, planned rows as an input; ``InitialRows``, what an operator starts from.
 Invariant: a stage runs once, whole, in ``Executor.run``; afterwards its rows are only read. Executors commit nothing.
 Must not import Spark.
 """
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 
 from asyncstate.changelog import Changelog, Key
-from asyncstate.dataflow import NodeFigures, Transform, Union
+from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.operator import InputSpec, Operator, OutputSpec
-from asyncstate.runtime import After, CommitRecord, Fingerprint, TaskSpec
+from asyncstate.runtime import CommitRecord, Fingerprint, OutputPipeline, TaskSpec
 
 R = TypeVar("R")
 """The rows of a micro-batch as the executor holds them: a DataFrame on Spark."""
@@ -32,7 +32,7 @@ class Prepared:
     microseconds, or None; ``declared``: what the manifest keeps of its declaration."""
 
     spec: TaskSpec
-    after: After | None
+    after: OutputPipeline | None
     sent: OutputSpec
     delays: Sequence[int | None]
     declared: Fingerprint
@@ -83,7 +83,7 @@ class Stage(Protocol[R_co]):
         """Give the rows back: they cannot be read any more."""
 
 
-class Initial(NamedTuple):
+class InitialRows(NamedTuple):
     """What an operator starts from: ``rows``, one entry per input, or ``values`` by name of state."""
 
     rows: Sequence[Any] = ()
@@ -151,7 +151,7 @@ class Executor(Protocol[R]):
     def check_static(self, name: str, rows: Any) -> R:
         """``rows``, from which source or operator ``name`` starts. Raises JobError for what is none."""
 
-    def initial_of(self, uid: str, given: Any, inputs: Sequence[R]) -> Initial:
+    def initial_of(self, uid: str, given: Any, inputs: Sequence[R]) -> InitialRows:
         """What operator ``uid`` is to start from, checked. Raises JobError and SchemaError."""
 
     # -- operators -------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Executor(Protocol[R]):
         """Run a stage and what feeds it: its rows, and of each operator what its partitions report. ``stateless``:
         uids of operators that may run with it."""
 
-    def ran(self, figures: Mapping[str, NodeFigures]) -> None:
+    def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
         """Operators have run: show it where the engine shows such things."""
 
     # -- micro-batches ---------------------------------------------------------------------------------

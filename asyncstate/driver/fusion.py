@@ -1,7 +1,7 @@
 """Which parts of a graph run in the task of the operator before them.
 
-Owns: ``tails_of``: behind an operator the filters and projections that its rows alone go through, and the first step of
-the operator that they come to.
+Owns: ``plan_fusion``: behind an operator the filters and projections that its rows alone go through, and the first
+step of the operator that they come to.
 Invariant: states, results and what is stored are those of the parts run one after the other by Spark.
 Must not import storage or Spark.
 """
@@ -20,22 +20,22 @@ from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.driver.executor import R
 from asyncstate.driver.micro_batch import MicroBatch
-from asyncstate.driver.operator_call import Before, Behind, Call
-from asyncstate.runtime import After, Kept, Renamed, Step
+from asyncstate.driver.operator_call import Call, Downstream, Upstream
+from asyncstate.runtime import FilterStep, OutputPipeline, ProjectStep, Step
 
 
-class Tail(NamedTuple):
+class FusedChain(NamedTuple):
     """What runs in an operator's task behind it: ``last`` is the node whose rows leave. ``without_kinds``: a changelog
     leaves as insertions. ``next``: the node that gets the rows; ``before``: what it is to be told if it is an operator;
     ``joined``: that operator, with the key of this one, runs in the same task. ``feeds``: that operator gets the rows
     in the same Spark job. ``inside``: the nodes that run there; ``stopped``: why nothing more does."""
 
     last: Node
-    after: After | None = None
+    after: OutputPipeline | None = None
     without_kinds: bool = False
     next: Node | None = None
-    before: Before | None = None
-    joined: Behind | None = None
+    before: Upstream | None = None
+    joined: Downstream | None = None
     feeds: bool = False
     inside: tuple[Node, ...] = ()
     stopped: str = ""
@@ -46,9 +46,9 @@ def call_of(node: Apply) -> Call:
     return Call(node.operator, **node.arguments())
 
 
-def tails_of(flow: Dataflow, empty: Mapping[Node, R], batch: MicroBatch[R]) -> dict[Apply, Tail]:
+def plan_fusion(flow: Dataflow, empty: Mapping[Node, R], batch: MicroBatch[R]) -> dict[Apply, FusedChain]:
     """What runs in the task of each operator; ``empty`` has the columns of each node's rows."""
-    tails: dict[Apply, Tail] = {}
+    tails: dict[Apply, FusedChain] = {}
     routes: dict[Node, tuple[str, ...]] = {}
     for node in flow.nodes:
         if isinstance(node, Apply):
@@ -60,10 +60,10 @@ def tails_of(flow: Dataflow, empty: Mapping[Node, R], batch: MicroBatch[R]) -> d
 
 def _tail_of(
     flow: Dataflow, node: Apply, empty: Mapping[Node, R], batch: MicroBatch[R], route: tuple[str, ...]
-) -> Tail:
+) -> FusedChain:
     """What runs in the task of ``node``, which is routed by ``route``."""
     if node.operator.stateless or not batch.fusion or node not in empty:
-        return Tail(node, stopped="fusion is off" if not batch.fusion else "")
+        return FusedChain(node, stopped="fusion is off" if not batch.fusion else "")
     steps: list[Step] = []
     schema, without_kinds = batch.schema(empty[node]), False
     inputs = [empty[one] for one in node.inputs]
@@ -78,8 +78,8 @@ def _tail_of(
         without_kinds |= following.kind == "drop" and ROW_KIND_COLUMN in following.expressions
         inside.append(following)
         last, following = following, _only_consumer(flow, following)
-    after = After(tuple(steps), schema) if steps else None
-    tail = Tail(last, after, without_kinds, following, inside=tuple(inside))
+    after = OutputPipeline(tuple(steps), schema) if steps else None
+    tail = FusedChain(last, after, without_kinds, following, inside=tuple(inside))
     if isinstance(following, Apply) and not following.operator.stateless:
         # What an operator starts from comes with an exchange of its own.
         if len(following.inputs) == 1 and following.initial_state is None:
@@ -89,7 +89,7 @@ def _tail_of(
             first = batch.first_step(call_of(following), empty[last])
             if first is not None:
                 step, schema, before = first
-                tail = tail._replace(after=After((*steps, step), schema), before=before)
+                tail = tail._replace(after=OutputPipeline((*steps, step), schema), before=before)
         kept = _kept(node, last, following, empty, batch, inputs, tail.before is not None)
         return tail._replace(feeds=not kept, stopped=kept)
     return tail._replace(
@@ -118,16 +118,16 @@ def _kept(
 
 def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...] | None:
     """The columns behind a step; None: not all of them are left."""
-    if not isinstance(step, Renamed):
+    if not isinstance(step, ProjectStep):
         return route
     new = {name: renamed for name, renamed in reversed(step.columns)}
     return tuple(new[name] for name in route) if all(name in new for name in route) else None
 
 
-def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
+def places_of(tails: Mapping[Apply, FusedChain]) -> dict[Node, str]:
     """Where nodes run that do not run where those of their kind usually do, and why others do not."""
     places: dict[Node, str] = {}
-    behind: dict[Apply, list[tuple[Apply, Tail]]] = {}
+    behind: dict[Apply, list[tuple[Apply, FusedChain]]] = {}
     for node, tail in tails.items():
         places |= {inner: f"in the task of '{node.name}'" for inner in tail.inside}
         if tail.joined is not None and tail.next is not None:
@@ -139,7 +139,7 @@ def places_of(tails: Mapping[Apply, Tail]) -> dict[Node, str]:
     return places | {node: _exchanged(before) for node, before in behind.items()}
 
 
-def _exchanged(before: Sequence[tuple[Apply, Tail]]) -> str:
+def _exchanged(before: Sequence[tuple[Apply, FusedChain]]) -> str:
     """How an operator gets rows of others through an exchange."""
     said = []
     for node, tail in before:
@@ -154,7 +154,7 @@ def _exchanged(before: Sequence[tuple[Apply, Tail]]) -> str:
     return "".join([*said, ", one task a partition, state"])
 
 
-def _why(joined: Behind) -> str:
+def _why(joined: Downstream) -> str:
     return f"routed by {', '.join(joined.route)} as it is" if joined.route else "which has the same key"
 
 
@@ -178,9 +178,9 @@ def _step(node: Transform, schema: pa.Schema) -> tuple[Step | None, pa.Schema] |
     if node.kind == "where":
         (condition,) = node.expressions
         if callable(condition):
-            return Kept(functools.partial(_mask, condition)), schema
+            return FilterStep(functools.partial(_mask, condition)), schema
         kept = arrow_condition(condition, schema) if isinstance(condition, str) else None
-        return None if kept is None else (Kept(kept), schema)
+        return None if kept is None else (FilterStep(kept), schema)
     if node.kind == "drop":
         names = [name for name in schema.names if name not in node.expressions]
         return _renamed(tuple((name, name) for name in names), schema)
@@ -201,7 +201,7 @@ def _renamed(columns: tuple[tuple[str, str], ...], schema: pa.Schema) -> tuple[S
     if [name for name, new in columns if name == new] == schema.names:
         return None, schema
     fields = [schema.field(name).with_name(new) for name, new in columns]
-    return Renamed(columns), pa.schema(fields)
+    return ProjectStep(columns), pa.schema(fields)
 
 
 def _mask(condition: Any, rows: pa.RecordBatch) -> pa.Array:

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any, Final, Generic
 
 from asyncstate.clock import Clock
+from asyncstate.driver.commit_log import BATCH_SCHEMA, CommitLog
 from asyncstate.driver.executor import R
-from asyncstate.driver.ledger import BATCH_SCHEMA, Ledger
 from asyncstate.driver.micro_batch import JobFrame, MicroBatch, check_watermark
 from asyncstate.driver.progress import (
     OnProgress,
@@ -50,7 +50,7 @@ class JobDriver(Generic[R]):
     def __init__(
         self,
         frame: JobFrame[R],
-        ledger: Ledger,
+        ledger: CommitLog,
         clock: Clock,
         on_progress: OnProgress | None = None,
         make_batch: Callable[..., Any] = MicroBatch,

@@ -24,13 +24,13 @@ from asyncstate.dataflow import (
     Union,
     check_one_start,
 )
-from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
+from asyncstate.dataflow.changelog_inference import changes_behind, operator_changes, source_changes
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.driver.executor import Executor, Feed, R
-from asyncstate.driver.fusion import Tail, call_of, places_of, tails_of
+from asyncstate.driver.fusion import FusedChain, call_of, places_of, plan_fusion
 from asyncstate.driver.micro_batch import MicroBatch
-from asyncstate.driver.operator_call import Before, Behind, InTask
+from asyncstate.driver.operator_call import Downstream, FusedTask, Upstream
 from asyncstate.driver.source_times import Watch, metric_name, watches_of
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.growth import StateGrowth
@@ -42,7 +42,7 @@ class JobGraph(Generic[R]):
 
     def __init__(self, executor: Executor[R]) -> None:
         self.flow = Dataflow()
-        self._tails: dict[Apply, Tail] = {}
+        self._tails: dict[Apply, FusedChain] = {}
         self._empty_rows: dict[Node, R] = {}
         """The columns of each node's rows, without rows; after ``check``."""
         self._side_outputs: dict[Node, Mapping[str, R]] = {}
@@ -88,7 +88,7 @@ class JobGraph(Generic[R]):
         }
         fed: dict[Node, Feed] = {}
         first = self._first_rows(rows, to_begin(self._initial, batch.graph_before, batch.is_first))
-        done = dict[Node, Before]()
+        done = dict[Node, Upstream]()
         for node in self.flow.nodes:
             if isinstance(node, Apply) and all(one in rows or one in fed for one in node.inputs):
                 last = self._apply(node, batch, rows, fed, first, done)
@@ -156,8 +156,8 @@ class JobGraph(Generic[R]):
         rows: dict[Node, R],
         fed: dict[Node, Feed],
         first: Mapping[Node, R],
-        done: Mapping[Node, Before],
-    ) -> Tail:
+        done: Mapping[Node, Upstream],
+    ) -> FusedChain:
         """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
         behind the last one."""
         inputs = self._given(node, {**rows, **fed})
@@ -171,7 +171,7 @@ class JobGraph(Generic[R]):
         elif any(one is not None for one in starts):
             initial = starts
         behind, last = self._chain(node)
-        task = InTask(call_of(node), self._tails[node].after, done.get(node), behind)
+        task = FusedTask(call_of(node), self._tails[node].after, done.get(node), behind)
         if last.feeds and node.initial_state is None and initial is None and not first:
             planned = batch.plan(task, inputs)
             fed[last.last] = Feed(planned, self._empty_rows[last.last])
@@ -198,9 +198,9 @@ class JobGraph(Generic[R]):
             if source.name in begun
         }
 
-    def _chain(self, node: Apply) -> tuple[list[Behind], Tail]:
+    def _chain(self, node: Apply) -> tuple[list[Downstream], FusedChain]:
         """The operators that run in the task of ``node``, and what is behind the last one."""
-        tail, behind = self._tails[node], list[Behind]()
+        tail, behind = self._tails[node], list[Downstream]()
         while tail.joined is not None and isinstance(tail.next, Apply):
             joined, tail = tail.joined, self._tails[tail.next]
             behind.append(joined._replace(after=tail.after))
@@ -215,7 +215,7 @@ class JobGraph(Generic[R]):
             many = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
             raise JobError("\n  ".join([f"the job's graph has {many}; nothing was read:", *problems]))
         empty = self._empty_rows = {node: df for node, df in found.items() if df is not None}
-        self._tails = tails_of(self.flow, empty, batch)
+        self._tails = plan_fusion(self.flow, empty, batch)
         self._watches = watches_of(self.flow, watermark_sources(self.flow.nodes), empty, self._executor)
         self.places = places_of(self._tails)
 

@@ -20,31 +20,31 @@ import pyarrow as pa
 from asyncstate.changelog import Changelog
 from asyncstate.config import Config
 from asyncstate.driver.executor import Executor, Feed, Planned, Prepared, R, Stage
-from asyncstate.driver.marks import UNKNOWN, Origin
 from asyncstate.driver.operator_call import (
-    Before,
-    Behind,
     Call,
+    Downstream,
+    FusedTask,
     Inputs,
-    InTask,
+    Upstream,
     check_not_taken,
     check_operator_options,
     input_specs,
     routed,
 )
-from asyncstate.driver.progress import figures_of, operator_progress
+from asyncstate.driver.progress import metrics_of, operator_progress
+from asyncstate.driver.write_marks import UNKNOWN, Origin
 from asyncstate.errors import JobError
 from asyncstate.growth import StateGrowth
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
     FIRST_ARRIVAL,
-    After,
     CommitRecord,
     Delay,
     Fingerprint,
     InitialValues,
     Keys,
     OrderBy,
+    OutputPipeline,
     PartialAggregate,
     PartialTopN,
     SequenceBy,
@@ -61,21 +61,21 @@ from asyncstate.runtime import (
     check_uid,
     check_values,
     checked_inputs,
-    chosen_local_limit,
-    chosen_local_phase,
+    choose_partial_aggregation,
+    choose_partial_limit,
     fingerprint,
     growth_of,
-    local_limit_of_task,
-    local_phase_of_task,
     may_run_locally,
     operator_after,
     previous_processing_time,
     previous_watermark,
     report_of_both,
     stored_meaning,
+    task_partial_aggregation,
+    task_partial_limit,
     warn_of_missing_rows,
     watermark_after,
-    why_rows_wait,
+    watermark_wait_reason,
 )
 from asyncstate.storage import GraphManifest, Manifest, OperatorManifest, StateSpec
 
@@ -174,7 +174,7 @@ class MicroBatch(Generic[R]):
         watermark_delay: Delay | Sequence[Delay] = None,
         order_by: OrderBy = None,
         sequence: SequenceBy = None,
-        drop_seen: bool | Sequence[bool] = False,
+        drop_stale: bool | Sequence[bool] = False,
         options: Mapping[str, object] | None = None,
         initial_state: Any = None,
         changes: Changelog | Sequence[Changelog | None] | None = None,
@@ -188,7 +188,7 @@ class MicroBatch(Generic[R]):
         until the watermark has passed them, come in this order, and are dropped if they come too late for it;
         with two inputs one entry for each, None where rows come as they are. ``sequence`` names columns (a position in
         a log, a version) that order the changes of a key within the micro-batch, where Spark keeps no order;
-        ``drop_seen`` drops rows of a key that are not newer than what micro-batches before had of it, and counts them
+        ``drop_stale`` drops rows of a key that are not newer than what micro-batches before had of it, and counts them
         (``stale_rows_dropped``). Both have one entry for each of two inputs, too. ``options`` are ``async-state.*``
         settings of this operator. ``uid`` ties the operator to its state in the checkpoint: keep it when the
         job changes. ``initial_state`` is what the operator starts from in its first micro-batch, when the checkpoint
@@ -206,15 +206,15 @@ class MicroBatch(Generic[R]):
         takes ``event_time`` and ``options``; what needs state or a report is refused.
         """
         call = Call(
-            operator, uid, key, event_time, watermark_delay, order_by, sequence, drop_seen, options, changes
+            operator, uid, key, event_time, watermark_delay, order_by, sequence, drop_stale, options, changes
         )
-        rows = self.run(InTask(call), inputs, initial_state)
+        rows = self.run(FusedTask(call), inputs, initial_state)
         output = self.applied[uid].output.changes if uid in self.applied else self._stateless_changes[uid]
         return self._known(rows, f"operator '{uid}' ({type(operator).__name__})", output)
 
     def run(
         self,
-        task: InTask,
+        task: FusedTask,
         inputs: Sequence[R | Feed],
         initial_state: Any = None,
         initial_rows: Any = None,
@@ -243,12 +243,12 @@ class MicroBatch(Generic[R]):
         """The rows, with what is known of them."""
         return self._frame.executor.with_changes(rows, replace(changes, origin=origin))
 
-    def plan(self, task: InTask, inputs: Sequence[R | Feed]) -> Planned:
+    def plan(self, task: FusedTask, inputs: Sequence[R | Feed]) -> Planned:
         """What ``run`` would run, for a stage that gets its rows."""
         self._enter(task)
         return self._planned(task, inputs)
 
-    def _enter(self, task: InTask) -> None:
+    def _enter(self, task: FusedTask) -> None:
         """Take the operators' uids."""
         with self._lock:
             for one in (task.call, *(behind.call for behind in task.then)):
@@ -258,7 +258,7 @@ class MicroBatch(Generic[R]):
                 self._uids.append(one.uid)
         check_is_operator(task.call.uid, task.call.operator)
 
-    def _begin(self, task: InTask, inputs: Sequence[R], given: Any) -> dict[str, Applied]:
+    def _begin(self, task: FusedTask, inputs: Sequence[R], given: Any) -> dict[str, Applied]:
         """Have an operator start from what was given: a stage of its own before that of the micro-batch's rows, whose
         base is what it leaves. Nothing is committed in between."""
         call = task.call
@@ -266,7 +266,7 @@ class MicroBatch(Generic[R]):
         if initial.values:
             own = self._check(call, inputs)
             for state, writing, df in self._writing_values(call, own, initial.values):
-                (one,) = self._run_stage(InTask(writing), [df])
+                (one,) = self._run_stage(FusedTask(writing), [df])
                 self._keep(one, fingerprint(call.operator, own.specs.inputs, own.output))
                 _log.info("operator '%s': initial values of state '%s' written", call.uid, state)
             return {}
@@ -297,7 +297,7 @@ class MicroBatch(Generic[R]):
             return self._started[uid]
         return self._base.operators.get(uid) if self._base is not None else None
 
-    def _chain(self, task: InTask, inputs: Sequence[R | Feed]) -> list[Prepared]:
+    def _chain(self, task: FusedTask, inputs: Sequence[R | Feed]) -> list[Prepared]:
         call, after, before, then = task
         seen = [one.shape if isinstance(one, Feed) else one for one in inputs]
         seen = seen if before is None else [before.rows]
@@ -312,10 +312,10 @@ class MicroBatch(Generic[R]):
             chain.append(self._prepare(behind.call, checked, behind.after))
         return chain
 
-    def _planned(self, task: InTask, inputs: Sequence[R | Feed]) -> Planned:
+    def _planned(self, task: FusedTask, inputs: Sequence[R | Feed]) -> Planned:
         return self._frame.executor.plan(self._chain(task, inputs), inputs, task.before is not None)
 
-    def _run_stage(self, task: InTask, inputs: Sequence[R | Feed]) -> list[Applied]:
+    def _run_stage(self, task: FusedTask, inputs: Sequence[R | Feed]) -> list[Applied]:
         started = time.perf_counter()
         planned = self._planned(task, inputs)
         before = sum(one.plan_seconds for one in planned.all[:-1])
@@ -325,7 +325,7 @@ class MicroBatch(Generic[R]):
         ran = [self._applied(one, reported) for one, reported in records]
         plan, run = before + ended - started, time.perf_counter() - ended
         ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
-        self._frame.executor.ran(figures_of({one.uid: operator_progress(one) for one in ran}))
+        self._frame.executor.ran(metrics_of({one.uid: operator_progress(one) for one in ran}))
         return ran
 
     def _applied(self, one: Prepared, records: list[CommitRecord]) -> Applied:
@@ -337,7 +337,7 @@ class MicroBatch(Generic[R]):
             parallelism=spec.parallelism,
             delays=one.delays,
             declared=one.declared,
-            waiting=why_rows_wait(spec.uid, spec.operator, spec.inputs),
+            waiting=watermark_wait_reason(spec.uid, spec.operator, spec.inputs),
             route=[spec.inputs[0].key.index(name) for name in spec.inputs[0].route_by],
             records=records,
             output=one.output,
@@ -378,7 +378,7 @@ class MicroBatch(Generic[R]):
         return Expected(
             no_rows(uid, checked.output.schema),
             {name: no_rows(uid, schema) for name, schema in checked.output.side_outputs.items()},
-            why_rows_wait(uid, operator, checked.ready) is not None,
+            watermark_wait_reason(uid, operator, checked.ready) is not None,
             [f"{state.name} ({state.kind.replace('_', ' ')})" for state in checked.states],
             growth_of(operator, checked.ready, checked.states),
             checked.output,
@@ -482,15 +482,15 @@ class MicroBatch(Generic[R]):
     def _done_before(self, operator: Operator, inputs: Sequence[R], checked: _Checked) -> _Checked:
         """With what Spark does to the inputs' rows before they are exchanged."""
         ready, config = checked.ready, checked.config
-        phase = chosen_local_phase(operator, ready, config, checked.stored, self.batch_id)
+        phase = choose_partial_aggregation(operator, ready, config, checked.stored, self.batch_id)
         if phase is not None:
             ready = (replace(ready[0], local=phase),)
-        limit = chosen_local_limit(operator, ready, config)
+        limit = choose_partial_limit(operator, ready, config)
         if limit is not None and self._frame.executor.has_exchanges:
             ready = (replace(ready[0], limit=limit),)
         return checked._replace(ready=ready)
 
-    def _prepare(self, call: Call, checked: _Checked, after: After | None) -> Prepared:
+    def _prepare(self, call: Call, checked: _Checked, after: OutputPipeline | None) -> Prepared:
         stored, output = checked.stored, checked.output
         declared = fingerprint(call.operator, checked.specs.inputs, output)
         if stored is not None and call.uid not in self._started:
@@ -516,7 +516,7 @@ class MicroBatch(Generic[R]):
         following: Call,
         rows: R,
         routes: Collection[tuple[str, ...]],
-    ) -> Behind | None:
+    ) -> Downstream | None:
         """How ``following`` can run in the task of ``first``, which is routed by what its input ``rows`` has in each of
         the column groups ``routes``; None: it cannot, because its rows are or have to be distributed otherwise."""
         ours, theirs = self._check(first, inputs), self._check(following, [rows])
@@ -529,28 +529,28 @@ class MicroBatch(Generic[R]):
             return None
         own = theirs.ready[0]
         if theirs.stored is not None:
-            return Behind(following, rows, None, own.route_by) if own.route in routes else None
+            return Downstream(following, rows, None, own.route_by) if own.route in routes else None
         for route in routes:
             if set(route) <= set(own.key) and (route or not own.key):
-                return Behind(following, rows, None, () if route == own.key else route)
+                return Downstream(following, rows, None, () if route == own.key else route)
         return None
 
-    def first_step(self, call: Call, rows: R) -> tuple[Step, pa.Schema, Before] | None:
+    def first_step(self, call: Call, rows: R) -> tuple[Step, pa.Schema, Upstream] | None:
         """What the operator of ``call`` can have done to its rows, which have the columns of ``rows``, in the task that
         they leave: the step, the columns of what leaves it, and what ``run`` is to be told. None: nothing."""
         checked = self._check(call, [rows])
         (spec,) = checked.ready
         if not checked.config.tuning.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
             return None
-        phase = local_phase_of_task(call.operator, checked.ready, checked.config)
+        phase = task_partial_aggregation(call.operator, checked.ready, checked.config)
         if phase is not None:
             local = replace(spec, local=phase)
             step: Step = PartialAggregate(call.operator, local)
-            return step, local.row_schema, Before(rows, phase)
-        limit = local_limit_of_task(call.operator, checked.ready, checked.config)
+            return step, local.row_schema, Upstream(rows, phase)
+        limit = task_partial_limit(call.operator, checked.ready, checked.config)
         if limit is not None and self._frame.executor.has_exchanges:
             step = PartialTopN(call.operator, replace(spec, limit=limit))
-            return step, self.schema(rows), Before(rows, None)
+            return step, self.schema(rows), Upstream(rows, None)
         return None
 
     def kept(

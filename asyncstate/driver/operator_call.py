@@ -1,6 +1,6 @@
 """What a user asks of ``apply``: an operator, and what is declared of its inputs.
 
-Owns: ``Call``, with what runs before and behind it in the same task (``InTask``), how declarations become
+Owns: ``Call``, with what runs before and behind it in the same task (``FusedTask``), how declarations become
 ``InputSpec``s, and the rules for names and options.
 Invariant: nothing runs here; what is wrong with a declaration is an error before any row is read.
 Must not import Spark.
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.driver.executor import Executor, R
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
-from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import InputSpec, Operator
+from asyncstate.partial_aggregation import PartialAggregation
 from asyncstate.runtime import (
     FILE_NAME_RULE,
-    After,
     Delay,
     Keys,
     OrderBy,
+    OutputPipeline,
     SequenceBy,
     drop_seen_of_inputs,
     each_input,
@@ -49,39 +49,39 @@ class Call:
     watermark_delay: Delay | Sequence[Delay] = None
     order_by: OrderBy = None
     sequence: SequenceBy = None
-    drop_seen: bool | Sequence[bool] = False
+    drop_stale: bool | Sequence[bool] = False
     options: Mapping[str, object] | None = None
     changes: Changelog | Sequence[Changelog | None] | None = None
     filters: Sequence[str] = ()
     """Of each input what its rows were filtered by, where a graph tells it."""
 
 
-class Before(NamedTuple):
+class Upstream(NamedTuple):
     """What was done to an input in the task that it comes from: its columns were those of ``rows``, which has no rows;
     ``local`` is the local phase that has put its rows together."""
 
     rows: Any
-    local: LocalPhase | None
+    local: PartialAggregation | None
 
 
-class Behind(NamedTuple):
+class Downstream(NamedTuple):
     """An operator that runs in the task of the one before it, whose rows have the columns of ``rows``, which has no
     rows itself; ``after`` is done to its output there. ``route``: the key columns that it is routed by; empty: all."""
 
     call: Call
     rows: Any
-    after: After | None
+    after: OutputPipeline | None
     route: tuple[str, ...] = ()
 
 
-class InTask(NamedTuple):
+class FusedTask(NamedTuple):
     """The operators of a task. ``after`` is done to the output of ``call`` there, ``before`` was done to the rows of
     its only input in the task that they come from; ``then`` run behind it."""
 
     call: Call
-    after: After | None = None
-    before: Before | None = None
-    then: Sequence[Behind] = ()
+    after: OutputPipeline | None = None
+    before: Upstream | None = None
+    then: Sequence[Downstream] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Input
     times, delays = times_of_inputs(uid, call.event_time, call.watermark_delay, count)
     orders = sort_keys_of_inputs(uid, call.order_by, count)
     sequences = sequences_of_inputs(uid, call.sequence, count)
-    drops = drop_seen_of_inputs(uid, call.drop_seen, sequences)
+    drops = drop_seen_of_inputs(uid, call.drop_stale, sequences)
     given = each_input("changes", uid, call.changes, count)
     said = [one if isinstance(one, Changelog) else None for one in given]
     specs = [
@@ -110,7 +110,7 @@ def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Input
             executor.input_spec(df, keys[i], times[i], names[i], i == broadcast, said[i]),
             order_by=orders[i],
             sequence=sequences[i],
-            drop_seen=drops[i],
+            drop_stale=drops[i],
             filters=call.filters[i] if call.filters else None,
         )
         for i, df in enumerate(inputs)

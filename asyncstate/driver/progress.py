@@ -1,8 +1,8 @@
-"""What a micro-batch did: the figures of its operators and where its time went.
+"""What a micro-batch did: the metrics of its operators and where its time went.
 
-Owns: ``Progress``, the one form of these figures: in a job's ``history``, in ``on_progress``, and in Python's logging,
+Owns: ``Progress``, the one form of these metrics: in a job's ``history``, in ``on_progress``, and in Python's logging,
 for machines and for people (``ProgressFormatter``).
-Invariant: the names in a progress are stable and the same in both modes; a figure that a mode does not measure is None.
+Invariant: the names in a progress are stable and the same in both modes; a metric that a mode does not measure is None.
 Nothing here can make a micro-batch fail.
 Must not import pyspark.
 """
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import msgspec
 
-from asyncstate.dataflow import NodeFigures
-from asyncstate.figures import counters
+from asyncstate.dataflow import NodeMetrics
+from asyncstate.metrics import counters
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime import TASK_FIGURES, CommitRecord, sum_records
+from asyncstate.runtime import TASK_METRICS, CommitRecord, sum_records
 
 if TYPE_CHECKING:
     from asyncstate.driver.micro_batch import Applied
 
 OperatorProgress = dict[str, Any]
-"""The figures of an operator in a micro-batch by name; ``docs/metrics.md`` tells what they mean. None: not measured."""
+"""The metrics of an operator in a micro-batch by name; ``docs/metrics.md`` tells what they mean. None: not measured."""
 
 
 class SourceProgress(TypedDict):
@@ -38,7 +38,7 @@ class SourceProgress(TypedDict):
 
 
 class Progress(TypedDict):
-    """The figures of a committed micro-batch under stable names, ready for ``json.dumps``; see ``docs/metrics.md``.
+    """The metrics of a committed micro-batch under stable names, ready for ``json.dumps``; see ``docs/metrics.md``.
 
     ``watermark_us`` is None before any event time and at the end of the input. ``total_seconds`` is the whole of it:
     finding the base version, the user's function with the stages inside it (``function_seconds``), and the commit
@@ -70,21 +70,21 @@ _log = logging.getLogger(LOGGER)
 
 
 def operator_progress(applied: Applied) -> OperatorProgress:
-    """The figures of an operator that has run: sums over its partitions, of some the highest of a partition.
+    """The metrics of an operator that has run: sums over its partitions, of some the highest of a partition.
 
     ``plan_seconds`` is the driver's work before the stage starts, ``stage_seconds`` the stage with its exchange.
     """
     sums, peaks = sum_records(applied.records)
     measured = {**sums, **peaks}
-    figures = {name: _number(name, measured.get(name)) for name in TASK_FIGURES}
+    metrics = {name: _number(name, measured.get(name)) for name in TASK_METRICS}
     return {
         "uid": applied.uid,
         "operator": applied.operator,
         "parallelism": applied.parallelism,
-        **figures,
+        **metrics,
         **_of_partitions(applied.records, sums),
-        "cache_hit_ratio": _ratio(figures["cache_hits"], figures["reads"]),
-        "read_batch_keys_mean": _ratio(figures["read_batch_keys"], figures["read_batches"]),
+        "cache_hit_ratio": _ratio(metrics["cache_hits"], metrics["reads"]),
+        "read_batch_keys_mean": _ratio(metrics["read_batch_keys"], metrics["read_batches"]),
         "plan_seconds": applied.plan_seconds,
         "stage_seconds": applied.stage_seconds,
         "counters": counters(sums),
@@ -128,21 +128,21 @@ def started_text(time_us: int) -> str:
 
 
 def sum_of(progress: Progress, name: str) -> int:
-    """A figure of all operators together."""
+    """A metric of all operators together."""
     return sum(int(one[name] or 0) for one in progress["operators"].values())
 
 
-def figures_of(operators: Mapping[str, OperatorProgress]) -> dict[str, NodeFigures]:
+def metrics_of(operators: Mapping[str, OperatorProgress]) -> dict[str, NodeMetrics]:
     """Rows, seconds and state of each operator, for pictures. Of a stage with several operators the last one has what
     is left of its seconds."""
-    figures, inside = {}, 0.0
+    metrics, inside = {}, 0.0
     for uid, one in operators.items():
         whole = one["stage_seconds"] + one["plan_seconds"]
         own = whole - inside if whole else (one["run_seconds"] or 0.0) / one["parallelism"]
         inside = 0.0 if whole else inside + own
         rows_in, rows_out, stored = (one[name] or 0 for name in ("rows_in", "rows_out", "state_bytes"))
-        figures[uid] = NodeFigures(rows_in, rows_out, max(own, 0.0), stored)
-    return figures
+        metrics[uid] = NodeMetrics(rows_in, rows_out, max(own, 0.0), stored)
+    return metrics
 
 
 class ProgressFormatter(logging.Formatter):

@@ -5,11 +5,11 @@ Must not import runtime, Spark or operators.
 """
 
 from asyncstate.execution.asynchronous import AsyncExecutionController, AsyncLimits
-from asyncstate.execution.calls import CallLimits, OutsideCalls
+from asyncstate.execution.completions import Completion, Completions
 from asyncstate.execution.controller import ControllerStatistics, ExecutionController
-from asyncstate.execution.loop import Completion, Completions
-from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.read_ahead import BLOCK_ROWS, ComingRows, Interests
+from asyncstate.execution.io_policy import AdaptiveReads
+from asyncstate.execution.outside_calls import CallLimits, OutsideCalls
+from asyncstate.execution.prefetch import BLOCK_ROWS, ComingRows, Interests
 from asyncstate.execution.read_threads import ReadThreads
 from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, OutputRow, Record, SideRow
@@ -17,6 +17,7 @@ from asyncstate.execution.sync import SyncExecutionController
 
 __all__ = [
     "BLOCK_ROWS",
+    "AdaptiveReads",
     "AnyRow",
     "AsyncExecutionController",
     "AsyncLimits",
@@ -32,7 +33,6 @@ __all__ = [
     "ListGet",
     "OutputRow",
     "OutsideCalls",
-    "ReadPacer",
     "ReadThreads",
     "Record",
     "SideRow",

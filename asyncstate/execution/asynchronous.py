@@ -19,18 +19,18 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from asyncstate.errors import OperatorError, StoreError
 from asyncstate.execution.bundle_reads import BundleReads
-from asyncstate.execution.calls import OutsideCall, OutsideCalls
+from asyncstate.execution.completions import Completion
 from asyncstate.execution.controller import AsyncStatistics, ExecutionController
-from asyncstate.execution.failures import throw_into
-from asyncstate.execution.loop import Completion
-from asyncstate.execution.mailbox import Mailbox
-from asyncstate.execution.pacing import ReadPacer
-from asyncstate.execution.range_reads import RangeReads, RangeRequest, reads_in
-from asyncstate.execution.read_ahead import AheadBlock, ComingRecords, ComingRows, Interests, ReadAhead
+from asyncstate.execution.in_flight import InFlightRecords
+from asyncstate.execution.io_policy import AdaptiveReads
+from asyncstate.execution.outside_calls import OutsideCall, OutsideCalls
+from asyncstate.execution.prefetch import AheadBlock, ComingRecords, ComingRows, Interests, ReadAhead
+from asyncstate.execution.range_prefetch import RangeReads, RangeRequest, reads_in
 from asyncstate.execution.read_threads import ReadThreads
 from asyncstate.execution.reads import ListGet, Reads
 from asyncstate.execution.record import Record
-from asyncstate.execution.record_reads import RecordReads
+from asyncstate.execution.record_failures import throw_into
+from asyncstate.execution.request_buffer import RecordReads
 from asyncstate.futures import (
     DONE,
     FAILED,
@@ -42,10 +42,10 @@ from asyncstate.futures import (
     settle,
 )
 from asyncstate.futures.settling import settled
-from asyncstate.requests import Decoder, Page, StateRequest
-from asyncstate.storage import MISSING, WriteOverlay
-from asyncstate.storage.overlay import TIMED_EVERY
-from asyncstate.storage.read_cache import Peeked
+from asyncstate.state_backend import Decoder, Page, StateRequest
+from asyncstate.storage import MISSING, MemTable
+from asyncstate.storage.memtable import TIMED_EVERY
+from asyncstate.storage.value_cache import Peeked
 
 _AGE_CHECK_RECORDS: Final = 64
 
@@ -87,22 +87,22 @@ class AsyncExecutionController(ExecutionController):
 
     def __init__(
         self,
-        overlay: WriteOverlay,
+        overlay: MemTable,
         uid: str,
         state_names: Mapping[int, str],
         limits: AsyncLimits,
-        pacer: ReadPacer | None = None,
+        pacer: AdaptiveReads | None = None,
         calls: OutsideCalls | None = None,
         interests: Interests | None = None,
     ) -> None:
         super().__init__(overlay, uid, state_names, calls)
         self._limits = limits
-        self._mailbox = Mailbox(self._run, self.outputs, self.failures, limits.in_flight)
+        self._mailbox = InFlightRecords(self._run, self.outputs, self.failures, limits.in_flight)
         self._completions = self.calls.completions
         self._threads = ReadThreads(overlay.read_store, limits.io_parallelism, self._completions)
         self._reads = reads = Reads(
             overlay,
-            pacer if pacer is not None else ReadPacer(),
+            pacer if pacer is not None else AdaptiveReads(),
             self._threads.submit,
             limits.io_parallelism,
             self._read_failed,
@@ -201,7 +201,7 @@ class AsyncExecutionController(ExecutionController):
     # -- the sink's calls ----------------------------------------------------------------------------
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
-        """See ``StateSink``: from memory at once, else with the next list get."""
+        """See ``StateBackend``: from memory at once, else with the next list get."""
         value: Peeked
         if self._reads.at_once:
             try:
@@ -236,7 +236,7 @@ class AsyncExecutionController(ExecutionController):
             self._ahead.waited(key, self.current.encoded_key, TIMED_EVERY)
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
-        """See ``StateSink``: at once while reads are quick, else when the blocks that it reads have been loaded.
+        """See ``StateBackend``: at once while reads are quick, else when the blocks that it reads have been loaded.
 
         One scan in some is timed, as gets are.
         """
@@ -269,7 +269,7 @@ class AsyncExecutionController(ExecutionController):
         return future
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
-        """See ``StateSink``: a bundle's list get, from the prefetch if there was one."""
+        """See ``StateBackend``: a bundle's list get, from the prefetch if there was one."""
         return self._bundles.get(keys)
 
     @property
@@ -278,7 +278,7 @@ class AsyncExecutionController(ExecutionController):
         return self._reads.pacer.waits_for_device
 
     def prefetch(self, keys: list[bytes]) -> None:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         self._bundles.prefetch(keys)
 
     # -- reading -------------------------------------------------------------------------------------

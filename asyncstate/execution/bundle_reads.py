@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncstate.execution.reads import Reads, Values, Wanted
+from asyncstate.execution.reads import ReadRequest, Reads, Values
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.storage import WriteOverlay
+from asyncstate.storage import MemTable
 
 
-class BundleRead(Wanted):
+class BundleRead(ReadRequest):
     """A list get of a whole bundle; its future has the values of ``asked`` in key order when the last one is there.
 
     ``keys`` are those that memory did not know.
@@ -23,7 +23,7 @@ class BundleRead(Wanted):
 
     __slots__ = ("_overlay", "_positions", "asked", "future", "spills", "values")
 
-    def __init__(self, overlay: WriteOverlay, asked: list[bytes]) -> None:
+    def __init__(self, overlay: MemTable, asked: list[bytes]) -> None:
         self._overlay = overlay
         self.asked = asked
         self.spills = overlay.spills
@@ -35,7 +35,7 @@ class BundleRead(Wanted):
             self.future.complete(self.values)
 
     def arrived(self, start: int, values: Values) -> None:
-        """See ``Wanted``; the last one completes the read."""
+        """See ``ReadRequest``; the last one completes the read."""
         stop = start + len(values)
         self._overlay.count_bundle_read(values)
         if self.spills == self._overlay.spills:
@@ -54,7 +54,7 @@ class BundleRead(Wanted):
 class BundleReads:
     """List gets of one partition's bundles; at most one bundle is read ahead for each state."""
 
-    def __init__(self, overlay: WriteOverlay, reads: Reads) -> None:
+    def __init__(self, overlay: MemTable, reads: Reads) -> None:
         self._overlay = overlay
         self._reads = reads
         self._ahead: dict[tuple[int, bytes, bytes], BundleRead] = {}
@@ -75,7 +75,7 @@ class BundleReads:
         def answer(fetched: Values) -> Values:
             self.unanswered -= 1
             assert self._overlay.spills == spills, "nothing is spilled while an answer is out"
-            return self._overlay.laid_over(keys, fetched, read.spills, written)
+            return self._overlay.apply_writes(keys, fetched, read.spills, written)
 
         return read.future.then_apply(answer)
 

@@ -16,7 +16,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, NamedTuple
 
 from asyncstate.futures import StateFuture, settling
-from asyncstate.state.keyed.binding import Binding
+from asyncstate.state.keyed.state_context import StateContext
 
 _STEPS: Final[dict[CodeType, str]] = {
     settling.apply.__code__: "then_apply",
@@ -97,6 +97,6 @@ def _state_at(frame: FrameType, path: list[str]) -> str | None:
         return None
     for holder in (value, getattr(value, "_state", None)):  # a view has a state
         binding = getattr(holder, "_binding", None)
-        if isinstance(binding, Binding):
+        if isinstance(binding, StateContext):
             return binding.name
     return None

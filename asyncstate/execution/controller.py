@@ -18,12 +18,11 @@ from typing import Any, Final, Self
 
 from asyncstate.durations import Seconds
 from asyncstate.errors import FutureStateError, StateAccessError
-from asyncstate.execution.calls import CallStatistics, OutsideCall, OutsideCalls
-from asyncstate.execution.failures import AWAIT_HINT, Failures, throw_into
-from asyncstate.execution.read_ahead import ComingRows
+from asyncstate.execution.outside_calls import CallStatistics, OutsideCall, OutsideCalls
+from asyncstate.execution.prefetch import ComingRows
 from asyncstate.execution.record import AnyRow, Record
-from asyncstate.execution.thread_guard import Guarded, guarded, unwatch, watch
-from asyncstate.figures import Count, Elapsed, Peak
+from asyncstate.execution.record_failures import AWAIT_HINT, Failures, throw_into
+from asyncstate.execution.thread_affinity import ThreadBound, guarded, unwatch, watch
 from asyncstate.futures import (
     PENDING,
     FailureScope,
@@ -31,8 +30,9 @@ from asyncstate.futures import (
     current_scope,
     set_failure_scope,
 )
-from asyncstate.requests import LevelOne, Page, StateSink
-from asyncstate.storage import OverlayStatistics, WriteOverlay
+from asyncstate.metrics import Count, Elapsed, MaxGauge
+from asyncstate.state_backend import Page, StateBackend, WriteBackCache
+from asyncstate.storage import MemTable, MemTableStatistics
 
 _GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
 _INDIFFERENT: Final = ComingRows()
@@ -53,9 +53,9 @@ class AsyncStatistics:
     read_ahead_unused: Count
     warmed_positions: Count
     io_wait_seconds: Elapsed
-    in_flight_peak: Peak
-    io_threads_peak: Peak
-    blocked_keys_peak: Peak
+    in_flight_peak: MaxGauge
+    io_threads_peak: MaxGauge
+    blocked_keys_peak: MaxGauge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class ControllerStatistics:
     ``state`` count them, too. ``overlapped`` is None in sync mode.
     """
 
-    state: OverlayStatistics
+    state: MemTableStatistics
     level_one_hits: Count
     calls: CallStatistics
     overlapped: AsyncStatistics | None
 
 
-class ExecutionController(StateSink):
+class ExecutionController(StateBackend):
     """Runs records of one operator on one partition for one micro-batch. Used by one thread, as a context manager."""
 
     # CPython 3.11 looks the attributes of an object up in a slower way from the thirtieth on, which the asynchronous
@@ -100,7 +100,7 @@ class ExecutionController(StateSink):
 
     def __init__(
         self,
-        overlay: WriteOverlay,
+        overlay: MemTable,
         uid: str,
         state_names: Mapping[int, str],
         calls: OutsideCalls | None = None,
@@ -112,7 +112,7 @@ class ExecutionController(StateSink):
         self.failures = Failures(uid, state_names)
         self._unhandled = self.failures.unhandled
         self._outer_scope: FailureScope | None = None
-        self._level_ones: list[LevelOne] = []
+        self._level_ones: list[WriteBackCache] = []
         self._bundle_at_work = False
         self.current = None
         self.get = overlay.get
@@ -289,8 +289,8 @@ class ExecutionController(StateSink):
 
     # -- the first level of the cache -----------------------------------------------------------------
 
-    def attach(self, level_one: LevelOne) -> None:
-        """See ``StateSink``."""
+    def attach(self, level_one: WriteBackCache) -> None:
+        """See ``StateBackend``."""
         self._level_ones.append(level_one)
 
     def finish_states(self) -> None:
@@ -301,7 +301,7 @@ class ExecutionController(StateSink):
     # -- the sink's calls that never wait ------------------------------------------------------------
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         for level_one in self._level_ones:
             level_one.write_back()
         try:
@@ -311,7 +311,7 @@ class ExecutionController(StateSink):
             raise
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         try:
             return self.overlay.get_many(keys)
         except Exception as error:
@@ -319,19 +319,19 @@ class ExecutionController(StateSink):
             raise
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         self.overlay.put_many(keys, values)
         if self.overlay.exceeds(len(keys), keys, values) and self.may_spill:
             self.overlay.spill()
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         self.overlay.delete_many(keys)
         if self.overlay.exceeds(len(keys), keys) and self.may_spill:
             self.overlay.spill()
 
     def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         if not self.overlay.finish_many(keys, values, size_bytes):
             self.overlay.put_many(keys, values)
             if self.overlay.exceeds(len(keys), keys, values):
@@ -370,7 +370,7 @@ class ExecutionController(StateSink):
 
     def guard(self) -> None:
         """From now on refuse state on other threads: there are some that run code of the operator."""
-        if not isinstance(self, Guarded):
+        if not isinstance(self, ThreadBound):
             self.__class__ = guarded(type(self), ExecutionController.__dict__["current"])
 
     @abstractmethod

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from asyncstate.errors import StoreError
-from asyncstate.execution.loop import Completion, Completions
+from asyncstate.execution.completions import Completion, Completions
 from asyncstate.execution.reads import ListGet, Values
 
 

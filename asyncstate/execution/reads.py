@@ -1,6 +1,6 @@
 """Reads of what memory does not know: here while the store answers quickly, else side by side on other threads.
 
-Owns: ``Reads``, the one way from keys to list gets; ``Wanted``, keys that are read together; and ``ListGet``.
+Owns: ``Reads``, the one way from keys to list gets; ``ReadRequest``, keys that are read together; and ``ListGet``.
 Invariant: every key that is wanted is answered once, here or by the list get it was sent off in, unless a read fails,
 which ends the micro-batch. Whatever reads take is told to the pacer here, so its opinion is looked up here alone.
 Must not import the controllers.
@@ -13,14 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from asyncstate.execution.loop import Completion
-from asyncstate.execution.pacing import ReadPacer
-from asyncstate.storage import LIST_GET_KEYS, WriteOverlay
+from asyncstate.execution.completions import Completion
+from asyncstate.execution.io_policy import AdaptiveReads
+from asyncstate.storage import LIST_GET_KEYS, MemTable
 
 Values = list[bytes | None]
 
 
-class Wanted(ABC):
+class ReadRequest(ABC):
     """Store keys (sorted) that are read together, and what becomes of their values. ``missing`` have not arrived."""
 
     __slots__ = ("keys", "missing")
@@ -53,7 +53,7 @@ class ListGet(NamedTuple):
     """
 
     keys: list[bytes]
-    wanted: Wanted
+    wanted: ReadRequest
     start: int = 0
     read: Callable[[list[bytes]], Any] | None = None
 
@@ -74,8 +74,8 @@ class Reads:
 
     def __init__(
         self,
-        overlay: WriteOverlay,
-        pacer: ReadPacer,
+        overlay: MemTable,
+        pacer: AdaptiveReads,
         submit: Submit,
         threads_max: int,
         fail: Fail,
@@ -96,7 +96,7 @@ class Reads:
         """Threads that should read now."""
         return self.pacer.threads(self._threads_max)
 
-    def read(self, wanted: Wanted, together: int = 1) -> None:
+    def read(self, wanted: ReadRequest, together: int = 1) -> None:
         """Read here while that is quick; what is left, ``wanted.missing`` keys, is sent off.
 
         Of these now and then a few are read here nevertheless, to measure. List gets that are sent off may be as long
@@ -110,7 +110,7 @@ class Reads:
         if left:
             self._send_off(wanted, start, self.pacer.chunk_keys(left * together, self.threads))
 
-    def _read_while_quick(self, wanted: Wanted) -> int:
+    def _read_while_quick(self, wanted: ReadRequest) -> int:
         """Where in the keys the rest begins."""
         start, end = 0, len(wanted.keys)
         most = LIST_GET_KEYS  # a store that has become slow since is found out by some keys, not by all
@@ -123,7 +123,7 @@ class Reads:
             most *= wanted.growth
         return start
 
-    def _read_here(self, wanted: Wanted, start: int, count: int) -> Values:
+    def _read_here(self, wanted: ReadRequest, start: int, count: int) -> Values:
         """A list get on this thread; the pacer learns from it, and from no other's how slow the store is."""
         keys = wanted.keys[start : start + count]
         started = time.perf_counter()
@@ -139,7 +139,7 @@ class Reads:
         wanted.arrived(start, values)
         return values
 
-    def _send_off(self, wanted: Wanted, start: int, size: int) -> None:
+    def _send_off(self, wanted: ReadRequest, start: int, size: int) -> None:
         keys = wanted.keys
         gets = [ListGet(keys[at : at + size], wanted, at) for at in range(start, len(keys), size)]
         for get in gets:

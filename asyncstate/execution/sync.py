@@ -11,12 +11,12 @@ from types import CoroutineType
 from typing import Any, NoReturn, TypeVar
 
 from asyncstate.errors import OperatorError
-from asyncstate.execution.calls import OutsideCall
 from asyncstate.execution.controller import ExecutionController
-from asyncstate.execution.failures import throw_into
+from asyncstate.execution.outside_calls import OutsideCall
 from asyncstate.execution.record import Record
+from asyncstate.execution.record_failures import throw_into
 from asyncstate.futures import StateFuture, completed_future, failed_future
-from asyncstate.requests import Decoder, Page
+from asyncstate.state_backend import Decoder, Page
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class SyncExecutionController(ExecutionController):
             raise self.failures.never(None, "returned")
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         try:
             value = self.get(key)
         except Exception as error:
@@ -56,11 +56,11 @@ class SyncExecutionController(ExecutionController):
             return failed_future(error)
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         return completed_future(self.scan(start, end, limit))
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
-        """See ``StateSink``."""
+        """See ``StateBackend``."""
         return completed_future(self.get_many(keys))
 
     def prefetch(self, keys: list[bytes]) -> None:

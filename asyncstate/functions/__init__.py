@@ -5,7 +5,7 @@ functions of tables; ``aggregate``, what becomes of many values. ``asyncstate.op
 Must not import storage, execution, runtime or Spark.
 """
 
-from asyncstate.functions.aggregate import (
+from asyncstate.functions.aggregate_functions import (
     AggregateFunction,
     BundledAggregateFunction,
     KeySegment,
@@ -37,7 +37,7 @@ from asyncstate.functions.process import (
     WindowContext,
     WindowFunction,
 )
-from asyncstate.functions.table import (
+from asyncstate.functions.table_functions import (
     BroadcastTable,
     ProcessTableFunction,
     RowTable,
@@ -47,7 +47,7 @@ from asyncstate.functions.table import (
     TableHint,
     table_function,
 )
-from asyncstate.functions.windows import (
+from asyncstate.functions.window_functions import (
     Evictor,
     TimedRow,
     Trigger,

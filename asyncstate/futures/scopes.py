@@ -27,7 +27,7 @@ class FutureOwner(Protocol):
 
 
 class FailureScope(Protocol):
-    """Told of every future that fails, so that a failure nobody handles cannot pass in silence."""
+    """WindowCallbacks of every future that fails, so that a failure nobody handles cannot pass in silence."""
 
     @property
     def current(self) -> Any:

@@ -3,9 +3,9 @@
 Only re-exports. The adapters need packages of their own, which are imported when they are opened.
 """
 
-from asyncstate.lookups.base import Key, Lookup, Rows
 from asyncstate.lookups.database import DatabaseLookup, PostgresLookup
 from asyncstate.lookups.http import HttpLookup
-from asyncstate.lookups.table import TableLookup
+from asyncstate.lookups.lookup_source import Key, Lookup, Rows
+from asyncstate.lookups.table_lookup import TableLookup
 
 __all__ = ["DatabaseLookup", "HttpLookup", "Key", "Lookup", "PostgresLookup", "Rows", "TableLookup"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from asyncstate.display import value_text, without_secrets
 from asyncstate.errors import ConfigurationError
-from asyncstate.lookups.base import Key, Lookup, Rows, rows_by_key
+from asyncstate.lookups.lookup_source import Key, Lookup, Rows, rows_by_key
 
 
 @dataclass(repr=False)

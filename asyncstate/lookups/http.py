@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from asyncstate.display import HIDDEN, without_secrets
 from asyncstate.durations import Seconds, seconds
 from asyncstate.errors import ConfigurationError, OperatorError
-from asyncstate.lookups.base import Key, Lookup, Rows
+from asyncstate.lookups.lookup_source import Key, Lookup, Rows
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _REDIRECTS_MAX: Final = 5

@@ -28,10 +28,9 @@ from asyncstate.codec import (
     schema_from_text,
     type_from_text,
 )
-from asyncstate.codec.columns import Int64Array, binary_rows
+from asyncstate.codec.value_columns import Int64Array, binary_rows
 from asyncstate.errors import CodecError, StateDeclarationError
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.requests import Page
 from asyncstate.state.columnar.list_blocks import read_rows
 from asyncstate.state.expiring.expiry import STAMP_BYTES, UNTIMED
 from asyncstate.state.keyed.chunks import COUNT_BYTES, elements
@@ -39,6 +38,7 @@ from asyncstate.state.ranges import pages_of
 from asyncstate.state.stored_lists import BLOCKS, ELEMENTS, ListPiece, list_pieces
 from asyncstate.state.timers import TIMERS_BY_TIME, live_timers
 from asyncstate.state.versions import PICKLED
+from asyncstate.state_backend import Page
 from asyncstate.storage.manifest import StateSpec
 
 TIMERS: Final = "@timers"

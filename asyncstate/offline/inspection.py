@@ -20,9 +20,9 @@ import pyarrow as pa
 from asyncstate.codec import schema_from_text
 from asyncstate.config import Config
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, StateDeclarationError, StoreError
+from asyncstate.locations import redact
 from asyncstate.offline import TIMERS, TIMERS_STATE, StateDecoder, StateSize, state_size
-from asyncstate.places import masked
-from asyncstate.runtime.stores import rocksdb_options
+from asyncstate.runtime.restore_plans import rocksdb_options
 from asyncstate.storage import (
     Checkpoint,
     CheckpointFiles,
@@ -36,7 +36,7 @@ from asyncstate.storage import (
     checkpoint_files,
     existing_files,
     group_range,
-    partition_base,
+    restore_plan,
     verify_file,
 )
 
@@ -93,7 +93,7 @@ class Inspection:
         self.versions = self.checkpoint.versions()
         if not self.versions:
             raise CheckpointError(
-                f"{masked(place)} holds no version of any job's state; give the folder that the job was given as its "
+                f"{redact(place)} holds no version of any job's state; give the folder that the job was given as its "
                 "checkpoint folder (not Spark's own checkpoint)"
             )
 
@@ -243,7 +243,7 @@ def restored(piece: StatePartition, local_dir: str | None = None) -> Iterator[Ke
     config = piece.config
     files = checkpoint_files(piece.checkpoint)
     parallelism = piece.manifest.operators[piece.uid].parallelism
-    base = partition_base(piece.manifest, piece.uid, piece.partition, parallelism)
+    base = restore_plan(piece.manifest, piece.uid, piece.partition, parallelism)
     with scratch_folder(local_dir) as folder:
         fetcher = Fetcher(files, piece.version)
         store = build_store(folder / "db", base, fetcher, rocksdb_options(config))

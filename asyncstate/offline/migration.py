@@ -18,10 +18,10 @@ import msgspec
 from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end, schema_from_text
 from asyncstate.config import Config
 from asyncstate.errors import StateDeclarationError
-from asyncstate.offline.field_edits import CastField, DropField, FieldEdit, RenameField
+from asyncstate.offline.field_migrations import CastField, DropField, FieldEdit, RenameField
 from asyncstate.offline.inspection import Inspection, operator_of, scratch_folder
 from asyncstate.offline.rewriting import StateRewriter
-from asyncstate.runtime.stores import rocksdb_options
+from asyncstate.runtime.restore_plans import rocksdb_options
 from asyncstate.state.descriptors import check_state_name
 from asyncstate.storage import (
     Change,
@@ -33,7 +33,7 @@ from asyncstate.storage import (
     RocksDBStore,
     StateSpec,
     group_range,
-    partition_base,
+    restore_plan,
 )
 from asyncstate.storage.manifest import snapshot_folder
 from asyncstate.storage.snapshot import create_snapshot
@@ -170,7 +170,7 @@ class _Migration:
         self, stores: LocalStores, checkpoint: Checkpoint, config: Config, number: int
     ) -> PartitionManifest:
         manifest, uid = self.manifest, self._operator.uid
-        base = partition_base(manifest, uid, number, self._operator.parallelism)
+        base = restore_plan(manifest, uid, number, self._operator.parallelism)
         with stores.acquire(uid, number, base, rocksdb_options(config)) as lease:
             changed = 0
             for changes in self._changes(lease.store, number):

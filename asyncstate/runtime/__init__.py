@@ -3,16 +3,7 @@
 Owns: the choice of controller and store from the configuration. Must not import Spark.
 """
 
-from asyncstate.runtime.after import (
-    After,
-    Kept,
-    PartialAggregate,
-    PartialTopN,
-    Renamed,
-    Step,
-    aggregated_before,
-)
-from asyncstate.runtime.broadcast import pack_broadcast
+from asyncstate.runtime.broadcast_inputs import pack_broadcast
 from asyncstate.runtime.checks import check_is_operator, check_stateless, checked_inputs, ordered_by
 from asyncstate.runtime.claims import check_claimed
 from asyncstate.runtime.context import TaskContext
@@ -31,7 +22,7 @@ from asyncstate.runtime.declared import (
     sequences_of_inputs,
     sort_keys_of_inputs,
     times_of_inputs,
-    why_rows_wait,
+    watermark_wait_reason,
 )
 from asyncstate.runtime.driver import (
     Fingerprint,
@@ -44,7 +35,6 @@ from asyncstate.runtime.driver import (
     previous_watermark,
     sum_records,
 )
-from asyncstate.runtime.growth import growth_of
 from asyncstate.runtime.initial import (
     FIRST_ARRIVAL,
     InitialValues,
@@ -53,17 +43,26 @@ from asyncstate.runtime.initial import (
     check_values,
     report_of_both,
 )
-from asyncstate.runtime.local_choice import (
-    chosen_local_limit,
-    chosen_local_phase,
-    local_limit_of_task,
-    local_phase_of_task,
-    may_run_locally,
-)
 from asyncstate.runtime.meaning import stored_meaning
-from asyncstate.runtime.missing_rows import warn_of_missing_rows
 from asyncstate.runtime.names import FILE_NAME_RULE, check_uid, names_files
-from asyncstate.runtime.rows import LATEST_EVENT_TIME, highest_event_time
+from asyncstate.runtime.output_pipeline import (
+    FilterStep,
+    OutputPipeline,
+    PartialAggregate,
+    PartialTopN,
+    ProjectStep,
+    Step,
+    aggregated_before,
+)
+from asyncstate.runtime.partial_aggregation_policy import (
+    choose_partial_aggregation,
+    choose_partial_limit,
+    may_run_locally,
+    task_partial_aggregation,
+    task_partial_limit,
+)
+from asyncstate.runtime.prepared_rows import LATEST_EVENT_TIME, highest_event_time
+from asyncstate.runtime.restore_plans import read_state
 from asyncstate.runtime.spec import (
     CommitRecord,
     InputBatch,
@@ -73,9 +72,10 @@ from asyncstate.runtime.spec import (
     pack_records,
     unpack_records,
 )
-from asyncstate.runtime.statistics import TASK_FIGURES, RowStatistics, TaskStatistics
-from asyncstate.runtime.stores import read_state
+from asyncstate.runtime.state_growth import growth_of
+from asyncstate.runtime.statistics import TASK_METRICS, RowStatistics, TaskStatistics
 from asyncstate.runtime.task import run_partition, run_stateless, run_to_the_end
+from asyncstate.runtime.unmatched_retractions import warn_of_missing_rows
 from asyncstate.runtime.watermark import (
     SourceTimes,
     WatermarkSource,
@@ -92,21 +92,21 @@ __all__ = [
     "FILE_NAME_RULE",
     "FIRST_ARRIVAL",
     "LATEST_EVENT_TIME",
-    "TASK_FIGURES",
-    "After",
+    "TASK_METRICS",
     "CommitRecord",
     "Delay",
+    "FilterStep",
     "Fingerprint",
     "InitialValues",
     "InputBatch",
-    "Kept",
     "Keys",
     "Order",
     "OrderBy",
     "OutBatch",
+    "OutputPipeline",
     "PartialAggregate",
     "PartialTopN",
-    "Renamed",
+    "ProjectStep",
     "RowStatistics",
     "SequenceBy",
     "SideBatch",
@@ -131,8 +131,8 @@ __all__ = [
     "check_uid",
     "check_values",
     "checked_inputs",
-    "chosen_local_limit",
-    "chosen_local_phase",
+    "choose_partial_aggregation",
+    "choose_partial_limit",
     "delay_us",
     "drop_seen_of_inputs",
     "each_input",
@@ -142,8 +142,6 @@ __all__ = [
     "input_sources",
     "keys_of_inputs",
     "left_out",
-    "local_limit_of_task",
-    "local_phase_of_task",
     "may_run_locally",
     "names_files",
     "operator_after",
@@ -161,13 +159,15 @@ __all__ = [
     "sort_keys_of_inputs",
     "stored_meaning",
     "sum_records",
+    "task_partial_aggregation",
+    "task_partial_limit",
     "times_of_inputs",
     "unpack_records",
     "warn_of_missing_rows",
     "watermark_after",
     "watermark_holders",
     "watermark_source",
-    "why_rows_wait",
+    "watermark_wait_reason",
     "why_watermark_waits",
     "worker_memory",
 ]

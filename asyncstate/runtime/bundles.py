@@ -24,7 +24,7 @@ from asyncstate.operator import Bundle, BundleOperator, unknown_output
 from asyncstate.row_shape import RowShape
 from asyncstate.runtime.bundle_size import BundleSize
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.rows import PreparedBatch, joined
+from asyncstate.runtime.prepared_rows import PreparedBatch, joined
 from asyncstate.runtime.runner import Runner, clean_up
 from asyncstate.runtime.spec import InputBatch, OutBatch, TaskSpec
 

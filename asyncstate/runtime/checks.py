@@ -26,12 +26,12 @@ from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import AsyncStateError, JobError, SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.operator import BundleOperator, InputSpec, Operator, OutputSpec, RecordOperator
-from asyncstate.requests import LevelOne, StateSink
 from asyncstate.runtime.context import TaskContext, closed_at_the_end
 from asyncstate.runtime.meaning import check_meaning
-from asyncstate.runtime.ordering import check_ordered
-from asyncstate.runtime.sequencing import check_sequences
+from asyncstate.runtime.sequence_filter import check_sequences
+from asyncstate.runtime.sorted_inputs import check_ordered
 from asyncstate.state.versions import without_meaning
+from asyncstate.state_backend import StateBackend, WriteBackCache
 from asyncstate.storage import OperatorManifest, StateSpec
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
@@ -145,7 +145,7 @@ def _checked(
         meaning,
         lambda: _serves(uid, copied(original), inputs, output, config, stored),
     )
-    context = TaskContext(uid, inputs, output, config, cast(StateSink, _NoState()), stored)
+    context = TaskContext(uid, inputs, output, config, cast(StateBackend, _NoState()), stored)
     with closed_at_the_end(uid, operator):
         operator.open(context)
     states = context.opened()
@@ -163,7 +163,7 @@ def _serves(
 ) -> bool:
     """Whether all states of ``operator`` are among those ``stored``, whatever these were kept for."""
     kept = [msgspec.structs.replace(spec, types=without_meaning(spec.types)) for spec in stored]
-    context = TaskContext(uid, inputs, output, config, cast(StateSink, _NoState()), kept)
+    context = TaskContext(uid, inputs, output, config, cast(StateBackend, _NoState()), kept)
     try:
         with closed_at_the_end(uid, operator):
             operator.bind(inputs)
@@ -262,7 +262,7 @@ class _NoState:
 
     current = None
 
-    def attach(self, level_one: LevelOne) -> None:
+    def attach(self, level_one: WriteBackCache) -> None:
         """A state object has a first level."""
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
@@ -444,7 +444,7 @@ def check_stateless(
         "watermark_delay": (delays[0] is not None, "it reports no event times that a watermark could follow"),
         "order_by": (spec.order_by, "no rows can wait for a watermark"),
         "sequence": (spec.sequence, "the rows of a key do not come together"),
-        "drop_seen": (spec.drop_seen, "it does not know what came before"),
+        "drop_stale": (spec.drop_stale, "it does not know what came before"),
     }
     for name, (declared, reason) in given.items():
         if declared:

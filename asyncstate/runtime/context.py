@@ -18,21 +18,21 @@ import msgspec
 from asyncstate.config import Config
 from asyncstate.errors import OperatorError, StateDeclarationError
 from asyncstate.flink_names import hint_for
+from asyncstate.locations import redact
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
-from asyncstate.places import masked
-from asyncstate.requests import StateSink
-from asyncstate.runtime.missing_rows import COUNTER, MissingRows
-from asyncstate.runtime.ordering import ordered_states
-from asyncstate.runtime.sequencing import SeenSequence, seen_states
+from asyncstate.runtime.sequence_filter import SequenceFilter, seen_states
+from asyncstate.runtime.sorted_inputs import ordered_states
+from asyncstate.runtime.unmatched_retractions import COUNTER, UnmatchedRetractions
 from asyncstate.state import (
+    AdmissionPolicy,
     ColumnCache,
     ExpiringState,
     StateTtl,
-    Trial,
     with_column_cache,
     with_known_values,
 )
 from asyncstate.state.versions import evolved, wrong_kind
+from asyncstate.state_backend import StateBackend
 from asyncstate.storage import StateSpec
 
 S = TypeVar("S")
@@ -61,13 +61,13 @@ class TaskContext:
         inputs: Sequence[InputSpec],
         output: OutputSpec,
         config: Config,
-        sink: StateSink,
+        sink: StateBackend,
         stored: Sequence[StateSpec],
         key_groups: range | None = None,
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
-        trial_of: Callable[[str], Trial] | None = None,
+        trial_of: Callable[[str], AdmissionPolicy] | None = None,
         columns: CachedColumns | None = None,
     ) -> None:
         self.uid = uid
@@ -85,8 +85,8 @@ class TaskContext:
         self.processing_time = processing_time
         self.previous_watermark = previous_watermark
         self.counters: dict[str, Counter] = {}
-        self.missing: MissingRows | None = None
-        self.seen: dict[int, SeenSequence] = {}
+        self.missing: UnmatchedRetractions | None = None
+        self.seen: dict[int, SequenceFilter] = {}
         self.states: list[StateSpec] = []
         self._config = config
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
@@ -94,7 +94,7 @@ class TaskContext:
         self._trial_of = trial_of
         self._columns = columns
         self._known_bytes = config.shares.decoded
-        self._place = masked(config.checkpoint_dir or "")
+        self._place = redact(config.checkpoint_dir or "")
         self._stored = {spec.name: spec for spec in stored}
         self.ordered = ordered_states(uid, inputs, stored)
         self._declared: dict[str, StateSpec] = {spec.name: spec for spec in self.ordered}
@@ -139,10 +139,10 @@ class TaskContext:
         """See ``OperatorContext``."""
         return self.counters.setdefault(name, Counter(name))
 
-    def missing_rows(self) -> MissingRows:
+    def missing_rows(self) -> UnmatchedRetractions:
         """See ``OperatorContext``."""
         if self.missing is None:
-            self.missing = MissingRows(self.uid, self.counter(COUNTER), self._config)
+            self.missing = UnmatchedRetractions(self.uid, self.counter(COUNTER), self._config)
         return self.missing
 
     @property

@@ -57,7 +57,7 @@ def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
         )
 
 
-def why_rows_wait(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> str | None:
+def watermark_wait_reason(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> str | None:
     """What makes rows of the operator wait for the watermark, in words; None if none do."""
     given = next((one for one in inputs if one.waits_for_watermark), None)
     if given is not None:
@@ -215,16 +215,16 @@ def sequences_of_inputs(uid: str, sequence: SequenceBy, num_inputs: int) -> list
 
 
 def drop_seen_of_inputs(
-    uid: str, drop_seen: bool | Sequence[bool], sequences: Sequence[tuple[str, ...]]
+    uid: str, drop_stale: bool | Sequence[bool], sequences: Sequence[tuple[str, ...]]
 ) -> list[bool]:
-    """``drop_seen`` of each input; True holds for those that have a sequence, if there is one. Raises JobError for
+    """``drop_stale`` of each input; True holds for those that have a sequence, if there is one. Raises JobError for
     anything else."""
-    if drop_seen is True and any(sequences):
+    if drop_stale is True and any(sequences):
         return [bool(sequence) for sequence in sequences]
-    given = list(drop_seen) if isinstance(drop_seen, (list, tuple)) else [drop_seen] * len(sequences)
+    given = list(drop_stale) if isinstance(drop_stale, (list, tuple)) else [drop_stale] * len(sequences)
     if len(given) != len(sequences) or not all(isinstance(one, bool) for one in given):
         raise JobError(
-            f"operator '{uid}': drop_seen is {drop_seen!r}; give True or False, or one of them for each input"
+            f"operator '{uid}': drop_stale is {drop_stale!r}; give True or False, or one of them for each input"
         )
     return [one is True for one in given]
 

@@ -15,15 +15,15 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from asyncstate.codec import Change, refusals, schema_from_text, schema_to_text
+from asyncstate.codec import TypeChange, refusals, schema_from_text, schema_to_text
 from asyncstate.config import Config
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
-from asyncstate.figures import Figures, added, highest
+from asyncstate.metrics import Metrics, max_metrics, sum_metrics
 from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator, OutputSpec
-from asyncstate.runtime.broadcast import check_digests
+from asyncstate.runtime.broadcast_inputs import check_digests
 from asyncstate.runtime.meaning import meaning_of
 from asyncstate.runtime.spec import CommitRecord
-from asyncstate.storage import Applied, Manifest, OperatorManifest, StateSpec
+from asyncstate.storage import AppliedTimes, Manifest, OperatorManifest, StateSpec
 
 
 class Fingerprint(NamedTuple):
@@ -51,7 +51,7 @@ def previous_processing_time(base: Manifest | None, uid: str | None = None) -> i
     return MIN_WATERMARK if times is None or times.processing_time is None else times.processing_time
 
 
-def _times(base: Manifest | None, uid: str | None) -> Manifest | Applied | None:
+def _times(base: Manifest | None, uid: str | None) -> Manifest | AppliedTimes | None:
     stored = None if base is None or uid is None else base.operators.get(uid)
     return base if stored is None or stored.applied is None else stored.applied
 
@@ -60,7 +60,7 @@ def left_out(stored: OperatorManifest, base: Manifest) -> OperatorManifest:
     """The entry of an operator that the micro-batch behind ``base`` has not applied."""
     if stored.applied is not None:
         return stored
-    return msgspec.structs.replace(stored, applied=Applied(base.watermark, base.processing_time))
+    return msgspec.structs.replace(stored, applied=AppliedTimes(base.watermark, base.processing_time))
 
 
 def check_key_groups(place: str, latest: Manifest | None, config: Config) -> None:
@@ -119,9 +119,11 @@ def _agreed_states(uid: str, records: Sequence[CommitRecord]) -> list[StateSpec]
     return states
 
 
-def sum_records(records: Sequence[CommitRecord]) -> tuple[Figures, Figures]:
+def sum_records(records: Sequence[CommitRecord]) -> tuple[Metrics, Metrics]:
     """Sums of ``statistics`` and maxima of ``peaks`` over the partitions."""
-    return added(record.statistics for record in records), highest(record.peaks for record in records)
+    return sum_metrics(record.statistics for record in records), max_metrics(
+        record.peaks for record in records
+    )
 
 
 def fingerprint(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> Fingerprint:
@@ -179,7 +181,7 @@ def _check_columns(uid: str, what: str, before: pa.Schema, after: pa.Schema) -> 
         if index < 0:
             continue
         for refusal in refusals(pa.schema([field]), pa.schema([after.field(index)])):
-            if refusal.change is Change.RETYPED:
+            if refusal.change is TypeChange.RETYPED:
                 # Also where no state has the column: what is pickled or computed from it would mix two meanings.
                 raise SchemaError(
                     f"operator '{uid}', {what}: column '{refusal.field}' was {refusal.was} and is {refusal.now}; cast "

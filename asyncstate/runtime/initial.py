@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from asyncstate.errors import JobError, SchemaError, StateDeclarationError
-from asyncstate.figures import highest
+from asyncstate.metrics import max_metrics
 from asyncstate.operator import (
     InputSpec,
     Operator,
@@ -120,7 +120,7 @@ def report_of_both(first: CommitRecord, then: CommitRecord) -> CommitRecord:
         max_event_times=times,
         missing_row=then.missing_row or first.missing_row,
         statistics=sums_of_both(first.statistics, then.statistics),
-        peaks=highest([first.peaks, then.peaks]),
+        peaks=max_metrics([first.peaks, then.peaks]),
     )
 
 

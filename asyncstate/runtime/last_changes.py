@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.operator import InputSpec, OutputSpec
-from asyncstate.runtime.gathering import Gathering
-from asyncstate.runtime.rows import PreparedBatch, kind_codes, output_batch
+from asyncstate.runtime.input_buffer import SpillingInputBuffer
+from asyncstate.runtime.prepared_rows import PreparedBatch, kind_codes, output_batch
 from asyncstate.runtime.spec import OutBatch, SideBatch, TaskSpec
 
 
@@ -41,7 +41,7 @@ class LastChanges:
     def of(self, out: Iterator[OutBatch]) -> Iterator[OutBatch]:
         """The last change of each key, when all of ``out`` is there; rows of side outputs as they come."""
         first: pa.RecordBatch | None = None
-        gathering: Gathering | None = None
+        gathering: SpillingInputBuffer | None = None
         try:
             for batch in out:
                 if isinstance(batch, SideBatch):
@@ -63,8 +63,8 @@ class LastChanges:
             if gathering is not None:
                 gathering.close()
 
-    def _gathering(self) -> Gathering:
-        return Gathering(
+    def _gathering(self) -> SpillingInputBuffer:
+        return SpillingInputBuffer(
             self._rows,
             0,
             (),
@@ -75,7 +75,7 @@ class LastChanges:
             chosen=lambda rows: rows,
         )
 
-    def _add(self, gathering: Gathering, batch: pa.RecordBatch) -> None:
+    def _add(self, gathering: SpillingInputBuffer, batch: pa.RecordBatch) -> None:
         for _ in gathering.add(self._prepared(batch)):
             raise AssertionError("rows that wait for others of their key do not leave before these have come")
 

@@ -109,7 +109,7 @@ def _changed(operator: Operator, inputs: Sequence[InputSpec], before: Mapping[st
             continue
         if name.startswith((_EVENT_TIME, _FILTER)) and None in (was, is_):
             continue  # an operator that needs a time says so itself; no filter is told of
-        if name.startswith(_SEQUENCE) and was is None and not inputs[int(name.split()[-1])].drop_seen:
+        if name.startswith(_SEQUENCE) and was is None and not inputs[int(name.split()[-1])].drop_stale:
             continue  # stored rows have the columns, and their order was that of arrival
         if was is None:
             said = f"{name} is new: {is_}"

@@ -24,9 +24,10 @@ from asyncstate.execution import (
     SideRow,
 )
 from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, key_type, row_type
-from asyncstate.runtime.broadcast import BroadcastRows
+from asyncstate.runtime.broadcast_inputs import BroadcastRows
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.rows import (
+from asyncstate.runtime.event_time_merge import EventTimeMerge
+from asyncstate.runtime.prepared_rows import (
     PreparedBatch,
     key_values,
     kinds_of,
@@ -36,7 +37,6 @@ from asyncstate.runtime.rows import (
 )
 from asyncstate.runtime.runner import Runner, clean_up
 from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
-from asyncstate.runtime.time_order import TimeOrder
 from asyncstate.state import DueTimer, KeyedTimers
 
 _OUTPUT_ROWS: Final = 10_000
@@ -144,7 +144,7 @@ class RecordRunner(Runner):
     def _deliver_between_timers(self) -> Iterator[OutBatch]:
         groups, watermark = self.context.key_groups, self.spec.watermark
         timers = self._timers.between_rows(groups, watermark, self.context.page_size)
-        for count in TimeOrder(self.controller, self._due_rows(), timers, self._timer_record).run():
+        for count in EventTimeMerge(self.controller, self._due_rows(), timers, self._timer_record).run():
             self.controller.bound_writes(count)
             yield from self._outputs(_OUTPUT_ROWS)
         self._timers.end_rounds()

@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
 from asyncstate.execution import ExecutionController
-from asyncstate.local_phase import local_rows
 from asyncstate.operator import MIN_WATERMARK
+from asyncstate.partial_aggregation import local_rows
 from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.gathering import Gathering
+from asyncstate.runtime.input_buffer import SpillingInputBuffer
 from asyncstate.runtime.last_changes import LastChanges
-from asyncstate.runtime.ordering import OrderedInputs
-from asyncstate.runtime.rows import PreparedBatch, output_batch, prepare
+from asyncstate.runtime.prepared_rows import PreparedBatch, output_batch, prepare
+from asyncstate.runtime.sorted_inputs import OrderedInputs
 from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.runtime.statistics import RowStatistics, Transfers
 from asyncstate.state import StateTtl, TtlTime, time_of
@@ -131,12 +131,12 @@ class Runner(ABC):
         """Whether rows of the input do not come as they arrive: they need not be put in order here."""
         return self.spec.inputs[index].broadcast or index in self.ordered
 
-    def _gathering(self, index: int, scratch: str) -> Gathering:
+    def _gathering(self, index: int, scratch: str) -> SpillingInputBuffer:
         given = self.spec.inputs[index]
         together = None if self._unique is None else self._unique[index]
         if given.local is not None:
             together = ()  # what rows are made of says nothing about which of them need each other
-        return Gathering(
+        return SpillingInputBuffer(
             given,
             index,
             together,

@@ -1,7 +1,7 @@
 """What a task reports of one micro-batch of one partition: the statistics of its parts together.
 
 Owns: ``TaskStatistics`` and those of its parts that belong to the task as a whole; ``Transfers``, which measures one.
-Invariant: a record's two dicts, of figures that add up and of those of which the highest counts, are made here and
+Invariant: a record's two dicts, of metrics that add up and of those of which the highest counts, are made here and
 nowhere else; what becomes of them is told by their kind.
 Must not import Spark.
 """
@@ -16,25 +16,25 @@ from typing import Final
 
 from asyncstate.config import Config
 from asyncstate.execution import ControllerStatistics
-from asyncstate.figures import (
+from asyncstate.metrics import (
     Count,
     Counters,
     Elapsed,
-    Figures,
-    Kind,
     Limit,
-    Peak,
-    added,
+    MaxGauge,
+    MetricKind,
+    Metrics,
+    from_dict,
     kinds,
-    named,
-    read,
+    sum_metrics,
+    to_dict,
 )
+from asyncstate.runtime.restore_plans import PartitionStatistics
 from asyncstate.runtime.spec import InputBatch, OutBatch
-from asyncstate.runtime.stores import PartitionStatistics
 from asyncstate.state import ColumnCacheStatistics
 from asyncstate.storage import OperatorManifest
 
-_AUTO_IO_PARALLELISM: Final = 256  # at most; ReadPacer says how many, by how slow the store is
+_AUTO_IO_PARALLELISM: Final = 256  # at most; AdaptiveReads says how many, by how slow the store is
 _KIB: Final = 1024
 
 
@@ -85,7 +85,7 @@ class LimitStatistics:
 class WorkerStatistics:
     """``worker_rss_bytes_peak``: memory of the Python worker process, its highest so far."""
 
-    worker_rss_bytes_peak: Peak
+    worker_rss_bytes_peak: MaxGauge
 
     @classmethod
     def of_this_process(cls) -> WorkerStatistics:
@@ -151,29 +151,29 @@ class TaskStatistics:
     commit_seconds: Elapsed | None = None
     compaction_seconds: Elapsed | None = None
 
-    def figures(self) -> tuple[Figures, Figures]:
+    def metrics(self) -> tuple[Metrics, Metrics]:
         """By name those that add up over partitions, and those of which the highest counts."""
-        sums: Figures = {}
-        peaks: Figures = {}
+        sums: Metrics = {}
+        peaks: Metrics = {}
         known = kinds(TaskStatistics)
-        for name, value in named(self).items():
-            kind = known.get(name, Kind.TOTAL)  # the operator's own counters are in no part
+        for name, value in to_dict(self).items():
+            kind = known.get(name, MetricKind.COUNTER)  # the operator's own counters are in no part
             (peaks if kind.is_highest else sums)[name] = value
         return sums, peaks
 
 
-TASK_FIGURES: Final[Mapping[str, Kind]] = {
+TASK_METRICS: Final[Mapping[str, MetricKind]] = {
     name: kind for name, kind in kinds(TaskStatistics).items() if name != "counters"
 }
-"""The figures that tasks report, but for operators' own counters, and their kinds."""
+"""The metrics that tasks report, but for operators' own counters, and their kinds."""
 
 
 def statistics_before(base: OperatorManifest | None) -> TaskStatistics:
-    """The figures that add up, over all partitions, of the micro-batch that committed ``base``; 0 without one."""
-    return read(TaskStatistics, {} if base is None else base.summed_statistics())
+    """The metrics that add up, over all partitions, of the micro-batch that committed ``base``; 0 without one."""
+    return from_dict(TaskStatistics, {} if base is None else base.summed_statistics())
 
 
-def sums_of_both(first: Mapping[str, float], then: Mapping[str, float]) -> Figures:
-    """Of a partition that ran twice in a micro-batch, the figures that add up; of levels the later ones."""
-    levels = [name for name, kind in kinds(TaskStatistics).items() if kind is Kind.LEVEL]
-    return added([{name: value for name, value in first.items() if name not in levels}, then])
+def sums_of_both(first: Mapping[str, float], then: Mapping[str, float]) -> Metrics:
+    """Of a partition that ran twice in a micro-batch, the metrics that add up; of levels the later ones."""
+    levels = [name for name, kind in kinds(TaskStatistics).items() if kind is MetricKind.GAUGE]
+    return sum_metrics([{name: value for name, value in first.items() if name not in levels}, then])

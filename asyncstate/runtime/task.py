@@ -38,12 +38,13 @@ from asyncstate.operator import (
     OutputSpec,
     RecordOperator,
 )
-from asyncstate.runtime.broadcast import broadcast_digest
+from asyncstate.runtime.broadcast_inputs import broadcast_digest
 from asyncstate.runtime.bundles import BundleRunner
 from asyncstate.runtime.checks import with_late_changes
 from asyncstate.runtime.context import CachedColumns, TaskContext, closed_at_the_end
 from asyncstate.runtime.driver import sum_records
 from asyncstate.runtime.records import RecordRunner
+from asyncstate.runtime.restore_plans import PartitionStore, open_store, rocksdb_options
 from asyncstate.runtime.runner import Runner
 from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 from asyncstate.runtime.statistics import (
@@ -53,16 +54,15 @@ from asyncstate.runtime.statistics import (
     WorkerStatistics,
     io_parallelism,
 )
-from asyncstate.runtime.stores import PartitionStore, open_store, rocksdb_options
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 from asyncstate.state import ColumnCache
 from asyncstate.storage import (
     EmptyStore,
     KeyedStore,
+    MemTable,
     PartitionManifest,
     RocksDBStore,
     WriteBound,
-    WriteOverlay,
     group_range,
 )
 
@@ -71,13 +71,13 @@ def run_partition(
     spec: TaskSpec,
     partition: int,
     batches: Iterator[InputBatch],
-    store_through: Callable[[KeyedStore], KeyedStore] | None = None,
+    wrap_store: Callable[[KeyedStore], KeyedStore] | None = None,
     memory: WorkerMemory | None = None,
 ) -> Iterator[OutBatch | CommitRecord]:
     """Run ``spec.operator`` over the rows of ``partition``; gives output batches, then the CommitRecord.
 
     ``batches`` have the rows of all inputs in arrival order. Output batches have the columns of their output and
-    ``row_kind``; those of side outputs are SideBatches. ``store_through`` makes what is read of the leased store, for
+    ``row_kind``; those of side outputs are SideBatches. ``wrap_store`` makes what is read of the leased store, for
     tests. ``memory``: what is kept for the micro-batches to come, by default with this process. Raises OperatorError
     for failures of the operator's code and StoreError for those of the store.
     """
@@ -88,8 +88,8 @@ def run_partition(
         memory.lend_entries(spec, partition, opened.lineage) as cache,
         memory.lend_columns(spec, partition, opened.lineage, opened.cached) as columns,
     ):
-        store = opened.store if store_through is None else store_through(opened.store)
-        overlay = WriteOverlay(store, cache.limit_bytes, cache.entries, opened.write_bound)
+        store = opened.store if wrap_store is None else wrap_store(opened.store)
+        overlay = MemTable(store, cache.limit_bytes, cache.entries, opened.write_bound)
         with _controller(spec, overlay, memory) as controller:
             columns.entries.begin(columns.limit_bytes)
             cached = CachedColumns(columns.entries, opened.is_empty) if columns.limit_bytes else None
@@ -130,7 +130,7 @@ def _operated(
     return runner
 
 
-def _controller(spec: TaskSpec, overlay: WriteOverlay, memory: WorkerMemory) -> ExecutionController:
+def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> ExecutionController:
     """What runs the operator's requests over ``overlay``, by the configuration."""
     config, operator = spec.config, spec.operator
     names = {state.id: state.name for state in spec.base.states} if spec.base is not None else {}
@@ -213,7 +213,7 @@ def _commit(
         run_seconds=run_seconds,
         commit_seconds=committed - began,
         compaction_seconds=settled - committed,
-    ).figures()
+    ).metrics()
     return CommitRecord(
         partition=partition,
         content=content,
@@ -239,7 +239,7 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
     Raises OperatorError for failures of the operator's code.
     """
     memory = worker_memory()
-    with _controller(spec, WriteOverlay(EmptyStore()), memory) as controller:
+    with _controller(spec, MemTable(EmptyStore()), memory) as controller:
         runner = yield from _operated(spec, 0, controller, batches, "", memory)
         with controller.suspended():
             yield runner.statistics()
@@ -277,7 +277,7 @@ def run_to_the_end(
 
 
 def _micro_batch(
-    spec: TaskSpec, partition: int, overlay: WriteOverlay, batches: Iterator[InputBatch], folder: Path
+    spec: TaskSpec, partition: int, overlay: MemTable, batches: Iterator[InputBatch], folder: Path
 ) -> Generator[OutBatch, None, CommitRecord]:
     """One micro-batch over what ``overlay`` holds; what it writes stays there."""
     memory = worker_memory()
@@ -291,12 +291,12 @@ def _micro_batch(
         states=runner.context.states,
         max_event_times=runner.max_event_times,
         missing_row=runner.context.missing_row,
-        statistics=TaskStatistics(rows=runner.statistics()).figures()[0],
+        statistics=TaskStatistics(rows=runner.statistics()).metrics()[0],
     )
 
 
 @contextmanager
-def _overlay_of_memory(spec: TaskSpec) -> Iterator[tuple[WriteOverlay, Path]]:
+def _overlay_of_memory(spec: TaskSpec) -> Iterator[tuple[MemTable, Path]]:
     """Nothing with room for writes over it, and a folder for what is more than memory may hold."""
     config = spec.config
     with ExitStack() as used:
@@ -306,7 +306,7 @@ def _overlay_of_memory(spec: TaskSpec) -> Iterator[tuple[WriteOverlay, Path]]:
             return used.enter_context(closing(RocksDBStore(folder / "db", rocksdb_options(config))))
 
         bound = WriteBound(config.shares.writes, open_scratch, str(folder))
-        yield WriteOverlay(EmptyStore(), config.shares.cache, bound=bound), folder
+        yield MemTable(EmptyStore(), config.shares.cache, bound=bound), folder
 
 
 def _folder(spec: TaskSpec) -> tempfile.TemporaryDirectory[str]:

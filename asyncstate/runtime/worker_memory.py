@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 from typing import Final
 
-from asyncstate.execution import Interests, ReadPacer
+from asyncstate.execution import AdaptiveReads, Interests
 from asyncstate.runtime.spec import TaskSpec
-from asyncstate.state import ColumnCache, Trial, Trials
-from asyncstate.storage import CachedEntries, CacheLoan, GiveAway, OpenStores, PartitionKey, WorkerCache
+from asyncstate.state import AdmissionPolicies, AdmissionPolicy, ColumnCache
+from asyncstate.storage import CacheLoan, GiveAway, PartitionKey, StorePool, ValueCache, WorkerCache
 
 _INTERESTS_MAX: Final = 1_000
 
@@ -27,15 +27,15 @@ class WorkerMemory:
     stores that are open.
     """
 
-    def __init__(self, pacer: ReadPacer | None = None) -> None:
-        self.pacer = ReadPacer() if pacer is None else pacer
-        self.entries = WorkerCache(CachedEntries)
+    def __init__(self, pacer: AdaptiveReads | None = None) -> None:
+        self.pacer = AdaptiveReads() if pacer is None else pacer
+        self.entries = WorkerCache(ValueCache)
         self.columns = WorkerCache(ColumnCache)
-        self.trials = Trials()
-        self.stores = OpenStores()
+        self.trials = AdmissionPolicies()
+        self.stores = StorePool()
         self._interests: dict[tuple[str, str, str], Interests] = {}
 
-    def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedEntries]:
+    def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[ValueCache]:
         """What is cached of the content ``lineage``, for one micro-batch."""
         return self.entries.lend(partition_key(spec, partition), lineage, spec.config.shares.cache)
 
@@ -52,13 +52,13 @@ class WorkerMemory:
         """Gives away what is cached of column states, for the process that takes the partition's store."""
         key = partition_key(spec, partition)
 
-        def give_away() -> tuple[str, ColumnCache] | None:
-            known = self.columns.give_away(key)
+        def export_cache() -> tuple[str, ColumnCache] | None:
+            known = self.columns.export_cache(key)
             return known if known is not None and known[1].worth_giving_away else None
 
-        return give_away
+        return export_cache
 
-    def trial(self, spec: TaskSpec, partition: int, state: str) -> Trial:
+    def trial(self, spec: TaskSpec, partition: int, state: str) -> AdmissionPolicy:
         """Whether keeping decoded values of ``state`` pays."""
         return self.trials.of((partition_key(spec, partition), state))
 

@@ -2,7 +2,7 @@
 
 Owns: nothing; re-exports the public names.
 Invariant: importing this package imports neither pyspark nor the job: a Python worker that unpickles a task
-passes through here on its way to ``asyncstate.spark.task``.
+passes through here on its way to ``asyncstate.spark.python_task``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncstate.driver.progress import Progress, ProgressFormatter
-    from asyncstate.spark.bounded import apply_batch
-    from asyncstate.spark.changes import last_changes, netted
+    from asyncstate.spark.apply_batch import apply_batch
     from asyncstate.spark.job import StreamingJob
-    from asyncstate.spark.micro_batch import MicroBatch
+    from asyncstate.spark.net_changes import last_changes, netted
     from asyncstate.spark.prometheus import PrometheusProgress
     from asyncstate.spark.reading import read_state
     from asyncstate.spark.session import build_session, recommended_conf
+    from asyncstate.spark.spark_micro_batch import MicroBatch
 
 __all__ = [
     "MicroBatch",
@@ -35,15 +35,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "MicroBatch": "asyncstate.spark.micro_batch",
+    "MicroBatch": "asyncstate.spark.spark_micro_batch",
     "Progress": "asyncstate.driver.progress",
     "ProgressFormatter": "asyncstate.driver.progress",
     "PrometheusProgress": "asyncstate.spark.prometheus",
     "StreamingJob": "asyncstate.spark.job",
-    "apply_batch": "asyncstate.spark.bounded",
+    "apply_batch": "asyncstate.spark.apply_batch",
     "build_session": "asyncstate.spark.session",
-    "last_changes": "asyncstate.spark.changes",
-    "netted": "asyncstate.spark.changes",
+    "last_changes": "asyncstate.spark.net_changes",
+    "netted": "asyncstate.spark.net_changes",
     "read_state": "asyncstate.spark.reading",
     "recommended_conf": "asyncstate.spark.session",
 }

@@ -30,12 +30,10 @@ from pyspark.sql.types import (
 )
 
 from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, Changelog, Key
-from asyncstate.driver.payload import sent_schema
+from asyncstate.driver.sent_columns import sent_schema
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, OutputSpec
-from asyncstate.spark.accumulated import Accumulated
-from asyncstate.spark.calls import calls_of
-from asyncstate.spark.columns import (
+from asyncstate.spark.column_types import (
     ATTEMPT_BYTES,
     COMMIT,
     MARKER_TAG,
@@ -48,10 +46,12 @@ from asyncstate.spark.columns import (
     slots_of,
 )
 from asyncstate.spark.facts import both, known_changes, mark_of
-from asyncstate.spark.failures import marked
-from asyncstate.spark.local_phase import first_rows, put_together
-from asyncstate.spark.reports import Onward
-from asyncstate.spark.task import PartitionTask, regular_inputs
+from asyncstate.spark.jvm_plans import calls_of
+from asyncstate.spark.python_task import PartitionTask, regular_inputs
+from asyncstate.spark.report_accumulator import ReportAccumulator
+from asyncstate.spark.reports import ShuffleWriter
+from asyncstate.spark.sql_partial_aggregation import first_rows, put_together
+from asyncstate.spark.task_errors import marked
 
 if TYPE_CHECKING:
     from asyncstate.runtime import TaskSpec
@@ -230,7 +230,7 @@ def exchange(
     for index, payload in zip(regular, _payloads(inputs, specs, regular), strict=True):
         given, spec = inputs[index], specs[index]
         if isinstance(given, Tasks):
-            onward = Onward(spec, index, wire_schema(_sent(spec)), parallelism, max_parallelism)
+            onward = ShuffleWriter(spec, index, wire_schema(_sent(spec)), parallelism, max_parallelism)
             rows = _through(given, replace(given.task, onward=onward), _sent(spec))
             selected.append(rows if len(regular) == 1 else rows.selectExpr(ROUTE, *payload, REPORTS))
         else:
@@ -339,7 +339,7 @@ class Stage:
     def release(self) -> None:
         """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""
         self.withdraw(over(self.owner))
-        unkeep(self.kept)
+        unpersist_frame(self.kept)
 
     def withdraw(self, reason: str) -> None:
         """Whatever is asked of the rows of any output from now on raises a JobError with ``reason``."""
@@ -360,7 +360,7 @@ def withdraw(rows: DataFrame, reason: str) -> None:
     rows._jdf = _Released(reason)
 
 
-def unkeep(kept: DataFrame) -> None:
+def unpersist_frame(kept: DataFrame) -> None:
     """Give the memory of a local checkpoint's rows back."""
     kept._jdf.logicalPlan().rdd().unpersist(False)
 
@@ -387,14 +387,14 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     replayed.
     """
     spec, calls = tasks.task.spec, calls_of(tasks.exchanged)
-    with Accumulated(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as told:
+    with ReportAccumulator(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as told:
         planned = _through(tasks, replace(tasks.task, reports=told.reports), schema)
         stage = calls.keep(planned)
         found = told.found()
     try:
         found = _reports_in(stage) if found is None else found
     except BaseException:
-        unkeep(stage)
+        unpersist_frame(stage)
         raise
     rows = {
         name: calls.select(stage, [f"inline({_reported(name, spec, found)})"])

@@ -26,9 +26,9 @@ from asyncstate.changelog import (
     RowKind,
     has_kinds,
 )
-from asyncstate.dataflow.changes import declared_key, declared_mode
+from asyncstate.dataflow.changelog_inference import declared_key, declared_mode
 from asyncstate.errors import JobError, SchemaError
-from asyncstate.spark.columns import OUTPUT, quoted
+from asyncstate.spark.column_types import OUTPUT, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,29 +20,29 @@ from pyspark.sql.types import StructType
 from asyncstate.changelog import ChangelogMode
 from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, resolve
-from asyncstate.dataflow import NodeFigures, Stream, draw, explain
+from asyncstate.dataflow import NodeMetrics, Stream, draw, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
 from asyncstate.driver.chain import RunPartition
+from asyncstate.driver.commit_log import CommitLog, batch_schema
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
-from asyncstate.driver.ledger import Ledger, batch_schema
 from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.driver.operator_call import check_job_name
-from asyncstate.driver.progress import OnProgress, Progress, figures_of, sum_of, watermark_of
+from asyncstate.driver.progress import OnProgress, Progress, metrics_of, sum_of, watermark_of
 from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
-from asyncstate.spark.executor import SparkExecutor
 from asyncstate.spark.facts import source_facts
-from asyncstate.spark.failures import restore
-from asyncstate.spark.inputs import Packing, check_streaming
-from asyncstate.spark.micro_batch import MicroBatch
+from asyncstate.spark.initial_rows import query_place, trigger_of
+from asyncstate.spark.packed_inputs import Packing, check_streaming
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
-from asyncstate.spark.session import settle_session, unsaid_failure
-from asyncstate.spark.starting import query_place, trigger_of
+from asyncstate.spark.session import settle_session, suppress_log
+from asyncstate.spark.spark_executor import SparkExecutor
+from asyncstate.spark.spark_micro_batch import MicroBatch
 from asyncstate.spark.stopping import Stopping, call_to_its_end
+from asyncstate.spark.task_errors import restore
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class StreamingJob:
             )
         self.name = name
         self._spark = spark
-        self._ledger = Ledger(self.config, name, first_batch_id)
+        self._ledger = CommitLog(self.config, name, first_batch_id)
         self._function: BatchFunction | None = None
         self._on_batch: Callable[[DataFrame, int], None] | None = None
         self._sources = Packing()
@@ -163,7 +163,7 @@ class StreamingJob:
         watermark_delay: Delay = None,
         changelog: bool | None = None,
         sequence: SequenceBy = None,
-        drop_seen: bool = False,
+        drop_stale: bool = False,
         initial: DataFrame | None = None,
         mode: ChangelogMode | str | None = None,
         primary_key: str | Sequence[str] | None = None,
@@ -190,7 +190,7 @@ class StreamingJob:
                 "one form"
             )
         check_streaming(name, df)
-        times = Times(event_time, watermark_delay, sequence, drop_seen, idle_after)
+        times = Times(event_time, watermark_delay, sequence, drop_stale, idle_after)
         mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
@@ -202,7 +202,7 @@ class StreamingJob:
             self._graph.check(batch)
 
     def explain(self) -> str:
-        """The graph as text: what each node does and where it runs, and the figures of the last micro-batch.
+        """The graph as text: what each node does and where it runs, and the metrics of the last micro-batch.
 
         Raises JobError as ``check`` does.
         """
@@ -217,11 +217,11 @@ class StreamingJob:
         return f"<StreamingJob '{self.name}': {said}>"
 
     def _repr_html_(self) -> str:
-        graph, figures = self._graph, self._figures()
+        graph, metrics = self._graph, self._figures()
         shown = html_table(self.name, self._facts())
         if graph.flow.nodes:
-            return shown + draw(graph.flow, figures, graph.places, graph.states, graph.growth)
-        rows = [(uid, one.text, one.state_text) for uid, one in figures.items()]
+            return shown + draw(graph.flow, metrics, graph.places, graph.states, graph.growth)
+        rows = [(uid, one.text, one.state_text) for uid, one in metrics.items()]
         return shown + (html_table("last micro-batch", rows, ("operator", "rows", "state")) if rows else "")
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -285,7 +285,7 @@ class StreamingJob:
         if query is None:
             return
         was_active = query.isActive
-        with unsaid_failure(self._spark.sparkContext, query.runId):
+        with suppress_log(self._spark.sparkContext, query.runId):
             self._stopping.stop(query, timeout_seconds)
         self._bar.close()
         failure = query.exception() if was_active else None
@@ -356,8 +356,8 @@ class StreamingJob:
     def _run_graph(self, df: DataFrame, batch: MicroBatch) -> None:
         self._graph.run(self._sources.unpacked(df), batch)
 
-    def _figures(self) -> dict[str, NodeFigures]:
-        return {} if self.last_progress is None else figures_of(self.last_progress["operators"])
+    def _figures(self) -> dict[str, NodeMetrics]:
+        return {} if self.last_progress is None else metrics_of(self.last_progress["operators"])
 
     def finish(self) -> None:
         """After the query has ended: one more run, no rows, the final watermark; closes the checkpoint.
@@ -386,7 +386,7 @@ class StreamingJob:
         if query is None:
             raise JobError(f"job '{self.name}' has not been started; call start(), or name the query")
         try:
-            with unsaid_failure(self._spark.sparkContext, query.runId):
+            with suppress_log(self._spark.sparkContext, query.runId):
                 return query.awaitTermination(timeout)
         except Exception as failure:
             error = self._own(failure)

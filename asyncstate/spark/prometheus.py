@@ -1,7 +1,7 @@
 """The progress of micro-batches as Prometheus metrics.
 
 Owns: ``PrometheusProgress``, an ``on_progress`` for ``StreamingJob``. Optional: needs ``asyncstate[prometheus]``.
-Invariant: metrics are made once a registry; a figure that was not measured leaves its metric as it is.
+Invariant: metrics are made once a registry; a metric that was not measured leaves its metric as it is.
 Must not import pyspark.
 """
 
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from asyncstate.driver.progress import OF_PARTITIONS, OperatorProgress, Progress
 from asyncstate.errors import ConfigurationError
-from asyncstate.figures import Kind
-from asyncstate.runtime import TASK_FIGURES
+from asyncstate.metrics import MetricKind
+from asyncstate.runtime import TASK_METRICS
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _JOB: Final = ("job",)
 _OPERATOR: Final = ("job", "operator")
 _PREFIX: Final = "asyncstate_"
-_GAUGES: Final = (Kind.LEVEL, Kind.PEAK)  # what does not add up over micro-batches
+_GAUGES: Final = (MetricKind.GAUGE, MetricKind.MAX_GAUGE)  # what does not add up over micro-batches
 _TIMES: Final = ("total_seconds", "function_seconds", "commit_seconds")
 _SECONDS_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -64,12 +64,12 @@ class PrometheusProgress:
         )
         self._sums = {
             name: self._counter(name, f"{name} of an operator, over all micro-batches.", _OPERATOR)
-            for name, kind in TASK_FIGURES.items()
-            if kind is Kind.TOTAL
+            for name, kind in TASK_METRICS.items()
+            if kind is MetricKind.COUNTER
         }
         self._levels = {
             name: self._gauge(name, f"{name} of an operator in the last micro-batch.", _OPERATOR)
-            for name, kind in TASK_FIGURES.items()
+            for name, kind in TASK_METRICS.items()
             if kind in _GAUGES
         }
         for name in (f"{name}_max" for name in OF_PARTITIONS):
@@ -79,7 +79,7 @@ class PrometheusProgress:
         )
 
     def __call__(self, progress: Progress) -> None:
-        """Take the figures of one micro-batch."""
+        """Take the metrics of one micro-batch."""
         job = progress["job"]
         self._batches.labels(job).inc()
         self._last.labels(job).set(progress["batch_id"])

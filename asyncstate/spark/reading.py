@@ -20,7 +20,7 @@ from asyncstate.offline import StateDecoder
 from asyncstate.offline.inspection import Inspection, StatePartition, decoders, read_partition
 from asyncstate.offline.json_text import json_texts
 from asyncstate.spark.exchange import spark_schema
-from asyncstate.spark.failures import marking, own_mark
+from asyncstate.spark.task_errors import marking, own_mark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,7 +1,7 @@
 """What an attempt at a task reports, how it gets to the driver, and whether attempts fit together.
 
-Owns: ``Report``; ``Passed``, its way through the tasks that get the attempt's rows; ``Onward``, which routes both to
-them; ``reports_of``, which takes only reports that fit.
+Owns: ``Report``; ``AttemptMarker``, its way through the tasks that get the attempt's rows; ``ShuffleWriter``, which
+routes both to them; ``reports_of``, which takes only reports that fit.
 Invariant: an attempt's report lies in the same block of Spark's exchange as its rows, so whoever has the ones has the
 other; what is committed are the attempts whose rows all tasks behind them got.
 Rows that go onward have the columns, types and routes that they would have if Spark had kept and selected them.
@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import key_groups
-from asyncstate.driver.payload import cast, sent_schema
+from asyncstate.driver.sent_columns import cast, sent_schema
 from asyncstate.errors import JobError
-from asyncstate.spark.columns import MARKER_TAG, TAG_BITS
+from asyncstate.spark.column_types import MARKER_TAG, TAG_BITS
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
@@ -46,7 +46,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     carried: list[Report] = []
 
 
-class Passed(msgspec.Struct, frozen=True, array_like=True):
+class AttemptMarker(msgspec.Struct, frozen=True, array_like=True):
     """What each task gets that may have rows of an attempt. One of them gets the ``report``."""
 
     stage: str
@@ -65,19 +65,19 @@ class Received:
     def add(self, packed: Iterable[bytes]) -> None:
         """The values of ``REPORTS`` in some rows, without nulls."""
         for one in packed:
-            passed = msgspec.msgpack.decode(one, type=Passed)
+            passed = msgspec.msgpack.decode(one, type=AttemptMarker)
             self.read.append((passed.stage, passed.partition, passed.attempt))
             if passed.report is not None:
                 self.carried.append(passed.report)
 
 
-def pack(message: Report | Passed) -> bytes:
+def pack(message: Report | AttemptMarker) -> bytes:
     """As bytes."""
     return msgspec.msgpack.encode(message)
 
 
 @dataclass(frozen=True)
-class Onward:
+class ShuffleWriter:
     """To input ``index`` of the next operator, ``given``. ``wire``: the route, the columns that the input sends, the
     report. ``parallelism`` is that of the next operator."""
 
@@ -103,7 +103,7 @@ class Onward:
     def reports(self, report: Report) -> pa.RecordBatch:
         """A row for each partition of the next operator, which all get the attempt's id and one of them the report."""
         passed = [
-            Passed(report.stage, report.partition, report.attempt, report if own else None)
+            AttemptMarker(report.stage, report.partition, report.attempt, report if own else None)
             for own in (at == report.partition % self.parallelism for at in range(self.parallelism))
         ]
         routes = pa.array([(at << TAG_BITS) | MARKER_TAG for at in range(self.parallelism)], pa.int32())

@@ -1,7 +1,7 @@
 """Spark settings that suit stateful Python work, a session built with them, and what its log leaves out.
 
 Owns: ``recommended_conf`` and ``build_session``, and what a job makes of a session built otherwise; ``quieten``, for
-sessions of ``build_session``, and ``unsaid_failure``.
+sessions of ``build_session``, and ``suppress_log``.
 Invariant: nothing here is needed for correct results; a job runs on any session. A line of the log is left out only if
 nothing can be done about it, or if somebody else says it; the level of the whole log, and of loggers that the user has
 configured, are left as they are; nothing about the log can make a job fail.
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncstate.spark.failures import noted
 from asyncstate.spark.java import check_java
+from asyncstate.spark.task_errors import noted
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -165,7 +165,7 @@ def quieten(context: SparkContext) -> None:
 
 
 @contextmanager
-def unsaid_failure(context: SparkContext, run_id: object) -> Iterator[None]:
+def suppress_log(context: SparkContext, run_id: object) -> Iterator[None]:
     """Inside, the log does not say with what the query ``run_id`` has failed: whoever waits for it will."""
     undo: Callable[[], None] | None = None
     with suppress(Exception):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from asyncstate.spark.task import regular_inputs
+from asyncstate.spark.python_task import regular_inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

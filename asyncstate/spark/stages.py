@@ -1,6 +1,6 @@
 """Stages of a micro-batch, from what is checked to what has been reported.
 
-Owns: ``PlannedStage``; ``plan_stage`` and ``run_stages``; ``JobTexts``, what Spark's UI says of them.
+Owns: ``PlannedStage``; ``plan_stage`` and ``run_stages``; ``JobDescriptions``, what Spark's UI says of them.
 Invariant: a planned stage runs in the one Spark action of the stage that keeps its rows: its own, or that of a stage
 behind it, which gets its rows in the same Spark job. All partitions get the same broadcast rows in the same order, that
 of the DataFrame. What the UI says cannot make a micro-batch fail.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from asyncstate.driver.chain import Link
 from asyncstate.driver.executor import Feed, Prepared
-from asyncstate.driver.payload import payload_of
+from asyncstate.driver.sent_columns import payload_of
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
 from asyncstate.spark.exchange import (
     Stage,
@@ -29,16 +29,16 @@ from asyncstate.spark.exchange import (
     stage_schema,
     wire_schema,
 )
-from asyncstate.spark.failures import stage_explained
+from asyncstate.spark.python_task import ROW_BYTES, PartitionTask
 from asyncstate.spark.reports import reports_of
-from asyncstate.spark.task import ROW_BYTES, PartitionTask
+from asyncstate.spark.task_errors import stage_explained
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from asyncstate.dataflow import NodeFigures
+    from asyncstate.dataflow import NodeMetrics
     from asyncstate.driver.chain import RunPartition
     from asyncstate.spark.settings import ArrowBatches
 
@@ -109,7 +109,7 @@ def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
 
 def run_stages(
     planned: PlannedStage,
-    texts: JobTexts,
+    texts: JobDescriptions,
     arrow: ArrowBatches,
     stateless: Collection[str],
     watched: Collection[str],
@@ -161,7 +161,7 @@ def _explained(chain: Sequence[Prepared], stateless: Collection[str]) -> Abstrac
     return stage_explained(_uids(chain), chain[-1].spec.operator, stateless)
 
 
-class JobTexts:
+class JobDescriptions:
     """The description of Spark's jobs, which the tabs "Jobs" and "SQL / DataFrame" show: Spark's own text of the
     micro-batch, and a line for each operator that has run. Each change is a call into the JVM, of a millisecond at
     most."""
@@ -196,9 +196,9 @@ class JobTexts:
         finally:
             self.running = None
 
-    def ran(self, figures: Mapping[str, NodeFigures]) -> None:
+    def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
         """Say what operators have done, of the jobs that follow."""
-        self._lines += [f"{uid}: {one.text}, {one.state_text}" for uid, one in figures.items()]
+        self._lines += [f"{uid}: {one.text}, {one.state_text}" for uid, one in metrics.items()]
         self._set(*self._lines[-_LINES_MAX:])
 
     def _set(self, *lines: str) -> None:

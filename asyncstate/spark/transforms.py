@@ -20,7 +20,7 @@ from asyncstate.dataflow import Transform, Union
 from asyncstate.errors import SchemaError
 from asyncstate.runtime import LATEST_EVENT_TIME
 from asyncstate.spark.arrow_columns import kept_where, with_arrow_columns
-from asyncstate.spark.columns import quoted
+from asyncstate.spark.column_types import quoted
 from asyncstate.spark.facts import insertions
 
 

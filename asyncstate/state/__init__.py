@@ -3,7 +3,7 @@
 Owns: the state kinds of both grains and the timers. Must not import storage, execution or operators.
 """
 
-from asyncstate.state.broadcast import (
+from asyncstate.state.broadcast_state import (
     BroadcastList,
     BroadcastState,
     BroadcastStateDescriptor,
@@ -16,8 +16,8 @@ from asyncstate.state.columnar.column_maps import (
     MapEntries,
     MapTimeRange,
 )
-from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import Columns, ColumnState, ColumnStateDescriptor, TimeRange
 from asyncstate.state.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -27,13 +27,13 @@ from asyncstate.state.descriptors import (
 )
 from asyncstate.state.expiring.expiry import time_of
 from asyncstate.state.expiring.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
-from asyncstate.state.keyed.aggregating import AggregateFunction, AggregatingState
-from asyncstate.state.keyed.binding import with_known_values
-from asyncstate.state.keyed.listing import ListState
-from asyncstate.state.keyed.mapping import MapState
-from asyncstate.state.keyed.reducing import ReducingState
-from asyncstate.state.keyed.trials import Trial, Trials
-from asyncstate.state.keyed.value import ValueState
+from asyncstate.state.keyed.admission import AdmissionPolicies, AdmissionPolicy
+from asyncstate.state.keyed.aggregating_state import AggregateFunction, AggregatingState
+from asyncstate.state.keyed.list_state import ListState
+from asyncstate.state.keyed.map_state import MapState
+from asyncstate.state.keyed.reducing_state import ReducingState
+from asyncstate.state.keyed.state_context import with_known_values
+from asyncstate.state.keyed.value_state import ValueState
 from asyncstate.state.ranges import merged_entries, pages_of
 from asyncstate.state.timers import (
     NAMED_TIMERS,
@@ -48,6 +48,8 @@ from asyncstate.state.views.views import ListView, MapView, ValueView
 __all__ = [
     "NAMED_TIMERS",
     "TIMERS_BY_TIME",
+    "AdmissionPolicies",
+    "AdmissionPolicy",
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
@@ -81,8 +83,6 @@ __all__ = [
     "StateTtl",
     "TimeRange",
     "TimersBetweenRows",
-    "Trial",
-    "Trials",
     "TtlTime",
     "TtlUpdate",
     "TtlVisibility",

@@ -1,6 +1,6 @@
 """The asynchronous half of the methods of a value and of a list whose calls are answered at once.
 
-Owns: ``ValueAtOnce`` and ``ListAtOnce``; of maps it is ``asyncstate.state.maps.MapAtOnce``.
+Owns: ``ValueAtOnce`` and ``ListAtOnce``; of maps it is ``asyncstate.state.map_mixins.ImmediateMap``.
 Invariant: an asynchronous method does what its twin does when it is asked for.
 Must not import storage, execution, operators or the states.
 """

@@ -34,7 +34,6 @@ from asyncstate.codec import (
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
-from asyncstate.requests import StateSink
 from asyncstate.state.expiring.expiry import Expiry, checked_time
 from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.expiring.ttl_states import (
@@ -44,18 +43,19 @@ from asyncstate.state.expiring.ttl_states import (
     TtlReducingState,
     TtlValueState,
 )
-from asyncstate.state.keyed.aggregating import (
+from asyncstate.state.keyed.aggregating_state import (
     Accumulating,
     AggregateFunction,
     AggregatingState,
     accumulator_type_of,
 )
-from asyncstate.state.keyed.binding import NO_NAMESPACE, Binding
-from asyncstate.state.keyed.listing import ListState
-from asyncstate.state.keyed.mapping import MapState
-from asyncstate.state.keyed.reducing import ReducingState
-from asyncstate.state.keyed.value import ValueState
+from asyncstate.state.keyed.list_state import ListState
+from asyncstate.state.keyed.map_state import MapState
+from asyncstate.state.keyed.reducing_state import ReducingState
+from asyncstate.state.keyed.state_context import NO_NAMESPACE, StateContext
+from asyncstate.state.keyed.value_state import ValueState
 from asyncstate.state.versions import PICKLED, evolved, older_values
+from asyncstate.state_backend import StateBackend
 
 S_co = TypeVar("S_co", covariant=True)
 # What an Arrow type's values are in Python is not to be seen by a type checker: Any, unless the author says it.
@@ -145,7 +145,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         }
 
     def bind(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+        self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> S_co:
         binding = self._binding(sink, state_id, context, stored)
         state: S_co = self._states[self.ttl is not None](binding, None if self.namespaced else NO_NAMESPACE)
@@ -162,8 +162,8 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         return ValueCodec(value_type, [type_from_text(text) for text in older_values(kept)], owner=owner)
 
     def _binding(
-        self, sink: StateSink, state_id: int, context: OperatorContext, stored: dict[str, str] | None
-    ) -> Binding:
+        self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> StateContext:
         codec = self._codec(context.uid, stored)
         own = {"plain": codec.plain, **self._own(codec, context.uid)}
         expiry, encode, ttl = None, codec.encode_one, as_ttl("state", self.ttl)
@@ -172,7 +172,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
             owner = f"operator '{context.uid}', state '{self.name}'"
             expiry = Expiry(ttl, sink, checked_time(ttl, context, owner))
             encode = expiry.stamped(encode)
-        return Binding(
+        return StateContext(
             name=self.name,
             uid=context.uid,
             sink=sink,

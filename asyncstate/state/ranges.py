@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import encode_namespace
-from asyncstate.codec.columns import Int64Array, binary_parts, gather_bytes
 from asyncstate.codec.key_fields import payload_storage
+from asyncstate.codec.value_columns import Int64Array, binary_parts, gather_bytes
 from asyncstate.operator import MAX_WATERMARK
-from asyncstate.requests import Page, StateSink
+from asyncstate.state_backend import Page, StateBackend
 
 _AFTER: Final = b"\x00"
 
@@ -42,20 +42,20 @@ Entry = tuple[bytes, bytes]
 
 
 def merged_entries(
-    sink: StateSink, ranges: Iterable[tuple[bytes, bytes]], page_size: int, order: Callable[[Entry], Any]
+    sink: StateBackend, ranges: Iterable[tuple[bytes, bytes]], page_size: int, order: Callable[[Entry], Any]
 ) -> Iterator[Entry]:
     """The entries of all ``ranges`` (start, end) by ``order``, by which each range must be sorted already."""
     scans = [range_entries(sink, start, end, page_size) for start, end in ranges]
     return heapq.merge(*scans, key=order)
 
 
-def range_entries(sink: StateSink, start: bytes, end: bytes, page_size: int) -> Iterator[Entry]:
+def range_entries(sink: StateBackend, start: bytes, end: bytes, page_size: int) -> Iterator[Entry]:
     """The entries with start <= key < end, ascending, read page by page."""
     for page in range_pages(sink, start, end, page_size):
         yield from page
 
 
-def range_pages(sink: StateSink, start: bytes, end: bytes, page_size: int) -> Iterator[Page]:
+def range_pages(sink: StateBackend, start: bytes, end: bytes, page_size: int) -> Iterator[Page]:
     """The same in lists of ``page_size`` entries, the last one shorter; none is empty."""
     while True:
         page = sink.scan(start, end, page_size)
@@ -87,7 +87,7 @@ def remove_pages(remove: Callable[[list[bytes]], object], pages: Iterable[Page])
 
 
 def namespace_pages(
-    sink: StateSink, state_id: int, groups: Iterable[int], start: int, until: int, page_size: int
+    sink: StateBackend, state_id: int, groups: Iterable[int], start: int, until: int, page_size: int
 ) -> Iterator[Page]:
     """All entries with start <= namespace <= ``until``, in lists of ``page_size`` entries or somewhat more."""
     held: Page = []

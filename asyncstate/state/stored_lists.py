@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.columns import BoolArray, Int64Array
 from asyncstate.codec.key_batch import Int32Array
+from asyncstate.codec.value_columns import BoolArray, Int64Array
 from asyncstate.errors import CodecError
-from asyncstate.requests import Page
 from asyncstate.state.columnar.list_blocks import ListHeads, chunk_keys, read_heads, read_rows
 from asyncstate.state.keyed.chunks import sealed_chunks
-from asyncstate.state.keyed.listing import chunk_key
+from asyncstate.state.keyed.list_state import chunk_key
+from asyncstate.state_backend import Page
 
 _TOGETHER_BYTES: Final = 1 << 20
 """Pages are put together up to about so many bytes of blocks: a call for a few lists costs more than they do."""

@@ -25,8 +25,8 @@ from asyncstate.codec import decode_namespace, encode_namespace, prefix_end
 from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.flink_names import hint_for
 from asyncstate.operator import MAX_WATERMARK, TimeDomain, Timer
-from asyncstate.requests import Page, StateSink
 from asyncstate.state.ranges import Entry, merged_entries, pages_of, range_entries
+from asyncstate.state_backend import Page, StateBackend
 
 TIMERS_BY_TIME: Final = 1
 """Reserved state id."""
@@ -106,7 +106,7 @@ class KeyedTimers:
     timers ``may_be_due``. The rounds of the two domains know nothing of each other.
     """
 
-    def __init__(self, sink: StateSink, uid: str | None = None, handled: bool = True) -> None:
+    def __init__(self, sink: StateBackend, uid: str | None = None, handled: bool = True) -> None:
         self._sink = sink
         self._handled = handled
         self._label = "timers" if uid is None else f"timers of operator '{uid}'"

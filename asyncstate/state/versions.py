@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from asyncstate.codec import Change, Refusal, field_from_text, refusals, schema_from_text, type_from_text
+from asyncstate.codec import Refusal, TypeChange, field_from_text, refusals, schema_from_text, type_from_text
 from asyncstate.errors import StateDeclarationError
 
 PICKLED: Final = "pickled"
@@ -101,7 +101,7 @@ def _of_values(old: pa.Schema, new: pa.Schema, may_add: Collection[str] | None) 
     if may_add is not None:
         names = {*old.names, *may_add}
         added = [field for field in new if field.name not in names and field.nullable]
-        found += [Refusal(Change.ADDED, field.name, now=str(field.type)) for field in added]
+        found += [Refusal(TypeChange.ADDED, field.name, now=str(field.type)) for field in added]
     for refusal in found:
         yield str(refusal).replace(f"'{_ROOT}", "'"), _way_out(refusal, old, new)
 
@@ -109,13 +109,13 @@ def _of_values(old: pa.Schema, new: pa.Schema, may_add: Collection[str] | None) 
 def _way_out(refusal: Refusal, old: pa.Schema, new: pa.Schema) -> str:
     field = refusal.field.removeprefix(_ROOT)
     # What is inside lists and maps cannot be reached by a migration.
-    if refusal.change is Change.REMOVED and _reached(old, refusal.field):
+    if refusal.change is TypeChange.REMOVED and _reached(old, refusal.field):
         return f"drop-field {shlex.quote(field)}"
-    if refusal.change in (Change.RETYPED, Change.NOT_NULL) and _reached(new, refusal.field):
+    if refusal.change in (TypeChange.RETYPED, TypeChange.NOT_NULL) and _reached(new, refusal.field):
         types = [field_from_text("field", text).type for text in (refusal.was, refusal.now)]
         nested = any(map(pa.types.is_nested, types))
         return "" if nested else f"cast-field {shlex.quote(field)} {shlex.quote(refusal.now)}"
-    return "" if refusal.change is not Change.MOVED else "-"
+    return "" if refusal.change is not TypeChange.MOVED else "-"
 
 
 def _reached(schema: pa.Schema, path: str) -> bool:

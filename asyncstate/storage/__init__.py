@@ -7,22 +7,21 @@ store at a version, ``commit`` turns the task's writes into files, ``snapshot`` 
 rocksdict is imported below this package only.
 """
 
-from asyncstate.storage.base import PartitionBase, group_bounds, group_range, partition_base
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.commit import commit_partition
-from asyncstate.storage.contract import (
+from asyncstate.storage.files import CheckpointFiles, LocalFiles, verify_file
+from asyncstate.storage.keyed_store import (
     EMPTY_VERSION,
     Change,
-    Changes,
     EmptyStore,
     KeyedStore,
+    SortedChanges,
     StoreStatistics,
 )
-from asyncstate.storage.files import CheckpointFiles, LocalFiles, verify_file
 from asyncstate.storage.lease import Lease, LocalStores
 from asyncstate.storage.manifest import (
     EMPTY_LINEAGE,
-    Applied,
+    AppliedTimes,
     DeltaRef,
     FileRef,
     GraphManifest,
@@ -34,14 +33,15 @@ from asyncstate.storage.manifest import (
     StateSpec,
     extend_lineage,
 )
+from asyncstate.storage.memtable import LIST_GET_KEYS, MemTable, MemTableStatistics
 from asyncstate.storage.object_files import ObjectFiles, Retries, checkpoint_files, existing_files
-from asyncstate.storage.open_stores import GiveAway, OpenStores
-from asyncstate.storage.overlay import LIST_GET_KEYS, OverlayStatistics, WriteOverlay
-from asyncstate.storage.read_cache import MISSING, CachedEntries
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
+from asyncstate.storage.restore_plan import RestorePlan, group_bounds, group_range, restore_plan
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
-from asyncstate.storage.spilled import SpilledWrites, WriteBound, changes_from
+from asyncstate.storage.spill import SpilledWrites, WriteBound, changes_from
+from asyncstate.storage.store_pool import GiveAway, StorePool
+from asyncstate.storage.value_cache import MISSING, ValueCache
 from asyncstate.storage.worker_cache import CacheLoan, PartitionKey, WorkerCache
 
 __all__ = [
@@ -49,11 +49,9 @@ __all__ = [
     "EMPTY_VERSION",
     "LIST_GET_KEYS",
     "MISSING",
-    "Applied",
+    "AppliedTimes",
     "CacheLoan",
-    "CachedEntries",
     "Change",
-    "Changes",
     "Checkpoint",
     "CheckpointFiles",
     "DeltaRef",
@@ -67,25 +65,27 @@ __all__ = [
     "LocalFiles",
     "LocalStores",
     "Manifest",
+    "MemTable",
+    "MemTableStatistics",
     "ObjectFiles",
-    "OpenStores",
     "OperatorManifest",
-    "OverlayStatistics",
-    "PartitionBase",
     "PartitionKey",
     "PartitionManifest",
+    "RestorePlan",
     "RestoreStatistics",
     "Retries",
     "RocksDBOptions",
     "RocksDBStore",
     "SinkManifest",
     "SnapshotRef",
+    "SortedChanges",
     "SpilledWrites",
     "StateSpec",
+    "StorePool",
     "StoreStatistics",
+    "ValueCache",
     "WorkerCache",
     "WriteBound",
-    "WriteOverlay",
     "build_store",
     "changes_from",
     "checkpoint_files",
@@ -94,6 +94,6 @@ __all__ = [
     "extend_lineage",
     "group_bounds",
     "group_range",
-    "partition_base",
+    "restore_plan",
     "verify_file",
 ]

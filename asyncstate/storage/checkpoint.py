@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConcurrentJobError
-from asyncstate.storage.contract import EMPTY_VERSION
 from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.keyed_store import EMPTY_VERSION
 from asyncstate.storage.manifest import (
     MANIFESTS,
     EpochStart,
@@ -80,7 +80,7 @@ class Checkpoint:
         try:
             return self._fetch(view[batch_id])
         except CheckpointCorruptionError as error:
-            raise CheckpointCorruptionError(f"{error}. {self.way_back(batch_id)}") from error
+            raise CheckpointCorruptionError(f"{error}. {self.recovery_hint(batch_id)}") from error
 
     def _fetch(self, name: str) -> Manifest:
         manifest = decode_manifest(self.files.get_bytes(name), name)
@@ -91,7 +91,7 @@ class Checkpoint:
             )
         return manifest
 
-    def way_back(self, batch_id: int, damaged: str | None = None) -> str:
+    def recovery_hint(self, batch_id: int, damaged: str | None = None) -> str:
         """Say which older version can be used instead of ``batch_id``: one without the ``damaged`` file."""
         versions = self.versions()
         if batch_id not in versions:  # the running job has deleted it, which is no damage

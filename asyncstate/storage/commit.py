@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncstate.storage.contract import Changes
 from asyncstate.storage.files import CheckpointFiles, file_checksum
+from asyncstate.storage.keyed_store import SortedChanges
 from asyncstate.storage.lease import Lease
 from asyncstate.storage.manifest import (
     DeltaRef,
@@ -29,7 +29,7 @@ SNAPSHOT_EVERY_DELTAS = 10
 def commit_partition(
     lease: Lease,
     files: CheckpointFiles,
-    changes: Changes,
+    changes: SortedChanges,
     *,
     uid: str,
     partition: int,
@@ -59,7 +59,7 @@ def commit_partition(
     return PartitionManifest(partition, snapshot or base.snapshot, deltas)
 
 
-def write_delta(changes: Changes, local: Path, name: str, options: RocksDBOptions) -> FileRef | None:
+def write_delta(changes: SortedChanges, local: Path, name: str, options: RocksDBOptions) -> FileRef | None:
     """Write sorted changes to a local file that the checkpoint will call ``name``; None when empty."""
     if not changes:
         return None

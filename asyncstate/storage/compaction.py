@@ -1,6 +1,6 @@
 """Compaction beside the micro-batches: of a copy of a store, in a slot of its own, by a thread of the worker.
 
-Owns: ``CopiesUnderWay``, the process's ``copies``, and ``CopyRecord``: what a copy lacks of the present version.
+Owns: ``BackgroundCompactions``, the process's ``copies``, and ``CopyRecord``: what a copy lacks of the present version.
 Invariants: the store that micro-batches read is never touched, so nobody waits for a compaction, and one that is
 given up costs no state; a slot has a record only once its copy has been merged to the end. A copy whose slot is deleted
 ends, and its store is closed. Must not import lease or checkpoint.
@@ -22,8 +22,8 @@ from typing import Final
 import msgspec
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.base import PartitionBase
 from asyncstate.storage.manifest import DeltaRef
+from asyncstate.storage.restore_plan import RestorePlan
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.slots import Slot, SlotRecord, replace_file
@@ -46,21 +46,21 @@ class CopyRecord(msgspec.Struct, frozen=True):
     def of(slot: Slot) -> CopyRecord | None:
         """What is noted in the slot, None if it holds no copy that is to be used."""
         try:
-            return msgspec.json.decode(slot.copy_mark.read_bytes(), type=CopyRecord)
+            return msgspec.json.decode(slot.compacted_marker.read_bytes(), type=CopyRecord)
         except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
             return None
 
     def write(self, slot: Slot) -> None:
         """Note it in the slot."""
-        replace_file(slot.copy_mark, msgspec.json.encode(self))
+        replace_file(slot.compacted_marker, msgspec.json.encode(self))
 
-    def followed(self, base: PartitionBase) -> CopyRecord:
+    def followed(self, base: RestorePlan) -> CopyRecord:
         """With what ``base`` has beyond it; as it is, if it is not on the way there."""
         new = base.pending_after(self.deltas[-1].lineage if self.deltas else self.lineage)
         return CopyRecord(self.lineage, [*self.deltas, *new]) if new else self
 
 
-def pending_of(slot: Slot, record: SlotRecord, base: PartitionBase) -> list[DeltaRef] | None:
+def pending_of(slot: Slot, record: SlotRecord, base: RestorePlan) -> list[DeltaRef] | None:
     """The deltas that the store of ``slot`` lacks of ``base``; None if it is not on the way there."""
     pending = base.pending_after(record.lineage)
     copy = CopyRecord.of(slot) if pending is None else None
@@ -73,7 +73,7 @@ def pending_of(slot: Slot, record: SlotRecord, base: PartitionBase) -> list[Delt
     return None
 
 
-def hand_on(slots: Sequence[Slot], base: PartitionBase) -> None:
+def hand_on(slots: Sequence[Slot], base: RestorePlan) -> None:
     """Tell copies among the ``slots`` of the deltas up to ``base``, and let them have those that are here."""
     for copy in slots:
         record = CopyRecord.of(copy)
@@ -94,7 +94,7 @@ def _link_all(source: Path, target: Path) -> None:
             os.link(file, target / file.name)
 
 
-def is_copy(slot: Slot, base: PartitionBase) -> bool:
+def is_copy(slot: Slot, base: RestorePlan) -> bool:
     """Whether a copy is being compacted there, or lies there and can be brought to ``base``."""
     if CopyRecord.of(slot) is None:
         return False
@@ -107,7 +107,7 @@ def is_copy(slot: Slot, base: PartitionBase) -> bool:
     return False
 
 
-class CopiesUnderWay:
+class BackgroundCompactions:
     """The compactions of this process, each a thread and a locked slot; at most two at once."""
 
     def __init__(self) -> None:
@@ -205,5 +205,5 @@ def _know_checksums(copy: RocksDBStore) -> None:
     checksums.save({table.name for table in tables})
 
 
-copies = CopiesUnderWay()
+copies = BackgroundCompactions()
 atexit.register(copies.give_up)

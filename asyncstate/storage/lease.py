@@ -18,12 +18,11 @@ from types import TracebackType
 from typing import Any, Final
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.base import PartitionBase
 from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
 from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.manifest import DeltaRef
-from asyncstate.storage.open_stores import GiveAway, OpenStores, read_cached
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
+from asyncstate.storage.restore_plan import RestorePlan
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.slots import (
@@ -34,6 +33,7 @@ from asyncstate.storage.slots import (
     make_private,
     new_store_folder,
 )
+from asyncstate.storage.store_pool import GiveAway, StorePool, read_cached
 
 _STALE_VERSIONS: Final = 16
 _ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
@@ -53,7 +53,7 @@ class Lease:
     def __init__(
         self,
         slot: Slot,
-        base: PartitionBase,
+        base: RestorePlan,
         store: RocksDBStore,
         restored: RestoreStatistics,
         keep_open: Callable[[Slot, RocksDBStore], bool],
@@ -104,7 +104,7 @@ class Lease:
         try:
             if self.store.damaged:
                 with _explained(self._slot.folder):
-                    self._slot.distrust()
+                    self._slot.invalidate()
             elif settle:
                 self.store.settle()
         finally:
@@ -151,7 +151,7 @@ class LocalStores:
         files: CheckpointFiles,
         slots_max: int = 4,
         wait_seconds_max: float = 60.0,
-        open_stores: OpenStores | None = None,
+        open_stores: StorePool | None = None,
         open_bytes_max: int = 0,
     ) -> None:
         self._is_default = local_dir is None
@@ -161,20 +161,20 @@ class LocalStores:
         self._files = files
         self._slots_max = slots_max
         self._wait_seconds_max = wait_seconds_max
-        self._open_stores = OpenStores() if open_stores is None else open_stores
+        self._open_stores = StorePool() if open_stores is None else open_stores
         self._open_bytes_max = open_bytes_max
 
     def acquire(
         self,
         uid: str,
         partition: int,
-        base: PartitionBase,
+        base: RestorePlan,
         options: RocksDBOptions | None = None,
-        give_away: GiveAway | None = None,
+        export_cache: GiveAway | None = None,
     ) -> Lease:
         """Take a slot and bring its store to ``base``.
 
-        ``give_away``: what goes with the store if it stays open and another process asks for it. Raises
+        ``export_cache``: what goes with the store if it stays open and another process asks for it. Raises
         CheckpointCorruptionError naming a damaged checkpoint file, StoreError when no slot can be used.
         """
         folder = self._root / _checked(uid, "operator uid") / str(partition)
@@ -182,13 +182,13 @@ class LocalStores:
             self._make(folder)
             slot, opened = self._take_slot(folder, base)
             others = [other for other in self._slots(folder) if other.folder != slot.folder]
-            was_copy = slot.copy_mark.exists()
+            was_copy = slot.compacted_marker.exists()
             with ExitStack() as undo:
                 undo.callback(slot.unlock)
                 if opened is not None:
                     undo.callback(_closed, opened)
                 hand_on([slot, *others], base)
-                lease = self._open(slot, opened, base, options or RocksDBOptions(), give_away, undo)
+                lease = self._open(slot, opened, base, options or RocksDBOptions(), export_cache, undo)
                 self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.way in _ON)
                 _compact_copy(lease.store, others, base)
                 undo.pop_all()  # the lease gives everything back from now on
@@ -215,7 +215,7 @@ class LocalStores:
     def _slots(self, folder: Path) -> list[Slot]:
         return [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
 
-    def _take_slot(self, folder: Path, base: PartitionBase) -> tuple[Slot, RocksDBStore | None]:
+    def _take_slot(self, folder: Path, base: RestorePlan) -> tuple[Slot, RocksDBStore | None]:
         """A slot that nobody uses now, and its store if that is open in this process."""
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
@@ -235,9 +235,9 @@ class LocalStores:
         self,
         slot: Slot,
         opened: RocksDBStore | None,
-        base: PartitionBase,
+        base: RestorePlan,
         options: RocksDBOptions,
-        give_away: GiveAway | None,
+        export_cache: GiveAway | None,
         undo: ExitStack,
     ) -> Lease:
         """``undo`` closes the store if the lease does not come about."""
@@ -260,10 +260,10 @@ class LocalStores:
         shutil.rmtree(slot.scratch, ignore_errors=True)
         shutil.rmtree(slot.kept, ignore_errors=True)
         slot.kept.mkdir()
-        slot.copy_mark.unlink(missing_ok=True)
+        slot.compacted_marker.unlink(missing_ok=True)
         restored = RestoreStatistics(way, applied, fetcher.bytes_fetched, time.monotonic() - started)
         keep = functools.partial(
-            self._open_stores.keep, limit_bytes=self._open_bytes_max, give_away=give_away
+            self._open_stores.keep, limit_bytes=self._open_bytes_max, export_cache=export_cache
         )
         return Lease(slot, base, rocks, restored, keep, cached)
 
@@ -297,7 +297,7 @@ class LocalStores:
 
 def _advanced(
     slot: Slot,
-    base: PartitionBase,
+    base: RestorePlan,
     pending: list[DeltaRef],
     fetcher: Fetcher,
     options: RocksDBOptions,
@@ -324,7 +324,7 @@ def _advanced(
     return rocks
 
 
-def _rebuilt(slot: Slot, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
+def _rebuilt(slot: Slot, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
     if slot.folder.exists():
         slot.clear()
     slot.folder.mkdir(parents=True)
@@ -342,7 +342,7 @@ def _closed(rocks: RocksDBStore) -> None:
         rocks.close()
 
 
-def _distance(slot: Slot, base: PartitionBase) -> tuple[int, int]:
+def _distance(slot: Slot, base: RestorePlan) -> tuple[int, int]:
     """Order slots: on the base's lineage (compacted copies first) with few deltas missing, then empty, then others."""
     record = slot.record()
     if record is None:
@@ -350,10 +350,10 @@ def _distance(slot: Slot, base: PartitionBase) -> tuple[int, int]:
     pending = pending_of(slot, record, base)
     if pending is None:
         return _EMPTY + 1, record.version
-    return (_COPY if slot.copy_mark.exists() else _ON_THE_WAY), len(pending)
+    return (_COPY if slot.compacted_marker.exists() else _ON_THE_WAY), len(pending)
 
 
-def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: PartitionBase) -> None:
+def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: RestorePlan) -> None:
     """Have a copy of the store compacted beside the micro-batches to come, unless one is, or waits to be used."""
     if not rocks.wants_compacted_copy() or any(is_copy(slot, base) for slot in others):
         return
@@ -363,7 +363,7 @@ def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: PartitionBase) 
             return
 
 
-def _is_stale(slot: Slot, base: PartitionBase) -> bool:
+def _is_stale(slot: Slot, base: RestorePlan) -> bool:
     record = slot.record()
     return record is not None and record.version < base.version - _STALE_VERSIONS
 

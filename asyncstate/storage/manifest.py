@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError
-from asyncstate.figures import Figures, added
+from asyncstate.metrics import Metrics, sum_metrics
 
 FORMAT_VERSION: Final = 2
 EMPTY_LINEAGE: Final = ""
@@ -60,7 +60,7 @@ class SnapshotRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PartitionManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of one partition: a snapshot (None: empty) plus the deltas after it, oldest first.
 
-    ``statistics`` holds figures of the batch that committed it, for reports.
+    ``statistics`` holds metrics of the batch that committed it, for reports.
     """
 
     partition: int
@@ -91,7 +91,7 @@ class StateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, str] = {}
 
 
-class Applied(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AppliedTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The times (microseconds) of the last micro-batch that has applied an operator."""
 
     watermark: int | None
@@ -113,7 +113,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: dict[str, str] = {}
     states: list[StateSpec] = []
     route: list[int] = []
-    applied: Applied | None = None
+    applied: AppliedTimes | None = None
     meaning: dict[str, str] = {}
 
     @property
@@ -121,9 +121,9 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether it keeps anything: declared states, or entries of the engine such as timers."""
         return bool(self.states) or any(one.snapshot is not None or one.deltas for one in self.partitions)
 
-    def summed_statistics(self) -> Figures:
+    def summed_statistics(self) -> Metrics:
         """Figures of the micro-batch that committed it, summed over the partitions."""
-        return added(partition.statistics for partition in self.partitions)
+        return sum_metrics(partition.statistics for partition in self.partitions)
 
     def partition(self, number: int) -> PartitionManifest:
         """Return a partition by its number; an absent one is empty."""

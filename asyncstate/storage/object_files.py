@@ -26,7 +26,7 @@ import stamina
 from pyarrow import fs
 
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, ConfigurationError
-from asyncstate.places import folder_of, is_uri, masked, scrubbed
+from asyncstate.locations import folder_of, is_uri, redact, redact_in
 from asyncstate.storage.files import (
     TEMPORARY_PREFIX,
     TRANSFERS_MAX,
@@ -106,7 +106,7 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
     ConfigurationError for a URI that cannot be used, CheckpointError when the place cannot be reached.
     """
     if "\0" in place:
-        raise ConfigurationError(f"async-state.checkpoint-dir is {masked(place)!r}; a path has no NUL in it")
+        raise ConfigurationError(f"async-state.checkpoint-dir is {redact(place)!r}; a path has no NUL in it")
     if not is_uri(place):
         return LocalFiles(folder_of(place))
     retries = retries or Retries()
@@ -115,18 +115,18 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
     except (pa.ArrowException, ValueError, TypeError) as error:
         # Not chained, here and below: what pyarrow and the stores say may repeat the URI.
         raise ConfigurationError(
-            f"async-state.checkpoint-dir is {masked(place)}, which pyarrow cannot use: "
-            f"{scrubbed(str(error), place)}. Give a path, or the URI of a store that pyarrow knows, such as "
+            f"async-state.checkpoint-dir is {redact(place)}, which pyarrow cannot use: "
+            f"{redact_in(str(error), place)}. Give a path, or the URI of a store that pyarrow knows, such as "
             f"s3://bucket/folder; in credentials write %2F for a slash, %3F for ?, %23 for #"
         ) from None
     except OSError as error:
         raise CheckpointError(
-            f"the checkpoint {masked(place)} cannot be reached: {scrubbed(str(error), place)}. Check the network, "
+            f"the checkpoint {redact(place)} cannot be reached: {redact_in(str(error), place)}. Check the network, "
             f"the credentials and the bucket's region (option region of the URI)"
         ) from None
     if not base.strip("/"):
         raise ConfigurationError(
-            f"async-state.checkpoint-dir is {masked(place)}, which names no bucket or folder; write s3://bucket/folder"
+            f"async-state.checkpoint-dir is {redact(place)}, which names no bucket or folder; write s3://bucket/folder"
         )
     return ObjectFiles(file_system, base, place, retries, small_objects)
 
@@ -182,7 +182,7 @@ class ObjectFiles(CheckpointFiles):
         small_objects: fs.FileSystem | None = None,
     ) -> None:
         self.place = place
-        self.shown = masked(place)
+        self.shown = redact(place)
         self._fs = file_system
         self._small_objects = small_objects or file_system
         self._base = base.rstrip("/")
@@ -305,7 +305,7 @@ class ObjectFiles(CheckpointFiles):
 
     def _failed(self, action: str, name: str, error: BaseException) -> CheckpointError:
         return CheckpointError(
-            f"could not {action} {name} in the checkpoint {self.shown}: {scrubbed(str(error), self.place)}. Check the "
+            f"could not {action} {name} in the checkpoint {self.shown}: {redact_in(str(error), self.place)}. Check the "
             f"store and its credentials, then start the query again: it goes on from the last version that was stored"
         )
 

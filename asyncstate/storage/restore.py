@@ -15,10 +15,10 @@ from pathlib import Path
 
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import CheckpointCorruptionError
-from asyncstate.storage.base import PartitionBase, group_bounds
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.files import TRANSFERS_MAX, CheckpointFiles, at_once, verify_file
 from asyncstate.storage.manifest import DeltaRef, FileRef
+from asyncstate.storage.restore_plan import RestorePlan, group_bounds
 from asyncstate.storage.rocksdb import RocksDBStore, write_sst
 from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.snapshot import scratch_beside
@@ -58,7 +58,7 @@ class Fetcher:
             self._files.get_file(ref.name, local)
             verify_file(local, ref)
         except CheckpointCorruptionError as error:
-            hint = Checkpoint(self._files).way_back(self._version, damaged=ref.name)
+            hint = Checkpoint(self._files).recovery_hint(self._version, damaged=ref.name)
             raise CheckpointCorruptionError(f"{error}. {hint}") from error
 
     def _take_kept(self, ref: FileRef, local: Path) -> bool:
@@ -83,7 +83,7 @@ def advance(store: RocksDBStore, deltas: Sequence[DeltaRef], version: int, fetch
     store.version = version
 
 
-def build_store(path: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
+def build_store(path: Path, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
     """Make a new store folder with the content of ``base`` and return it open."""
     with scratch_beside(path) as scratch:
         folder = Path(scratch)
@@ -101,7 +101,7 @@ def build_store(path: Path, base: PartitionBase, fetcher: Fetcher, options: Rock
     return store
 
 
-def _fetched(folder: Path, path: Path, base: PartitionBase, fetcher: Fetcher) -> list[Path]:
+def _fetched(folder: Path, path: Path, base: RestorePlan, fetcher: Fetcher) -> list[Path]:
     """The deltas of ``base``, in ``folder``; its snapshot goes to ``path``."""
     deltas = _numbered(folder, base.deltas)
     if base.snapshot is None:
@@ -114,7 +114,7 @@ def _fetched(folder: Path, path: Path, base: PartitionBase, fetcher: Fetcher) ->
     return [local for _, local in deltas]
 
 
-def _collected(folder: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions) -> list[Path]:
+def _collected(folder: Path, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions) -> list[Path]:
     """The key groups that ``base`` takes from its sources, and their broadcast state, as a file in ``folder``."""
     entries = _entries(folder, base, fetcher, options)
     first = next(entries, None)
@@ -126,7 +126,7 @@ def _collected(folder: Path, base: PartitionBase, fetcher: Fetcher, options: Roc
 
 
 def _entries(
-    folder: Path, base: PartitionBase, fetcher: Fetcher, options: RocksDBOptions
+    folder: Path, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions
 ) -> Iterator[tuple[bytes, bytes]]:
     # Old partitions hold ascending, disjoint key group ranges: their entries follow each other in key order.
     # Broadcast state is above them all and the same in each: it comes from the last one, which is still open then.
@@ -134,7 +134,7 @@ def _entries(
     start, end = group_bounds(*base.groups)
     for source in base.sources:
         path = folder / f"source-{source.partition}"
-        as_base = PartitionBase(base.version, source.snapshot, source.deltas)
+        as_base = RestorePlan(base.version, source.snapshot, source.deltas)
         store = build_store(path, as_base, fetcher, options)
         try:
             yield from store.iterate(start, end)

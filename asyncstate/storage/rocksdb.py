@@ -24,12 +24,12 @@ from typing import Any, cast
 from rocksdict import IngestExternalFileOptions, Options, Rdict, ReadOptions, SstFileWriter
 
 from asyncstate.errors import StoreError
-from asyncstate.storage.contract import (
+from asyncstate.storage.keyed_store import (
     EMPTY_VERSION,
     Change,
     ChangeColumns,
-    Changes,
     KeyedStore,
+    SortedChanges,
     StoreStatistics,
 )
 from asyncstate.storage.rocksdb_options import (
@@ -212,7 +212,7 @@ class RocksDBStore(KeyedStore):
 
     # -- changing ------------------------------------------------------------------------------------
 
-    def apply(self, changes: Changes, version: int) -> None:
+    def apply(self, changes: SortedChanges, version: int) -> None:
         """Write the sorted changes as an SST file and ingest it; ``compact_if_due``."""
         if changes:
             temporary = f"{self.path}.apply-{uuid.uuid4().hex}.sst"
@@ -345,7 +345,7 @@ class RocksDBStore(KeyedStore):
         return self.db.property_int_value(f"rocksdb.{name}") or 0
 
     def statistics(self) -> StoreStatistics:
-        """Return figures from RocksDB's properties and its list of live files."""
+        """Return metrics from RocksDB's properties and its list of live files."""
         live = self.db.live_files()
         return StoreStatistics(
             entries_estimate=max(0, sum(f["num_entries"] - 2 * f["num_deletions"] for f in live)),

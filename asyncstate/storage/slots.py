@@ -90,7 +90,7 @@ class Slot:
         return self.scratch / "cached"
 
     @property
-    def copy_mark(self) -> Path:
+    def compacted_marker(self) -> Path:
         """What there is to know of the compacted copy that the slot holds or will hold, until a task has used it."""
         return self.folder / "COPY"
 
@@ -116,14 +116,14 @@ class Slot:
         record = SlotRecord(version, lineage, self.db.name, changing, _boot_id())
         replace_file(self.folder / "VERSION", msgspec.json.encode(record))
 
-    def distrust(self) -> None:
+    def invalidate(self) -> None:
         """Take the record away, which needs no space on the disk: the store will be rebuilt."""
         (self.folder / "VERSION").unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Delete the store and all beside it but the lock."""
         # The record goes first: what a crash leaves behind is then a slot without one.
-        self.distrust()
+        self.invalidate()
         shutil.rmtree(self.folder)
         self._store = None
 

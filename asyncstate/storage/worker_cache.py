@@ -118,7 +118,7 @@ class WorkerCache(Generic[E]):
             if entries.worth_keeping:
                 self._kept[key] = (lineage, entries)
 
-    def give_away(self, key: PartitionKey) -> tuple[str, E] | None:
+    def export_cache(self, key: PartitionKey) -> tuple[str, E] | None:
         """The lineage and the entries of a partition that another process has from now on."""
         with self._lock:
             return self._kept.pop(key, None)

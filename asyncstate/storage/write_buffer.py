@@ -1,10 +1,10 @@
 """The writes of a micro-batch: in a dict up to a bound, in sorted runs on disk beyond it, as a delta at the end.
 
-Owns: WriteBuffer, and WriteMeter, which tells how much memory they take. Invariants: ``entries`` stays the same dict,
-because others write with its own method; a key, once written, stays in it up to the next spill (a delete stores None),
-so the dict's insertion order tells which keys are new. What is held is older than all entries, and within the bound by
-itself. The limit counts as reached only by a count of all entries; new ones are estimated by some of them until then,
-old ones that may have got larger values are counted again once they may all have.
+Owns: WriteBuffer, and SizeEstimator, which tells how much memory they take. Invariants: ``entries`` stays the same
+dict, because others write with its own method; a key, once written, stays in it up to the next spill (a delete stores
+None), so the dict's insertion order tells which keys are new. What is held is older than all entries, and within the
+bound by itself. The limit counts as reached only by a count of all entries; new ones are estimated by some of them
+until then, old ones that may have got larger values are counted again once they may all have.
 Must not import rocksdict, lease or the overlay.
 """
 
@@ -19,10 +19,10 @@ from typing import Final
 
 from sortedcontainers import SortedList
 
-from asyncstate.figures import Bytes, Count, Limit, Peak
-from asyncstate.storage.contract import Change, ChangeColumns, Changes, KeyedStore
-from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
-from asyncstate.storage.spilled import SpilledChanges, SpilledWrites, WriteBound
+from asyncstate.metrics import Bytes, Count, Limit, MaxGauge
+from asyncstate.storage.keyed_store import Change, ChangeColumns, KeyedStore, SortedChanges
+from asyncstate.storage.spill import SpilledChanges, SpilledWrites, WriteBound
+from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES, Entries, size_of
 
 _key = itemgetter(0)
 
@@ -47,7 +47,7 @@ class WriteStatistics:
     change_bytes: Bytes
     spills: Count
     spilled_bytes: Bytes
-    write_cache_bytes_peak: Peak
+    write_cache_bytes_peak: MaxGauge
     write_cache_bytes_limit: Limit | None
 
 
@@ -56,7 +56,7 @@ class WriteBuffer:
 
     def __init__(self, store: KeyedStore, bound: WriteBound | None) -> None:
         self.entries: Entries = {}
-        self.meter = WriteMeter(self.entries, sys.maxsize if bound is None else bound.limit_bytes)
+        self.meter = SizeEstimator(self.entries, sys.maxsize if bound is None else bound.limit_bytes)
         self.spilled: SpilledWrites | None = None
         """What has been spilled, over the store; None before the first spill."""
         self._store = store
@@ -161,7 +161,7 @@ class WriteBuffer:
         self._entries_bytes = None
         self.meter.emptied()
 
-    def changes(self) -> Changes:
+    def changes(self) -> SortedChanges:
         """All writes sorted by key; None marks a delete. All in memory, unless writes have been spilled.
 
         The end of the micro-batch: nothing may be written after it.
@@ -212,7 +212,7 @@ class WriteBuffer:
         )
 
 
-class WriteMeter:
+class SizeEstimator:
     """Keeps an estimate of the size of ``writes``, with what a dict entry weighs beside its bytes.
 
     Writes go into a dict by its own method, so nobody sees them one by one. What counts is looked at between slices of

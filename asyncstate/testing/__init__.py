@@ -1,11 +1,11 @@
 """What users test their operators and jobs with. Ships in the package; must not import Spark."""
 
 from asyncstate.config import Tuning
-from asyncstate.testing.context import FakeContext
+from asyncstate.testing.fake_context import FakeContext
 from asyncstate.testing.faults import FaultyStore
 from asyncstate.testing.harness import OperatorHarness
+from asyncstate.testing.harness_rows import net
 from asyncstate.testing.pipeline import PipelineHarness, PipelineSource
-from asyncstate.testing.rows import net
 
 __all__ = [
     "FakeContext",

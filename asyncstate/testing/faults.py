@@ -10,12 +10,12 @@ import threading
 import time
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import Changes, KeyedStore, StoreStatistics
+from asyncstate.storage import KeyedStore, SortedChanges, StoreStatistics
 
 
 class FaultyStore(KeyedStore):
     """A store whose reads can be made to fail, to give damaged bytes, to take their time, or to hang; each call is one
-    read. To put it under an operator: ``OperatorHarness(..., store_through=...)`` with a function that makes one.
+    read. To put it under an operator: ``OperatorHarness(..., wrap_store=...)`` with a function that makes one.
 
     >>> from asyncstate.storage import EmptyStore
     >>> store = FaultyStore(EmptyStore())
@@ -104,7 +104,7 @@ class FaultyStore(KeyedStore):
         """See ``KeyedStore``."""
         return self._store.block_bytes
 
-    def apply(self, changes: Changes, version: int) -> None:
+    def apply(self, changes: SortedChanges, version: int) -> None:
         """See ``KeyedStore``."""
         self._store.apply(changes, version)
         self.version = version

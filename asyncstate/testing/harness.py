@@ -21,10 +21,10 @@ import pyarrow as pa
 from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog, Key
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.config import SPARK_PREFIX, Tuning, resolve
-from asyncstate.display import html_table, quietly, time_text
+from asyncstate.display import html_table, ignoring_errors, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError
-from asyncstate.figures import named
+from asyncstate.metrics import to_dict
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
     FIRST_ARRIVAL,
@@ -49,7 +49,7 @@ from asyncstate.runtime import (
     check_stateless,
     check_uid,
     checked_inputs,
-    chosen_local_phase,
+    choose_partial_aggregation,
     drop_seen_of_inputs,
     each_input,
     fingerprint,
@@ -73,7 +73,7 @@ from asyncstate.runtime import (
     unpack_records,
     warn_of_missing_rows,
     watermark_after,
-    why_rows_wait,
+    watermark_wait_reason,
     worker_memory,
 )
 from asyncstate.storage import (
@@ -86,9 +86,9 @@ from asyncstate.storage import (
     StateSpec,
     checkpoint_files,
 )
-from asyncstate.testing.rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
-from asyncstate.testing.shipping import copies_of, exchanged, with_copy
-from asyncstate.testing.starting import InitialState, initial_of
+from asyncstate.testing.harness_rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
+from asyncstate.testing.initial_state import InitialState, initial_of
+from asyncstate.testing.local_exchange import copies_of, exchanged, with_copy
 from asyncstate.tracebacks import users_frames
 
 __tracebackhide__ = True  # pytest shows the test's own line
@@ -131,12 +131,12 @@ class OperatorHarness:
     ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds, or as in a job) have one entry an input; for
     a single input the entry itself may be given; what a job refuses of them is refused here by the same checks.
     ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
-    several inputs one entry for each, None where rows come as they are; so are ``sequence`` and ``drop_seen``. The
+    several inputs one entry for each, None where rows come as they are; so are ``sequence`` and ``drop_stale``. The
     operator's broadcast input has no key:
     its entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog``
     that says how they change its table, and what identifies a row (default: whether the operator accepts changelogs).
     ``checkpoint`` is the place of the checkpoint, a path or a URI; by default it lies in ``folder``, beside the
-    local stores. ``store_through`` is given each leased store and returns what the operator reads instead, such as
+    local stores. ``wrap_store`` is given each leased store and returns what the operator reads instead, such as
     a FaultyStore around it. A stateless operator gets the rows of a micro-batch as one part, whatever the
     ``parallelism``, and ``key`` is None.
     ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of
@@ -160,10 +160,10 @@ class OperatorHarness:
         changelog: bool | Changelog | Sequence[bool | Changelog] | None = None,
         order_by: OrderBy = None,
         sequence: SequenceBy = None,
-        drop_seen: bool | Sequence[bool] = False,
+        drop_stale: bool | Sequence[bool] = False,
         initial_state: InitialState = None,
         async_enabled: bool = False,
-        store_through: Callable[[KeyedStore], KeyedStore] | None = None,
+        wrap_store: Callable[[KeyedStore], KeyedStore] | None = None,
         parallelism: int = 1,
         max_parallelism: int = 128,
         options: Mapping[str, str] | None = None,
@@ -186,7 +186,7 @@ class OperatorHarness:
         times, self._delays = times_of_inputs(uid, event_time, watermark_delay, count)
         orders = sort_keys_of_inputs(uid, order_by, count)
         sequences = sequences_of_inputs(uid, sequence, count)
-        drops = drop_seen_of_inputs(uid, drop_seen, sequences)
+        drops = drop_seen_of_inputs(uid, drop_stale, sequences)
         changes = _changes(uid, operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
             InputSpec(
@@ -204,7 +204,7 @@ class OperatorHarness:
             for i, schema in enumerate(schemas)
         )
         self._operator = copies_of(operator)
-        self._shown = quietly(lambda: repr(operator), type(operator).__name__)
+        self._shown = ignoring_errors(lambda: repr(operator), type(operator).__name__)
         self._options = dict(options or {})
         self._config = resolve(
             {
@@ -216,7 +216,7 @@ class OperatorHarness:
             tuning,
         )
         self.parallelism = parallelism
-        self._store_through = store_through
+        self._store_through = wrap_store
         self.worker = worker_memory() if worker is None else worker
         self.clock: Clock = clock if clock is not None else ManualClock()
         self.owns_folder = folder is None
@@ -253,7 +253,7 @@ class OperatorHarness:
             uid, initial_state, operator, self._specs, self._task_inputs, states, self._check_writer
         )
         self._running: tuple[TaskSpec, list[CommitRecord], bool] | None = None
-        self.last_aside: list[SideBatch] = []
+        self.last_side_rows: list[SideBatch] = []
         """What the last micro-batch has put out to side outputs."""
         self._side_rows: dict[str, list[OutputRow]] = {name: [] for name in self._output.side_outputs}
 
@@ -321,7 +321,7 @@ class OperatorHarness:
     @property
     def waits_for_watermark(self) -> bool:
         """Whether rows are kept until the watermark has passed them."""
-        return why_rows_wait(self._uid, self._operator(), self._task_inputs) is not None
+        return watermark_wait_reason(self._uid, self._operator(), self._task_inputs) is not None
 
     @property
     def outputs(self) -> OutputSpec:
@@ -392,7 +392,7 @@ class OperatorHarness:
             "changelog": [spec.changes for spec in self._specs],
             "order_by": orders if len(orders) > 1 else orders[0],
             "sequence": sequences if len(sequences) > 1 else sequences[0],
-            "drop_seen": [spec.drop_seen for spec in self._specs],
+            "drop_stale": [spec.drop_stale for spec in self._specs],
             "initial_state": self._initial_state if self._stored(started) is None else None,
             "async_enabled": self._config.enabled,
             "parallelism": self.parallelism,
@@ -490,7 +490,7 @@ class OperatorHarness:
         self._running = (spec, ran.records, final)
         self._pending = []
         self.output.extend(rows_of(ran.rows))
-        self.last_aside = ran.aside
+        self.last_side_rows = ran.aside
         for out in ran.aside:
             self._side_rows[out.output].extend(rows_of([out.batch]))
         return ran.rows
@@ -560,7 +560,7 @@ class OperatorHarness:
             elif isinstance(out, pa.RecordBatch):
                 ran.rows.append(out)
             else:
-                self.batches.append(named(out))
+                self.batches.append(to_dict(out))
         return ran
 
     def _partitions(
@@ -613,7 +613,7 @@ class OperatorHarness:
         return pack_broadcast(self._uid, self._specs[index], sent, self._config.shares.broadcast)
 
     def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
-        phase = chosen_local_phase(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)
+        phase = choose_partial_aggregation(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)
         return spec.inputs if phase is None else (replace(spec.inputs[0], local=phase),)
 
     def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:

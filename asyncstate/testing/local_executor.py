@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, Key, has_kinds
 from asyncstate.codec import key_groups
-from asyncstate.dataflow import NodeFigures, Transform, Union
+from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.driver.chain import Link, RunPartition, run_chain
-from asyncstate.driver.executor import Feed, Initial, Prepared
-from asyncstate.driver.payload import payload_of
+from asyncstate.driver.executor import Feed, InitialRows, Prepared
+from asyncstate.driver.sent_columns import payload_of
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
@@ -39,10 +39,10 @@ from asyncstate.runtime import (
     run_stateless,
     unpack_records,
 )
-from asyncstate.runtime.rows import output_schema
+from asyncstate.runtime.prepared_rows import output_schema
 from asyncstate.testing.expressions import transformed
-from asyncstate.testing.rows import not_replaced
-from asyncstate.testing.shipping import copies_of, with_copy
+from asyncstate.testing.harness_rows import not_replaced
+from asyncstate.testing.local_exchange import copies_of, with_copy
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 
@@ -215,10 +215,12 @@ class LocalExecutor:
             raise JobError(f"'{name}' is to start from {rows!r}; give a RecordBatch")
         return rows
 
-    def initial_of(self, uid: str, given: Any, inputs: Sequence[LocalRows]) -> Initial:
+    def initial_of(self, uid: str, given: Any, inputs: Sequence[LocalRows]) -> InitialRows:
         """See ``Executor``."""
         if isinstance(given, Mapping):
-            return Initial(values={str(name): self.check_static(uid, rows) for name, rows in given.items()})
+            return InitialRows(
+                values={str(name): self.check_static(uid, rows) for name, rows in given.items()}
+            )
         each = list(given) if isinstance(given, list | tuple) else [given]
         if len(each) != len(inputs) or not any(one is not None for one in each):
             raise JobError(
@@ -229,7 +231,7 @@ class LocalExecutor:
             self.no_rows_like(own) if one is None else self.before(f"operator '{uid}'", one, own)
             for one, own in zip(each, inputs, strict=True)
         ]
-        return Initial(rows=rows)
+        return InitialRows(rows=rows)
 
     # -- operators -------------------------------------------------------------------------------------
 
@@ -305,7 +307,7 @@ class LocalExecutor:
         )
         return stage, list(zip(chain, records, strict=True))
 
-    def ran(self, figures: Mapping[str, NodeFigures]) -> None:
+    def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
         """See ``Executor``."""
 
     # -- micro-batches ---------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from asyncstate.dataflow import (
     draw,
     explain,
 )
-from asyncstate.dataflow.changes import changes_behind, operator_changes, source_changes
+from asyncstate.dataflow.changelog_inference import changes_behind, operator_changes, source_changes
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.display import html_table, time_text
@@ -54,8 +54,8 @@ from asyncstate.runtime import (
 from asyncstate.storage import GraphManifest, Manifest
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.harness import OperatorHarness, folder_of
-from asyncstate.testing.rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
-from asyncstate.testing.starting import InitialRows, initial_rows, input_batch
+from asyncstate.testing.harness_rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
+from asyncstate.testing.initial_state import InitialRows, initial_rows, input_batch
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 
@@ -73,7 +73,7 @@ class PipelineSource:
     watermark_delay: Delay = None
     changelog: bool = False
     sequence: SequenceBy = None
-    drop_seen: bool = False
+    drop_stale: bool = False
     initial: InitialRows | None = None
     mode: ChangelogMode | str | None = None
     primary_key: str | Sequence[str] | None = None
@@ -151,7 +151,7 @@ class PipelineHarness:
 
     def _declared(self, name: str, source: PipelineSource) -> Stream:
         times = Times(
-            source.event_time, source.watermark_delay, source.sequence, source.drop_seen, source.idle_after
+            source.event_time, source.watermark_delay, source.sequence, source.drop_stale, source.idle_after
         )
         told = None if source.mode is not None and not source.changelog else source.changelog
         return self.flow.add_source(name, times, told, source.schema, source.mode, source.primary_key)
@@ -503,7 +503,7 @@ class PipelineHarness:
             return _joined(self._pending[node.name], self._schemas[node])
         inputs = [rows[one] for one in node.inputs]
         if isinstance(node, Output):
-            aside = self._operators[node.inputs[0].name].last_aside
+            aside = self._operators[node.inputs[0].name].last_side_rows
             return _joined([out.batch for out in aside if out.output == node.side], self._schemas[node])
         before = [first.get(one) for one in node.inputs]
         if isinstance(node, Sink) or (isinstance(node, Apply) and node.operator.stateless):

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from asyncstate.spark.task import settle_worker
+from asyncstate.spark.python_task import settle_worker
 from bench.checkpoints import commits, recovery, sizes
 from bench.frame import Report, Row
 from bench.frame.picture import Panel, Series, draw

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncstate.driver import ledger as driver
+from asyncstate.driver import commit_log as driver
 from asyncstate.driver.chain import RunPartition
 from asyncstate.spark import MicroBatch, StreamingJob
 from bench.checkpoints.bare import memory_files, run_without_checkpoint, without_checkpoint

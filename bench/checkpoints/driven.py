@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.config import Config, resolve
-from asyncstate.driver.ledger import Ledger
+from asyncstate.driver.commit_log import CommitLog
 from asyncstate.operator import MIN_WATERMARK, Operator
 from asyncstate.runtime import SourceTimes
 from asyncstate.storage import PartitionManifest
@@ -49,7 +49,7 @@ class DrivenJob:
     """Micro-batches of one partition and their commits. ``partition`` is what the last one left."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        self._ledger = Ledger(config, JOB, 0)
+        self._ledger = CommitLog(config, JOB, 0)
         self.job = Job(folder, aggregate(), config, INPUT)
 
     @property

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from asyncstate.runtime import stores as task_stores
-from asyncstate.spark.task import settle_worker
+from asyncstate.runtime import restore_plans as task_stores
+from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage import LocalFiles, PartitionManifest, Retries
 from bench.checkpoints.bare import without_checkpoint
 from bench.checkpoints.driven import BATCH_ROWS, NEVER, DrivenJob, aggregate, fill_keys, settings

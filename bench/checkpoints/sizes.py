@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from unittest.mock import patch
 
-from asyncstate.driver import ledger as driver
-from asyncstate.runtime import stores as task_stores
+from asyncstate.driver import commit_log as driver
+from asyncstate.runtime import restore_plans as task_stores
 from asyncstate.storage import LocalFiles, Retries, RocksDBStore
 from bench.checkpoints.driven import BATCH_ROWS, DrivenJob, settings
 from bench.frame import Column

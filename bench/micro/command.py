@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from asyncstate.operator import Operator
-from asyncstate.spark.task import settle_worker
+from asyncstate.spark.python_task import settle_worker
 from bench.frame import Report, Row, isolated
 from bench.frame.measure import Side
 from bench.frame.report import Output, Rounds, Seed, Tiny

@@ -31,9 +31,9 @@ from asyncstate.changelog import RETRACT
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import InputSpec, Operator, OperatorContext, StateDescriptor
 from asyncstate.runtime import InputBatch, read_state
-from asyncstate.runtime.ordering import OrderedInputs
-from asyncstate.runtime.stores import PartitionStore
-from asyncstate.storage import Changes, KeyedStore, RocksDBOptions, StoreStatistics, WriteOverlay
+from asyncstate.runtime.restore_plans import PartitionStore
+from asyncstate.runtime.sorted_inputs import OrderedInputs
+from asyncstate.storage import KeyedStore, MemTable, RocksDBOptions, SortedChanges, StoreStatistics
 from asyncstate.storage.rocksdb_options import rocksdb_options
 from bench.frame import Row
 from bench.frame.measure import Side
@@ -96,7 +96,7 @@ class RecordingStore(KeyedStore):
         self.scans.append((start, end, limit))
         return self._store.scan(start, end, limit)
 
-    def apply(self, changes: Changes, version: int) -> None:
+    def apply(self, changes: SortedChanges, version: int) -> None:
         self._store.apply(changes, version)
 
     def statistics(self) -> StoreStatistics:
@@ -227,7 +227,7 @@ _ENGINE_PARTS: Final[list[tuple[type[Any], str]]] = [
     (OrderedInputs, "add"),
     (OrderedInputs, "due_parts"),
     (ExecutionController, "finish_states"),
-    (WriteOverlay, "changes"),
+    (MemTable, "changes"),
     (PartitionStore, "commit"),
     (PartitionStore, "settle"),
 ]
@@ -375,7 +375,7 @@ def measured(case: Case, rows: int, rounds: int, seed: int) -> list[Row]:
         watch = Stopwatch()
         place.enter_context(timed_engine(watch))
         operator = with_timed_states(case.operator(), watch)
-        job = place.job(operator, case.inputs, store_through=record)
+        job = place.job(operator, case.inputs, wrap_store=record)
 
         def run(batch: Batch) -> Spent:
             given, job.watermark = batch

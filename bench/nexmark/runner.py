@@ -46,7 +46,7 @@ _WARM_UP_EVENTS = 10_000
 _WARM_UP_BATCHES = 2
 
 OnBatch = Callable[[int], None]
-"""Told the number of micro-batches done."""
+"""WindowCallbacks the number of micro-batches done."""
 
 
 @dataclass(frozen=True)

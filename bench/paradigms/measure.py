@@ -17,7 +17,7 @@ import typer
 
 from asyncstate.config import resolve
 from asyncstate.operator import InputSpec
-from asyncstate.spark.task import settle_worker
+from asyncstate.spark.python_task import settle_worker
 from bench.frame import Column, Figure, Report, Row, medians, ratio, turns
 from bench.frame.report import Output, Rounds, Seed, Tiny, figure, times
 from bench.job import Job

@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.config import Config, Tuning, resolve
-from asyncstate.runtime.stores import rocksdb_options
-from asyncstate.spark.task import settle_worker
+from asyncstate.runtime.restore_plans import rocksdb_options
+from asyncstate.spark.python_task import settle_worker
 from bench.frame import Report, Row, isolated
 from bench.frame.measure import isolated_in
 from bench.job import Job, JobBase

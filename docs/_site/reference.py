@@ -62,7 +62,7 @@ FAMILIES = {
 def _family(folder: str) -> Page:
     """The page of a folder of `operators/`."""
     guide = f"operators/{folder}" if (DOCS / "operators" / f"{folder}.md").exists() else "functions"
-    defined_in = (f"operators.{folder}", *(["operators.core.ordering"] if folder == "rank" else []))
+    defined_in = (f"operators.{folder}", *(["operators.core.sort_orders"] if folder == "rank" else []))
     title = FAMILIES.get(folder, folder.capitalize())
     return Page(f"operators-{folder}", title, OPERATORS, guide, defined_in, members=False)
 
@@ -125,7 +125,7 @@ PAGES = (
         "Triggers, evictors, assigners",
         ASYNCSTATE,
         "functions",
-        ("asyncstate.functions.windows",),
+        ("asyncstate.functions.window_functions",),
         besides=("asyncstate.functions.TimedRow",),
     ),
     Page(
@@ -133,7 +133,7 @@ PAGES = (
         "Functions of tables",
         ASYNCSTATE,
         "table-functions",
-        ("asyncstate.functions.table", "asyncstate.operator"),
+        ("asyncstate.functions.table_functions", "asyncstate.operator"),
     ),
     Page("aggregates", "Functions of values", "asyncstate.functions", "aggregates"),
     Page("config", "Configuration", ASYNCSTATE, "configuration", ("asyncstate.config",)),

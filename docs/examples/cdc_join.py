@@ -4,7 +4,7 @@ Run it with ``python docs/examples/cdc_join.py``: the whole job in one process w
 crash on the way. On Spark, with Debezium's events: docs/examples/debezium_orders.py.
 
 Both tables come as upserts (the row after a change, a deletion with the key only), as a compacted Kafka topic has them,
-in any order within a micro-batch and some twice: ``sequence`` is the position in the database's log, and ``drop_seen``
+in any order within a micro-batch and some twice: ``sequence`` is the position in the database's log, and ``drop_stale``
 drops what has been seen. ``ChangelogNormalize`` keeps the row before each change, so that the join can take rows back.
 """
 
@@ -48,8 +48,8 @@ def table(rows) -> list[tuple]:
 def run(async_enabled: bool) -> list[list[tuple]]:
     """The tables after each of three micro-batches."""
     sources = {
-        "orders": PipelineSource(ORDERS, changelog=True, sequence="lsn", drop_seen=True),
-        "customers": PipelineSource(CUSTOMERS, changelog=True, sequence="version", drop_seen=True),
+        "orders": PipelineSource(ORDERS, changelog=True, sequence="lsn", drop_stale=True),
+        "customers": PipelineSource(CUSTOMERS, changelog=True, sequence="version", drop_stale=True),
     }
     shown = []
     with PipelineHarness(joined, sources, async_enabled=async_enabled, parallelism=2) as harness:

@@ -82,7 +82,7 @@ def revenue(log: DataFrame, batch: MicroBatch) -> DataFrame:
         upserts,
         key="buyer",
         sequence=PLACE,
-        drop_seen=True,
+        drop_stale=True,
         changes=Changelog.upsert("buyer"),  # Spark has renamed the key
         uid="customers",
     )

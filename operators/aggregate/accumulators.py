@@ -3,7 +3,7 @@
 Owns: ``Count``, ``Sum``, ``RetractableSum`` and ``Extreme``, each with one state column but the third.
 Invariant: lifting rows and combining them in any grouping and order gives the same state (floats: up to
 rounding), so the same parts serve bundles, windows, shared slices and both phases of a two-phase aggregation.
-Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``local_phase``.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``partial_aggregation``.
 
 Source: the accumulate, retract and merge functions of Flink's built-in aggregates.
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.local_phase import LOW_BITS, NOT_FINITE, LocalColumn, LocalFunction
+from asyncstate.partial_aggregation import LOW_BITS, NOT_FINITE, LocalColumn, LocalFunction
 
 from ..core.arrays import Int8Array
 from ..core.segments import (
@@ -225,8 +225,8 @@ class RetractableSum(Sum):
 class Extreme(MergingAggregator):
     """The smallest or largest value of a column, of any type that can be a key; NaN is the largest float.
 
-    It cannot give values back: rows that are retracted do not lower it (see ``operators.aggregate.value_log``).
-    """
+    It cannot give values back: rows that are retracted do not lower it (see
+    ``operators.aggregate.retractable_minmax``). """
 
     column: str
 

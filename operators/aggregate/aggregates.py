@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from ..core.arrays import int64_values
 from .accumulators import Extreme, filled, mean_type, shown_decimals, shown_sum_type
+from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
 from .aggregator import State
-from .declared import Aggregate, Binding, Kind, Output
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -57,39 +57,39 @@ def max_(column: str) -> Aggregate:
 
 
 @dataclass(frozen=True)
-class _Count(Kind):
+class _Count(AggregateKind):
     name: str = "count"
 
-    def bind(self, binding: Binding) -> Output:
+    def bind(self, binding: InputBinding) -> AggregateOutput:
         for column in binding.aggregate.columns:
             binding.type_of(column)
         counter = binding.counter()
         field = pa.field(binding.aggregate.name, pa.int64(), nullable=False)
-        return Output(field, lambda states: filled(states[counter][0]))
+        return AggregateOutput(field, lambda states: filled(states[counter][0]))
 
 
 @dataclass(frozen=True)
-class _Sum(Kind):
+class _Sum(AggregateKind):
     name: str = "sum"
 
-    def bind(self, binding: Binding) -> Output:
+    def bind(self, binding: InputBinding) -> AggregateOutput:
         counter, (total, part) = binding.counter(), binding.total()
         kind, what = shown_sum_type(binding.input_type), f"the sum of column '{binding.column}'"
 
         def shown(sums: pa.Array) -> pa.Array:
             return sums if sums.type == kind else shown_decimals(sums, kind, binding.owner, what)
 
-        return Output(
+        return AggregateOutput(
             pa.field(binding.aggregate.name, kind),
             lambda states: masked(shown(part.totals(states[total])), counts_of(states[counter]) == 0),
         )
 
 
 @dataclass(frozen=True)
-class _Average(Kind):
+class _Average(AggregateKind):
     name: str = "avg"
 
-    def bind(self, binding: Binding) -> Output:
+    def bind(self, binding: InputBinding) -> AggregateOutput:
         counter, (total, part) = binding.counter(), binding.total()
         kind, what = mean_type(binding.input_type), f"the average of column '{binding.column}'"
 
@@ -99,16 +99,16 @@ class _Average(Kind):
                 return _means(sums, counts)
             return shown_decimals(_decimal_means(sums, counts, kind.scale), kind, binding.owner, what)
 
-        return Output(pa.field(binding.aggregate.name, kind), means)
+        return AggregateOutput(pa.field(binding.aggregate.name, kind), means)
 
 
 @dataclass(frozen=True)
-class _Extreme(Kind):
+class _Extreme(AggregateKind):
     """Of distinct values the extremes are those of all."""
 
     name: str
 
-    def bind(self, binding: Binding) -> Output:
+    def bind(self, binding: InputBinding) -> AggregateOutput:
         input_type = binding.input_type
         if pa.types.is_nested(input_type) or pa.types.is_null(input_type):
             raise binding.wrong_type("a number, string, binary, boolean, date or timestamp")
@@ -118,7 +118,7 @@ class _Extreme(Kind):
             binding.owner, binding.column, binding.condition, input_type, largest, binding.retract
         )
         part = binding.plain_part(extreme)
-        return Output(pa.field(binding.aggregate.name, input_type), lambda states: states[part][0])
+        return AggregateOutput(pa.field(binding.aggregate.name, input_type), lambda states: states[part][0])
 
 
 def counts_of(state: State) -> npt.NDArray[np.int64]:

@@ -24,9 +24,9 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture
-from asyncstate.local_phase import LocalColumn, LocalFunction
 from asyncstate.operator import BundleContext, OperatorContext
-from asyncstate.state.columnar.columns import ColumnState
+from asyncstate.partial_aggregation import LocalColumn, LocalFunction
+from asyncstate.state.columnar.state_columns import ColumnState
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, valid_rows
 from ..core.segments import Groups

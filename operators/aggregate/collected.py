@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from asyncstate.codec import check_key_type
 from asyncstate.errors import SchemaError
-from asyncstate.functions.aggregate import AggregateFunction
+from asyncstate.functions.aggregate_functions import AggregateFunction
 from asyncstate.state.views.in_memory import user_key
 
-from .declared import Aggregate, Binding, Kind, Output
+from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
 from .user.udaf import UserAggregate
 
 
@@ -108,7 +108,7 @@ class _Newest(_Values):
 
 
 @dataclass(frozen=True)
-class _Kept(Kind):
+class _Kept(AggregateKind):
     name: Literal["first_value", "last_value", "collect", "string_agg"]
     separator: str = ","
     once: bool = False
@@ -118,7 +118,7 @@ class _Kept(Kind):
         return _Values(self.name, self.separator)
 
     def keeps_values(self, retract: bool) -> bool:
-        """See ``Kind``: first and last values are alone over insertions."""
+        """See ``AggregateKind``: first and last values are alone over insertions."""
         return retract or self.name in ("collect", "string_agg")
 
     def in_moving_frames(self, aggregate: Aggregate) -> Aggregate:
@@ -127,7 +127,7 @@ class _Kept(Kind):
             return aggregate
         return replace(aggregate, kind=replace(self, once=True), is_distinct=False, output=aggregate.name)
 
-    def bind(self, binding: Binding) -> Output:
+    def bind(self, binding: InputBinding) -> AggregateOutput:
         input_type = binding.input_type
         if self.name == "string_agg" and not pa.types.is_string(input_type):
             raise binding.wrong_type("a string")

@@ -23,7 +23,7 @@ from asyncstate.codec.key_batch import UserKeyBatch
 from asyncstate.futures import StateFuture
 from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.column_maps import ColumnMapState, ColumnMapStateDescriptor
-from asyncstate.state.columnar.columns import Columns, ColumnState
+from asyncstate.state.columnar.state_columns import Columns, ColumnState
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, last_of, row_ids
 from .aggregator import chosen_rows

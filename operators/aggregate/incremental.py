@@ -21,12 +21,12 @@ from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContex
 from ..core.arrays import Int8Array
 from ..core.segments import Groups
 from .accumulators import Count, Extreme, Sum
+from .aggregate_calls import Aggregate, columns_of
+from .aggregate_operator import KeyAggregateOperator
+from .aggregate_plan import AggregatePlan
+from .aggregate_states import Addition, AggregateChange, LocalValueRows
 from .aggregator import State, naming
-from .declared import Aggregate, columns_of
-from .group import GroupAggregate
-from .operator import KeyAggregateOperator
-from .plan import AggregatePlan
-from .states import Addition, Change, LocalValueRows
+from .group_aggregate import GroupAggregate
 
 
 class IncrementalGroupAggregate(KeyAggregateOperator):
@@ -91,7 +91,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         if not bundle.num_rows:
             return None
         changed = self._states.async_add(Addition.of(bundle), ctx)
-        return changed.then_accept(lambda change: self._put_out(bundle, change, ctx))
+        return changed.then_accept(lambda change: self._emit(bundle, change, ctx))
 
     def _check_parts(self, plan: AggregatePlan, spec: InputSpec) -> None:
         for part in plan.parts:
@@ -102,7 +102,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
                     f"{' over a changelog' if isinstance(part, Extreme) else ''}; use GroupAggregate for it"
                 )
 
-    def _put_out(self, bundle: Bundle, change: Change, ctx: BundleContext) -> None:
+    def _emit(self, bundle: Bundle, change: AggregateChange, ctx: BundleContext) -> None:
         """What the bundle's rows have added, put together by the key without the bucket."""
         columns = [bundle.keys.columns[at] for at in self._shown]
         keys = self._codec.group(columns, num_rows=len(bundle.keys))
@@ -125,7 +125,7 @@ class _FinalGroupAggregate(GroupAggregate):
         """All."""
         return [None]
 
-    def local_phase(self, inputs: Sequence[InputSpec]) -> None:
+    def partial_aggregation(self, inputs: Sequence[InputSpec]) -> None:
         """None: rows are put together already."""
 
     def open(self, context: OperatorContext) -> None:

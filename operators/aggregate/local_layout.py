@@ -4,7 +4,7 @@ Owns: ``LocalLayout``.
 Invariant: the states gathered from local rows are those of the input rows, so both ways share one state layout (sums
 of floats: up to rounding). Sums of integers and decimals are exact or refused. It does not matter whether this module
 or Spark's SQL has made the local rows.
-Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``local_phase`` and ``operator``.
+Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``partial_aggregation`` and ``operator``.
 
 Source: Flink's ``MiniBatchLocalGroupAggFunction`` and ``MiniBatchGlobalGroupAggFunction``.
 """
@@ -21,27 +21,27 @@ from asyncstate.changelog import accumulates
 from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.codec.key_batch import UserKeyBatch
 from asyncstate.codec.times import event_times
-from asyncstate.local_phase import (
+from asyncstate.operator import InputSpec
+from asyncstate.partial_aggregation import (
     CONDITIONS_MAX,
     LOCAL_MET,
     LOCAL_ROWS,
     LOCAL_SET,
     LocalColumn,
-    LocalPhase,
     LocalSlices,
-    LocalStep,
     LocalValues,
+    PartialAggregation,
+    PartialStep,
     local_columns,
     local_name,
 )
-from asyncstate.operator import InputSpec
 
 from ..core.arrays import Int8Array, Int64Array, valid_rows
 from ..core.segments import Groups, group_extreme
+from .aggregate_plan import AggregatePlan
+from .aggregate_states import LocalValueRows
 from .aggregator import MergingAggregator, State, of_groups
 from .distinct import DistinctValues
-from .plan import AggregatePlan
-from .states import LocalValueRows
 
 _NO_TIME = np.iinfo(np.int64).min
 """In place of a slice, for rows without an event time."""
@@ -71,9 +71,9 @@ class LocalLayout:
                 own = ()  # the number of rows, which each local row has anyway
             self._indices.append(range(len(columns), len(columns) + len(own)))
             columns += own
-        self.phase = LocalPhase(tuple(columns), slices, self._values) if complete else None
+        self.phase = PartialAggregation(tuple(columns), slices, self._values) if complete else None
 
-    def step(self, given: InputSpec) -> LocalStep:
+    def step(self, given: InputSpec) -> PartialStep:
         """Partial aggregation of rows of the input ``given``, by the parts themselves: a row for each key, slice of
         event time and set of values, in order of arrival of the first input row of each."""
         return functools.partial(self._local_rows, given, given.key_codec(1))

@@ -24,8 +24,8 @@ from asyncstate.operator import BundleContext
 from ..core.arrays import Int8Array, int64_values
 from ..core.segments import Groups, group_sum
 from .accumulators import counted, filled, group_counts, merged_counts, sum_type
+from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
-from .declared import Aggregate, Binding, Kind, Output
 
 Floats = npt.NDArray[np.float64]
 
@@ -234,10 +234,10 @@ class Truths(MergingAggregator):
 
 
 @dataclass(frozen=True)
-class _Variance(Kind):
+class _Variance(AggregateKind):
     name: Literal["var_pop", "var_samp", "stddev_pop", "stddev_samp"]
 
-    def bind(self, binding: Binding) -> Output:
+    def bind(self, binding: InputBinding) -> AggregateOutput:
         if sum_type(binding.input_type) is None:
             raise binding.wrong_type("an integer, float or decimal")
         aggregate = binding.aggregate
@@ -249,19 +249,21 @@ class _Variance(Kind):
             found = moments.variances(states[part], self.name.endswith("samp"))
             return pc.sqrt(found) if self.name.startswith("stddev") else found
 
-        return Output(pa.field(aggregate.name, pa.float64()), values)
+        return AggregateOutput(pa.field(aggregate.name, pa.float64()), values)
 
 
 @dataclass(frozen=True)
-class _Truth(Kind):
+class _Truth(AggregateKind):
     name: Literal["bool_and", "bool_or"]
 
-    def bind(self, binding: Binding) -> Output:
+    def bind(self, binding: InputBinding) -> AggregateOutput:
         if not pa.types.is_boolean(binding.input_type):
             raise binding.wrong_type("a boolean")
         aggregate = binding.aggregate
         part = binding.part(Truths(binding.owner, binding.column, binding.condition, aggregate.is_distinct))
-        return Output(pa.field(aggregate.name, pa.bool_()), lambda states: self._values(states[part]))
+        return AggregateOutput(
+            pa.field(aggregate.name, pa.bool_()), lambda states: self._values(states[part])
+        )
 
     def _values(self, state: State) -> pa.Array:
         true, false = map(int64_values, state)

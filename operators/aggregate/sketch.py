@@ -18,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec.columns import binary_parts, from_binary, matrix_binary, to_binary
+from asyncstate.codec.arrow_types import check_key_type, type_to_text
 from asyncstate.codec.hashing import LONG_DIGITS, hash_columns
-from asyncstate.codec.types import check_key_type, type_to_text
+from asyncstate.codec.value_columns import binary_parts, from_binary, matrix_binary, to_binary
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.operator import OperatorContext
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.state.versions import COLUMN_TYPE
 
 from ..core.arrays import Int8Array
 from ..core.segments import Groups
+from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
 from .aggregator import KeyedRows, MergingAggregator, State, counted_rows
-from .declared import Aggregate, Binding, Kind, Output
 
 Matrix = npt.NDArray[np.uint8]
 _BITS: Final = 64
@@ -142,7 +142,7 @@ class Registers(MergingAggregator):
 
 
 @dataclass(frozen=True)
-class _ApproximateCount(Kind):
+class _ApproximateCount(AggregateKind):
     """Of distinct values the count is that of all."""
 
     precision: int
@@ -152,7 +152,7 @@ class _ApproximateCount(Kind):
     def state_bytes(self) -> int:
         return 1 << self.precision
 
-    def bind(self, binding: Binding) -> Output:
+    def bind(self, binding: InputBinding) -> AggregateOutput:
         try:
             check_key_type(binding.column, binding.input_type)
         except SchemaError:
@@ -166,7 +166,7 @@ class _ApproximateCount(Kind):
         )
         part = binding.plain_part(registers)
         field = pa.field(binding.aggregate.name, pa.int64(), nullable=False)
-        return Output(field, lambda states: registers.estimates(states[part]))
+        return AggregateOutput(field, lambda states: registers.estimates(states[part]))
 
 
 def _hashed_as(kind: pa.DataType) -> str:

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.codec import RowCodec
-from asyncstate.codec.columns import to_storage
 from asyncstate.codec.hashing import canonical_floats
 from asyncstate.codec.sorting import rows_by
+from asyncstate.codec.value_columns import to_storage
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Int8Array: TypeAlias = npt.NDArray[np.int8]

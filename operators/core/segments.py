@@ -22,7 +22,7 @@ from asyncstate.codec.key_batch import rank_column
 from asyncstate.codec.sorting import rows_by
 
 from .arrays import BoolArray, Int8Array, Int64Array, place_among_equals, row_ids
-from .netting import net_by_content
+from .consolidation import net_by_content
 
 _INT64_LIMIT = 1 << 63
 _LOW_BITS = 0xFFFFFFFF

@@ -30,7 +30,7 @@ _RETRACT_PAD, _ROW, _RETURN_PAD = range(3)  # order of the output rows of one pa
 
 
 @dataclass(frozen=True)
-class Rows:
+class JoinRows:
     """Rows of one input: an array (n) a column, and the index of each row's key (n), -1: it never matches."""
 
     columns: Sequence[pa.Array]
@@ -41,16 +41,16 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Emission:
+class JoinEmission:
     """Output rows: index of the driving and of the other row of each (-1: none), and the kinds."""
 
     driving: Int64Array
     other: Int64Array
     kinds: Int8Array
 
-    def select(self, chosen: BoolArray) -> Emission:
+    def select(self, chosen: BoolArray) -> JoinEmission:
         """Some of the rows."""
-        return Emission(self.driving[chosen], self.other[chosen], self.kinds[chosen])
+        return JoinEmission(self.driving[chosen], self.other[chosen], self.kinds[chosen])
 
 
 Residual = Callable[[Sequence[pa.Array], Sequence[pa.Array]], BoolArray]
@@ -76,7 +76,7 @@ class Candidates:
     order: Int64Array | None = None
 
 
-def equal_keys(driving: Rows, other: Rows, num_keys: int) -> Candidates:
+def equal_keys(driving: JoinRows, other: JoinRows, num_keys: int) -> Candidates:
     """All other rows (ascending by key) with the key of the driving row."""
     counts = np.append(np.bincount(other.key_index, minlength=num_keys), 0)  # the last is for key -1
     return Candidates((np.cumsum(counts) - counts)[driving.key_index], counts[driving.key_index])
@@ -88,7 +88,9 @@ class Matches:
     Pairs are made in chunks of whole driving rows, about ``PAIRS`` candidates each.
     """
 
-    def __init__(self, driving: Rows, other: Rows, candidates: Candidates, residual: Residual | None) -> None:
+    def __init__(
+        self, driving: JoinRows, other: JoinRows, candidates: Candidates, residual: Residual | None
+    ) -> None:
         self._driving = driving
         self._other = other
         self._candidates = candidates
@@ -126,7 +128,7 @@ def _chunks(candidates: Int64Array) -> list[tuple[int, int]]:
     return list(pairwise([0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(candidates)]))
 
 
-def partners(stored: Rows, other: Rows, num_keys: int, residual: Residual) -> Int64Array:
+def partners(stored: JoinRows, other: JoinRows, num_keys: int, residual: Residual) -> Int64Array:
     """How many of the ``stored`` rows each of the other rows matches."""
     matches = Matches(stored, other, equal_keys(stored, other, num_keys), residual)
     counts = np.zeros(len(other), np.int64)
@@ -161,7 +163,9 @@ def _transitions(matches: Matches, kinds: Int8Array, before: Int64Array) -> _Tra
     return _Transitions(np.concatenate([first[gained], last[lost]]), np.concatenate([gained, lost]), phase)
 
 
-def join(rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None) -> Iterator[Emission]:
+def join(
+    rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None
+) -> Iterator[JoinEmission]:
     """The output for driving rows of ``kinds``: what is taken back, then what is added, each in order of the driving,
     then of the other rows.
 
@@ -182,7 +186,7 @@ def join(rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | N
 
 def _by_driving_row(
     rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None
-) -> Iterator[Emission]:
+) -> Iterator[JoinEmission]:
     changed = None
     if rule.watch:
         assert before is not None
@@ -213,7 +217,7 @@ def _driving_parts(rule: Rules, matches: Matches, chunk: tuple[int, int]) -> lis
     return parts
 
 
-def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> Emission:
+def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> JoinEmission:
     """One emission of all parts: a watched row that gets a partner comes before the pair, else behind it."""
     driving, other, phase = (np.concatenate([part[i] for part in parts]) for i in range(3))
     if len(parts) > 1 or rule.watch:
@@ -226,7 +230,7 @@ def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> Emission:
             phase == _RETRACT_PAD, rule.watch_kind, np.where(phase == _RETURN_PAD, opposite, kinds)
         )
         driving = np.where(phase == _ROW, driving, -1)
-    return Emission(driving, other, kinds.astype(np.int8))
+    return JoinEmission(driving, other, kinds.astype(np.int8))
 
 
 def _plain_kinds(kinds: Int8Array) -> Int8Array:

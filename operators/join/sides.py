@@ -19,14 +19,14 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, OperatorContext
-from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
-from ..core.expiring import row_stamps, stamps_behind
-from ..core.netting import Net, net_by_content
+from ..core.consolidation import ConsolidatedRows, net_by_content
+from ..core.expiry_options import row_stamps, stamps_behind
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class ListSide(SideState):
         key_index: npt.NDArray[np.integer],
         accumulate: BoolArray,
         sequence: Collection[str],
-    ) -> Net:
+    ) -> ConsolidatedRows:
         """What rows (n) change in the lists of their keys, where a row is known by all columns but those of
         ``sequence``; ``own`` has all rows of keys that may lose some."""
         content = row_ids(

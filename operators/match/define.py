@@ -21,7 +21,7 @@ from asyncstate.errors import SchemaError
 from ..core.arrays import Int64Array
 from ..core.condition import ConditionLike, RowCondition
 from .automaton import Automaton
-from .so_far import Looking
+from .partial_match import Looking
 
 VariableCondition: TypeAlias = ConditionLike | Looking
 """A pyarrow expression over the columns, a function of a batch of rows to one boolean a row, or a function of two: the

@@ -1,6 +1,6 @@
 """Finding the matches of a key's rows.
 
-Owns: ``Matcher`` and ``Found``.
+Owns: ``Matcher`` and ``FoundMatch``.
 Invariant: a match is given once no preferred one can come any more, and what is given does not depend on how many rows
 came at a time. What is known of rows is shared by all starts only where no condition looks back.
 Pure: must not know of Arrow, state or the engine.
@@ -24,8 +24,8 @@ from asyncstate.errors import OperatorError
 from asyncstate.operator import MAX_WATERMARK, Row
 
 from .automaton import ACCEPT, Automaton
+from .partial_match import Looking, MatchSoFar
 from .skips import Skip
-from .so_far import Looking, MatchSoFar
 
 NEVER: Final = MAX_WATERMARK
 """The time at which rows that nothing bounds are out of time: the end of the input (microseconds)."""
@@ -37,7 +37,7 @@ _ANY: Final = sys.maxsize
 _FAILS: Final = (_ANY, _ANY, -1)
 
 
-class Found(NamedTuple):
+class FoundMatch(NamedTuple):
     """A match: its first row, the variable (index) of each of its rows, and the time at which it was certain: that of
     the last row that was looked at for it, or the end of ``within``."""
 
@@ -97,7 +97,7 @@ class Matcher:
         """When no row can belong any more to a match that begins at ``time``."""
         return NEVER if self._within is None else min(time + self._within, NEVER)
 
-    def run(self, given: KeyRows, start: int, stop: int, horizon: int, found: list[Found]) -> int:
+    def run(self, given: KeyRows, start: int, stop: int, horizon: int, found: list[FoundMatch]) -> int:
         """Append the matches of the rows from ``start`` to ``stop``, which are of one key, to ``found``; the first row
         that is still needed is returned, ``stop`` if none is. Further rows have times from ``horizon`` on.
 
@@ -121,7 +121,7 @@ class Matcher:
                 variables = [self._automaton.variable_of[place] for place in path]
                 skipped = self._skip.rows(variables, self._automaton)
                 if skipped:
-                    found.append(Found(start, variables, decided))
+                    found.append(FoundMatch(start, variables, decided))
                 else:
                     self.dropped += 1
                 start += skipped or 1

@@ -22,12 +22,12 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import BundleContext, InputSpec, OperatorContext
 
+from ..aggregate.aggregate_calls import Aggregate, columns_of
+from ..aggregate.aggregate_plan import AggregatePlan, Changed
 from ..aggregate.aggregator import KeyedRows, naming
-from ..aggregate.declared import Aggregate, columns_of
 from ..aggregate.distinct import first_of_values
-from ..aggregate.plan import AggregatePlan, Changed
 from ..core.arrays import Int64Array
-from ..core.checks import check_number
+from ..core.operator_checks import check_number
 from ..core.segments import Groups
 from .automaton import Automaton
 

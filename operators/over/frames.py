@@ -23,7 +23,7 @@ from asyncstate.durations import Duration, duration_text, microseconds
 from asyncstate.errors import SchemaError
 
 from ..core.arrays import BoolArray, Int64Array, take_rows
-from ..core.checks import check_number
+from ..core.operator_checks import check_number
 
 States = list[pa.Array]
 Merge = Callable[[States, States], States]

@@ -42,7 +42,7 @@ from asyncstate.operator import (
 )
 from asyncstate.state import ValueState, ValueStateDescriptor
 
-from .operator import FunctionOperator, deliver, emit_rows, resolved
+from .process_operator import FunctionOperator, deliver, emit_rows, resolved
 
 REDUCED_STATE = "_reduced"
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin,
 import pyarrow as pa
 
 from asyncstate.errors import AsyncStateError, SchemaError
-from asyncstate.functions.table import StateHint, TableContext, TableHint
+from asyncstate.functions.table_functions import StateHint, TableContext, TableHint
 from asyncstate.operator import RecordContext, Row, StateDescriptor, Timer
 from asyncstate.state import (
     BroadcastStateDescriptor,

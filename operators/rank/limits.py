@@ -16,7 +16,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, InputSpec, OperatorContext
-from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import Columns, ColumnState, ColumnStateDescriptor
 
 from ..core.arrays import BoolArray, Int64Array, int64_values
 

@@ -1,7 +1,7 @@
 """Deduplicate: the first or last row of each key, by event time or in order of arrival.
 
 Owns: the operator: which row of a bundle counts, and where it takes the place of the stored one. The stored rows and
-what is put out are those of ``operators.upsert.latest``.
+what is put out are those of ``operators.upsert.newest_row``.
 Invariant: after every bundle the netted output is the first (last) row of each key seen so far.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors``.
@@ -18,12 +18,11 @@ import pyarrow as pa
 from asyncstate.changelog import Changelog
 from asyncstate.codec.times import event_times
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
-from asyncstate.state.columnar.columns import Columns
+from asyncstate.state.columnar.state_columns import Columns
 from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int64Array
-from ..core.changelog import arrival_order
-from ..core.checks import (
+from ..core.operator_checks import (
     KeepsKey,
     TimeDomain,
     check_choice,
@@ -32,9 +31,10 @@ from ..core.checks import (
     check_time_domain,
     keyed_changes,
 )
-from ..core.meaning import meaning
+from ..core.row_kinds import arrival_order
 from ..core.segments import Groups
-from .latest import Chosen, LatestRows
+from ..core.state_meaning import meaning
+from .newest_row import ChosenRows, LatestRows
 
 
 class Deduplicate(KeepsKey, BundleOperator):
@@ -144,7 +144,7 @@ class Deduplicate(KeepsKey, BundleOperator):
 
     def _replace(self, bundle: Bundle, rows: Int64Array, old: Columns, ctx: BundleContext) -> None:
         comes = ~old.present | self._takes_place(bundle, rows, old)
-        chosen = Chosen(rows, comes, np.zeros(len(rows), np.bool_))
+        chosen = ChosenRows(rows, comes, np.zeros(len(rows), np.bool_))
         self._latest.change(bundle, chosen, old, ctx, self.emit_update_before)
 
     def _takes_place(self, bundle: Bundle, chosen: Int64Array, old: Columns) -> BoolArray:

@@ -24,12 +24,18 @@ from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState,
 from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
-from ..core.changelog import arrival_order, distinct_rows, net_changes, take_changes
-from ..core.checks import KeepsKey, check_one_change, keyed_changes
-from ..core.expiring import row_stamps, stamps_behind
-from ..core.meaning import meaning
-from ..core.netting import Identified, Net, net_by_content, net_by_unique_key, net_by_upsert_key
-from ..core.payload import Payload
+from ..core.consolidation import (
+    ConsolidatedRows,
+    Identified,
+    net_by_content,
+    net_by_unique_key,
+    net_by_upsert_key,
+)
+from ..core.expiry_options import row_stamps, stamps_behind
+from ..core.operator_checks import KeepsKey, check_one_change, keyed_changes
+from ..core.row_kinds import arrival_order, distinct_rows, net_changes, take_changes
+from ..core.state_meaning import meaning
+from ..core.stored_columns import StoredColumns
 
 
 class UpsertMaterialize(KeepsKey, BundleOperator):
@@ -109,7 +115,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
         spec = context.inputs[0]
-        self._payload = Payload(spec, at_least_one=True)
+        self._payload = StoredColumns(spec, at_least_one=True)
         names = [field.name for field in self._payload.fields]
         self._unique_at = [names.index(name) for name in self.upsert_key or () if name not in spec.key]
         # The place in the log is no part of a row: a retraction has its own.
@@ -164,7 +170,9 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         before, after = last_of(key[:size], np.arange(size), count), last_of(key[rows], rows, count)
         self._emit(bundle, columns, before, after, ctx)
 
-    def _net(self, bundle: Bundle, columns: Sequence[pa.Array], key: Int64Array, size: int) -> Net:
+    def _net(
+        self, bundle: Bundle, columns: Sequence[pa.Array], key: Int64Array, size: int
+    ) -> ConsolidatedRows:
         """The net change of the bundle's rows against the ``size`` stored ones, which ``columns`` begin with."""
         content = row_ids([columns[at] for at in self._content_at], key)
         if self.upsert_key is None:

@@ -1,7 +1,7 @@
 """ChangelogNormalize: upserts, or a changelog with duplicates, made into a full changelog.
 
 Owns: the operator: which row of a bundle counts, and where the condition is asked. The stored rows and what is put
-out are those of ``operators.upsert.latest``.
+out are those of ``operators.upsert.newest_row``.
 Invariant: after every bundle the netted output is the newest row of each key that meets the condition.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors``.
@@ -18,15 +18,15 @@ import numpy as np
 
 from asyncstate.changelog import RowKind
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
-from asyncstate.state.columnar.columns import Columns
+from asyncstate.state.columnar.state_columns import Columns
 from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int64Array, last_of, row_ids, run_begins, take_rows
-from ..core.checks import KeepsKey, check_one_change, check_whole_updates, keyed_changes
 from ..core.condition import ConditionLike, RowCondition, check_condition
-from ..core.meaning import meaning
+from ..core.operator_checks import KeepsKey, check_one_change, check_whole_updates, keyed_changes
 from ..core.segments import Groups
-from .latest import Chosen, LatestRows
+from ..core.state_meaning import meaning
+from .newest_row import ChosenRows, LatestRows
 
 
 class ChangelogNormalize(KeepsKey, BundleOperator):
@@ -52,7 +52,7 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
 
     With the input's ``sequence`` rows of a micro-batch may come in any order. Without one the order of arrival decides,
     and of an input that is declared as upserts different changes of a key in one micro-batch raise OperatorError. With
-    ``drop_seen`` rows that come again in a later micro-batch are no change even if there were newer ones.
+    ``drop_stale`` rows that come again in a later micro-batch are no change even if there were newer ones.
 
     ``condition``: a pyarrow expression over the columns, or a function of a RecordBatch to a boolean array; null is not
     true. Only rows that meet it are there: a row that does not takes the one before it back (-D), and the next one that
@@ -134,7 +134,7 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         chosen = self._choose(bundle)  # while the read is under way
         return read.then_accept(lambda old: self._normalize(bundle, chosen, old, ctx))
 
-    def _choose(self, bundle: Bundle) -> Chosen:
+    def _choose(self, bundle: Bundle) -> ChosenRows:
         """What the last row of each key says."""
         rows = np.flatnonzero(bundle.kinds != RowKind.UPDATE_BEFORE)
         last = last_of(bundle.keys.inverse[rows], rows, len(bundle.keys))
@@ -142,9 +142,9 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         comes = known & bundle.accumulate[last]
         if self._meets is not None and comes.any():
             comes[comes] = self._meets.mask(take_rows(bundle.batch.columns, last[comes]))
-        return Chosen(last, comes, known & ~comes)
+        return ChosenRows(last, comes, known & ~comes)
 
-    def _normalize(self, bundle: Bundle, chosen: Chosen, old: Columns, ctx: BundleContext) -> None:
+    def _normalize(self, bundle: Bundle, chosen: ChosenRows, old: Columns, ctx: BundleContext) -> None:
         if self._meets is None and not bundle.insert_only:
             self._without_row.add(_deletes_without_row(bundle, old.present))
         self._latest.change(bundle, chosen, old, ctx, self.emit_update_before)

@@ -17,16 +17,16 @@ import pyarrow as pa
 
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext
-from asyncstate.state.columnar.columns import Columns, ColumnState, ColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import Columns, ColumnState, ColumnStateDescriptor
 
+from ..aggregate.aggregate_calls import Aggregate
+from ..aggregate.aggregate_plan import AggregatePlan
+from ..aggregate.aggregate_states import Addition, AggregateChange, AggregateStates
 from ..aggregate.aggregator import naming
-from ..aggregate.declared import Aggregate
-from ..aggregate.plan import AggregatePlan
-from ..aggregate.states import Addition, AggregateStates, Change
-from ..aggregate.user.table import table_of
+from ..aggregate.user.table_aggregate_function import table_of
 from ..core.arrays import Int64Array, IntArray, count_up, place_among_equals, take_rows
-from ..core.checks import check_distinct_names, check_insert_only, check_number
-from .plan import output_columns, output_fields
+from ..core.operator_checks import check_distinct_names, check_insert_only, check_number
+from .window_plan import output_columns, output_fields
 
 _COUNT = pa.schema([pa.field("rows", pa.int64(), nullable=False)])
 
@@ -103,9 +103,9 @@ class CountAggregation:
         """Add the rows, in the order in which they come, to their windows, and put out those that are full."""
         if not bundle.num_rows:
             return None
-        return self._counts.async_get(bundle.keys).then_compose(lambda old: self._take_in(bundle, old, ctx))
+        return self._counts.async_get(bundle.keys).then_compose(lambda old: self._ingest(bundle, old, ctx))
 
-    def _take_in(self, bundle: Bundle, old: Columns, ctx: BundleContext) -> StateFuture[None]:
+    def _ingest(self, bundle: Bundle, old: Columns, ctx: BundleContext) -> StateFuture[None]:
         before, owners = old.numpy(0).astype(np.int64), bundle.keys.inverse
         places = before[owners] + place_among_equals(owners)
         self._counts.put(bundle.keys, [pa.array(before + np.bincount(owners, minlength=len(before)))])
@@ -114,10 +114,10 @@ class CountAggregation:
         rows = Addition(bundle.batch.take(pa.array(at)), keys, bundle.accumulate[at], bundle, at)
         full = np.flatnonzero(places[at] == self._window.last_row(windows))
         return self._states.async_add(rows, ctx).then_accept(
-            lambda change: self._put_out(rows, change, keys.inverse[full], ctx)
+            lambda change: self._emit(rows, change, keys.inverse[full], ctx)
         )
 
-    def _put_out(self, rows: Addition, change: Change, full: IntArray, ctx: BundleContext) -> None:
+    def _emit(self, rows: Addition, change: AggregateChange, full: IntArray, ctx: BundleContext) -> None:
         """Put out the windows ``full`` (m), in the order of the rows that fill them."""
         if not len(full):
             return

@@ -1,9 +1,9 @@
 """GroupWindowAggregate: windows of time or of rows, which may show their aggregates before they are over and after.
 
-Owns: the operator. When a row is shown is in ``operators.window.shown``, what of in ``updated``; windows that are put
+Owns: the operator. When a row is shown is in ``operators.window.emitted``, what of in ``updated``; windows that are put
 out once are those of ``WindowAggregate``; windows of rows are in ``counts``.
 Invariant: the netted output is a row for each key and window.
-Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``local_phase``, ``operator`` and
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``partial_aggregation``, ``operator`` and
 ``durations``.
 """
 
@@ -16,18 +16,18 @@ from asyncstate.changelog import Changelog
 from asyncstate.durations import Duration
 from asyncstate.errors import SchemaError
 from asyncstate.growth import StateGrowth, bounded_by, rows_per_key
-from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
+from asyncstate.partial_aggregation import PartialAggregation
 
-from ..aggregate.declared import Aggregate, columns_of
-from ..aggregate.operator import AggregateOperator
-from ..core.checks import TimeDomain, check_has_time, check_time_domain
-from ..core.late import LateRows, check_late_output, with_late_output
-from .aggregate import Aggregation, WindowAggregate
+from ..aggregate.aggregate_calls import Aggregate, columns_of
+from ..aggregate.aggregate_operator import AggregateOperator
+from ..core.late_rows import LateRows, check_late_output, with_late_output
+from ..core.operator_checks import TimeDomain, check_has_time, check_time_domain
 from .counts import CountAggregation, CountWindow, count_schema
-from .plan import WINDOW_COLUMNS, WindowPlan, declare_form
-from .shown import Emission
-from .updated import UpdatedSessionRows, UpdatedSessions, UpdatedSlices
+from .early_late import UpdatedSessionRows, UpdatedSessions, UpdatedSlices
+from .emitted import WindowEmission
+from .window_aggregate import Aggregation, WindowAggregate
+from .window_plan import WINDOW_COLUMNS, WindowPlan, declare_form
 from .windows import SessionWindow, Window
 
 
@@ -93,7 +93,7 @@ class GroupWindowAggregate(WindowAggregate):
             self.time, self.late_output = time, late_output
         else:
             super().__init__(window, aggregates, time=time, late_output=late_output)
-        self.emission = Emission.of(early, late, allowed_lateness, emit_update_before, time, self.owner)
+        self.emission = WindowEmission.of(early, late, allowed_lateness, emit_update_before, time, self.owner)
         self.waits_for_watermark = self.counts is None and time == "event" and early is None
         rows = next((one.name for one in self.aggregates if one.kind.makes_rows), None)
         if rows is not None and not emit_update_before:
@@ -191,9 +191,11 @@ class GroupWindowAggregate(WindowAggregate):
             window, self._counts(context), plan, needed, self.emission, context, self.late_output
         )
 
-    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase | None:
+    def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
         """As ``WindowAggregate`` where a window is put out once; else none."""
-        return None if self.counts is not None or self.emission.updates else super().local_phase(inputs)
+        return (
+            None if self.counts is not None or self.emission.updates else super().partial_aggregation(inputs)
+        )
 
     def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
         """See ``BundleOperator``: rows for count windows, in order of time."""

@@ -23,7 +23,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 
 from ..core.arrays import Int8Array, Int64Array, IntArray, count_up, places_of
-from ..join.matches import Emission, Matches, Residual, Rows, equal_keys, join
+from ..join.matches import JoinEmission, JoinRows, Matches, Residual, equal_keys, join
 from ..join.rules import JoinKind, rules
 
 Take: TypeAlias = Callable[[Int64Array], list[pa.Array]]
@@ -62,9 +62,9 @@ class Due(NamedTuple):
         rows = np.repeat(runs.firsts[chosen], counts) + count_up(counts)
         return Due(take_from, rows, np.repeat(groups, counts), np.repeat(ends, counts))
 
-    def keyed(self, with_columns: bool) -> Rows:
+    def keyed(self, with_columns: bool) -> JoinRows:
         """As what is to be matched."""
-        return Rows(self.take_from(self.rows) if with_columns else [], self.groups)
+        return JoinRows(self.take_from(self.rows) if with_columns else [], self.groups)
 
     def take(self, indices: Int64Array) -> list[pa.Array]:
         """Some of the rows; null where the index is -1."""
@@ -104,7 +104,7 @@ def subdivided(groups: Int64Array, values: IntArray | None) -> Int64Array:
 
 
 def final_rows(
-    kind: JoinKind, left: Rows, right: Rows, residual: Residual | None
+    kind: JoinKind, left: JoinRows, right: JoinRows, residual: Residual | None
 ) -> Iterator[tuple[Int64Array, Int64Array]]:
     """The rows that are put out, in parts: indices of left and right rows, -1 for none.
 
@@ -133,7 +133,7 @@ def final_rows(
 
 
 def _with_alone(
-    left: Rows, right: Rows, emission: Emission, alone: Int64Array
+    left: JoinRows, right: JoinRows, emission: JoinEmission, alone: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """The right rows that stand ``alone``, each behind what its group has put out."""
     groups = np.concatenate([left.key_index[emission.driving], right.key_index[alone]])

@@ -1,6 +1,6 @@
 """Which sessions rows and stored sessions make together.
 
-Owns: ``Merged``, ``merge_sessions`` and ``sessions_at``; pure functions of numpy arrays.
+Owns: ``MergedSessions``, ``merge_sessions`` and ``sessions_at``; pure functions of numpy arrays.
 Invariant: the sessions of a key are disjoint. Two that touch are one, unless ``touching`` says otherwise.
 Must not import anything of ``asyncstate``.
 
@@ -27,7 +27,7 @@ class Spans(NamedTuple):
     ends: Int64Array
 
 
-class Merged(NamedTuple):
+class MergedSessions(NamedTuple):
     """s sessions, ascending by (key, start), of i items: the m stored sessions, then the n rows.
 
     ``order`` (i) has the items session by session, ``firsts`` (s) where each begins, ``session_of`` (i) the
@@ -42,7 +42,7 @@ class Merged(NamedTuple):
 
 def merge_sessions(
     stored: Spans, row_keys: IntArray, row_times: Int64Array, gap: int, touching: bool = True
-) -> Merged:
+) -> MergedSessions:
     """The sessions of m stored ones and n rows; rows exactly ``gap`` apart are in one session if ``touching``.
 
     Stored sessions of a key are disjoint and ascend. There must be at least one item.
@@ -62,7 +62,7 @@ def merge_sessions(
     session_of = np.empty(len(order), np.int64)
     session_of[order] = np.cumsum(begins) - 1
     lasts = np.append(firsts[1:], len(order)) - 1
-    return Merged(Spans(keys[firsts], starts[firsts], reach[lasts]), order, firsts, session_of)
+    return MergedSessions(Spans(keys[firsts], starts[firsts], reach[lasts]), order, firsts, session_of)
 
 
 def _last_end(keys: Int64Array, ends: Int64Array, chosen: npt.NDArray[np.bool_]) -> Int64Array:

@@ -25,17 +25,17 @@ from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
+from ..aggregate.aggregate_plan import Changed
 from ..aggregate.aggregator import KeyedRows, naming
 from ..aggregate.distinct import first_of_values
-from ..aggregate.plan import Changed
 from ..core.arrays import BoolArray, Int64Array, IntArray, take_rows
-from ..core.due import PART_ROWS
-from ..core.payload import Payload
+from ..core.due_timers import PART_ROWS
 from ..core.segments import Groups
+from ..core.stored_columns import StoredColumns
 from ..join.sides import Added, ListSide, Own
-from .plan import WindowPlan, window_columns
 from .session_core import Spans, sessions_at
 from .sessions import SessionAggregation
+from .window_plan import WindowPlan, window_columns
 from .windows import SessionWindow
 
 
@@ -61,7 +61,7 @@ class SessionRows(SessionAggregation):
             names = {*spec.key, spec.event_time, *needed}
             spec = replace(spec, schema=pa.schema([field for field in spec.schema if field.name in names]))
         self._spec = spec
-        self._payload = Payload(spec)
+        self._payload = StoredColumns(spec)
         schema = pa.schema([pa.field("session:time", pa.int64()), *self._payload.fields])
         self._rows: ListColumnState = context.get_state(
             ListColumnStateDescriptor("rows", schema, belongs_to=plan.belongs_to)
@@ -141,7 +141,7 @@ class SessionRows(SessionAggregation):
         kept = bundle.batch.select(self._spec.schema.names)
         return [pa.array(self._time.of_rows(bundle)), *self._payload.of(kept)]
 
-    def put_out(
+    def emit_results(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
     ) -> None:
         """Note them: their rows are read some at a time."""
@@ -149,7 +149,7 @@ class SessionRows(SessionAggregation):
         is_due[due] = True
         self._over = _Over(keys, stored, left, is_due)
 
-    def put_out_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+    def emit_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """The rows of the sessions that are over, some keys at a time."""
         over, self._over = self._over, None
         if over is None:
@@ -175,14 +175,16 @@ class SessionRows(SessionAggregation):
         if not len(due):
             return completed_void_future()
         due = due[rows_by(session[due], times[due])]  # sessions ascend by key and start
-        return self.put_out_rows(self._whole_rows(over.keys, found, due), session[due], starts, ends, ctx)
+        return self.emit_session_rows(
+            self._whole_rows(over.keys, found, due), session[due], starts, ends, ctx
+        )
 
     def _whole_rows(self, keys: KeyBatch, found: ListColumns, rows: Int64Array) -> list[pa.Array]:
         """The input's columns of some stored rows of ``keys``."""
         key_columns = take_rows(keys.columns, found.key_index[rows].astype(np.int64))
         return self._payload.row([*key_columns, *take_rows(found.columns[1:], rows)])
 
-    def put_out_rows(
+    def emit_session_rows(
         self,
         columns: Sequence[pa.Array],
         session: Int64Array,
@@ -217,7 +219,7 @@ class SessionValues(SessionRows):
         self._values = values
         values.aggregation.open_functions(context)
 
-    def put_out_rows(
+    def emit_session_rows(
         self,
         columns: Sequence[pa.Array],
         session: Int64Array,
@@ -231,12 +233,12 @@ class SessionValues(SessionRows):
         rows = pa.array(first)
         key_columns = [batch.column(name).take(rows) for name in self._spec.key]
 
-        def put_out(results: list[pa.Array]) -> None:
+        def emit_results(results: list[pa.Array]) -> None:
             order = rows_by(ends[numbers])
             mine, columns = numbers[order], take_rows(key_columns, order)
             self._values.emit(ctx, columns, starts[mine], ends[mine], take_rows(results, order))
 
-        return self.async_results(batch, first, ctx).then_accept(put_out)
+        return self.async_results(batch, first, ctx).then_accept(emit_results)
 
     def async_results(
         self, batch: pa.RecordBatch, first: Int64Array, ctx: BundleContext

@@ -19,18 +19,18 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
-from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor
 
 from ..aggregate.aggregator import KeyedRows, naming
 from ..core.arrays import BoolArray, Int64Array, take_rows
-from ..core.due import DuePart, DueReader
-from ..core.late import LATE_ROWS
+from ..core.due_timers import DuePart, DueReader
+from ..core.late_rows import LATE_ROWS
 from ..core.segments import Groups, content_of, without_missing
-from .plan import WindowPlan
-from .session_core import Merged, Spans, merge_sessions, sessions_at
-from .time import BundleTime
+from .session_core import MergedSessions, Spans, merge_sessions, sessions_at
+from .window_plan import WindowPlan
+from .window_time import BundleTime
 from .windows import SessionWindow
 
 _SPAN = [pa.field("start", pa.int64()), pa.field("end", pa.int64())]
@@ -115,12 +115,14 @@ class SessionAggregation:
         return write(self._change(bundle, times, stored, merged))
 
     def _async_changed(
-        self, keys: KeyBatch, before: Spans, merged: Merged, ctx: BundleContext
+        self, keys: KeyBatch, before: Spans, merged: MergedSessions, ctx: BundleContext
     ) -> StateFuture[None]:
         """A future of what is to be done when the sessions ``before`` of ``keys`` have become the ``merged`` ones."""
         return completed_void_future()
 
-    def _merged(self, spans: Spans, row_keys: npt.NDArray[np.integer], row_times: Int64Array) -> Merged:
+    def _merged(
+        self, spans: Spans, row_keys: npt.NDArray[np.integer], row_times: Int64Array
+    ) -> MergedSessions:
         return merge_sessions(spans, row_keys, row_times, self._gap, touching=not self._time.processing)
 
     def _states(self, stored: ListColumns, rows: list[pa.Array]) -> list[pa.Array]:
@@ -129,7 +131,7 @@ class SessionAggregation:
         return [pa.concat_arrays([old, lifted]) for old, lifted in pairs]
 
     def _change(
-        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: Merged
+        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: MergedSessions
     ) -> list[pa.Array]:
         """The states (s) of the merged sessions after rows were added and taken back, in order of arrival.
 
@@ -149,7 +151,7 @@ class SessionAggregation:
         return self._aggregation.merge(combined, nothing)  # clears what float sums leave behind
 
     def _sessions_of(
-        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: Merged
+        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: MergedSessions
     ) -> tuple[Int64Array, Int64Array]:
         """The rows (k) of a bundle that have a session, and which (k); retractions without one are counted."""
         added = bundle.accumulate
@@ -163,7 +165,12 @@ class SessionAggregation:
         return known, session_of[known]
 
     def _async_update(
-        self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: Merged, ctx: BundleContext
+        self,
+        bundle: Bundle,
+        times: Int64Array,
+        stored: ListColumns,
+        merged: MergedSessions,
+        ctx: BundleContext,
     ) -> StateFuture[list[pa.Array]]:
         """A future of the states (s) of the merged sessions where rows have no states of their own, as for functions of
         the user's own: sessions that are now one are merged, then rows are added and taken back, in order of arrival.
@@ -199,7 +206,12 @@ class SessionAggregation:
         )
 
     def _signs(
-        self, bundle: Bundle, rows: Int64Array, session_of: Int64Array, stored: ListColumns, merged: Merged
+        self,
+        bundle: Bundle,
+        rows: Int64Array,
+        session_of: Int64Array,
+        stored: ListColumns,
+        merged: MergedSessions,
     ) -> npt.NDArray[np.int8]:
         """Of the ``rows`` of sessions."""
         counts = np.zeros(len(merged.spans.keys), np.int64)
@@ -212,7 +224,7 @@ class SessionAggregation:
         return signs
 
     def _write(
-        self, keys: KeyBatch, heads: ListHeads, stored: Spans, merged: Merged, new: list[pa.Array]
+        self, keys: KeyBatch, heads: ListHeads, stored: Spans, merged: MergedSessions, new: list[pa.Array]
     ) -> None:
         """Write the sessions, those without rows too, and bring the index up to date."""
         spans = merged.spans
@@ -239,7 +251,7 @@ class SessionAggregation:
             return
         for part in self._reader.parts(first, last):
             yield self._fire(part, fired, ctx)
-            yield from self.put_out_rest(ctx)
+            yield from self.emit_rest(ctx)
 
     def _range(self, ctx: BundleContext) -> tuple[int, int]:
         """The latest end of sessions that were done before this micro-batch, and of one that is done at its end."""
@@ -271,9 +283,9 @@ class SessionAggregation:
         counts = stored.columns[len(_SPAN)].to_numpy()
         late = ends <= min(fired, last)
         self._late.add(int(counts[late].sum()))
-        self.put_out(keys, stored, left, np.flatnonzero(~left & ~late & (counts > 0)), ctx)
+        self.emit_results(keys, stored, left, np.flatnonzero(~left & ~late & (counts > 0)), ctx)
 
-    def put_out(
+    def emit_results(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
     ) -> None:
         """Put out the ``due`` ones of the ``stored`` sessions (m) of ``keys``; ``left`` (m) marks those that stay."""
@@ -287,6 +299,6 @@ class SessionAggregation:
             results = self._aggregation.results(states)
         self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), results)
 
-    def put_out_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """What ``put_out`` has left to further steps."""
+    def emit_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
+        """What ``emit_results`` has left to further steps."""
         return iter(())

@@ -4,7 +4,7 @@ Owns: ``SliceAggregation`` and how windows are put together from slices.
 Invariant: each input row changes one slice, however many windows share it (whole windows: each of its windows); a
 slice is removed when its last window has fired; a window fires once, for all keys that have a row in it.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
-``local_phase``.
+``partial_aggregation``.
 
 Source: Flink's ``SlicingWindowOperator``, ``SliceSharedWindowAggProcessor`` and, with a local phase, its
 ``GlobalWindowAggregate``.
@@ -21,19 +21,19 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
-from asyncstate.local_phase import LocalSlices
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
-from asyncstate.state.columnar.columns import ColumnState, ColumnStateDescriptor, TimeRange
+from asyncstate.partial_aggregation import LocalSlices
+from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor, TimeRange
 
+from ..aggregate.aggregate_states import Addition, AggregateStates
 from ..aggregate.aggregator import naming
 from ..aggregate.local_layout import LocalLayout
-from ..aggregate.states import Addition, AggregateStates
 from ..core.arrays import Int64Array, count_up, take_rows
-from ..core.due import DuePart, DueReader, rows_fitting
-from ..core.late import LateRows
+from ..core.due_timers import DuePart, DueReader, rows_fitting
+from ..core.late_rows import LateRows
 from ..core.segments import Groups
-from .plan import WindowPlan
-from .time import BundleTime
+from .window_plan import WindowPlan
+from .window_time import BundleTime
 from .windows import SlicedWindow
 
 MERGE_ROWS = 1 << 18
@@ -99,7 +99,7 @@ class SliceAggregation:
         if self._window is not self._assigned:
             return self._steps(bundle, ctx)
         grouped = self._ahead.pop(id(bundle), None) or self._grouped(bundle)
-        return self._take_in(self._on_time(grouped, self._over(ctx), ctx), ctx)
+        return self._ingest(self._on_time(grouped, self._over(ctx), ctx), ctx)
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
         """Each row for each of its windows, some windows at a time: the rows of a window, which may need each other,
@@ -114,7 +114,7 @@ class SliceAggregation:
         first, by_time = self._assigned.next_end(fired + 1), rows_by(slices)
         rows_max = rows_fitting(self._aggregation.state_bytes, MERGE_ROWS)
         for ends, rows in windows_of(slices[by_time], self._assigned, first, int(last.max()), rows_max):
-            yield self._take_in(self._in_windows(bundle, slices, by_time[rows], ends), ctx)
+            yield self._ingest(self._in_windows(bundle, slices, by_time[rows], ends), ctx)
 
     def _in_windows(self, bundle: Bundle, slices: Int64Array, at: Int64Array, ends: Int64Array) -> Addition:
         """Rows ``at`` (m) of a bundle, of these slices, each in the window with one of ``ends`` (m)."""
@@ -129,7 +129,7 @@ class SliceAggregation:
         """The latest end of windows that take no rows any more."""
         return self._time.due(ctx)[0]
 
-    def _take_in(self, rows: Addition, ctx: BundleContext) -> StateFuture[None] | None:
+    def _ingest(self, rows: Addition, ctx: BundleContext) -> StateFuture[None] | None:
         if not rows.batch.num_rows:
             return None
         if self._local is not None:
@@ -177,7 +177,7 @@ class SliceAggregation:
         by_time = rows_by(entries.namespaces)
         if not self._window.shares_slices:
             results = self._results(entries)
-            self._put_out(entries.key_columns, entries.namespaces, results, by_time, ctx)
+            self._emit_windows(entries.key_columns, entries.namespaces, results, by_time, ctx)
             return
         keys = self._codec.group(entries.key_columns, num_rows=entries.num_rows)
         slices = entries.namespaces[by_time]
@@ -191,7 +191,7 @@ class SliceAggregation:
             order = rows_by(merged.namespaces)
             with naming(merged):
                 results = self._aggregation.results(self._aggregation.combine(states, Groups.of(merged)))
-            self._put_out(merged.columns, merged.namespaces, results, order, ctx)
+            self._emit_windows(merged.columns, merged.namespaces, results, order, ctx)
 
     def _results(self, entries: TimeRange) -> list[pa.Array]:
         """The aggregates of whole windows (m)."""
@@ -204,7 +204,7 @@ class SliceAggregation:
             results = self._aggregation.results(states, keys=keys)
         return take_rows(results, keys.inverse)
 
-    def _put_out(
+    def _emit_windows(
         self,
         keys: list[pa.Array],
         ends: Int64Array,

@@ -132,7 +132,7 @@ class LastBid(RecordOperator):
         )
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        def put_out(found: tuple[Any, Any]) -> None:
+        def emit_results(found: tuple[Any, Any]) -> None:
             bid, bids = found
             if bid is not None and bid["at"] == timer.time:
                 ctx.emit(ctx.key[0], bid["id"], bids)
@@ -140,7 +140,7 @@ class LastBid(RecordOperator):
         return (
             self.bid.async_value()
             .then_combine(self.bids.async_value(), lambda a, b: (a, b))
-            .then_accept(put_out)
+            .then_accept(emit_results)
         )
 
 

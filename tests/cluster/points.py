@@ -198,13 +198,13 @@ class _uploads:  # noqa: N801 - reads as a function where it is used
 
 def hook_driver(plan: Plan) -> None:
     """Lay the points of the driver over its ledger and its checkpoint, for the rest of this process."""
-    from asyncstate.driver.ledger import Ledger
+    from asyncstate.driver.commit_log import CommitLog
 
     running = [-1]
-    base_of, commit, delete = Ledger.base_of, Checkpoint.commit, LocalFiles.delete
+    base_of, commit, delete = CommitLog.base_of, Checkpoint.commit, LocalFiles.delete
     write = files._write_synced
 
-    def hooked_base_of(self: Ledger, batch_id: int) -> Any:
+    def hooked_base_of(self: CommitLog, batch_id: int) -> Any:
         running[0] = batch_id
         plan.note("start", batch_id)
         plan.reached("before claim", batch_id)
@@ -227,7 +227,7 @@ def hook_driver(plan: Plan) -> None:
             plan.reached("manifest write", running[0])
         write(path, data)
 
-    Ledger.base_of = hooked_base_of  # type: ignore[method-assign]
+    CommitLog.base_of = hooked_base_of  # type: ignore[method-assign]
     Checkpoint.commit = hooked_commit  # type: ignore[method-assign]
     LocalFiles.delete = hooked_delete  # type: ignore[method-assign]
     files._write_synced = hooked_write

@@ -23,7 +23,7 @@ from asyncstate import (
 from asyncstate.codec import read_schema, read_schemas, read_type, type_to_text
 from asyncstate.errors import SchemaError
 from asyncstate.functions import AggregateFunction
-from asyncstate.functions.aggregate import list_view, map_view, value_view
+from asyncstate.functions.aggregate_functions import list_view, map_view, value_view
 from asyncstate.state import ColumnMapStateDescriptor, ColumnStateDescriptor, ListColumnStateDescriptor
 from asyncstate.testing import OperatorHarness, PipelineSource
 from operators import GroupAggregate, KeyedMap, KeyedProcess, LookupJoin, udaf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
-from asyncstate.dataflow import Dataflow, NodeFigures, draw, explain
+from asyncstate.dataflow import Dataflow, NodeMetrics, draw, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.growth import WITH_KEYS
 from operators import GroupAggregate, Join, count
@@ -25,7 +25,7 @@ def flow() -> Dataflow:
 
 def test_every_node_and_arrow_is_drawn() -> None:
     made = flow()
-    figures = {"paid": NodeFigures(250_000, 240_000, 1.4, 3 << 20), "totals": NodeFigures(9, 8, 0.3)}
+    figures = {"paid": NodeMetrics(250_000, 240_000, 1.4, 3 << 20), "totals": NodeMetrics(9, 8, 0.3)}
     picture = ET.fromstring(draw(made, figures))
     titles = [group.findtext(f"{SVG}title") or "" for group in picture.iter(f"{SVG}g")]
     assert len(titles) == len(made.nodes) == 6
@@ -47,7 +47,7 @@ def test_text_says_where_nodes_run() -> None:
     made = flow()
     places = {made.nodes[3]: "in the task of 'paid'"}
     states = {made.nodes[4]: ["accumulators (column)", "log (map)"]}
-    figures = {"totals": NodeFigures(9, 8, 0.3)}
+    figures = {"totals": NodeMetrics(9, 8, 0.3)}
     growth = {made.nodes[4]: WITH_KEYS}
     lines = explain(made, figures, places, states, growth=growth).splitlines()
     assert lines[0] == "orders    source, event time ts, watermark 5 seconds behind [read by Spark]"

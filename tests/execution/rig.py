@@ -18,18 +18,18 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyCodec
 from asyncstate.execution import (
+    AdaptiveReads,
     AsyncExecutionController,
     AsyncLimits,
     BatchFrame,
     CallLimits,
     ExecutionController,
     OutsideCalls,
-    ReadPacer,
     Record,
     SyncExecutionController,
 )
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, StateDescriptor
-from asyncstate.storage import KeyedStore, WriteOverlay
+from asyncstate.storage import KeyedStore, MemTable
 from tests.memory_store import MemoryStore
 
 MODES = ["sync", "hot", "batched", "threads"]
@@ -87,13 +87,13 @@ class Rig:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store if store is not None else MemoryStore()
-        self.overlay = WriteOverlay(self.store, 0)
+        self.overlay = MemTable(self.store, 0)
         outside = OutsideCalls("op", calls)
         self.controller: ExecutionController
         if mode == "sync":
             self.controller = SyncExecutionController(self.overlay, "op", {}, outside)
         else:
-            pacer = ReadPacer(clock)
+            pacer = AdaptiveReads(clock)
             if mode == "threads":
                 pacer.measured(1, 1.0)
             limits = replace(limits, batch_hot_reads=mode != "hot")

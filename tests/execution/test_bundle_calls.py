@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from asyncstate import combine_all
 from asyncstate.errors import FutureStateError, OperatorError, StateAccessError
-from asyncstate.execution import CallLimits, ReadPacer
+from asyncstate.execution import AdaptiveReads, CallLimits
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -132,7 +132,7 @@ class TestAnswers:
     ) -> None:
         """The chain goes from state to a call and back, also while reads wait for threads."""
 
-        class Slow(ReadPacer):
+        class Slow(AdaptiveReads):
             waits_for_device = True
 
         def work(operator: Any, bundle: Bundle, ctx: BundleContext) -> Any:
@@ -467,7 +467,7 @@ class TestRefusals:
                         ctx.call(int)
                     refused.append(where)
 
-        class Slow(ReadPacer):
+        class Slow(AdaptiveReads):
             waits_for_device = True
 
         monkeypatch.setattr(worker_memory(), "pacer", Slow())

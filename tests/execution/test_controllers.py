@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import FutureStateError, OperatorError, SchemaError, StateAccessError, StoreError
 from asyncstate.execution import (
+    AdaptiveReads,
     AsyncExecutionController,
     AsyncLimits,
     BatchFrame,
     ExecutionController,
-    ReadPacer,
     Record,
     SyncExecutionController,
 )
 from asyncstate.futures import StateFuture, combine_all
 from asyncstate.operator import RecordContext
-from asyncstate.storage import WriteOverlay
+from asyncstate.storage import MemTable
 from tests.examples import at_most
 from tests.memory_store import MemoryStore
 
@@ -56,18 +56,18 @@ class GatedStore(MemoryStore):
         return super().get_many(keys, piece_keys)
 
 
-def _slow_pacer() -> ReadPacer:
-    pacer = ReadPacer()
+def _slow_pacer() -> AdaptiveReads:
+    pacer = AdaptiveReads()
     pacer.measured(1, 1.0)
     return pacer
 
 
-def _controllers(overlay: WriteOverlay) -> dict[str, ExecutionController]:
+def _controllers(overlay: MemTable) -> dict[str, ExecutionController]:
     limits = AsyncLimits(in_flight=7, buffer_size=3, io_parallelism=2, batch_hot_reads=True)
     return {
         "sync": SyncExecutionController(overlay, "op", _NAMES),
-        "hot": AsyncExecutionController(overlay, "op", _NAMES, AsyncLimits(), ReadPacer()),
-        "batched": AsyncExecutionController(overlay, "op", _NAMES, limits, ReadPacer()),
+        "hot": AsyncExecutionController(overlay, "op", _NAMES, AsyncLimits(), AdaptiveReads()),
+        "batched": AsyncExecutionController(overlay, "op", _NAMES, limits, AdaptiveReads()),
         "threads": AsyncExecutionController(overlay, "op", _NAMES, limits, _slow_pacer()),
     }
 
@@ -78,7 +78,7 @@ MODES = ["sync", "hot", "batched", "threads"]
 def _run(
     mode: str, process: Process, items: list[tuple[bytes, Any]], store: MemoryStore | None = None
 ) -> Any:
-    overlay = WriteOverlay(store or MemoryStore(), 1 << 20)
+    overlay = MemTable(store or MemoryStore(), 1 << 20)
     with _controllers(overlay)[mode] as controller:
         _Process.controller = controller
         for key, item in items:
@@ -161,7 +161,7 @@ def test_a_hot_key_needs_no_stack() -> None:
 
 def test_records_of_other_keys_overtake_a_waiting_one_but_rows_leave_in_order() -> None:
     store = GatedStore()
-    overlay = WriteOverlay(store, 1 << 20)
+    overlay = MemTable(store, 1 << 20)
     limits = AsyncLimits(in_flight=10, buffer_size=1, io_parallelism=2)
     ran: list[bytes] = []
 
@@ -308,7 +308,7 @@ def test_a_read_that_never_answers_is_reported_by_the_watchdog() -> None:
     store = GatedStore()
     store.gate.clear()
     limits = AsyncLimits(watchdog_timeout_ms=50, io_parallelism=1)
-    overlay = WriteOverlay(store, 1 << 20)
+    overlay = MemTable(store, 1 << 20)
     controller = AsyncExecutionController(overlay, "op", _NAMES, limits, _slow_pacer())
     try:
         with controller:
@@ -328,7 +328,7 @@ def test_a_read_that_never_answers_is_reported_by_the_watchdog() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_bundle_reads_see_the_writes_of_this_batch(mode: str) -> None:
     store = MemoryStore({bytes([i]): b"old" for i in range(50)}.items())
-    overlay = WriteOverlay(store, 1 << 20)
+    overlay = MemTable(store, 1 << 20)
     keys = [bytes([i]) for i in range(60)]
     with _controllers(overlay)[mode] as controller:
         controller.prefetch(keys)
@@ -341,7 +341,7 @@ def test_bundle_reads_see_the_writes_of_this_batch(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failing_bundle_names_the_operator(mode: str) -> None:
-    with _controllers(WriteOverlay(MemoryStore(), 0))[mode] as controller:
+    with _controllers(MemTable(MemoryStore(), 0))[mode] as controller:
         with pytest.raises(OperatorError, match="operator 'op': ZeroDivisionError"):
             controller.run_bundle(lambda: controller.async_get_many([b"k"]).then_accept(lambda _: 1 // 0))
         with pytest.raises(OperatorError, match="operator 'op': KeyError"):

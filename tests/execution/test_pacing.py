@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.execution import ReadPacer
+from asyncstate.execution import AdaptiveReads
 
 
 class Clock:
@@ -19,13 +19,13 @@ class Clock:
         return self.now
 
 
-def _slow(clock: Clock | None = None) -> ReadPacer:
-    pacer = ReadPacer(clock or Clock())
+def _slow(clock: Clock | None = None) -> AdaptiveReads:
+    pacer = AdaptiveReads(clock or Clock())
     pacer.measured(100, 1.0)
     return pacer
 
 
-def _answered(pacer: ReadPacer, latency_us: float, gets: int = 100) -> ReadPacer:
+def _answered(pacer: AdaptiveReads, latency_us: float, gets: int = 100) -> AdaptiveReads:
     for _ in range(gets):
         pacer.answered(16, 16 * latency_us / 1e6)
     return pacer
@@ -33,27 +33,27 @@ def _answered(pacer: ReadPacer, latency_us: float, gets: int = 100) -> ReadPacer
 
 class TestWhetherReadsWait:
     def test_it_does_not_know_at_first(self) -> None:
-        assert not ReadPacer().waits_for_device
+        assert not AdaptiveReads().waits_for_device
 
     def test_memory_hits_do_not(self) -> None:
-        pacer = ReadPacer()
+        pacer = AdaptiveReads()
         pacer.measured(1000, 0.002)
         assert not pacer.waits_for_device
 
     @pytest.mark.parametrize("us", [100, 1_000, 5_000])
     def test_device_reads_do(self, us: int) -> None:
-        pacer = ReadPacer()
+        pacer = AdaptiveReads()
         pacer.measured(100, 100 * us / 1e6)
         assert pacer.waits_for_device
 
     def test_one_slow_read_is_no_slow_device(self) -> None:
-        pacer = ReadPacer()
+        pacer = AdaptiveReads()
         pacer.measured_one(0.000_003)
         pacer.measured_one(0.050)
         assert not pacer.waits_for_device
 
     def test_slow_single_reads_are_noticed_soon(self) -> None:
-        pacer = ReadPacer()
+        pacer = AdaptiveReads()
         reads = 0
         while not pacer.waits_for_device:
             pacer.measured_one(0.001)
@@ -107,10 +107,10 @@ class TestThreads:
 
 class TestPortions:
     def test_it_tries_a_few_keys_before_it_knows(self) -> None:
-        assert ReadPacer().chunk_keys(1000, 32) <= 32
+        assert AdaptiveReads().chunk_keys(1000, 32) <= 32
 
     def test_memory_hits_stay_in_one_list_get(self) -> None:
-        pacer = ReadPacer()
+        pacer = AdaptiveReads()
         pacer.measured(1000, 0.002)
         assert pacer.chunk_keys(1000, 32) == 1000
 
@@ -126,7 +126,7 @@ class TestProbes:
     @pytest.mark.parametrize("latency_us", [30, 1_000, 5_000])
     def test_they_take_a_hundredth_of_the_time(self, latency_us: int) -> None:
         clock = Clock()
-        pacer = _answered(ReadPacer(clock), latency_us)
+        pacer = _answered(AdaptiveReads(clock), latency_us)
         probing = 0.0
         while clock.now < 100:
             clock.now += 0.001

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from asyncstate.changelog import RowKind
 from asyncstate.errors import FutureStateError
-from asyncstate.execution import BatchFrame, Completion, ListGet, ReadPacer, Record
-from asyncstate.execution.failures import Failures
-from asyncstate.execution.mailbox import Mailbox
-from asyncstate.execution.reads import Reads, Values, Wanted
-from asyncstate.execution.record_reads import RecordReads
+from asyncstate.execution import AdaptiveReads, BatchFrame, Completion, ListGet, Record
+from asyncstate.execution.in_flight import InFlightRecords
+from asyncstate.execution.reads import ReadRequest, Reads, Values
+from asyncstate.execution.record_failures import Failures
+from asyncstate.execution.request_buffer import RecordReads
 from asyncstate.futures import StateFuture
-from asyncstate.requests import StateRequest
-from asyncstate.storage import WriteOverlay
+from asyncstate.state_backend import StateRequest
+from asyncstate.storage import MemTable
 from tests.memory_store import MemoryStore
 
 _FRAME = BatchFrame(0, 0, None, pa.schema([]))  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ class Bench:
     def __init__(self, limit: int = 1_000) -> None:
         self.outputs: list[Any] = []
         self.running: dict[bytes, Record] = {}
-        self.mailbox = Mailbox(self._run, self.outputs, Failures("op", {}), limit)
+        self.mailbox = InFlightRecords(self._run, self.outputs, Failures("op", {}), limit)
 
     def _run(self, record: Record) -> None:
         assert record.encoded_key not in self.running, "its key is at work"
@@ -107,7 +107,7 @@ class TestMailbox:
             bench.mailbox.raise_stuck()
 
 
-class Asked(Wanted):
+class Asked(ReadRequest):
     """Notes what arrives; has enough when it has seen ``enough_at`` keys."""
 
     def __init__(self, keys: list[bytes], enough_at: int | None = None) -> None:
@@ -125,7 +125,7 @@ class Asked(Wanted):
         return self._enough_at is not None and len(self.found) >= self._enough_at
 
 
-class Moody(ReadPacer):
+class Moody(AdaptiveReads):
     """Changes its mind as the test has it, each time it is told something."""
 
     def __init__(self, moods: list[bool], probe: int) -> None:
@@ -148,12 +148,12 @@ class Moody(ReadPacer):
 class Sent:
     """Reads of 1,000 keys, of which every second exists, and the list gets that were sent off."""
 
-    def __init__(self, pacer: ReadPacer) -> None:
+    def __init__(self, pacer: AdaptiveReads) -> None:
         self.keys = [b"%04d" % number for number in range(1_000)]
         self.store = MemoryStore((key, b"v" + key) for key in self.keys[::2])
         self.gets: list[ListGet] = []
         self.threads = 0
-        self.reads = Reads(WriteOverlay(self.store), pacer, self._submit, 4, self._fail)
+        self.reads = Reads(MemTable(self.store), pacer, self._submit, 4, self._fail)
 
     def _submit(self, gets: Any, threads: int) -> None:
         self.gets += gets
@@ -190,7 +190,7 @@ class TestReads:
         assert asked.found == {key: bench.store.get(key) for key in bench.keys[:count]}
 
     def test_what_is_found_not_worth_reading_is_not_read(self) -> None:
-        bench = Sent(ReadPacer())
+        bench = Sent(AdaptiveReads())
         asked = Asked(bench.keys, enough_at=1)
         bench.reads.read(asked)
         assert 0 < len(asked.found) < 200
@@ -209,13 +209,13 @@ class TestReads:
         assert bench.reads.at_once
 
     def test_reads_that_are_to_be_gathered_are_never_made_at_once(self) -> None:
-        reads = Reads(WriteOverlay(MemoryStore()), ReadPacer(), print, 4, print, gather=True)  # type: ignore[arg-type]
+        reads = Reads(MemTable(MemoryStore()), AdaptiveReads(), print, 4, print, gather=True)  # type: ignore[arg-type]
         reads.took(1e-6)
         assert not reads.at_once
 
 
 def test_requests_that_were_gathered_are_read_by_key_once() -> None:
-    bench = Sent(ReadPacer())
+    bench = Sent(AdaptiveReads())
     answered: list[tuple[bytes, bytes | None]] = []
 
     def answer(requests: Any, values: Values) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from asyncstate.errors import StoreError
 from asyncstate.execution import Completion, Completions, ListGet, ReadThreads, read_threads
-from asyncstate.execution.reads import Values, Wanted
+from asyncstate.execution.reads import ReadRequest, Values
 
 
-class Nobody(Wanted):
+class Nobody(ReadRequest):
     """The threads only hand it back."""
 
     def arrived(self, start: int, values: Values) -> None:

@@ -15,13 +15,13 @@ import pytest
 from asyncstate import RecordOperator, ValueStateDescriptor
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import FutureStateError, OperatorError, StoreError
-from asyncstate.execution import ReadPacer
+from asyncstate.execution import AdaptiveReads
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.futures import StateIterator, combine_all, completed_future
 from asyncstate.operator import Bundle, BundleContext, BundleOperator
 from asyncstate.runtime.worker_memory import worker_memory
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.testing import FaultyStore, OperatorHarness, Tuning
 from operators import KeyedProcess
 
@@ -29,7 +29,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 VALUE = pa.schema([("value", pa.int64())])
 
 
-class AlwaysSlow(ReadPacer):
+class AlwaysSlow(AdaptiveReads):
     @property
     def waits_for_device(self) -> bool:
         return True
@@ -288,7 +288,7 @@ def test_a_store_that_turns_slow_is_noticed_within_a_bundle(monkeypatch: pytest.
     asked: list[tuple[bool, int]] = []
     mine = threading.get_ident()
 
-    class TurnsSlow(ReadPacer):
+    class TurnsSlow(AdaptiveReads):
         slow = False
 
         @property
@@ -341,7 +341,7 @@ def test_a_store_that_turns_slow_in_the_middle_is_read_by_threads() -> None:
         async_enabled=True,
         options={"async-state.cache-size": "0b"},
         tuning=Tuning(columns_bytes=0),
-        store_through=through,
+        wrap_store=through,
     ) as harness:
         for _ in range(2):
             harness.push([(key, key) for key in range(4_000)])
@@ -357,7 +357,7 @@ def test_a_damaged_read_under_an_operator_is_named(mode: dict[str, Any]) -> None
         return faulty
 
     with OperatorHarness(
-        Chain(lambda state, ctx: state.async_value()), SCHEMA, ["k"], store_through=through, **mode
+        Chain(lambda state, ctx: state.async_value()), SCHEMA, ["k"], wrap_store=through, **mode
     ) as harness:
         harness.push([(1, 1)])
         with pytest.raises(StoreError, match=r"operator 'operator', state 'value'.*the disk is gone"):

@@ -7,14 +7,14 @@ from typing import NoReturn
 
 import pytest
 
-from asyncstate.execution import Completion, ListGet, ReadPacer
+from asyncstate.execution import AdaptiveReads, Completion, ListGet
 from asyncstate.execution.bundle_reads import BundleReads
 from asyncstate.execution.reads import Reads, Values
-from asyncstate.storage import WriteBound, WriteOverlay
+from asyncstate.storage import MemTable, WriteBound
 from tests.memory_store import MemoryStore
 
 
-class AlwaysSlow(ReadPacer):
+class AlwaysSlow(AdaptiveReads):
     """Sends every read off."""
 
     @property
@@ -28,7 +28,7 @@ class AlwaysSlow(ReadPacer):
 class Bench:
     """BundleReads whose list gets wait in ``sent`` until the test answers them."""
 
-    def __init__(self, overlay: WriteOverlay) -> None:
+    def __init__(self, overlay: MemTable) -> None:
         self.sent: list[ListGet] = []
         self._reads = Reads(
             overlay, AlwaysSlow(), lambda gets, threads: self.sent.extend(gets), 4, self._fail
@@ -53,7 +53,7 @@ def test_a_bundle_read_ahead_sees_what_was_spilled_meanwhile(
 ) -> None:
     """In whatever order; and so does the bundle after it, which finds in the cache what that one has read."""
     store = MemoryStore((key, b"old") for key in KEYS)
-    overlay = WriteOverlay(store, cache_bytes, None, WriteBound(1, MemoryStore, "memory"))
+    overlay = MemTable(store, cache_bytes, None, WriteBound(1, MemoryStore, "memory"))
     bench = Bench(overlay)
     reads, sent = bench.bundles, bench.sent
     overlay.put(b"900", b"makes a run")
@@ -83,7 +83,7 @@ def test_a_bundle_read_ahead_sees_what_was_spilled_meanwhile(
 def test_a_spill_between_reading_ahead_and_the_bundle() -> None:
     """The bundle sees what was written before it asked, in memory or not, and nothing that is written later."""
     store = MemoryStore((key, b"old") for key in KEYS)
-    overlay = WriteOverlay(store, 0, None, WriteBound(1, MemoryStore, "memory"))
+    overlay = MemTable(store, 0, None, WriteBound(1, MemoryStore, "memory"))
     bench = Bench(overlay)
     reads, sent = bench.bundles, bench.sent
     reads.prefetch(KEYS)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from asyncstate.errors import OperatorError
-from asyncstate.execution.thread_guard import Guarded
+from asyncstate.execution.thread_affinity import ThreadBound
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -25,7 +25,7 @@ from asyncstate.operator import (
     Row,
 )
 from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("key", pa.int64())])
@@ -137,7 +137,7 @@ class Plain(RecordOperator):
 
     def process(self, row: Row, ctx: RecordContext) -> None:
         self.value.update(row.key)
-        self.guarded.append(isinstance(self.value._binding.sink, Guarded))
+        self.guarded.append(isinstance(self.value._binding.sink, ThreadBound))
 
 
 def test_who_has_no_threads_pays_nothing(async_enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from asyncstate.codec import KeyCodec
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import Bundle, InputSpec, OutputSpec
 from asyncstate.operator import Counter as StatCounter
-from operators.join.regular import Join
+from operators.join.join_operator import Join
 from tests.operators.direct import CountedRows
 
 LEFT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", pa.string())])

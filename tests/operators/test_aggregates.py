@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError, SchemaError
 from operators import Aggregate, avg, count, max_, min_, sum_
-from operators.aggregate.plan import AggregatePlan
+from operators.aggregate.aggregate_plan import AggregatePlan
 from operators.core.segments import Groups
 
 SCHEMA = pa.schema(

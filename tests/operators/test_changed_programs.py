@@ -25,7 +25,7 @@ from asyncstate.functions import (
     ProcessWindowFunction,
     TableAggregateFunction,
 )
-from asyncstate.functions.table import SetTable
+from asyncstate.functions.table_functions import SetTable
 from asyncstate.operator import Operator
 from asyncstate.testing import OperatorHarness
 from operators import (

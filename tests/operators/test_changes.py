@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.changelog import ROW_KIND_TEXTS
-from operators.core.changelog import distinct, net_changes, take_changes
+from operators.core.row_kinds import distinct, net_changes, take_changes
 
 
 def as_array(values: list[bool]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -246,9 +246,9 @@ def test_accumulators_and_logs_leave_the_disk_together(start: Callable[..., Time
 def test_rows_that_replace_each_other_are_not_put_together_before_they_come() -> None:
     inputs = [InputSpec(LEFT, ("k",), changes=RETRACT if flag else INSERT_ONLY) for flag in (False, True)]
     for spec in inputs:
-        assert GroupAggregate([count()]).local_phase([spec]) is not None
-    assert GroupAggregate([count()], ttl=TTL).local_phase(inputs[:1]) is not None
-    assert GroupAggregate([count()], ttl=TTL).local_phase(inputs[1:]) is None
+        assert GroupAggregate([count()]).partial_aggregation([spec]) is not None
+    assert GroupAggregate([count()], ttl=TTL).partial_aggregation(inputs[:1]) is not None
+    assert GroupAggregate([count()], ttl=TTL).partial_aggregation(inputs[1:]) is None
 
 
 # -- Deduplicate ----------------------------------------------------------------------------------------------

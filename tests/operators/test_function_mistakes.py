@@ -11,7 +11,7 @@ import pytest
 from asyncstate import AsyncStateError, ListView, MapView, ValueView
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.functions import AggregateFunction, MutableRow, TableAggregateFunction
-from asyncstate.functions.aggregate import list_view, map_view, value_view
+from asyncstate.functions.aggregate_functions import list_view, map_view, value_view
 from asyncstate.operators import GroupAggregate, GroupTableAggregate, udaf, udtaf
 from asyncstate.testing import OperatorHarness
 

@@ -18,8 +18,8 @@ import pytest
 from asyncstate.errors import AsyncStateError, ConfigurationError, OperatorError, SchemaError
 from asyncstate.lookups import DatabaseLookup, HttpLookup, PostgresLookup, TableLookup
 from asyncstate.testing import OperatorHarness
-from operators.join.lookup.operator import LookupJoin, StatelessLookupJoin
-from operators.join.lookup.requests import LookupCache, Retry
+from operators.join.lookup.lookup_join import LookupJoin, StatelessLookupJoin
+from operators.join.lookup.lookup_requests import LookupCache, Retry
 from tests.quiet_server import QuietServer
 
 ROWS = pa.schema([("k", pa.string())])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 from operators.join import matches
-from operators.join.interval import found
-from operators.join.interval.operator import IntervalJoin
+from operators.join.interval import interval_pairs
+from operators.join.interval.interval_join import IntervalJoin
 from tests.examples import at_most
 from tests.operators.direct import DirectRunner
 from tests.operators.interval_model import KINDS, LEFT, RIGHT, SECOND, IntervalModel, Push, Row
@@ -114,7 +114,7 @@ def run_both(
     st.booleans(),
     st.sampled_from([0, 0, 3]),
     st.booleans(),
-    st.sampled_from([2, 5, found.REWRITE_ROWS]),
+    st.sampled_from([2, 5, interval_pairs.REWRITE_ROWS]),
     st.sampled_from([3, matches.PAIRS]),
 )
 def test_agrees_with_a_model_row_by_row(
@@ -129,7 +129,7 @@ def test_agrees_with_a_model_row_by_row(
     pairs: int,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(found, "REWRITE_ROWS", rewrite_rows)
+        patch.setattr(interval_pairs, "REWRITE_ROWS", rewrite_rows)
         patch.setattr(matches, "PAIRS", pairs)
         run_both(
             kind,

@@ -19,7 +19,7 @@ from asyncstate.errors import AsyncStateError, SchemaError, StateDeclarationErro
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 from asyncstate.testing import OperatorHarness, Tuning
 from operators import IntervalJoin
-from operators.join.interval.found import REWRITE_ROWS
+from operators.join.interval.interval_pairs import REWRITE_ROWS
 from tests.operators.direct import DirectRunner
 from tests.operators.interval_model import KINDS, LEFT, RIGHT, SECOND, IntervalModel, Push, Row
 

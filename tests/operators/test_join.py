@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncstate.testing import net
 from operators.join import matches
-from operators.join.regular import Join
+from operators.join.join_operator import Join
 from tests.examples import at_most
 from tests.operators.join_runner import KINDS, UNIQUES, Change, Row, Runner
 from tests.operators.set_model import net_of_set

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from asyncstate.errors import OperatorError, SchemaError
-from operators.join.regular import Join
+from operators.join.join_operator import Join
 from tests.operators.join_runner import KINDS, LEFT, RIGHT, Runner
 
 

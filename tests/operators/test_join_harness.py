@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from asyncstate.testing import OperatorHarness, net
-from operators.join.regular import Join
+from operators.join.join_operator import Join
 
 LEFT = pa.schema([("k", pa.string()), ("id", pa.int64()), ("v", pa.int64())])
 RIGHT = pa.schema([("k", pa.string()), ("id", pa.int64()), ("w", pa.int64())])

@@ -294,8 +294,8 @@ def test_there_is_no_local_phase_where_late_rows_are_asked_for() -> None:
     plain, late = WindowAggregate(TUMBLE, [count()]), WindowAggregate(TUMBLE, [count()], late_output="late")
     with OperatorHarness(plain, BIDS, ["item"], event_time="at") as harness:
         specs = harness._specs
-    assert plain.local_phase(specs) is not None
-    assert late.local_phase(specs) is None
+    assert plain.partial_aggregation(specs) is not None
+    assert late.partial_aggregation(specs) is None
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from asyncstate import StateTtl
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.operator import Bundle, BundleContext
 from asyncstate.testing import OperatorHarness, net
-from operators.join.lookup import requests
-from operators.join.lookup.operator import LookupJoin, StatelessLookupJoin
-from operators.join.lookup.requests import LookupCache, Retry
+from operators.join.lookup import lookup_requests
+from operators.join.lookup.lookup_join import LookupJoin, StatelessLookupJoin
+from operators.join.lookup.lookup_requests import LookupCache, Retry
 
 ROWS = pa.schema([("k", pa.int64()), ("id", pa.int64())])
 FOUND = pa.schema([("name", pa.string())])
@@ -295,8 +295,10 @@ def test_answers_are_remembered_over_micro_batches(
     async_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(requests, "_now", lambda: now[0])
-    monkeypatch.setattr(requests, "_of_process", functools.cache(requests._of_process.__wrapped__))
+    monkeypatch.setattr(lookup_requests, "_now", lambda: now[0])
+    monkeypatch.setattr(
+        lookup_requests, "_of_process", functools.cache(lookup_requests._of_process.__wrapped__)
+    )
     place, other = Place(k1=[("a",)]), Place(k1=[("theirs",)])
     cache = LookupCache(100, seconds=60)  # one object for two operators, which have answers of their own
     joins = [LookupJoin(one.ask, FOUND, cache=cache) for one in (place, other)]

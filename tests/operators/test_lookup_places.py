@@ -20,7 +20,7 @@ import pytest
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.lookups import DatabaseLookup, HttpLookup, Lookup, PostgresLookup, TableLookup
 from asyncstate.testing import OperatorHarness
-from operators.join.lookup.operator import LookupJoin
+from operators.join.lookup.lookup_join import LookupJoin
 from tests.quiet_server import QuietServer
 from tests.sinks import postgres as postgres_server
 

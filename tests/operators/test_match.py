@@ -33,7 +33,7 @@ from operators import (
 )
 from operators.core.condition import RowCondition
 from operators.match.automaton import Automaton
-from operators.match.matcher import NEVER, Found, KeyRows, Matcher
+from operators.match.matcher import NEVER, FoundMatch, KeyRows, Matcher
 from operators.match.pattern import as_pattern, parse_pattern
 from operators.match.skips import Skip
 from tests.operators.match_model import PATTERNS
@@ -477,7 +477,7 @@ def test_starts_that_find_no_end_share_what_they_have_seen(pattern: str, within:
     for number in (2_000, 4_000):
         width = int(within * number) if within < 1 else int(within)
         matcher = _Counted(automaton, skip_past_last(), width, {}, 1, "Match")
-        found: list[Found] = []
+        found: list[FoundMatch] = []
         given = KeyRows([every_row] * number, range(number), ())
         assert matcher.run(given, 0, number, NEVER, found) == number
         assert not found

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from asyncstate.errors import SchemaError
-from asyncstate.functions.aggregate import AggregateFunction
+from asyncstate.functions.aggregate_functions import AggregateFunction
 from asyncstate.testing import OperatorHarness
 from operators import (
     Match,

@@ -26,7 +26,7 @@ from operators import (
     skip_to_next,
 )
 from operators.match.automaton import Automaton
-from operators.match.matcher import NEVER, Found, KeyRows, Matcher
+from operators.match.matcher import NEVER, FoundMatch, KeyRows, Matcher
 from operators.match.pattern import Pattern, as_pattern
 from operators.match.skips import Skip
 from tests.operators.match_model import PATTERNS, Labels, has_empty_rounds, letters, matches
@@ -61,7 +61,7 @@ def test_what_it_finds_is_what_regular_expressions_and_every_way_find(
         sum((sign in taken[name]) << bit for bit, name in enumerate(automaton.variables)) for sign in rows
     ]
     given = KeyRows(masks, range(len(rows)), ())
-    found: list[Found] = []
+    found: list[FoundMatch] = []
     start = 0
     for cut in sorted(min(cut, len(rows)) for cut in cuts):  # rows before it, then that they are all
         for horizon in (-NEVER, cut):
@@ -73,7 +73,7 @@ def test_what_it_finds_is_what_regular_expressions_and_every_way_find(
     )
     if skip == skip_past_last() and within is None and not has_empty_rounds(pattern):
         assert [(one.first, len(one.variables)) for one in found] == letters(pattern, rows, taken)
-    at_once: list[Found] = []
+    at_once: list[FoundMatch] = []
     matcher.run(given, 0, len(rows), NEVER, at_once)
     assert found == at_once, "when a match was certain depends on the cut"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncstate.changelog import ROW_KIND_TEXTS, accumulates
 from operators.core.arrays import row_ids
-from operators.core.netting import Identified, Net, net_by_content, net_by_unique_key
+from operators.core.consolidation import ConsolidatedRows, Identified, net_by_content, net_by_unique_key
 from tests.operators.set_model import Event, Row, net_of_set
 
 KINDS = ["+I", "-U", "+U", "-D"]
@@ -31,19 +31,19 @@ def ids(stored: list[Row], changes: list[Event], columns: int) -> Any:
     return row_ids(arrays, np.zeros(len(both), np.int64))
 
 
-def by_content(stored: list[Row], changes: list[Event], refresh: bool) -> Net:
+def by_content(stored: list[Row], changes: list[Event], refresh: bool) -> ConsolidatedRows:
     content = ids(stored, changes, 2)
     size = len(stored)
     return net_by_content(content[:size], content[size:], accumulates(codes(changes)), refresh)
 
 
-def by_unique_key(stored: list[Row], changes: list[Event], refresh: bool) -> Net:
+def by_unique_key(stored: list[Row], changes: list[Event], refresh: bool) -> ConsolidatedRows:
     both = Identified(ids(stored, changes, 1), ids(stored, changes, 2))
     size = len(stored)
     return net_by_unique_key(both.slice(0, size), both.slice(size, len(both.ids)), codes(changes), refresh)
 
 
-def check(net: Net, stored: list[Row], changes: list[Event], unique: Any, refresh: bool) -> None:
+def check(net: ConsolidatedRows, stored: list[Row], changes: list[Event], unique: Any, refresh: bool) -> None:
     expected = net_of_set(stored, changes, unique, refresh)
     assert np.flatnonzero(~net.removed).tolist() == expected.stays
     assert net.added.tolist() == expected.comes

@@ -18,8 +18,8 @@ from asyncstate.errors import OperatorError, SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec, SortKey
 from asyncstate.testing import OperatorHarness, net
 from operators import GroupAggregate, Rank, asc, count, desc
-from operators.rank.all_rows import all_rows
-from operators.rank.all_rows.blocks import BlockSizes, Bounds, blocks_to_read
+from operators.rank.retractable import all_rows
+from operators.rank.retractable.blocks import BlockSizes, Bounds, blocks_to_read
 from tests.operators.direct import DirectRunner
 
 SCHEMA = pa.schema([("id", pa.int64()), ("k", pa.string()), ("price", pa.int64())])

@@ -19,9 +19,9 @@ from asyncstate.operator import InputSpec
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from asyncstate.testing import net
 from operators import Rank, asc, desc
-from operators.rank.all_rows import all_rows
-from operators.rank.all_rows.blocks import BlockSizes
-from operators.rank.plan import RankPlan
+from operators.rank.rank_plan import RankPlan
+from operators.rank.retractable import all_rows
+from operators.rank.retractable.blocks import BlockSizes
 from tests.examples import at_most
 from tests.operators.direct import DirectRunner
 from tests.operators.rank_model import RankModel, expected_changes

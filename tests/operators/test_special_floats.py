@@ -29,7 +29,7 @@ from operators import (
     sum_,
     var_pop,
 )
-from operators.aggregate import declared, moments
+from operators.aggregate import aggregate_calls, moments
 from operators.aggregate.accumulators import Sum
 
 VALUES = pa.schema([("k", pa.int64()), ("x", pa.float64())])
@@ -162,7 +162,7 @@ def test_states_without_counts_of_them_go_on(
     aggregates = [sum_("x").alias("total"), var_pop("x").alias("variance")]
     settings: dict[str, Any] = {"changelog": True, "folder": str(tmp_path), "async_enabled": async_enabled}
     with monkeypatch.context() as older:
-        older.setattr(declared, "RetractableSum", Sum)
+        older.setattr(aggregate_calls, "RetractableSum", Sum)
         older.setattr(moments, "RetractableMoments", moments.Moments)
         with OperatorHarness(GroupAggregate(aggregates), VALUES, ["k"], **settings) as harness:
             harness.push([(1, 5.0), (1, 3.0)])

@@ -18,7 +18,7 @@ from asyncstate.functions import (
     KeyedProcessFunction,
     ProcessWindowFunction,
 )
-from asyncstate.functions.table import SetTable
+from asyncstate.functions.table_functions import SetTable
 from asyncstate.operator import Operator
 from asyncstate.state import ListStateDescriptor, StateTtl, ValueStateDescriptor
 from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource
@@ -361,7 +361,7 @@ def test_what_operators_say_is_what_is_stored(name: str) -> None:
 
 def test_seen_sequences_grow_with_the_number_of_keys(async_enabled: bool) -> None:
     case = Case(
-        lambda: TemporalSort("v", time="processing"), KEYS, settings={"sequence": "v", "drop_seen": True}
+        lambda: TemporalSort("v", time="processing"), KEYS, settings={"sequence": "v", "drop_stale": True}
     )
     with harness(case, async_enabled) as running:
         assert running.growth.text == KEYS

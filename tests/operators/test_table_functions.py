@@ -27,7 +27,7 @@ from asyncstate.functions import (
 )
 from asyncstate.operator import OutputSpec
 from asyncstate.testing import OperatorHarness, Tuning
-from operators.process.table_function import TableFunction
+from operators.process.process_table_function import TableFunction
 from tests.operators.function_runs import slow_reads
 
 HOUR = 3_600_000_000

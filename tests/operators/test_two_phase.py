@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.clock import ManualClock
 from asyncstate.errors import AsyncStateError
-from asyncstate.local_phase import CONDITIONS_MAX, LocalFunction, LocalStep
 from asyncstate.operator import InputSpec
+from asyncstate.partial_aggregation import CONDITIONS_MAX, LocalFunction, PartialStep
 from asyncstate.state import StateTtl
 from asyncstate.testing import OperatorHarness, net
 from operators import (
@@ -355,8 +355,8 @@ def test_only_values_reach_the_operator(ways: dict[str, Any]) -> None:
 class LastRowsFirst(GroupAggregate):
     """Its local rows come in the opposite order."""
 
-    def local_step(self, given: InputSpec) -> LocalStep:
-        step = super().local_step(given)
+    def partial_step(self, given: InputSpec) -> PartialStep:
+        step = super().partial_step(given)
 
         def reversed_rows(batch: pa.RecordBatch, kinds: Any) -> pa.RecordBatch:
             made = step(batch, kinds)
@@ -402,7 +402,7 @@ def test_more_conditions_than_travel_together() -> None:
     schema = pa.schema([("k", pa.string()), *((name, pa.bool_()) for name in names)])
     for used, possible in ((names[:-1], True), (names, False)):
         operator = GroupAggregate([count("k").distinct().where(name).alias(name) for name in used])
-        assert (operator.local_phase([InputSpec(schema, ("k",))]) is not None) == possible
+        assert (operator.partial_aggregation([InputSpec(schema, ("k",))]) is not None) == possible
     with make(GroupAggregate([count("k").distinct().where(names[-2])]), True, schema) as harness:
         harness.push([("a", *(number == CONDITIONS_MAX - 1 for number in range(len(names))))])
         assert harness.end_batch() == [("+I", "a", 1)]
@@ -567,7 +567,8 @@ def test_what_needs_every_row_stays_in_one_phase(
 ) -> None:
     schema = SCHEMA.append(pa.field("wide", pa.decimal128(29, 2)))
     assert (
-        operator.local_phase([InputSpec(schema, ("k",), "at", RETRACT if changelog else INSERT_ONLY)]) is None
+        operator.partial_aggregation([InputSpec(schema, ("k",), "at", RETRACT if changelog else INSERT_ONLY)])
+        is None
     )
     with make(operator, True, schema, changelog=changelog, event_time="at") as harness:
         row = ("a", 1, 1, 1.0, Decimal(1), "x", b"x", True, None, 1, Decimal("1.25"))
@@ -580,8 +581,8 @@ def test_what_needs_every_row_stays_in_one_phase(
 def test_the_number_of_rows_of_an_insert_only_input_travels_once() -> None:
     """Every local row has it anyway."""
     operator = GroupAggregate([count().alias("c"), count("s").alias("v"), avg("small")])
-    inserts = operator.local_phase([InputSpec(SCHEMA, ("k",))])
-    changelog = operator.local_phase([InputSpec(SCHEMA, ("k",), changes=RETRACT)])
+    inserts = operator.partial_aggregation([InputSpec(SCHEMA, ("k",))])
+    changelog = operator.partial_aggregation([InputSpec(SCHEMA, ("k",), changes=RETRACT)])
     assert inserts is not None
     assert changelog is not None
     counts = [column.column for column in inserts.columns if column.function is LocalFunction.COUNT]

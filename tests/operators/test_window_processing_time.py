@@ -15,12 +15,12 @@ from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import MIN_WATERMARK, InputSpec
 from asyncstate.testing import OperatorHarness
+from operators.aggregate.aggregate_calls import Aggregate
 from operators.aggregate.aggregates import avg, count, max_, min_, sum_
-from operators.aggregate.declared import Aggregate
-from operators.core import due
-from operators.process.windows.functions import WindowApply
+from operators.core import due_timers
+from operators.process.windows.process_window import WindowApply
 from operators.window import slices
-from operators.window.aggregate import WindowAggregate
+from operators.window.window_aggregate import WindowAggregate
 from operators.window.windows import SessionWindow, Window, cumulate, hop, session, tumble
 from tests.operators.direct import DirectRunner
 from tests.operators.function_runs import slow_reads
@@ -57,7 +57,7 @@ is a changelog), the key, the value."""
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that every way of cutting is walked."""
-    monkeypatch.setattr(due.DueReader.__init__, "__defaults__", (3, 0))
+    monkeypatch.setattr(due_timers.DueReader.__init__, "__defaults__", (3, 0))
     monkeypatch.setattr(slices, "MERGE_ROWS", 2)
 
 
@@ -360,8 +360,8 @@ def test_two_phases_give_the_same_rows_and_bytes(window: Window, async_enabled: 
 def test_a_changelog_has_one_phase() -> None:
     """Of rows put together a window may have some and not the others."""
     operator = WindowAggregate(tumble("1 second"), [count()], time="processing")
-    assert operator.local_phase([InputSpec(SCHEMA, ("k",))]) is not None
-    assert operator.local_phase([InputSpec(SCHEMA, ("k",), changes=RETRACT)]) is None
+    assert operator.partial_aggregation([InputSpec(SCHEMA, ("k",))]) is not None
+    assert operator.partial_aggregation([InputSpec(SCHEMA, ("k",), changes=RETRACT)]) is None
 
 
 # -- refusals ----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from operators import (
     session,
     tumble,
 )
-from operators.process.table_function import TableFunction
+from operators.process.process_table_function import TableFunction
 from tests.properties import functions
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
 from tests.properties.histories import (
@@ -243,7 +243,7 @@ def _with_second(record: Record) -> Record:
 
 
 @st.composite
-def journals(draw: st.DrawFn, drop_seen: bool) -> Example:
+def journals(draw: st.DrawFn, drop_stale: bool) -> Example:
     """Changes in order of two columns together; the halves of an update are equal in them."""
     rows = st.tuples(small(0, 1), st.just(0), st.just(0), small(0, 3))
     drawn = draw(keyed_changelogs(rows, lambda row: row[K], sequence_at=ID, size=10))
@@ -258,8 +258,8 @@ def journals(draw: st.DrawFn, drop_seen: bool) -> Example:
         [LEFT],
         [["k"]],
         History(changes, identities=drawn.identities),
-        settings={"sequence": ["at", "id"], "drop_seen": drop_seen},
-        come_again=drop_seen,
+        settings={"sequence": ["at", "id"], "drop_stale": drop_stale},
+        come_again=drop_stale,
         output=texts,
     )
 

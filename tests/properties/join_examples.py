@@ -131,10 +131,10 @@ def joins(
 
 
 @st.composite
-def in_sequence(draw: st.DrawFn, sides: Sequence[Side], drop_seen: bool = False) -> Example:
-    """The same in order of the sequence: any arrival will do; with ``drop_seen`` rows may come again."""
-    example = draw(joins(None, sides, sequence=("seq", "seq"), drop_seen=drop_seen))
-    return replace(example, shuffle="any", come_again=drop_seen)
+def in_sequence(draw: st.DrawFn, sides: Sequence[Side], drop_stale: bool = False) -> Example:
+    """The same in order of the sequence: any arrival will do; with ``drop_stale`` rows may come again."""
+    example = draw(joins(None, sides, sequence=("seq", "seq"), drop_stale=drop_stale))
+    return replace(example, shuffle="any", come_again=drop_stale)
 
 
 _ANY = [INSERTS, REPEATED, UNIQUE, ALONE]
@@ -150,6 +150,6 @@ JOINS: Entries = {
     "upserts in their order": joins(None, _UPSERTS),
     "upserts by sequence": in_sequence(_IN_SEQUENCE),
     "updates by sequence": in_sequence(_FULL_IN_SEQUENCE),
-    "upserts that come again": in_sequence(_IN_SEQUENCE, drop_seen=True),
-    "updates that come again": in_sequence(_FULL_IN_SEQUENCE, drop_seen=True),
+    "upserts that come again": in_sequence(_IN_SEQUENCE, drop_stale=True),
+    "updates that come again": in_sequence(_FULL_IN_SEQUENCE, drop_stale=True),
 }

@@ -55,7 +55,9 @@ def _bare(record: Record) -> Record:
 
 
 @st.composite
-def normalizations(draw: st.DrawFn, form: Form, in_sequence: bool = True, drop_seen: bool = False) -> Example:
+def normalizations(
+    draw: st.DrawFn, form: Form, in_sequence: bool = True, drop_stale: bool = False
+) -> Example:
     """One row a user. Without a sequence the changes of a user keep their order."""
     condition = draw(st.sampled_from(_CONDITIONS))
 
@@ -64,7 +66,7 @@ def normalizations(draw: st.DrawFn, form: Form, in_sequence: bool = True, drop_s
         return Counter(row for row in rows if condition is None or (row[AGE] or 0) >= 1)
 
     history = draw(keyed_changelogs(_USER, _identity, form, sequence_at=SEQUENCE, size=20))
-    if not drop_seen:  # which drops a row that comes twice by itself, and counts it
+    if not drop_stale:  # which drops a row that comes twice by itself, and counts it
         history = draw(_with_duplicates(history, not in_sequence))
     return Example(
         make=lambda: ChangelogNormalize(condition),
@@ -72,10 +74,10 @@ def normalizations(draw: st.DrawFn, form: Form, in_sequence: bool = True, drop_s
         key=[["user"]],
         history=history,
         expected=expected,
-        settings={"sequence": "seq" if in_sequence else None, "drop_seen": drop_seen},
+        settings={"sequence": "seq" if in_sequence else None, "drop_stale": drop_stale},
         shuffle="any" if in_sequence else "within keys",
         output_key=_identity,
-        come_again=drop_seen,
+        come_again=drop_stale,
         whole_updates=form == "full",  # -U is ignored: the row stays until its +U
     )
 
@@ -85,6 +87,6 @@ NORMALIZATIONS: Entries = {
     "upserts in their order": normalizations("upsert", in_sequence=False),
     "a changelog by sequence": normalizations("full"),
     "a changelog in its order": normalizations("full", in_sequence=False),
-    "upserts that come again": normalizations("upsert", drop_seen=True),
-    "a changelog that comes again": normalizations("full", drop_seen=True),
+    "upserts that come again": normalizations("upsert", drop_stale=True),
+    "a changelog that comes again": normalizations("full", drop_stale=True),
 }

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import strategies as st
 
-from operators.core.ordering import desc
-from operators.join.temporal import TemporalJoin
-from operators.sort.operator import Sort, TemporalSort
+from operators.core.sort_orders import desc
+from operators.join.temporal_join import TemporalJoin
+from operators.sort.sort_operators import Sort, TemporalSort
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
 from tests.properties.histories import History, Row, Table, both, changelogs, insertions, on_input
 from tests.properties.views import without_waiting_rows

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import strategies as st
 
 from operators import Rank, SortLimit, asc, desc
-from operators.rank.all_rows import all_rows
-from operators.rank.all_rows.blocks import BlockSizes
+from operators.rank.retractable import all_rows
+from operators.rank.retractable.blocks import BlockSizes
 from tests.properties.examples import Entries, Example, nullable, small
 from tests.properties.histories import History, Row, Table, changelogs, insertions, keyed_changelogs
 from tests.properties.models import ranked

@@ -36,8 +36,8 @@ from asyncstate import (
     ValueStateDescriptor,
     ValueView,
 )
+from asyncstate.codec.arrow_types import is_key_type
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
-from asyncstate.codec.types import is_key_type
 from asyncstate.errors import AsyncStateError
 from asyncstate.functions import (
     AggregateFunction,
@@ -66,7 +66,7 @@ def value() -> Any:
     return GIVEN[-1]
 
 
-def put_out(kind: pa.DataType) -> pa.Schema:
+def emit_results(kind: pa.DataType) -> pa.Schema:
     return pa.schema([("place", pa.string()), ("v", kind)])
 
 
@@ -78,7 +78,7 @@ class Emits(RecordOperator):
         self.kind, self.output = kind, output
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        return OutputSpec(put_out(self.kind), {"aside": put_out(self.kind)})
+        return OutputSpec(emit_results(self.kind), {"aside": emit_results(self.kind)})
 
     def process(self, row: Row, ctx: RecordContext) -> None:
         ctx.emit("emit", value(), output=self.output)
@@ -89,7 +89,7 @@ class EmitsColumns(BundleOperator):
         self.kind = kind
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return put_out(self.kind)
+        return emit_results(self.kind)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> None:
         ctx.emit([["bundle"] * len(bundle.kinds), [value()] * len(bundle.kinds)])
@@ -214,7 +214,7 @@ class Keeps(RecordOperator):
         self.kind, self.place = kind, place
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return put_out(self.kind)
+        return emit_results(self.kind)
 
     def open(self, context: OperatorContext) -> None:
         kind = self.kind
@@ -271,7 +271,7 @@ class Broadcasts(RecordOperator):
         self.kind = kind
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return put_out(self.kind)
+        return emit_results(self.kind)
 
     def open(self, context: OperatorContext) -> None:
         self.state = context.get_state(BroadcastStateDescriptor("rules", pa.string(), self.kind))
@@ -366,10 +366,10 @@ PLACES: Final[dict[str, Callable[[pa.DataType, bool], list[Any]]]] = {
     "emit": lambda kind, mode: run(Emits(kind), mode),
     "side output": lambda kind, mode: run(Emits(kind, "aside"), mode),
     "bundle": lambda kind, mode: run(EmitsColumns(kind), mode),
-    "map": lambda kind, mode: run(KeyedMap(lambda row: ("map", value()), put_out(kind)), mode),
-    "flat map": lambda kind, mode: run(KeyedFlatMap(lambda row: [("f", value())], put_out(kind)), mode),
-    "table function": lambda kind, mode: run(TableFunction(Evaluates(), put_out(kind)), mode),
-    "lookup": lambda kind, mode: run(LookupJoin(found, put_out(kind)), mode, changelog=False),
+    "map": lambda kind, mode: run(KeyedMap(lambda row: ("map", value()), emit_results(kind)), mode),
+    "flat map": lambda kind, mode: run(KeyedFlatMap(lambda row: [("f", value())], emit_results(kind)), mode),
+    "table function": lambda kind, mode: run(TableFunction(Evaluates(), emit_results(kind)), mode),
+    "lookup": lambda kind, mode: run(LookupJoin(found, emit_results(kind)), mode, changelog=False),
     "result": lambda kind, mode: run(aggregate(Returns(), kind), mode, [[WRITE]], changelog=False),
     "accumulator": lambda kind, mode: run(
         aggregate(Accumulates(), kind, pa.field("kept", kind), pa.field("read", pa.bool_())),

@@ -259,7 +259,7 @@ def test_rows_that_come_again_are_dropped(async_enabled: bool) -> None:
         async_enabled,
         LOGGED,
         sequence=["lsn", None],
-        drop_seen=[True, False],
+        drop_stale=[True, False],
     )
     assert found[:2] == (Counter({(1, 7, 30, 4, 1, "no"): 1}), Counter(stale_rows_dropped=2 + 3))
 
@@ -272,7 +272,7 @@ def test_both_halves_of_an_update_have_the_sequence_of_the_change(async_enabled:
         async_enabled,
         LOGGED,
         sequence=["lsn", None],
-        drop_seen=[True, False],
+        drop_stale=[True, False],
     )
     row_and_what_was_seen = 2
     left = Counter({(1, 7, 20, 2, 1, "no"): 1})

@@ -24,7 +24,7 @@ from asyncstate.operator import (
 )
 from asyncstate.runtime import CommitRecord, run_to_the_end
 from asyncstate.testing import OperatorHarness
-from asyncstate.testing.shipping import exchanged
+from asyncstate.testing.local_exchange import exchanged
 from tests.properties.examples import Example
 from tests.properties.runs import KEY_GROUPS, OutputRow, push
 from tests.properties.test_every_operator import OPERATORS, examples_of
@@ -64,7 +64,7 @@ def test_it_is_one_micro_batch_and_the_end(operator: str, entry: str, tmp_path: 
     hold()
 
 
-class Told(RecordOperator):
+class WindowCallbacks(RecordOperator):
     """The watermark at each row and at its timer, with the rows that this object has seen by then."""
 
     rows = 0
@@ -84,7 +84,9 @@ class Told(RecordOperator):
 
 def test_no_row_is_behind_the_watermark_and_an_object_has_one_micro_batch(async_enabled: bool) -> None:
     schema = pa.schema([("at", pa.timestamp("us"))])
-    with OperatorHarness(Told(), schema, None, event_time="at", async_enabled=async_enabled) as harness:
+    with OperatorHarness(
+        WindowCallbacks(), schema, None, event_time="at", async_enabled=async_enabled
+    ) as harness:
         harness.push([(5,), (6,)])
         rows, _ = _to_the_end(harness)
     assert rows == [

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import strategies as st
 
-from operators.window.join import WindowJoin
+from operators.window.window_join import WindowJoin
 from operators.window.windows import SlicedWindow, cumulate, hop, tumble
 from tests.properties.examples import MICROSECOND, Entries, Example, nullable, small
 from tests.properties.histories import Row, Table, both, changelogs, insertions, on_input

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from asyncstate.execution import ReadPacer
+from asyncstate.execution import AdaptiveReads
 from asyncstate.runtime.worker_memory import WorkerMemory
 
 
-class _AlwaysSlow(ReadPacer):
+class _AlwaysSlow(AdaptiveReads):
     """Takes every store for a slow device, so that all reads wait and come back in the order of the threads."""
 
     @property

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.local_phase import LOCAL_ROWS, LimitColumn, LocalFunction, LocalLimit, local_name
 from asyncstate.operator import InputSpec
-from asyncstate.runtime import After, Kept, PartialAggregate, PartialTopN, Renamed
+from asyncstate.partial_aggregation import LOCAL_ROWS, LimitColumn, LocalFunction, PartialLimit, local_name
+from asyncstate.runtime import FilterStep, OutputPipeline, PartialAggregate, PartialTopN, ProjectStep
 from operators import GroupAggregate, Rank, max_, sum_
 
 SCHEMA = pa.schema(
@@ -90,7 +90,7 @@ def test_the_best_rows_of_each_key_are_left(
     rows: Any, order: list[LimitColumn], limit: int, function: Any, within: tuple[str, ...]
 ) -> None:
     batch = batch_of(rows)
-    found = top_n(("k",), LocalLimit(tuple(order), limit, function, within))(batch)
+    found = top_n(("k",), PartialLimit(tuple(order), limit, function, within))(batch)
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in batch.to_pylist():
         groups.setdefault((row["k"], *(row[name] for name in within)), []).append(row)
@@ -107,7 +107,7 @@ def test_the_best_rows_of_each_key_are_left(
     assert found.schema == SCHEMA
 
 
-def top_n(key: tuple[str, ...], limit: LocalLimit) -> PartialTopN:
+def top_n(key: tuple[str, ...], limit: PartialLimit) -> PartialTopN:
     return PartialTopN(Rank("number", 1), InputSpec(PAYLOAD, key, limit=limit))
 
 
@@ -118,7 +118,7 @@ def distinct_of(keys: list[Any]) -> int:
 
 def test_without_a_key_the_best_of_all() -> None:
     batch = batch_of([("a", 2, 1, "", None), ("b", 1, 1, "", None), ("c", 3, 1, "", None)])
-    best = top_n((), LocalLimit((LimitColumn("number", False, True),), 2))
+    best = top_n((), PartialLimit((LimitColumn("number", False, True),), 2))
     assert best(batch).column("place").to_pylist() == [0, 1]
 
 
@@ -126,8 +126,8 @@ def test_steps_follow_each_other() -> None:
     def large(rows: pa.RecordBatch) -> pa.Array:
         return pa.array([number is not None and number > 1 for number in rows.column("n").to_pylist()])
 
-    renamed = Renamed((("number", "n"), ("k", "k")))
-    after = After((renamed, Kept(large)), pa.schema([("n", pa.int64()), ("k", pa.string())]))
+    renamed = ProjectStep((("number", "n"), ("k", "k")))
+    after = OutputPipeline((renamed, FilterStep(large)), pa.schema([("n", pa.int64()), ("k", pa.string())]))
     found = after(batch_of([("a", 1, 1, "", 0.5), ("b", 2, 1, "", 0.5), ("c", None, 1, "", 0.5)]))
     assert found.to_pylist() == [{"n": 2, "k": "b", "row_kind": "+I"}]
     nothing = batch_of([])
@@ -137,7 +137,7 @@ def test_steps_follow_each_other() -> None:
 @pytest.mark.parametrize("number", [0, 1, 5])
 def test_keeping_all_rows_copies_none(number: int) -> None:
     batch = batch_of([("a", 1, 1, "", 0.5)] * number)
-    assert Kept(lambda rows: pa.array([True] * rows.num_rows, pa.bool_()))(batch) is batch
+    assert FilterStep(lambda rows: pa.array([True] * rows.num_rows, pa.bool_()))(batch) is batch
 
 
 @pytest.mark.parametrize("keys", [200, 20_000])
@@ -146,7 +146,7 @@ def test_rows_of_many_keys_are_aggregated_by_the_operator_that_gets_them(keys: i
     rows = batch_of([(f"key {number}", -place, 1, None, None) for place, number in enumerate(numbers)])
     operator = GroupAggregate([sum_("number"), max_("number")])
     spec = InputSpec(PAYLOAD, ("k",))
-    phase = operator.local_phase([spec])
+    phase = operator.partial_aggregation([spec])
     assert phase is not None
     made = PartialAggregate(operator, replace(spec, local=phase))(rows).to_pydict()
     expected: dict[str, tuple[int, int, int]] = {}

@@ -37,7 +37,7 @@ from asyncstate.errors import (
     StoreError,
 )
 from asyncstate.runtime import InputBatch, pack_broadcast
-from asyncstate.runtime.broadcast import unpack_broadcast
+from asyncstate.runtime.broadcast_inputs import unpack_broadcast
 from asyncstate.testing import OperatorHarness, Tuning
 from tests.examples import at_most
 
@@ -67,10 +67,10 @@ class Rules(RecordOperator):
             self.rules.put(row.rule, row.limit)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        def put_out(rules: Any) -> None:
+        def emit_results(rules: Any) -> None:
             ctx.emit(row.user, row.amount, " ".join(rule for rule, limit in rules if row.amount > limit))
 
-        return self.rules.async_entries().then_accept(put_out)
+        return self.rules.async_entries().then_accept(emit_results)
 
 
 class Fraud(Rules):

@@ -26,7 +26,7 @@ from asyncstate.operator import (
 )
 from asyncstate.runtime import TaskSpec
 from asyncstate.runtime.bundle_size import ROWS_MIN, ROWS_UNKNOWN, BundleSize
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.storage import OperatorManifest, PartitionManifest
 from asyncstate.testing import OperatorHarness, Tuning
 

@@ -22,7 +22,7 @@ from asyncstate.operator import (
     OperatorContext,
 )
 from asyncstate.runtime import InputBatch, TaskSpec, run_partition
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])

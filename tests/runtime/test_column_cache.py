@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncstate.errors import OperatorError
-from asyncstate.execution import ReadPacer
+from asyncstate.execution import AdaptiveReads
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.runtime.stores import PartitionStore
+from asyncstate.runtime.restore_plans import PartitionStore
 from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
 from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl
 from asyncstate.state.column_cache import cache as cache_module
@@ -37,7 +37,7 @@ Pushed = list[tuple[str | None, str, int]]
 Held = dict[str | None, tuple[int | None, str | None, int | None]]
 
 
-class AlwaysSlow(ReadPacer):
+class AlwaysSlow(AdaptiveReads):
     """Takes every store for a slow device, so that reads wait for the threads."""
 
     @property

@@ -16,7 +16,7 @@ from operators import ChangelogNormalize, GroupAggregate, IncrementalGroupAggreg
 ROWS = "k string, v bigint"
 
 
-class Told(RecordOperator):
+class WindowCallbacks(RecordOperator):
     """Puts out each row with the kind that its value has in ``KINDS``."""
 
     KINDS: ClassVar[dict[int, RowKind]] = dict(enumerate(RowKind))
@@ -33,7 +33,7 @@ class Told(RecordOperator):
 
 def run(changes: Changelog | None, values: list[int], async_enabled: bool, **settings: Any) -> list[Any]:
     with OperatorHarness(
-        Told(changes), ROWS, "k", changelog=False, async_enabled=async_enabled, **settings
+        WindowCallbacks(changes), ROWS, "k", changelog=False, async_enabled=async_enabled, **settings
     ) as harness:
         harness.push([("a", value) for value in values])
         return harness.end_batch()
@@ -57,7 +57,12 @@ def test_upserts_have_no_row_before_a_change(async_enabled: bool) -> None:
 def test_the_last_change_of_each_key_leaves_the_task(async_enabled: bool, memory: int) -> None:
     tuning = Tuning(gathered_bytes=memory)
     with OperatorHarness(
-        Told(Changelog.upsert("k")), ROWS, "k", changelog=False, async_enabled=async_enabled, tuning=tuning
+        WindowCallbacks(Changelog.upsert("k")),
+        ROWS,
+        "k",
+        changelog=False,
+        async_enabled=async_enabled,
+        tuning=tuning,
     ) as harness:
         rows = [(f"k{number % 50}", 4 * number + 2) for number in range(30_000)]
         harness.push([*rows, ("k7", 4_000_003), ("k8", 8)])
@@ -85,7 +90,7 @@ def test_bundles_leave_one_change_of_each_key(bundle: str, async_enabled: bool) 
 
 def test_the_upsert_key_has_the_key_of_the_operator() -> None:
     with pytest.raises(SchemaError, match=r"upserts by \(v\), which does not have the key \(k\)"):
-        OperatorHarness(Told(Changelog.upsert("v")), ROWS, "k", changelog=False)
+        OperatorHarness(WindowCallbacks(Changelog.upsert("v")), ROWS, "k", changelog=False)
     with pytest.raises(SchemaError, match=r"key column 'x'.*its columns are: k, v"):
         OutputSpec(ROWS, changes=Changelog.upsert("x"))
 
@@ -120,7 +125,7 @@ def test_an_aggregation_in_two_parts_runs_in_a_graph(async_enabled: bool) -> Non
 
 
 def test_a_side_output_is_no_stream_of_upserts() -> None:
-    class Aside(Told):
+    class Aside(WindowCallbacks):
         def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
             aside = pa.schema([("k", pa.string())])
             return OutputSpec(ROWS, {"aside": aside}, side_changes={"aside": Changelog.upsert("k")})
@@ -129,7 +134,7 @@ def test_a_side_output_is_no_stream_of_upserts() -> None:
         OperatorHarness(Aside(None), ROWS, "k", changelog=False)
 
 
-class Closing(Told):
+class Closing(WindowCallbacks):
     """Emits when the watermark has moved, where there is no key."""
 
     def process(self, row: Any, ctx: Any) -> None:

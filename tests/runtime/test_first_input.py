@@ -25,7 +25,7 @@ from asyncstate.operator import (
     RecordOperator,
     Row,
 )
-from asyncstate.runtime import gathering
+from asyncstate.runtime import input_buffer
 from asyncstate.state import (
     BroadcastStateDescriptor,
     ColumnStateDescriptor,
@@ -395,13 +395,13 @@ def test_rows_that_wait_keep_their_order_of_arrival_on_disk_too(
     memory: int, async_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Path] = []
-    path_of = gathering._Files._path
+    path_of = input_buffer._Files._path
 
     def noted(self: Any, number: int) -> Path:
         written.append(path_of(self, number))
         return written[-1]
 
-    monkeypatch.setattr(gathering._Files, "_path", noted)
+    monkeypatch.setattr(input_buffer._Files, "_path", noted)
     options, tuning = {"async-state.bundle-size": "100"}, Tuning(gathered_bytes=memory)
     rows = [(v % 7, v) for v in range(1_000)]
     with OperatorHarness(

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from asyncstate.changelog import RETRACT, RowKind
 from asyncstate.codec.times import event_times
 from asyncstate.operator import InputSpec
-from asyncstate.runtime.gathering import Gathering
-from asyncstate.runtime.rows import PreparedBatch
+from asyncstate.runtime.input_buffer import SpillingInputBuffer
+from asyncstate.runtime.prepared_rows import PreparedBatch
 from asyncstate.testing import OperatorHarness, Tuning, net
 from operators import GroupAggregate, Join, count, max_, sum_
 
@@ -69,13 +69,15 @@ def gathering(
     waits: bool = False,
     chosen: Callable[[PreparedBatch], PreparedBatch] = lambda rows: rows,
     **declared: Any,
-) -> Gathering:
+) -> SpillingInputBuffer:
     spec = InputSpec(SCHEMA, declared.pop("key", ("k",)), "at", changes=RETRACT, **declared)
     folder = str(tmp_path / "gathered")
-    return Gathering(spec, 1, together, waits, lambda _: limit, memory, folder, chosen)
+    return SpillingInputBuffer(spec, 1, together, waits, lambda _: limit, memory, folder, chosen)
 
 
-def run(waiting: Gathering, batches: Sequence[Sequence[tuple[int, Row]]]) -> list[list[tuple[int, Row]]]:
+def run(
+    waiting: SpillingInputBuffer, batches: Sequence[Sequence[tuple[int, Row]]]
+) -> list[list[tuple[int, Row]]]:
     """All parts, in order."""
     parts: list[PreparedBatch] = []
     for rows in batches:

@@ -7,9 +7,14 @@ import pytest
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.config import resolve
-from asyncstate.local_phase import LocalPhase
 from asyncstate.operator import InputSpec
-from asyncstate.runtime.local_choice import REDUCTION_MIN, ROWS_MIN, TRIAL_BATCHES, chosen_local_phase
+from asyncstate.partial_aggregation import PartialAggregation
+from asyncstate.runtime.partial_aggregation_policy import (
+    REDUCTION_MIN,
+    ROWS_MIN,
+    TRIAL_BATCHES,
+    choose_partial_aggregation,
+)
 from asyncstate.storage import OperatorManifest, PartitionManifest
 from operators import Aggregate, Deduplicate, GroupAggregate, count, max_, min_, sum_
 
@@ -26,10 +31,10 @@ def chosen(
     batch_id: int = 1,
     changelog: bool = False,
     aggregates: tuple[Aggregate, ...] = (count(),),
-) -> LocalPhase | None:
+) -> PartialAggregation | None:
     spec = InputSpec(SCHEMA, ("k",), changes=RETRACT if changelog else INSERT_ONLY)
     config = resolve({"async-state.local-aggregation": mode}, {})
-    return chosen_local_phase(GroupAggregate(aggregates), [spec], config, base, batch_id)
+    return choose_partial_aggregation(GroupAggregate(aggregates), [spec], config, base, batch_id)
 
 
 def after(**figures: float) -> OperatorManifest:
@@ -93,4 +98,6 @@ def test_true_and_false_hold_whatever_was_before() -> None:
 
 def test_operators_that_aggregate_nothing_have_no_local_phase() -> None:
     config = resolve({"async-state.local-aggregation": True}, {})
-    assert chosen_local_phase(Deduplicate(), [InputSpec(SCHEMA, ("k",), "at")], config, None, 1) is None
+    assert (
+        choose_partial_aggregation(Deduplicate(), [InputSpec(SCHEMA, ("k",), "at")], config, None, 1) is None
+    )

@@ -20,18 +20,18 @@ from asyncstate import (
     Row,
 )
 from asyncstate.errors import SchemaError
-from asyncstate.local_phase import (
+from asyncstate.partial_aggregation import (
     LocalColumn,
     LocalFunction,
-    LocalPhase,
-    LocalStep,
+    PartialAggregation,
+    PartialStep,
     local_columns,
     local_rows,
 )
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
-HIGHEST = LocalPhase((LocalColumn(LocalFunction.MAX, pa.int64(), "n"),))
+HIGHEST = PartialAggregation((LocalColumn(LocalFunction.MAX, pa.int64(), "n"),))
 
 
 class Highest(BundleOperator):
@@ -43,10 +43,10 @@ class Highest(BundleOperator):
     def open(self, context: OperatorContext) -> None:
         self.local = context.inputs[0].local
 
-    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase:
+    def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation:
         return HIGHEST
 
-    def local_step(self, given: InputSpec) -> LocalStep:
+    def partial_step(self, given: InputSpec) -> PartialStep:
         def highest(batch: pa.RecordBatch, kinds: Any) -> pa.RecordBatch:
             found: dict[str, list[int]] = {}
             for key, number in zip(*batch.select(["k", "n"]).to_pydict().values(), strict=True):
@@ -75,7 +75,7 @@ class Plain(RecordOperator):
         assert inputs[0].local is None
         return SCHEMA
 
-    def local_phase(self, inputs: Sequence[InputSpec]) -> LocalPhase:
+    def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation:
         return HIGHEST
 
     def process(self, row: Row, ctx: RecordContext) -> None:
@@ -99,7 +99,7 @@ def test_local_rows_reach_the_operator_where_the_job_makes_them(
 class OnlyDescribed(Highest):
     """A local phase that Spark alone could run."""
 
-    local_step = BundleOperator.local_step
+    partial_step = BundleOperator.partial_step
 
 
 def test_a_local_phase_without_its_step_is_refused() -> None:
@@ -107,7 +107,7 @@ def test_a_local_phase_without_its_step_is_refused() -> None:
     with OperatorHarness(OnlyDescribed(), SCHEMA, ["k"], changelog=False, options=options) as harness:
         harness.push([("a", 1)])
         with pytest.raises(
-            SchemaError, match="OnlyDescribed: has a local_phase but no local_step.*write OnlyD"
+            SchemaError, match="OnlyDescribed: has a partial_aggregation but no partial_step.*write OnlyD"
         ):
             harness.end_batch()
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from asyncstate import RecordOperator, ValueStateDescriptor
-from asyncstate.storage.contract import ChangeColumns
+from asyncstate.storage.keyed_store import ChangeColumns
 from asyncstate.storage.write_buffer import WriteBuffer
 from asyncstate.testing import OperatorHarness, Tuning
 from operators import GroupAggregate, count

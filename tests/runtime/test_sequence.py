@@ -1,4 +1,4 @@
-"""``sequence`` and ``drop_seen``: the order of a key's changes, and rows that come once more."""
+"""``sequence`` and ``drop_stale``: the order of a key's changes, and rows that come once more."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Seen(RecordOperator):
         self.count = context.get_state(ValueStateDescriptor("count", pa.int64(), default=0))
 
     def process(self, row: Any, ctx: Any) -> Any:
-        def put_out(before: int) -> Any:
+        def emit_results(before: int) -> Any:
             ctx.emit(row.k, row.v, before, kind=ctx.row_kind)
             return self.count.async_update(before + 1)
 
-        return self.count.async_value().then_compose(put_out)
+        return self.count.async_value().then_compose(emit_results)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_record_operator_gets_the_rows_of_a_key_in_order(start: Any) -> None:
 
 @SIZES
 def test_rows_that_were_seen_are_dropped_and_counted(start: Any, size: str) -> None:
-    harness = start(Seen(), drop_seen=True, options={"async-state.bundle-size": size})
+    harness = start(Seen(), drop_stale=True, options={"async-state.bundle-size": size})
     harness.push([(1, "b", 2, 0), (1, "a", 1, 0), (2, "x", 7, 0), (1, "b", 2, 0)])
     assert sorted(harness.end_batch()) == [("+I", 1, "a", 0), ("+I", 1, "b", 1), ("+I", 2, "x", 0)]
     assert harness.statistics()["counter.stale_rows_dropped"] == 1
@@ -125,7 +125,7 @@ def test_rows_that_were_seen_are_dropped_and_counted(start: Any, size: str) -> N
 
 
 def test_an_update_has_both_rows_at_one_place_of_the_log(start: Any) -> None:
-    harness = start(Seen(), drop_seen=True)
+    harness = start(Seen(), drop_stale=True)
     harness.push([(1, "b", 2, 0), (1, "a", 2, 0), (1, "a", 1, 0)], kinds=["+U", "-U", "+I"])
     assert [row[:3] for row in harness.end_batch()] == [("+I", 1, "a"), ("-U", 1, "a"), ("+U", 1, "b")]
     harness.push([(1, "a", 2, 0), (1, "b", 2, 0)], kinds=["-U", "+U"])
@@ -147,7 +147,7 @@ def test_drop_seen_against_a_dict(batches: list[Any], size: str, parallelism: in
             SCHEMA,
             ["k"],
             sequence="lsn",
-            drop_seen=True,
+            drop_stale=True,
             async_enabled=enabled,
             parallelism=parallelism,
             options={"async-state.bundle-size": size},
@@ -173,9 +173,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sequence": []}, JobError, "give the name of a column"),
     ({"sequence": ["lsn", "lsn"]}, JobError, "names a column twice"),
     ({"sequence": 3}, JobError, "give the name of a column"),
-    ({"sequence": None, "drop_seen": True}, SchemaError, "drop_seen but no sequence"),
-    ({"drop_seen": "yes"}, JobError, "give True or False"),
-    ({"drop_seen": [True, False]}, JobError, "one of them for each input"),
+    ({"sequence": None, "drop_stale": True}, SchemaError, "drop_stale but no sequence"),
+    ({"drop_stale": "yes"}, JobError, "give True or False"),
+    ({"drop_stale": [True, False]}, JobError, "one of them for each input"),
     (
         {"inputs": pa.schema([("k", pa.int64()), ("lsn", pa.list_(pa.int64()))])},
         SchemaError,
@@ -204,7 +204,7 @@ def test_with_two_inputs_each_has_its_own(start: Any) -> None:
     with pytest.raises(JobError, match="sequence needs one entry for each"):
         start(Join("inner"), inputs=[SCHEMA, SCHEMA], key=["k", "k"], sequence="lsn")
     harness = start(
-        Join("inner"), inputs=[SCHEMA, SCHEMA], key=["k", "k"], sequence=["lsn", None], drop_seen=True
+        Join("inner"), inputs=[SCHEMA, SCHEMA], key=["k", "k"], sequence=["lsn", None], drop_stale=True
     )
     harness.push([(1, "a", 1, 0)])
     harness.push([(1, "b", 1, 0), (1, "b", 1, 0)], input=1)

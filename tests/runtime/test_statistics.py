@@ -9,22 +9,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.figures import Count, Counters, Kind, Level, Peak, added, highest, kinds, named, read
-from asyncstate.runtime import TASK_FIGURES, TaskStatistics
+from asyncstate.metrics import (
+    Count,
+    Counters,
+    Gauge,
+    MaxGauge,
+    MetricKind,
+    from_dict,
+    kinds,
+    max_metrics,
+    sum_metrics,
+    to_dict,
+)
+from asyncstate.runtime import TASK_METRICS, TaskStatistics
 from asyncstate.runtime.statistics import sums_of_both
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
     done: Count
-    most: Peak
+    most: MaxGauge
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outer:
     inner: Inner
     maybe: Inner2 | None
-    there: Level
+    there: Gauge
     rare: Count | None
     own: Counters
 
@@ -47,14 +58,14 @@ _OUTER = st.builds(
 
 @given(_OUTER)
 def test_what_was_named_is_read_again(part: Outer) -> None:
-    assert read(Outer, named(part)) == part
-    assert {name for name in named(part) if not name.startswith("counter.")} <= kinds(Outer).keys()
+    assert from_dict(Outer, to_dict(part)) == part
+    assert {name for name in to_dict(part) if not name.startswith("counter.")} <= kinds(Outer).keys()
 
 
 @given(_OUTER, st.sets(st.sampled_from(["done", "most", "there", "other", "rare", "counter.a"])))
 def test_a_report_of_another_version_is_read_all_the_same(part: Outer, lacking: set[str]) -> None:
-    figures = {name: value for name, value in named(part).items() if name not in lacking}
-    found = read(Outer, {**figures, "a name of tomorrow": 7.0})
+    figures = {name: value for name, value in to_dict(part).items() if name not in lacking}
+    found = from_dict(Outer, {**figures, "a name of tomorrow": 7.0})
     assert found.inner.done == (0 if "done" in lacking else part.inner.done)
     assert found.rare == (None if "rare" in lacking else part.rare)
     assert found.maybe == (None if "other" in lacking else part.maybe)
@@ -78,10 +89,10 @@ def _resolved(part: type, **types: Any) -> type:
 
 @given(st.lists(_OUTER, min_size=1))
 def test_over_partitions_some_add_up_and_of_others_the_highest_counts(parts: list[Outer]) -> None:
-    figures = [named(part) for part in parts]
-    assert added(figures)["done"] == sum(part.inner.done for part in parts)
-    assert added(figures).get("rare", 0) == sum(part.rare or 0 for part in parts)
-    assert highest(figures)["most"] == max(part.inner.most for part in parts)
+    figures = [to_dict(part) for part in parts]
+    assert sum_metrics(figures)["done"] == sum(part.inner.done for part in parts)
+    assert sum_metrics(figures).get("rare", 0) == sum(part.rare or 0 for part in parts)
+    assert max_metrics(figures)["most"] == max(part.inner.most for part in parts)
 
 
 def test_of_two_runs_in_a_micro_batch_what_there_is_counts_once() -> None:
@@ -96,13 +107,13 @@ def test_of_two_runs_in_a_micro_batch_what_there_is_counts_once() -> None:
 def test_every_figure_is_told_of_and_named_by_its_kind() -> None:
     """A part's docstring tells of each; names end in what they are, as ``docs/metrics.md`` says."""
     for name, kind in kinds(TaskStatistics).items():
-        assert name.endswith("_limit") == (kind is Kind.LIMIT), name
-        assert name.endswith("_peak") == (kind is Kind.PEAK), name
+        assert name.endswith("_limit") == (kind is MetricKind.LIMIT), name
+        assert name.endswith("_peak") == (kind is MetricKind.MAX_GAUGE), name
     for part in _parts(TaskStatistics):
         told = part.__doc__ or ""
         plain = [one.name for one in fields(part) if one.name not in _of_parts(part)]
         assert [name for name in plain if f"``{name}``" not in told] == [], part
-    assert TASK_FIGURES.keys() == kinds(TaskStatistics).keys() - {"counters"}
+    assert TASK_METRICS.keys() == kinds(TaskStatistics).keys() - {"counters"}
 
 
 def _of_parts(part: type) -> list[str]:

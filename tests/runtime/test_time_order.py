@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncstate import ListStateDescriptor, RecordOperator, ValueStateDescriptor
 from asyncstate.errors import OperatorError
-from asyncstate.runtime import time_order
+from asyncstate.runtime import event_time_merge
 from asyncstate.state import timers as timers_module
 from asyncstate.testing import OperatorHarness, Tuning
 
@@ -119,7 +119,7 @@ def test_any_cut_and_order_of_arrival(
     """Also in slices of three, with timers that do not fit into memory."""
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr(time_order, "SLICE", 3)
+            patch.setattr(event_time_merge, "SLICE", 3)
             patch.setattr(timers_module, "HELD_MAX", 1)
         found = [
             run(RollingSum(), list(rows), cuts, seed, parallelism=parallelism, async_enabled=enabled)

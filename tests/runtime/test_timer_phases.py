@@ -161,7 +161,7 @@ def test_the_order_is_the_models(
     assert stored == run(scripts, batches, {"async_enabled": False})[1]
 
 
-class Told(RecordOperator):
+class WindowCallbacks(RecordOperator):
     """Sets the timers that a row tells of; puts out what is called, and the timers that ``again`` sets then."""
 
     def __init__(self, again: Action | None = None) -> None:
@@ -191,7 +191,7 @@ def told(harness: OperatorHarness, *timers: tuple[TimeDomain, int]) -> list[tupl
 
 
 def test_the_phases_of_a_micro_batch(mode: Mode) -> None:
-    with OperatorHarness(Told(), ROWS, ["key"], **mode) as harness:
+    with OperatorHarness(WindowCallbacks(), ROWS, ["key"], **mode) as harness:
         harness.advance_processing_time(10)
         harness.advance_watermark(5)
         told(harness, (PROCESSING, 20), (PROCESSING, 30), (EVENT, 6))
@@ -212,7 +212,7 @@ def test_the_phases_of_a_micro_batch(mode: Mode) -> None:
 @pytest.mark.parametrize("again", TimeDomain)
 @pytest.mark.parametrize("first", TimeDomain)
 def test_a_timer_in_the_past_fires_at_once(mode: Mode, first: TimeDomain, again: TimeDomain) -> None:
-    operator = Told(Action(True, 1, None, None, again))
+    operator = WindowCallbacks(Action(True, 1, None, None, again))
     with OperatorHarness(operator, ROWS, ["key"], **mode) as harness:
         harness.advance_processing_time(10)
         harness.advance_watermark(10)
@@ -223,14 +223,14 @@ def test_a_timer_in_the_past_fires_at_once(mode: Mode, first: TimeDomain, again:
 
 
 def test_no_event_timer_fires_before_there_is_a_watermark(mode: Mode) -> None:
-    with OperatorHarness(Told(), ROWS, ["key"], **mode) as harness:
+    with OperatorHarness(WindowCallbacks(), ROWS, ["key"], **mode) as harness:
         assert told(harness, (EVENT, MIN_WATERMARK)) == [("row", MIN_WATERMARK), ("watermark", MIN_WATERMARK)]
         harness.advance_watermark(0)
         assert told(harness) == [("event time", MIN_WATERMARK), ("watermark", 0)]
 
 
 def test_the_end_of_the_input_is_no_reason_for_processing_time_to_pass(mode: Mode) -> None:
-    with OperatorHarness(Told(), ROWS, ["key"], **mode) as harness:
+    with OperatorHarness(WindowCallbacks(), ROWS, ["key"], **mode) as harness:
         told(harness, (PROCESSING, 5), (PROCESSING, 6), (EVENT, 7))
         harness.advance_processing_time(5)
         calls = [call for _, *call in harness.finish()]
@@ -239,7 +239,7 @@ def test_the_end_of_the_input_is_no_reason_for_processing_time_to_pass(mode: Mod
 
 
 def test_processing_time_never_goes_back(mode: Mode) -> None:
-    with OperatorHarness(Told(), ROWS, ["key"], clock=ManualClock(100), **mode) as harness:
+    with OperatorHarness(WindowCallbacks(), ROWS, ["key"], clock=ManualClock(100), **mode) as harness:
         told(harness)
         with harness.restore(harness.snapshot(), clock=ManualClock(50)) as restored:
             assert ("processing time", 100) in told(restored, (PROCESSING, 100))

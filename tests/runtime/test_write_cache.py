@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from asyncstate.execution import ReadPacer
+from asyncstate.execution import AdaptiveReads
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.runtime.worker_memory import worker_memory
 from asyncstate.state import (
@@ -23,7 +23,7 @@ from asyncstate.state import (
     ValueState,
     ValueStateDescriptor,
 )
-from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES
+from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, Join, WindowAggregate, count, sum_, tumble
 
@@ -34,7 +34,7 @@ TINY = {"async-state.write-cache-size": "2kb"}
 Output = list[tuple[Any, ...]]
 
 
-class AlwaysSlow(ReadPacer):
+class AlwaysSlow(AdaptiveReads):
     """Takes every store for a slow device, so that reads wait for the threads."""
 
     @property

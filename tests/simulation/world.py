@@ -25,9 +25,9 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.config import resolve
 from asyncstate.dataflow import Stream
 from asyncstate.dataflow.nodes import Times as SourceTimes
+from asyncstate.driver.commit_log import CommitLog
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
-from asyncstate.driver.ledger import Ledger
 from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, WorkerMemory, run_partition
 from asyncstate.spark.sinks.sqlite import SqliteTarget
@@ -131,7 +131,7 @@ class Process:
             options["async-state.unclaimed-state"] = "drop"
         config = resolve(options, {})
         executor = LocalExecutor(run=self._run_partition)
-        ledger = Ledger(config, JOB, 0)
+        ledger = CommitLog(config, JOB, 0)
         self.graph: JobGraph[LocalRows] = JobGraph(executor)
         _declare(self.graph, program, world)
         frame = JobFrame(

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncstate.spark.sinks import (
-    Changes,
     DeltaTarget,
     IcebergTarget,
     KafkaTarget,
@@ -22,6 +21,7 @@ from asyncstate.spark.sinks import (
     ParquetTarget,
     PostgresTarget,
     SqliteTarget,
+    TargetChanges,
 )
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("total", pa.decimal128(10, 2))])
@@ -35,11 +35,11 @@ SQL = ("sqlite", "postgres", "mysql")
 KINDS = (*SQL, "delta", "iceberg", "parquet", "kafka")
 
 
-def changes(upserts: list[tuple[Any, ...]], deletes: list[int] | None = None) -> Changes:
+def changes(upserts: list[tuple[Any, ...]], deletes: list[int] | None = None) -> TargetChanges:
     """Rows of ``SCHEMA``, and ids that go."""
     rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in upserts]
     gone = pa.table({"id": pa.array(deletes or [], pa.int64())})
-    return Changes(pa.Table.from_pylist(rows, SCHEMA), gone, ("id",))
+    return TargetChanges(pa.Table.from_pylist(rows, SCHEMA), gone, ("id",))
 
 
 class Place:

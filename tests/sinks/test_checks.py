@@ -20,7 +20,6 @@ pytest.importorskip("pyspark")
 
 from asyncstate.errors import AsyncStateError, ConfigurationError, OperatorError, SchemaError, StoreError
 from asyncstate.spark.sinks import (
-    Changes,
     DeltaTarget,
     IcebergTarget,
     KafkaTarget,
@@ -28,8 +27,9 @@ from asyncstate.spark.sinks import (
     ParquetTarget,
     PostgresTarget,
     SqliteTarget,
+    TargetChanges,
 )
-from asyncstate.spark.sinks.types import duration_text, json_texts, keeps
+from asyncstate.spark.sinks.column_checks import duration_text, json_texts, keeps
 from tests.sinks.conftest import made
 from tests.sinks.places import SCHEMA, Place, changes
 
@@ -49,10 +49,10 @@ def table_of(place: Place, key: str, value: str, more: str = "") -> Any:
     return place.target("t")
 
 
-def rows_of(k: pa.DataType, v: pa.DataType, *rows: tuple[Any, Any]) -> Changes:
+def rows_of(k: pa.DataType, v: pa.DataType, *rows: tuple[Any, Any]) -> TargetChanges:
     schema = pa.schema([("k", k), ("v", v)])
     table = pa.Table.from_pylist([dict(zip("kv", row, strict=True)) for row in rows], schema)
-    return Changes(table, table.slice(0, 0).select(["k"]), ("k",))
+    return TargetChanges(table, table.slice(0, 0).select(["k"]), ("k",))
 
 
 REFUSED = {
@@ -190,7 +190,7 @@ def test_keys_that_differ_stay_apart(database: Place) -> None:
     target.check(written.upserts.schema, ("k",))
     assert target.write("w", 0, written)
     gone = written.upserts.select(["k"]).filter(pa.array([key == "bob " for key in KEYS]))
-    assert target.write("w", 1, Changes(written.upserts.slice(0, 0), gone, ("k",)))
+    assert target.write("w", 1, TargetChanges(written.upserts.slice(0, 0), gone, ("k",)))
     assert set(database.run("SELECT k FROM t")) == {(key,) for key in KEYS if key != "bob "}
 
 
@@ -201,7 +201,7 @@ def test_an_index_that_is_exact_serves_over_a_column_that_is_not(sqlite_place: P
     target.check(written.upserts.schema, ("k",))
     assert target.write("w", 0, written)
     assert target.write(
-        "w", 1, Changes(written.upserts.slice(1), written.upserts.slice(0, 1).select(["k"]), ("k",))
+        "w", 1, TargetChanges(written.upserts.slice(1), written.upserts.slice(0, 1).select(["k"]), ("k",))
     )
     assert sqlite_place.run("SELECT k, v FROM t") == [("A", 2)]
 
@@ -301,7 +301,7 @@ def test_rows_that_the_database_drops_are_noticed(sqlite_place: Place, postgres_
         good = rows_of(INT, INT, (2, 1))
         assert target.write("w", 0, good)
         with pytest.raises(StoreError, match="1 rows are there after they were deleted"):
-            target.write("w", 1, Changes(good.upserts.slice(0, 0), good.upserts.select(["k"]), ("k",)))
+            target.write("w", 1, TargetChanges(good.upserts.slice(0, 0), good.upserts.select(["k"]), ("k",)))
         assert place.run("SELECT * FROM t") == [(2, 1)]
 
 
@@ -454,7 +454,7 @@ def test_lakes_refuse_what_they_would_change(
             target.check(schema, ("id",))
     nan = pa.table({"id": pa.array([float("nan")])})
     with pytest.raises(AsyncStateError, match="column 'id'|key column 'id'"):
-        target.write("w", 0, Changes(nan, nan.slice(0, 0), ("id",)))
+        target.write("w", 0, TargetChanges(nan, nan.slice(0, 0), ("id",)))
 
 
 def test_iceberg_by_several_columns_replaces_those_rows_alone(tmp_path: Path) -> None:
@@ -469,10 +469,10 @@ def test_iceberg_by_several_columns_replaces_those_rows_alone(tmp_path: Path) ->
     target = IcebergTarget("db.t", "tests", given)
     everything = [{"a": a, "b": b, "v": [0]} for a in (1, 2, 3) for b in ("x", "y")]
     none = schema.empty_table().select(["a", "b"])
-    assert target.write("w", 0, Changes(pa.Table.from_pylist(everything, schema), none, ("a", "b")))
+    assert target.write("w", 0, TargetChanges(pa.Table.from_pylist(everything, schema), none, ("a", "b")))
     changed = pa.Table.from_pylist([{"a": 1, "b": "x", "v": [1]}, {"a": 4, "b": "y", "v": None}], schema)
     gone = pa.table({"a": [2, 9], "b": ["y", "x"]}, none.schema)
-    assert target.write("w", 1, Changes(changed, gone, ("a", "b")))
+    assert target.write("w", 1, TargetChanges(changed, gone, ("a", "b")))
     found = {
         (row["a"], row["b"]): row["v"] for row in catalog.load_table("db.t").scan().to_arrow().to_pylist()
     }
@@ -484,7 +484,9 @@ def test_iceberg_by_several_columns_replaces_those_rows_alone(tmp_path: Path) ->
         (3, "y"): [0],
         (4, "y"): None,
     }
-    assert target.write("w", 2, Changes(changed.slice(0, 0), pa.table({"a": [1], "b": ["x"]}), ("a", "b")))
+    assert target.write(
+        "w", 2, TargetChanges(changed.slice(0, 0), pa.table({"a": [1], "b": ["x"]}), ("a", "b"))
+    )
     assert len(catalog.load_table("db.t").scan().to_arrow()) == 5
 
 

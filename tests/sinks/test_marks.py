@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
+from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import JobError
 from tests.sinks.places import Place, changes
 

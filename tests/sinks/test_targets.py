@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyspark")
 
 from asyncstate.errors import JobError, OperatorError, SchemaError, StoreError
-from asyncstate.spark.sinks import Changes
+from asyncstate.spark.sinks import TargetChanges
 from asyncstate.spark.sinks.upserts import changes_of
 from tests.sinks.conftest import NUMBERS, made
 from tests.sinks.killed import WRITTEN
@@ -145,7 +145,7 @@ def test_what_does_not_fit_elsewhere(kind: str, request: pytest.FixtureRequest, 
         assert target.write("w", 0, changes([(1, "one", None)]))
         rows = pa.table({"id": ["a"]})
         with pytest.raises(SchemaError, match="column 'id' is of type string, and was int64"):
-            target.write("w", 1, Changes(rows, rows.slice(1), ("id",)))
+            target.write("w", 1, TargetChanges(rows, rows.slice(1), ("id",)))
         assert place.rows() == {1: "one"}
         return
     with pytest.raises(SchemaError, match="does not exist; create it"):
@@ -192,7 +192,7 @@ def test_values_of_all_types_come_back(
     declared = "blob" if declared == "bytea" and database.kind == "mysql" else declared
     database.run(f"ALTER TABLE totals ADD COLUMN extra {declared}")
     rows = pa.table({"id": pa.array([1, 2]), "extra": pa.array([value, None], kind)})
-    database.target().write("w", 0, Changes(rows, rows.select(["id"]).slice(0, 0), ("id",)))
+    database.target().write("w", 0, TargetChanges(rows, rows.select(["id"]).slice(0, 0), ("id",)))
     found = dict(database.run("SELECT id, extra FROM totals"))
     assert found[2] is None
     assert read(found[1]) == read(value)

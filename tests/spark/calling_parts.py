@@ -47,10 +47,10 @@ class Rated(BundleOperator):
             self.factors.put(bundle.keys, [values.take(pa.array(bundle.keys.last_rows()))])
             return None
 
-        def put_out(factors: Any, rates: list[int]) -> None:
+        def emit_results(factors: Any, rates: list[int]) -> None:
             rated = (factors.numpy(0) * np.array(rates))[bundle.keys.inverse]
             keys = bundle.keys.columns[0].take(pa.array(bundle.keys.inverse))
             ctx.emit([keys, values, pa.array(rated.astype(np.int64))])
 
         rates = combine_all([ctx.call(self.rate, key) for key in bundle.keys.columns[0].to_pylist()])
-        return self.factors.async_get(bundle.keys).then_combine(rates, put_out)
+        return self.factors.async_get(bundle.keys).then_combine(rates, emit_results)

@@ -53,11 +53,11 @@ class Rolling(RecordOperator):
     def process(self, row: Any, ctx: Any) -> Any:
         ctx.timers.register_event_time(ctx.timestamp + 10_000_000, name=str(row.id))
 
-        def put_out(before: int) -> Any:
+        def emit_results(before: int) -> Any:
             ctx.emit(row.id, before + 1)
             return self.rows.async_update(before + 1)
 
-        return self.rows.async_value().then_compose(put_out)
+        return self.rows.async_value().then_compose(emit_results)
 
     def on_timer(self, timer: Any, ctx: Any) -> Any:
         return self.rows.async_value().then_compose(lambda rows: self.rows.async_update(rows - 1 or None))

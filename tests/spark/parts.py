@@ -98,10 +98,10 @@ class RunningTotal(RecordOperator):
         return self.total.async_value().then_compose(add)
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        def put_out(found: Any) -> None:
+        def emit_results(found: Any) -> None:
             ctx.emit(found["k"], found["rows"], found["total"])
 
-        return self.total.async_value().then_accept(put_out)
+        return self.total.async_value().then_accept(emit_results)
 
 
 class KeyTeller(RecordOperator):

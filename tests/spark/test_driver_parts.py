@@ -14,8 +14,8 @@ from asyncstate.driver.micro_batch import Applied, JobFrame
 from asyncstate.errors import JobError
 from asyncstate.operator import OutputSpec
 from asyncstate.spark.exchange import Stage
-from asyncstate.spark.micro_batch import MicroBatch
-from asyncstate.spark.shipping import shipped_copy
+from asyncstate.spark.shipped_operator import shipped_copy
+from asyncstate.spark.spark_micro_batch import MicroBatch
 from asyncstate.testing import OperatorHarness
 
 SCHEMA = pa.schema([("k", pa.int64())])

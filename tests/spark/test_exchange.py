@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.exchange import input_spec
-from asyncstate.spark.task import PartitionTask
+from asyncstate.spark.python_task import PartitionTask
 from tests.spark.parts import Echo, echo, runs
 
 pytestmark = pytest.mark.spark
@@ -238,8 +238,8 @@ def test_an_error_in_a_worker_comes_as_itself(spark: SparkSession, make_job: Mak
 def test_rows_of_two_partitions_in_one_task_are_refused(run_log: str) -> None:
     import pyarrow as pa
 
-    from asyncstate.spark.columns import ROUTE
-    from asyncstate.spark.task import split_inputs
+    from asyncstate.spark.column_types import ROUTE
+    from asyncstate.spark.python_task import split_inputs
 
     class Spec:
         uid = "e"
@@ -272,7 +272,7 @@ def test_output_leaves_in_lists_of_bounded_length(texts: list[str | None], lists
     import pyarrow as pa
 
     from asyncstate.runtime import CommitRecord
-    from asyncstate.spark.columns import COMMIT, MARKER_TAG, OUTPUT, ROUTE, TAG_BITS
+    from asyncstate.spark.column_types import COMMIT, MARKER_TAG, OUTPUT, ROUTE, TAG_BITS
     from asyncstate.spark.exchange import stage_schema, wire_schema
     from asyncstate.storage import PartitionManifest
 
@@ -302,7 +302,7 @@ def test_worker_imports_stay_small() -> None:
     import sys
 
     code = (
-        "import sys, asyncstate.spark.task; "
+        "import sys, asyncstate.spark.python_task; "
         "print([m for m in sys.modules if m.split('.')[0] in ('pyspark', 'anyio', 'rocksdict')])"
     )
     root = Path(__file__).resolve().parents[2]

@@ -30,7 +30,7 @@ from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.spark import MicroBatch, Progress, StreamingJob
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.files import LocalFiles
-from asyncstate.storage.manifest import Applied, Manifest
+from asyncstate.storage.manifest import AppliedTimes, Manifest
 from operators import GroupAggregate, WindowAggregate, count, sum_, tumble
 from tests.spark.parts import Echo, RunningTotal, echo, runs
 
@@ -154,7 +154,7 @@ def test_an_operator_no_longer_applied_keeps_its_state(
     manifest = committed(tmp_path)
     assert first is not None
     assert manifest is not None
-    times = Applied(first.watermark, first.processing_time)
+    times = AppliedTimes(first.watermark, first.processing_time)
     assert manifest.operators == {"gone": msgspec.structs.replace(first.operators["gone"], applied=times)}
     assert "['gone'] have state but were not applied" in caplog.text
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from asyncstate.config import resolve
-from asyncstate.driver.ledger import Ledger
+from asyncstate.driver.commit_log import CommitLog
 from asyncstate.errors import ConfigurationError
 
 
-def _ledger(place: str) -> Ledger:
-    return Ledger(resolve({"async-state.checkpoint-dir": place}, {}), "job", 0)
+def _ledger(place: str) -> CommitLog:
+    return CommitLog(resolve({"async-state.checkpoint-dir": place}, {}), "job", 0)
 
 
 @pytest.mark.parametrize("start", ["file://", "file:", "FILE://localhost"])

@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.clock import ManualClock
 from asyncstate.errors import AsyncStateError, SchemaError
 from asyncstate.operator import InputSpec, Operator
-from asyncstate.runtime import local_choice
+from asyncstate.runtime import partial_aggregation_policy
 from asyncstate.spark import MicroBatch, StreamingJob
-from asyncstate.spark.columns import quoted
+from asyncstate.spark.column_types import quoted
 from asyncstate.spark.exchange import input_spec
-from asyncstate.spark.local_phase import put_together
+from asyncstate.spark.sql_partial_aggregation import put_together
 from asyncstate.testing import net
 from operators import (
     GroupAggregate,
@@ -244,7 +244,7 @@ def test_rows_are_put_together_before_the_exchange(spark: SparkSession) -> None:
 
 def spec_of(df: DataFrame, operator: Operator, key: tuple[str, ...]) -> InputSpec:
     given = input_spec(df, key, None, "the input")
-    return replace(given, local=operator.local_phase([given]))
+    return replace(given, local=operator.partial_aggregation([given]))
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_auto_goes_by_the_micro_batch_before(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few keys turn the local phase on, many turn it off; a restart decides alike."""
-    monkeypatch.setattr(local_choice, "ROWS_MIN", 100)
+    monkeypatch.setattr(partial_aggregation_policy, "ROWS_MIN", 100)
     operator = GroupAggregate([count().alias("c"), sum_("id")])
     local: list[bool] = []
     for batch_id, key in enumerate(["id % 3", "id % 3", "id", "id", "id % 3", "id % 3"]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import asyncstate.spark.stages as stages_module
-from asyncstate.spark.columns import ROUTE
+from asyncstate.spark.column_types import ROUTE
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from asyncstate.errors import (
     StateDeclarationError,
 )
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
-from asyncstate.spark.failures import restore
+from asyncstate.spark.task_errors import restore
 from asyncstate.testing import OperatorHarness
 from tests.spark.parts import RunningTotal
 

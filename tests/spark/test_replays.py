@@ -36,9 +36,9 @@ STEP = 20
 TAKE_OVER = """
 import sys
 from asyncstate.config import resolve
-from asyncstate.driver.ledger import Ledger
+from asyncstate.driver.commit_log import CommitLog
 from asyncstate.runtime.watermark import SourceTimes
-ledger = Ledger(resolve({"async-state.checkpoint-dir": sys.argv[1]}, {}), "job", 0)
+ledger = CommitLog(resolve({"async-state.checkpoint-dir": sys.argv[1]}, {}), "job", 0)
 batch_id = int(sys.argv[2])
 base = ledger.base_of(batch_id)
 if sys.argv[3] == "commit":

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from asyncstate.codec import key_groups
 from asyncstate.errors import JobError
 from asyncstate.operator import InputSpec
-from asyncstate.spark.columns import MARKER_TAG, REPORTS, ROUTE, TAG_BITS, TAG_MASK
-from asyncstate.spark.reports import Onward, Received, Report, pack, reports_of
+from asyncstate.spark.column_types import MARKER_TAG, REPORTS, ROUTE, TAG_BITS, TAG_MASK
+from asyncstate.spark.reports import Received, Report, ShuffleWriter, pack, reports_of
 
 SHAPES: dict[str, dict[str, list[str]]] = {
     "alone": {"a": []},
@@ -24,10 +24,10 @@ SHAPES: dict[str, dict[str, list[str]]] = {
 """By stage those that feed it; the last one is kept."""
 
 
-def onward(parallelism: int) -> Onward:
+def onward(parallelism: int) -> ShuffleWriter:
     wire = pa.schema([(ROUTE, pa.int32()), ("c0", pa.int64()), (REPORTS, pa.binary())])
     spec = InputSpec(pa.schema([("k", pa.int64())]), ("k",))
-    return Onward(spec, 0, wire, parallelism, 128)
+    return ShuffleWriter(spec, 0, wire, parallelism, 128)
 
 
 class Runs:

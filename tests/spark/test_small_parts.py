@@ -20,9 +20,9 @@ from asyncstate.errors import (
 )
 from asyncstate.runtime import delay_us
 from asyncstate.spark import build_session, java, recommended_conf
-from asyncstate.spark.failures import marking, own_mark, restore, translated
+from asyncstate.spark.initial_rows import trigger_of
 from asyncstate.spark.session import settle_session
-from asyncstate.spark.starting import trigger_of
+from asyncstate.spark.task_errors import marking, own_mark, restore, translated
 
 
 @pytest.mark.parametrize(
@@ -232,14 +232,14 @@ def test_recommended_settings_are_texts() -> None:
 _CLOSED = """
 import socket
 import pyspark.daemon
-from asyncstate.spark.task import quiet_end
+from asyncstate.spark.python_task import quiet_end
 {}
 ours, theirs = socket.socketpair()
 theirs.close()
 print(pyspark.daemon.worker(ours, True))
 """
 _FROZEN = """
-from asyncstate.spark.task import settle_worker
+from asyncstate.spark.python_task import settle_worker
 import duckdb
 connection = duckdb.connect()
 settle_worker()
@@ -263,7 +263,7 @@ def test_what_else_the_daemon_prints_stays() -> None:
     code = """
 import sys
 import pyspark.daemon
-from asyncstate.spark.task import quiet_end
+from asyncstate.spark.python_task import quiet_end
 quiet_end(pyspark.daemon)
 try:
     raise OSError("full")

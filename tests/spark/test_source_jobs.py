@@ -140,7 +140,12 @@ def both_ways(df: DataFrame, batch: MicroBatch) -> dict[str, DataFrame]:
     def normalized(table: str) -> DataFrame:
         upserts = read(df, table, upsert_key="id")
         return batch.apply(
-            ChangelogNormalize(), upserts, key="id", sequence=PLACE, drop_seen=True, uid=f"{table}-normalized"
+            ChangelogNormalize(),
+            upserts,
+            key="id",
+            sequence=PLACE,
+            drop_stale=True,
+            uid=f"{table}-normalized",
         )
 
     return {

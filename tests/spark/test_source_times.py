@@ -19,8 +19,8 @@ from asyncstate.errors import JobError
 from asyncstate.lookups import TableLookup
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.spark import MicroBatch, StreamingJob
-from asyncstate.spark.executor import SparkExecutor
-from asyncstate.spark.inputs import Packing
+from asyncstate.spark.packed_inputs import Packing
+from asyncstate.spark.spark_executor import SparkExecutor
 from operators import (
     GroupAggregate,
     StatelessLookupJoin,
@@ -288,7 +288,7 @@ def test_stateless_operators_behind_a_source_with_a_watermark(
     """They let its time through: the windows behind them know when they are over."""
     job, fired = make_job(options={"async-state.enabled": async_enabled}), list[Any]()
     stream = job.source(
-        "e", streaming(spark, tmp_path), event_time="t", watermark_delay=0, sequence="u", drop_seen=True
+        "e", streaming(spark, tmp_path), event_time="t", watermark_delay=0, sequence="u", drop_stale=True
     )
     found = stream.apply(
         StatelessLookupJoin(TableLookup([{"k": "x", "n": 1}], ["k"], ["n"]), "n long", on=["k"]), uid="looked"

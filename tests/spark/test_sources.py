@@ -25,7 +25,6 @@ from asyncstate import Changelog
 from asyncstate.changelog import ChangelogMode
 from asyncstate.errors import AsyncStateError, ConfigurationError, JobError, SchemaError
 from asyncstate.spark.facts import known_changes, source_facts
-from asyncstate.spark.failures import restore
 from asyncstate.spark.sources import (
     POSITIONS,
     canal_json,
@@ -34,6 +33,7 @@ from asyncstate.spark.sources import (
     maxwell_json,
     operation_column,
 )
+from asyncstate.spark.task_errors import restore
 from operators import ChangelogNormalize, GroupAggregate, count
 
 pytestmark = pytest.mark.spark

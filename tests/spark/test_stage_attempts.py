@@ -24,8 +24,8 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.errors import JobError
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
 from asyncstate.spark import MicroBatch, StreamingJob
-from asyncstate.spark.accumulated import Accumulated
-from asyncstate.spark.columns import ATTEMPT_BYTES
+from asyncstate.spark.column_types import ATTEMPT_BYTES
+from asyncstate.spark.report_accumulator import ReportAccumulator
 from asyncstate.spark.reports import Report, pack
 from asyncstate.storage import Checkpoint, LocalFiles
 from tests.spark.parts import Echo, echo, runs
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.spark
 
 MakeJob = Callable[..., StreamingJob]
 Read = Callable[[DataFrame], Any]
-Found = Callable[[Accumulated], list[bytes] | None]
+Found = Callable[[ReportAccumulator], list[bytes] | None]
 DEADLINE_S = 60.0
 
 
@@ -122,7 +122,7 @@ def run(spark: SparkSession, job: StreamingJob, log: str, read: Read, drop: bool
 def reported_by_others(found: Found) -> Found:
     """As if other attempts than those whose rows are kept had reported, one a partition."""
 
-    def other(told: Accumulated) -> list[bytes] | None:
+    def other(told: ReportAccumulator) -> list[bytes] | None:
         reports = []
         for packed in found(told) or []:
             report = msgspec.msgpack.decode(packed[ATTEMPT_BYTES:], type=Report)
@@ -142,7 +142,7 @@ def test_rows_of_another_attempt_are_not_given_out(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    monkeypatch.setattr(Accumulated, "found", reported_by_others(Accumulated.found))
+    monkeypatch.setattr(ReportAccumulator, "found", reported_by_others(ReportAccumulator.found))
     options = {"async-state.parallelism": 2}
     with pytest.raises(JobError, match="operator 'e', batch 0: .*start the query again"):
         run(spark, make_job(run=gated_echo, options=options), run_log, READS[name], drop=False)
@@ -159,14 +159,14 @@ def test_reports_are_those_of_the_rows_kept_where_attempts_are_not_one_a_partiti
     monkeypatch: pytest.MonkeyPatch,
     attempts: str,
 ) -> None:
-    found, others = Accumulated.found, reported_by_others(Accumulated.found)
+    found, others = ReportAccumulator.found, reported_by_others(ReportAccumulator.found)
 
-    def told_otherwise(told: Accumulated) -> list[bytes] | None:
+    def told_otherwise(told: ReportAccumulator) -> list[bytes] | None:
         mine = list(told.reports.value)
         told.reports.value = [*mine, *(others(told) or [])] if attempts.startswith("two") else []
         return found(told)
 
-    monkeypatch.setattr(Accumulated, "found", told_otherwise)
+    monkeypatch.setattr(ReportAccumulator, "found", told_otherwise)
     seen: list[int] = []
     job = make_job(run=gated_echo, options={"async-state.parallelism": 2})
     run(spark, job, run_log, lambda df: seen.extend(row.id for row in df.collect()), drop=False)

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.spark import MicroBatch, StreamingJob
-from asyncstate.spark.task import StatelessTask
+from asyncstate.spark.python_task import StatelessTask
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, WindowRank, WindowTableFunction, count, desc, hop, tumble
 from tests.spark.modes import ASYNC

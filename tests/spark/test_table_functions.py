@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.spark import MicroBatch, StreamingJob, apply_batch
-from operators.process.table_function import TableFunction
+from operators.process.process_table_function import TableFunction
 from tests.spark.table_function_parts import Watched
 
 pytestmark = pytest.mark.spark

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from asyncstate.execution import ReadPacer
+from asyncstate.execution import AdaptiveReads
 from asyncstate.runtime.worker_memory import worker_memory
 
 
-class _SlowPacer(ReadPacer):
+class _SlowPacer(AdaptiveReads):
     @property
     def waits_for_device(self) -> bool:
         return True

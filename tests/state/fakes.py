@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncstate.codec import KeyCodec
 from asyncstate.futures import StateFuture, completed_future, failed_future
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, StateDescriptor
-from asyncstate.requests import Decoder, LevelOne, Page, StateSink
+from asyncstate.state_backend import Decoder, Page, StateBackend, WriteBackCache
 
 
 @dataclass
@@ -31,7 +31,7 @@ class FakeRecord:
     may_write_broadcast: bool = False
 
 
-class FakeSink(StateSink):
+class FakeSink(StateBackend):
     """``base``: what earlier micro-batches committed; ``written``: what this one changed (None: deleted)."""
 
     def __init__(self, deferred: bool = False, seed: int = 0) -> None:
@@ -41,7 +41,7 @@ class FakeSink(StateSink):
         self.deferred = deferred
         self.reads = 0
         self.scans = 0
-        self.level_ones: list[LevelOne] = []
+        self.level_ones: list[WriteBackCache] = []
         self._random = random.Random(seed)
         self._pending: list[tuple[FakeRecord, StateFuture[Any], Callable[[], Any]]] = []
 
@@ -137,7 +137,7 @@ class FakeSink(StateSink):
     def prefetch(self, keys: list[bytes]) -> None:
         pass
 
-    def attach(self, level_one: LevelOne) -> None:
+    def attach(self, level_one: WriteBackCache) -> None:
         self.level_ones.append(level_one)
 
 

@@ -18,8 +18,8 @@ from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.errors import CodecError
 from asyncstate.futures import StateFuture
 from asyncstate.state import ColumnCache, Columns, ColumnState, ColumnStateDescriptor, with_column_cache
-from asyncstate.state.column_cache.table import CachedTable, Rows
-from asyncstate.storage.open_stores import read_cached, write_cached
+from asyncstate.state.column_cache.keyed_columns import KeyedColumns, RowNumbers
+from asyncstate.storage.store_pool import read_cached, write_cached
 from tests.state.fakes import FakeSink
 
 Key = tuple[Any, ...]
@@ -118,7 +118,7 @@ def _picked(kind: str, batch: dict[int, Row]) -> Held:
     return {known[number % len(known)]: row for number, row in batch.items()}
 
 
-def _store(stored: Held, gone: Rows) -> None:
+def _store(stored: Held, gone: RowNumbers) -> None:
     values = list(zip(*(column.to_pylist() for column in gone.columns), strict=True))
     for key, value, there in zip(_keys_of(gone.keys), values, gone.present, strict=True):
         if there:
@@ -145,7 +145,7 @@ def test_a_table_is_a_dict_over_what_is_stored(
     kind: str, story: list[tuple[str, Any]], weak: str, whole: bool, first: dict[int, Row]
 ) -> None:
     codec = KeyCodec(KEY_TYPES[kind], [f"k{at}" for at in range(len(KEY_TYPES[kind]))], 8)
-    table = CachedTable(KEY_TYPES[kind], SCHEMA, whole, WEAK[weak])
+    table = KeyedColumns(KEY_TYPES[kind], SCHEMA, whole, WEAK[weak])
     stored: Held = {} if whole else _picked(kind, first)
     truth = dict(stored)
     for what, argument in story:
@@ -192,7 +192,7 @@ def test_a_table_is_a_dict_over_what_is_stored(
 
 def test_what_is_dirty_ascends_piece_by_piece_and_each_key_once() -> None:
     codec = KeyCodec([pa.int64()], ["k"], 128)
-    table = CachedTable([pa.int64()], pa.schema([("n", pa.int64())]), whole=True)
+    table = KeyedColumns([pa.int64()], pa.schema([("n", pa.int64())]), whole=True)
     random = np.random.default_rng(1)
     for number in range(5):
         keys = _batch(codec, [(int(key),) for key in random.integers(0, 3_000, 2_000)])
@@ -205,7 +205,7 @@ def test_what_is_dirty_ascends_piece_by_piece_and_each_key_once() -> None:
 
 def test_overwritten_texts_do_not_pile_up() -> None:
     codec = KeyCodec([pa.int64()], ["k"], 128)
-    table = CachedTable([pa.int64()], pa.schema([("text", pa.string())]), whole=True)
+    table = KeyedColumns([pa.int64()], pa.schema([("text", pa.string())]), whole=True)
     keys = _batch(codec, [(key,) for key in range(1_000)])
     sizes = []
     for number in range(40):
@@ -217,7 +217,7 @@ def test_overwritten_texts_do_not_pile_up() -> None:
 
 def test_a_slice_does_not_keep_the_array_that_it_is_of() -> None:
     codec = KeyCodec([pa.int64()], ["k"], 128)
-    table = CachedTable([pa.int64()], pa.schema([("text", pa.string())]), whole=True)
+    table = KeyedColumns([pa.int64()], pa.schema([("text", pa.string())]), whole=True)
     before = pa.total_allocated_bytes()
     large = pa.array(["x" * 1_000] * 10_000)
     table.write(_batch(codec, [(1,)]), [large.slice(5_000, 1)])

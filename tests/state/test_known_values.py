@@ -28,9 +28,9 @@ from asyncstate.execution import BatchFrame, Record, SyncExecutionController
 from asyncstate.execution.record import BroadcastRecord
 from asyncstate.futures import DONE, StateFuture
 from asyncstate.operator import InputSpec
-from asyncstate.state import Trial, Trials, with_known_values
-from asyncstate.state.keyed import known, trials
-from asyncstate.storage import WriteOverlay
+from asyncstate.state import AdmissionPolicies, AdmissionPolicy, with_known_values
+from asyncstate.state.keyed import admission, decoded_cache
+from asyncstate.storage import MemTable
 from tests.memory_store import MemoryStore
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 from tests.state.programs import HypothesisDraw, MicroBatch, Model, ProgramRunner, generate, some_states
@@ -45,14 +45,16 @@ class KnownContext(FakeContext):
     """Binds states that keep ``limit_bytes`` of decoded values and may rest after ``judged`` misses."""
 
     limit_bytes = PLENTY
-    judged = trials.JUDGED_MISSES
+    judged = admission.JUDGED_MISSES
 
     def get_state(self, descriptor: Any) -> Any:
-        return with_known_values(super().get_state(descriptor), self.limit_bytes, Trial(self.judged))
+        return with_known_values(
+            super().get_state(descriptor), self.limit_bytes, AdmissionPolicy(self.judged)
+        )
 
 
 def known_context(
-    sink: Any, limit_bytes: int = PLENTY, judged: int = trials.JUDGED_MISSES, **more: Any
+    sink: Any, limit_bytes: int = PLENTY, judged: int = admission.JUDGED_MISSES, **more: Any
 ) -> KnownContext:
     context = KnownContext(sink, **more)
     context.limit_bytes, context.judged = limit_bytes, judged
@@ -363,9 +365,9 @@ def test_memory_is_bounded(value: Any) -> None:
         state.update("") if value != 7 else None
         state.update(value)
         (level,) = sink.level_ones
-        assert isinstance(level, known.KnownValues)
+        assert isinstance(level, decoded_cache.DecodedCache)
         entries = len(level.values) + len(level.old)
-        assert entries * (known.ENTRY_BYTES + len(str(value))) <= 20_000 + len(str(value))
+        assert entries * (decoded_cache.ENTRY_BYTES + len(str(value))) <= 20_000 + len(str(value))
 
 
 # -- held writes -----------------------------------------------------------------------------------
@@ -373,7 +375,7 @@ def test_memory_is_bounded(value: Any) -> None:
 
 @pytest.fixture
 def controller() -> SyncExecutionController:
-    return SyncExecutionController(WriteOverlay(MemoryStore()), "op", {})
+    return SyncExecutionController(MemTable(MemoryStore()), "op", {})
 
 
 def test_scans_and_the_end_of_the_micro_batch_see_held_writes(controller: SyncExecutionController) -> None:
@@ -400,7 +402,7 @@ def test_a_removal_is_held_and_reaches_the_store() -> None:
     state.update(1)
     sink.commit()
     state = FakeContext(sink).get_state(ValueStateDescriptor("v", int))
-    state = with_known_values(state, PLENTY, Trial())
+    state = with_known_values(state, PLENTY, AdmissionPolicy())
     state.clear()
     assert state.is_empty()
     assert len(sink.contents()) == 1
@@ -502,7 +504,7 @@ def test_it_rests_when_keys_do_not_come_again() -> None:
     twin.update(12)
     assert windowed.at(1).value() == 12
     for level in sink.level_ones:
-        assert isinstance(level, known.KnownValues)
+        assert isinstance(level, decoded_cache.DecodedCache)
         assert (level.resting, level.values, level.old, level.held) == (True, {}, {}, {})
 
 
@@ -526,30 +528,30 @@ def test_it_does_not_rest_while_keys_come_again() -> None:
 
 
 def test_a_trial_that_fails_rests_for_longer_and_longer() -> None:
-    trial = Trial()
+    trial = AdmissionPolicy()
     rests = []
     for _ in range(7):
         assert trial.begin()
-        assert not trial.add(0, trials.JUDGED_MISSES)
+        assert not trial.add(0, admission.JUDGED_MISSES)
         rests.append(0)
         while not trial.begin():
             rests[-1] += 1
     assert rests == [16, 32, 64, 128, 256, 256, 256]
-    assert trial.add(2 * trials.JUDGED_MISSES, trials.JUDGED_MISSES)
-    assert not trial.add(2 * trials.JUDGED_MISSES - 1, trials.JUDGED_MISSES)
+    assert trial.add(2 * admission.JUDGED_MISSES, admission.JUDGED_MISSES)
+    assert not trial.add(2 * admission.JUDGED_MISSES - 1, admission.JUDGED_MISSES)
     assert sum(not trial.begin() for _ in range(17)) == 16
 
 
 def test_a_trial_takes_small_micro_batches_together() -> None:
-    trial = Trial()
-    few = trials.JUDGED_MISSES // 4
+    trial = AdmissionPolicy()
+    few = admission.JUDGED_MISSES // 4
     assert [trial.add(1, few) for _ in range(4)] == [True, True, True, False]
     assert not trial.begin()
 
 
 def test_trials_are_kept_by_name_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "_TRIALS_MAX", 2)
-    kept = Trials()
+    monkeypatch.setattr(admission, "_TRIALS_MAX", 2)
+    kept = AdmissionPolicies()
     one, two = kept.of(1), kept.of(2)
     assert kept.of(1) is one
     kept.of(3)

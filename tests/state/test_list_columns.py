@@ -29,7 +29,7 @@ VARIABLE = pa.schema([("a", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.i
 
 @dataclass
 class DictSink:
-    """The bundle calls of a StateSink over a dict."""
+    """The bundle calls of a StateBackend over a dict."""
 
     data: dict[bytes, bytes] = field(default_factory=dict)
     reads: list[list[bytes]] = field(default_factory=list)

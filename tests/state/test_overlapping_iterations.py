@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from asyncstate import MapStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row, to_iterable
 from asyncstate.errors import StoreError
-from asyncstate.execution import ReadPacer
-from asyncstate.execution.range_reads import positions_behind
+from asyncstate.execution import AdaptiveReads
+from asyncstate.execution.range_prefetch import positions_behind
 from asyncstate.runtime import worker_memory
 from asyncstate.testing import OperatorHarness, Tuning
 from asyncstate.testing.faults import FaultyStore
@@ -38,7 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class AlwaysSlow(ReadPacer):
+class AlwaysSlow(AdaptiveReads):
     """Takes the store for a slow device."""
 
     @property

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.codec.columns import LARGE_BINARY, binary_rows
+from asyncstate.codec.value_columns import LARGE_BINARY, binary_rows
 from asyncstate.errors import CodecError
-from asyncstate.requests import Page
 from asyncstate.state import stored_lists
 from asyncstate.state.columnar.list_blocks import NewBlocks, empty_heads, read_rows
 from asyncstate.state.keyed.chunks import COUNT_BYTES, append_all, elements, framed
-from asyncstate.state.keyed.listing import chunk_key
+from asyncstate.state.keyed.list_state import chunk_key
 from asyncstate.state.stored_lists import (
     BLOCKS,
     ELEMENTS,
@@ -25,6 +24,7 @@ from asyncstate.state.stored_lists import (
     list_pieces,
     rows_of,
 )
+from asyncstate.state_backend import Page
 
 Lists = dict[bytes, list[bytes]]
 Stored = dict[bytes, bytes]

@@ -16,15 +16,15 @@ from asyncstate.storage import (
     Lease,
     LocalStores,
     Manifest,
-    OpenStores,
+    MemTable,
     OperatorManifest,
     PartitionManifest,
     RocksDBOptions,
-    WriteOverlay,
+    StorePool,
     checkpoint_files,
     commit_partition,
     group_range,
-    partition_base,
+    restore_plan,
 )
 
 Writes = Mapping[bytes, bytes | None]
@@ -48,7 +48,7 @@ class MiniJob:
         root: Path,
         snapshot_every_deltas: int = 3,
         place: str | None = None,
-        open_stores: OpenStores | None = None,
+        open_stores: StorePool | None = None,
     ) -> None:
         self.files = checkpoint_files(place or str(root / "checkpoint"))
         limit_bytes = 0 if open_stores is None else PLENTY_BYTES
@@ -64,14 +64,14 @@ class MiniJob:
         self.checkpoint.claim("job")
         self.snapshot_every_deltas = snapshot_every_deltas
         self.options = SMALL
-        self.give_away: GiveAway | None = None
+        self.export_cache: GiveAway | None = None
         self.ways: list[str] = []
         self._attempts = itertools.count()
 
     def lease(self, manifest: Manifest | None, partition: int, parallelism: int) -> Lease:
         """A lease on one partition at the manifest's version."""
-        base = partition_base(manifest, self.uid, partition, parallelism)
-        lease = self.stores.acquire(self.uid, partition, base, self.options, give_away=self.give_away)
+        base = restore_plan(manifest, self.uid, partition, parallelism)
+        lease = self.stores.acquire(self.uid, partition, base, self.options, export_cache=self.export_cache)
         self.ways.append(lease.restored.way)
         return lease
 
@@ -95,7 +95,7 @@ class MiniJob:
         """Run one task: lease, overlay, commit files."""
         first, end = group_range(partition, parallelism, MAX_PARALLELISM)
         with self.lease(base, partition, parallelism) as lease:
-            overlay = WriteOverlay(lease.store)
+            overlay = MemTable(lease.store)
             for written, value in writes.items():
                 if first <= int.from_bytes(written[:2], "big") < end:
                     if value is None:

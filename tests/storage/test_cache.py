@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.storage import CachedEntries, PartitionKey, WorkerCache
+from asyncstate.storage import PartitionKey, ValueCache, WorkerCache
 
 _LIMIT = 10_000
 
@@ -15,12 +15,12 @@ def _key(partition: int = 0, checkpoint: str = "/here") -> PartitionKey:
     return PartitionKey(checkpoint, "job", "operator", partition)
 
 
-def _entries(count: int, mark: bytes = b"v") -> CachedEntries:
+def _entries(count: int, mark: bytes = b"v") -> ValueCache:
     return _generations({b"%03d" % n: mark for n in range(count)})
 
 
-def _generations(*newest_first: dict[bytes, bytes | None]) -> CachedEntries:
-    cached = CachedEntries()
+def _generations(*newest_first: dict[bytes, bytes | None]) -> ValueCache:
+    cached = ValueCache()
     cached.begin(1 << 20)
     for entries in reversed(newest_first):
         cached.remember_many(list(entries), list(entries.values()))
@@ -28,11 +28,11 @@ def _generations(*newest_first: dict[bytes, bytes | None]) -> CachedEntries:
     return cached
 
 
-def _contents(cached: CachedEntries) -> list[dict[bytes, bytes | None]]:
+def _contents(cached: ValueCache) -> list[dict[bytes, bytes | None]]:
     return [entries for entries in (cached.young, *cached.older) if entries]
 
 
-def _leave(cache: WorkerCache, key: PartitionKey, lineage: str, entries: CachedEntries) -> None:
+def _leave(cache: WorkerCache, key: PartitionKey, lineage: str, entries: ValueCache) -> None:
     with cache.lend(key, "", _LIMIT) as loan:
         loan.keep(lineage, entries)
 
@@ -44,7 +44,7 @@ def _found(cache: WorkerCache, key: PartitionKey, lineage: str) -> int:
 
 
 def test_entries_go_to_the_same_content_only() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     _leave(cache, _key(), "a", _entries(3))
     assert _found(cache, _key(partition=1), "a") == 0
     assert _found(cache, _key(checkpoint="/there"), "a") == 0
@@ -53,7 +53,7 @@ def test_entries_go_to_the_same_content_only() -> None:
 
 
 def test_entries_of_another_content_are_dropped() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     _leave(cache, _key(), "a", _entries(3))
     with cache.lend(_key(), "b", _LIMIT) as loan:
         assert len(loan.entries) == 0
@@ -62,7 +62,7 @@ def test_entries_of_another_content_are_dropped() -> None:
 
 
 def test_a_task_that_fails_leaves_nothing() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     _leave(cache, _key(), "a", _entries(3))
     with pytest.raises(RuntimeError), cache.lend(_key(), "a", _LIMIT):
         raise RuntimeError
@@ -70,7 +70,7 @@ def test_a_task_that_fails_leaves_nothing() -> None:
 
 
 def test_two_attempts_never_share_entries() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     _leave(cache, _key(), "a", _entries(3))
     first, second = cache.lend(_key(), "a", _LIMIT), cache.lend(_key(), "a", _LIMIT)
     assert (len(first.entries), len(second.entries)) == (3, 0)
@@ -80,7 +80,7 @@ def test_two_attempts_never_share_entries() -> None:
 
 
 def test_a_second_keep_of_the_same_loan_does_nothing() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     loan = cache.lend(_key(), "a", _LIMIT)
     loan.keep("b", _entries(2))
     loan.keep("c", _entries(3))
@@ -88,7 +88,7 @@ def test_a_second_keep_of_the_same_loan_does_nothing() -> None:
 
 
 def test_a_new_partition_gets_its_share_and_the_longest_unused_lose() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     for partition in range(3):
         _leave(cache, _key(partition), "a", _entries(25))
     assert cache.size_bytes == 75 * 124 <= _LIMIT
@@ -98,7 +98,7 @@ def test_a_new_partition_gets_its_share_and_the_longest_unused_lose() -> None:
 
 
 def test_who_does_not_lack_room_takes_none_from_others() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     small, large = _key(0), _key(1)
     _leave(cache, small, "a", _entries(2))
     _leave(cache, large, "b", _entries(70))
@@ -110,9 +110,9 @@ def test_who_does_not_lack_room_takes_none_from_others() -> None:
 
 
 def test_who_lacked_room_gets_its_share_next_time() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     with cache.lend(_key(0), "", _LIMIT) as loan:
-        loan.keep("a", CachedEntries())  # nothing was to be kept
+        loan.keep("a", ValueCache())  # nothing was to be kept
     _leave(cache, _key(1), "a", _entries(80))
     with cache.lend(_key(0), "a", _LIMIT) as loan:
         assert loan.limit_bytes == _LIMIT - 80 * 124
@@ -152,12 +152,12 @@ def test_young_entries_go_last_and_stay_young_while_there_is_room() -> None:
 
 def test_of_states_left_out_nothing_is_kept() -> None:
     """Nor is anything that was kept while others were left out: they may have written past the cache since."""
-    entries = CachedEntries()
+    entries = ValueCache()
     entries.begin(1 << 20)
     kept, out = b"\0\0\1key", b"\0\0\2key"
     entries.leave_out(frozenset({2}))
     entries.remember_many([out], [b"1"])
-    entries.fold_in(lambda: {kept: b"1", out: b"2"}, 1000, copied=True)
+    entries.merge_writes(lambda: {kept: b"1", out: b"2"}, 1000, copied=True)
     assert entries.young == {kept: b"1"}
     entries.leave_out(frozenset({2}))
     assert len(entries) == 1
@@ -166,7 +166,7 @@ def test_of_states_left_out_nothing_is_kept() -> None:
 
 
 def test_what_a_task_took_beyond_its_loan_is_cut() -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     _leave(cache, _key(), "a", _entries(1_000))
     assert cache.size_bytes == 0
 
@@ -181,7 +181,7 @@ def test_what_a_task_took_beyond_its_loan_is_cut() -> None:
 def test_everything_together_stays_within_the_limit(
     steps: list[tuple[int, int, int, bool, bool]], limit: int
 ) -> None:
-    cache = WorkerCache(CachedEntries)
+    cache = WorkerCache(ValueCache)
     truth: dict[tuple[int, int], int] = {}
     open_loans = []
     for partition, lineage, count, keep, close in steps:

@@ -370,7 +370,7 @@ def test_a_version_that_is_no_longer_kept_is_no_reason_to_start_anew(checkpoint:
     with pytest.raises(CheckpointCorruptionError) as gone:
         checkpoint.read(1)
     assert str(gone.value) == "the checkpoint holds no version 1; versions are [2, 3]: read one of these"
-    assert checkpoint.way_back(1, "state/o/0/x") == (
+    assert checkpoint.recovery_hint(1, "state/o/0/x") == (
         "Version 1 was given up with its files; versions are [2, 3]: read one of these"
     )
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.storage import LocalStores, Manifest, OpenStores, RocksDBStore, partition_base
-from asyncstate.storage.compaction import CopiesUnderWay, CopyRecord, copies
+from asyncstate.storage import LocalStores, Manifest, RocksDBStore, StorePool, restore_plan
+from asyncstate.storage.compaction import BackgroundCompactions, CopyRecord, copies
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import SMALL, MiniJob, applied, key
 from tests.storage.test_lease import compactions
@@ -155,7 +155,7 @@ def test_what_a_dead_process_has_begun_is_begun_again(tmp_path: Path) -> None:
 
 def test_a_copy_takes_along_what_is_cached_of_the_store_that_it_replaces(tmp_path: Path) -> None:
     """That one is open in another worker, which gives it up."""
-    workers = [OpenStores(), OpenStores()]
+    workers = [StorePool(), StorePool()]
     first = MiniJob(tmp_path, 100, open_stores=workers[0])
     first.options = LARGE
     number = 0
@@ -165,9 +165,9 @@ def test_a_copy_takes_along_what_is_cached_of_the_store_that_it_replaces(tmp_pat
         number += 1
     second = MiniJob(tmp_path, 100, open_stores=workers[1])
     second.options = LARGE
-    base = partition_base(newest(first), "op", 0, 1)
+    base = restore_plan(newest(first), "op", 0, 1)
     (held,) = workers[0]._kept
-    workers[0]._kept[held].give_away = lambda: (base.lineage, "cached")
+    workers[0]._kept[held].export_cache = lambda: (base.lineage, "cached")
     with second.lease(newest(second), 0, 1) as lease:
         assert str(Path(lease.store.path).parent) != held
         assert lease.cached == "cached"
@@ -197,7 +197,7 @@ def test_a_compaction_that_is_given_up_leaves_a_slot_to_be_made_anew(tmp_path: P
     before = dict(store.iterate())
     slot = Slot(tmp_path / "slot-1")
     assert slot.try_lock()
-    given_up = CopiesUnderWay()
+    given_up = BackgroundCompactions()
     given_up._stop.set()  # before it can have ended
     assert given_up.begin(store, slot, "lineage")
     given_up.give_up()
@@ -210,7 +210,7 @@ def test_a_compaction_that_is_given_up_leaves_a_slot_to_be_made_anew(tmp_path: P
 
 def test_copies_wait_for_each_other_and_are_merged_all_the_same(tmp_path: Path) -> None:
     """RocksDB merges one at a time: the second one begins when the first, which is slow, has ended."""
-    under_way, stores = CopiesUnderWay(), []
+    under_way, stores = BackgroundCompactions(), []
     slots = [Slot(tmp_path / f"slot-{number}") for number in range(2)]
     for slot in slots:
         store = RocksDBStore(f"{slot.folder}-store", LARGE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import Lease, LocalStores, PartitionBase
+from asyncstate.storage import Lease, LocalStores, RestorePlan
 from tests.storage.minijob import SMALL, MiniJob, key
 
 OLD_SECONDS = 8 * 24 * 3600
@@ -25,7 +25,7 @@ def default_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def lease(stores: LocalStores) -> Lease:
-    return stores.acquire("op", 0, PartitionBase(), SMALL)
+    return stores.acquire("op", 0, RestorePlan(), SMALL)
 
 
 def test_the_default_folder_is_the_users_own(job: MiniJob, default_folder: Path) -> None:

@@ -17,7 +17,7 @@ from asyncstate.errors import (
     CheckpointError,
     ConfigurationError,
 )
-from asyncstate.places import is_uri, masked, scrubbed
+from asyncstate.locations import is_uri, redact, redact_in
 from asyncstate.storage import (
     Checkpoint,
     CheckpointFiles,
@@ -89,14 +89,14 @@ def manifest(batch_id: int) -> Manifest:
     ],
 )
 def test_masked_places(place: str, shown: str) -> None:
-    assert masked(place) == shown
+    assert redact(place) == shown
 
 
 def test_errors_of_libraries_are_scrubbed() -> None:
     place = "s3://key:sec%2Fret@bucket/state?token=abc"
     text = f"no {place}, nor key, sec%2Fret, sec/ret, key:sec%2Fret, abc"
-    assert scrubbed(text, place) == "no s3://***@bucket/state?token=***, nor ***, ***, ***, ***, ***"
-    assert scrubbed("anything", "/a/path") == "anything"
+    assert redact_in(text, place) == "no s3://***@bucket/state?token=***, nor ***, ***, ***, ***, ***"
+    assert redact_in("anything", "/a/path") == "anything"
 
 
 def test_paths_are_folders_and_uris_are_stores(tmp_path: Path, s3: S3Server) -> None:

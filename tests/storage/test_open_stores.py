@@ -24,18 +24,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import LocalStores, Manifest, OpenStores, RocksDBStore, partition_base
+from asyncstate.storage import LocalStores, Manifest, RocksDBStore, StorePool, restore_plan
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import PLENTY_BYTES, MiniJob, Writes, applied, key
 
 A, B = key(0, "a"), key(9, "b")
-EMPTY = partition_base(None, "op", 0, 1)
+EMPTY = restore_plan(None, "op", 0, 1)
 
 
 @pytest.fixture
-def kept() -> Iterator[OpenStores]:
+def kept() -> Iterator[StorePool]:
     """What one worker keeps open."""
-    stores = OpenStores()
+    stores = StorePool()
     yield stores
     stores.close()
 
@@ -54,7 +54,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_a_worker_opens_a_partition_once(tmp_path: Path, kept: OpenStores, opened: list[str]) -> None:
+def test_a_worker_opens_a_partition_once(tmp_path: Path, kept: StorePool, opened: list[str]) -> None:
     job = MiniJob(tmp_path, 3, open_stores=kept)
     expected: dict[bytes, bytes] = {}
     for n in range(30):  # snapshots and compactions among them
@@ -68,7 +68,7 @@ def test_a_worker_opens_a_partition_once(tmp_path: Path, kept: OpenStores, opene
 
 @pytest.mark.parametrize("fails", ["os.pipe", "threading.Thread.start"])
 def test_a_store_closes_where_no_file_or_thread_is_left_to_watch_it(
-    tmp_path: Path, kept: OpenStores, monkeypatch: pytest.MonkeyPatch, fails: str
+    tmp_path: Path, kept: StorePool, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     def none_left(*_: object) -> None:
         raise (
@@ -89,7 +89,7 @@ def test_a_store_closes_where_no_file_or_thread_is_left_to_watch_it(
     assert job.content(manifest) == {A: b"1", B: b"2"}
 
 
-def test_who_had_the_lease_cannot_read_on(tmp_path: Path, kept: OpenStores) -> None:
+def test_who_had_the_lease_cannot_read_on(tmp_path: Path, kept: StorePool) -> None:
     job = MiniJob(tmp_path, open_stores=kept)
     manifest = job.batch({A: b"1"})
     with job.lease(manifest, 0, 1) as lease:
@@ -101,7 +101,7 @@ def test_who_had_the_lease_cannot_read_on(tmp_path: Path, kept: OpenStores) -> N
     assert len(kept) == 1
 
 
-def test_a_failed_task_leaves_no_open_store(tmp_path: Path, kept: OpenStores) -> None:
+def test_a_failed_task_leaves_no_open_store(tmp_path: Path, kept: StorePool) -> None:
     job = MiniJob(tmp_path, open_stores=kept)
     manifest = job.batch({A: b"1"})
     with pytest.raises(ValueError, match="mine"), job.lease(manifest, 0, 1):
@@ -131,7 +131,7 @@ STEPS = st.tuples(
 def test_two_workers_take_turns_whatever_fails(steps: list[tuple[int, str, Writes, int]]) -> None:
     """Against a dict for each version; the workers stand for processes, which know of each other by the files alone."""
     folder = Path(tempfile.mkdtemp())
-    workers = [OpenStores(), OpenStores()]
+    workers = [StorePool(), StorePool()]
     jobs = [MiniJob(folder, 3, open_stores=open_stores) for open_stores in workers]
     versions: list[dict[bytes, bytes]] = []
     parallelism = 1
@@ -170,7 +170,7 @@ def test_two_workers_take_turns_whatever_fails(steps: list[tuple[int, str, Write
         shutil.rmtree(folder)
 
 
-def test_beyond_the_bound_those_longest_unused_are_closed(tmp_path: Path, kept: OpenStores) -> None:
+def test_beyond_the_bound_those_longest_unused_are_closed(tmp_path: Path, kept: StorePool) -> None:
     def stores(limit_bytes: int) -> LocalStores:
         return LocalStores(tmp_path / "local", "job", job.files, open_stores=kept, open_bytes_max=limit_bytes)
 
@@ -193,9 +193,9 @@ CACHED = {"keys": np.arange(1_000), "texts": pa.array(["a", None, "ccc"])}
 
 
 @pytest.fixture
-def others() -> Iterator[OpenStores]:
+def others() -> Iterator[StorePool]:
     """What another worker keeps open."""
-    stores = OpenStores()
+    stores = StorePool()
     yield stores
     stores.close()
 
@@ -211,7 +211,7 @@ class Handed:
 
     def taken(self) -> Any:
         """What comes along when the second worker takes the store."""
-        self.first.give_away = lambda: self.cached
+        self.first.export_cache = lambda: self.cached
         with self.first.lease(self.manifest, 0, 1):
             pass
         with self.second.lease(self.manifest, 0, 1) as lease:
@@ -221,11 +221,11 @@ class Handed:
 
 
 @pytest.fixture
-def handed(tmp_path: Path, kept: OpenStores, others: OpenStores) -> Handed:
+def handed(tmp_path: Path, kept: StorePool, others: StorePool) -> Handed:
     first = MiniJob(tmp_path, open_stores=kept)
     manifest = first.batch({A: b"1"})
     second = MiniJob(tmp_path, open_stores=others)
-    return Handed(first, second, manifest, (partition_base(manifest, "op", 0, 1).lineage, CACHED))
+    return Handed(first, second, manifest, (restore_plan(manifest, "op", 0, 1).lineage, CACHED))
 
 
 def test_what_is_cached_goes_with_the_store(handed: Handed, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_the_store_comes_without_what_cannot_be_written(
 
     assert handed.cached is not None
     if what == "a full disk":
-        monkeypatch.setattr("asyncstate.storage.open_stores._write", full)
+        monkeypatch.setattr("asyncstate.storage.store_pool._write", full)
     else:
         handed.cached = handed.cached[0], lambda: None
     for _ in range(2):  # the thread that hands over lives on
@@ -279,14 +279,14 @@ def test_what_was_left_for_another_is_not_read(handed: Handed, tmp_path: Path) -
 WORKER = """
 import os, signal, sys
 from pathlib import Path
-from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, OpenStores, RocksDBStore, partition_base
+from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, StorePool, RocksDBStore, restore_plan
 from asyncstate.storage import lease as leases
 root = Path(sys.argv[1])
 files = LocalFiles(root / "checkpoint")
-kept = OpenStores()
+kept = StorePool()
 stores = LocalStores(root / "local", "job", files, open_stores=kept, open_bytes_max=1 << 30)
 def run():
-    base = partition_base(Checkpoint(files).latest(), "op", 0, 1)
+    base = restore_plan(Checkpoint(files).latest(), "op", 0, 1)
     with stores.acquire("op", 0, base) as lease:
         return lease.restored.way, dict(lease.store.iterate()), Path(lease.store.path).parent.name
 def die():
@@ -336,7 +336,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     started.end()
 
 
-def test_processes_alternate_over_one_folder(tmp_path: Path, kept: OpenStores, worker: Worker) -> None:
+def test_processes_alternate_over_one_folder(tmp_path: Path, kept: StorePool, worker: Worker) -> None:
     job = MiniJob(tmp_path, 100, open_stores=kept)
     for n in range(6):
         job.batch({A: b"%d" % n})  # takes the store that the other process keeps open
@@ -345,18 +345,18 @@ def test_processes_alternate_over_one_folder(tmp_path: Path, kept: OpenStores, w
     assert set(job.ways[1:]) == {"kept"}
 
 
-def test_a_deleted_folder_is_not_used_any_more(tmp_path: Path, kept: OpenStores, worker: Worker) -> None:
+def test_a_deleted_folder_is_not_used_any_more(tmp_path: Path, kept: StorePool, worker: Worker) -> None:
     """Another process has made it anew, and has a store of its own there."""
     job = MiniJob(tmp_path, open_stores=kept)
     manifest = job.batch({A: b"1"})
     shutil.rmtree(tmp_path / "local")
-    worker.do("lease = stores.acquire('op', 0, partition_base(Checkpoint(files).latest(), 'op', 0, 1))")
+    worker.do("lease = stores.acquire('op', 0, restore_plan(Checkpoint(files).latest(), 'op', 0, 1))")
     with job.lease(manifest, 0, 1) as lease:
         assert Path(lease.store.path).parent.name == "slot-1"
         assert dict(lease.store.iterate()) == {A: b"1"}
 
 
-def test_stores_of_a_folder_that_is_deleted_for_good_are_closed(tmp_path: Path, kept: OpenStores) -> None:
+def test_stores_of_a_folder_that_is_deleted_for_good_are_closed(tmp_path: Path, kept: StorePool) -> None:
     """Their files would take room on the disk for as long as the worker lives."""
     deleted, other = (MiniJob(tmp_path / name, open_stores=kept) for name in ("deleted", "other"))
     deleted.batch({A: b"1"}, parallelism=2)
@@ -368,7 +368,7 @@ def test_stores_of_a_folder_that_is_deleted_for_good_are_closed(tmp_path: Path, 
 
 @pytest.mark.parametrize("point", ["between", "before ingesting", "after ingesting", "in the micro-batch"])
 def test_a_killed_holder_leaves_what_another_can_take(
-    tmp_path: Path, kept: OpenStores, worker: Worker, point: str
+    tmp_path: Path, kept: StorePool, worker: Worker, point: str
 ) -> None:
     job = MiniJob(tmp_path, 100, open_stores=kept)
     first = job.batch({A: b"0"})
@@ -397,7 +397,7 @@ def test_a_killed_holder_leaves_what_another_can_take(
 
 
 def test_a_holder_that_hangs_is_left_alone(
-    tmp_path: Path, kept: OpenStores, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: StorePool, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Slot.try_take_over, "__defaults__", (0.05,))
     job = MiniJob(tmp_path, open_stores=kept)

@@ -1,4 +1,4 @@
-"""WriteOverlay against a dict: points, bundles, ranges, cache, changes."""
+"""MemTable against a dict: points, bundles, ranges, cache, changes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncstate.figures import named
-from asyncstate.storage import MISSING, CachedEntries, KeyedStore, WriteOverlay, changes_from
+from asyncstate.metrics import to_dict
+from asyncstate.storage import MISSING, KeyedStore, MemTable, ValueCache, changes_from
 from tests.memory_store import MemoryStore
 
 KEYS = st.binary(min_size=1, max_size=2) | st.sampled_from([b"a", b"ab", b"b", b"\xff", b"\xff\xff"])
@@ -32,7 +32,7 @@ class CountingStore(MemoryStore):
 
 
 def test_peek_tells_unknown_from_absent() -> None:
-    overlay = WriteOverlay(MemoryStore([(b"a", b"1")]))
+    overlay = MemTable(MemoryStore([(b"a", b"1")]))
     assert overlay.peek(b"a") is MISSING
     overlay.remember(b"a", b"1")
     overlay.remember(b"b", None)
@@ -43,7 +43,7 @@ def test_peek_tells_unknown_from_absent() -> None:
 
 def test_get_asks_the_store_once() -> None:
     store = CountingStore({b"a": b"1"})
-    overlay = WriteOverlay(store)
+    overlay = MemTable(store)
     assert [overlay.get(b"a"), overlay.get(b"a"), overlay.get(b"x"), overlay.get(b"x")] == [
         b"1",
         b"1",
@@ -54,18 +54,21 @@ def test_get_asks_the_store_once() -> None:
 
 
 def test_writes_win_over_what_is_remembered_later() -> None:
-    overlay = WriteOverlay(MemoryStore([(b"a", b"old")]))
+    overlay = MemTable(MemoryStore([(b"a", b"old")]))
     overlay.put(b"a", b"new")
     overlay.remember(b"a", b"old")
     overlay.remember_many([b"a"], [b"old"])
     assert overlay.get(b"a") == b"new"
     assert overlay.get_many([b"a"]) == [b"new"]
-    assert overlay.laid_over([b"a", b"b"], [b"old", b"b"], 0, overlay.written([b"a", b"b"])) == [b"new", b"b"]
+    assert overlay.apply_writes([b"a", b"b"], [b"old", b"b"], 0, overlay.written([b"a", b"b"])) == [
+        b"new",
+        b"b",
+    ]
 
 
 def test_get_many_asks_the_store_for_the_unknown_only() -> None:
     store = CountingStore({b"a": b"1", b"b": b"2", b"c": b"3"})
-    overlay = WriteOverlay(store)
+    overlay = MemTable(store)
     overlay.put(b"b", b"20")
     overlay.delete(b"c")
     overlay.remember(b"d", None)
@@ -77,14 +80,14 @@ def test_get_many_asks_the_store_for_the_unknown_only() -> None:
 
 def test_get_many_asks_the_store_once_for_a_key() -> None:
     store = CountingStore({b"a": b"1"})
-    overlay = WriteOverlay(store)
+    overlay = MemTable(store)
     overlay.get_many([b"a", b"b"])
     assert overlay.get_many([b"a", b"b"]) == [b"1", None]
     assert len(store.list_gets) == 1
 
 
 def test_cache_is_bounded_and_keeps_what_is_used() -> None:
-    overlay = WriteOverlay(MemoryStore(), read_cache_bytes=40_000)
+    overlay = MemTable(MemoryStore(), read_cache_bytes=40_000)
     hot = b"hot"
     overlay.remember(hot, b"v")
     for n in range(2000):
@@ -97,14 +100,14 @@ def test_cache_is_bounded_and_keeps_what_is_used() -> None:
 
 
 def test_bundle_larger_than_the_cache_is_not_kept() -> None:
-    overlay = WriteOverlay(MemoryStore(), read_cache_bytes=1000)
+    overlay = MemTable(MemoryStore(), read_cache_bytes=1000)
     keys = [b"%04d" % n for n in range(100)]
     overlay.remember_many(keys, [b"v"] * 100)
     assert overlay.peek(keys[-1]) is MISSING
 
 
 def test_one_bundle_of_sorted_writes_is_never_put_into_a_dict() -> None:
-    overlay = WriteOverlay(MemoryStore())
+    overlay = MemTable(MemoryStore())
     keys = [b"%03d" % n for n in range(100)]
     values = [b"v%d" % n if n % 3 else None for n in range(100)]
     expected = list(zip(keys, values, strict=True))
@@ -118,7 +121,7 @@ def test_one_bundle_of_sorted_writes_is_never_put_into_a_dict() -> None:
 
 
 def test_what_comes_after_held_writes_counts() -> None:
-    overlay = WriteOverlay(MemoryStore([(b"a", b"0"), (b"e", b"0")]))
+    overlay = MemTable(MemoryStore([(b"a", b"0"), (b"e", b"0")]))
     overlay.put_many([b"a", b"b", b"c"], [b"1", b"1", None])
     overlay.put(b"b", b"2")
     overlay.delete(b"a")
@@ -128,7 +131,7 @@ def test_what_comes_after_held_writes_counts() -> None:
 
 
 def test_put_many_last_value_counts_and_none_deletes() -> None:
-    overlay = WriteOverlay(MemoryStore([(b"a", b"0")]))
+    overlay = MemTable(MemoryStore([(b"a", b"0")]))
     overlay.put_many([b"b", b"a", b"b"], [b"1", None, b"2"])
     overlay.delete_many([b"z"])
     assert overlay.changes() == [(b"a", None), (b"b", b"2"), (b"z", None)]
@@ -138,7 +141,7 @@ def test_put_many_last_value_counts_and_none_deletes() -> None:
 
 def test_scan_is_complete_over_many_tombstones_and_pages() -> None:
     stored = {b"%04d" % n: b"s" for n in range(0, 3000, 2)}
-    overlay = WriteOverlay(MemoryStore(stored.items()))
+    overlay = MemTable(MemoryStore(stored.items()))
     overlay.delete_many([b"%04d" % n for n in range(0, 2900, 2)])
     overlay.put_many([b"%04d" % n for n in range(1, 3000, 150)], [b"w"] * 20)
     expected = sorted([k for k in stored if k >= b"2900"] + [b"%04d" % n for n in range(1, 3000, 150)])
@@ -154,7 +157,7 @@ def test_scan_is_complete_over_many_tombstones_and_pages() -> None:
 
 
 def test_writing_between_pages_is_safe() -> None:
-    overlay = WriteOverlay(MemoryStore((b"%02d" % n, b"s") for n in range(0, 40, 2)))
+    overlay = MemTable(MemoryStore((b"%02d" % n, b"s") for n in range(0, 40, 2)))
     seen, start = [], b""
     while page := overlay.scan(start, None, 3):
         for k, _ in page:
@@ -169,7 +172,7 @@ def test_writing_between_pages_is_safe() -> None:
 
 
 def test_counters() -> None:
-    overlay = WriteOverlay(MemoryStore([(b"a", b"1")]))
+    overlay = MemTable(MemoryStore([(b"a", b"1")]))
     overlay.put(b"w", b"1")
     overlay.get(b"a")
     overlay.get(b"a")
@@ -185,19 +188,19 @@ def test_counters() -> None:
         "read_batch_keys": 2,
         "scans": 1,
     }
-    assert {name: named(found)[name] for name in expected} == expected
+    assert {name: to_dict(found)[name] for name in expected} == expected
 
 
 def test_what_is_released_is_right_for_the_next_batch() -> None:
     store = CountingStore({b"a": b"1", b"b": b"2", b"c": b"3"})
-    overlay = WriteOverlay(store)
+    overlay = MemTable(store)
     overlay.get_many([b"a", b"b", b"x", b"y"])
     overlay.put(b"b", b"20")
     overlay.delete(b"a")
     overlay.put(b"x", b"30")
     overlay.put(b"new", b"40")
     store.apply(overlay.changes(), 0)
-    following = WriteOverlay(store, carried=overlay.release())
+    following = MemTable(store, carried=overlay.release())
     reached = len(store.gets), len(store.list_gets)
     keys = [b"a", b"b", b"x", b"y", b"new"]
     assert [following.get(key) for key in keys] == [None, b"20", b"30", None, b"40"]
@@ -208,16 +211,16 @@ def test_what_is_released_is_right_for_the_next_batch() -> None:
     assert following.statistics().store_reads == 1
 
 
-def _released(cache_bytes: int, reads: int, writes: int) -> tuple[WriteOverlay, MemoryStore]:
+def _released(cache_bytes: int, reads: int, writes: int) -> tuple[MemTable, MemoryStore]:
     """The overlay of a micro-batch after one that read the keys below ``reads`` and wrote those below ``writes``."""
     store = MemoryStore((b"%06d" % n, b"old") for n in range(5_000))
-    overlay = WriteOverlay(store, cache_bytes)
+    overlay = MemTable(store, cache_bytes)
     for n in range(reads):
         overlay.get(b"%06d" % n)
     for n in range(writes):
         overlay.put(b"%06d" % n, b"new")
     store.apply(overlay.changes(), 0)
-    return WriteOverlay(store, cache_bytes, overlay.release()), store
+    return MemTable(store, cache_bytes, overlay.release()), store
 
 
 @pytest.mark.parametrize("writes", [0, 1, 30, 500, 600, 4_000])
@@ -237,7 +240,7 @@ def test_more_writes_than_the_cache_holds_leave_nothing() -> None:
 
 def test_rewriting_the_same_keys_does_not_fill_the_cache() -> None:
     store = MemoryStore()
-    overlay = WriteOverlay(store, 1 << 20)
+    overlay = MemTable(store, 1 << 20)
     sizes = []
     for number in range(50):
         for n in range(100):
@@ -246,7 +249,7 @@ def test_rewriting_the_same_keys_does_not_fill_the_cache() -> None:
         store.apply(overlay.changes(), number)
         released = overlay.release()
         sizes.append(released.size_bytes)
-        overlay = WriteOverlay(store, 1 << 20, released)
+        overlay = MemTable(store, 1 << 20, released)
     assert overlay.statistics().cache_evictions == 0
     assert set(sizes) == {100 * (3 + 10 + 120)}
 
@@ -255,7 +258,7 @@ def test_rewriting_the_same_keys_does_not_fill_the_cache() -> None:
 def test_generations_stay_few_however_little_each_micro_batch_writes(writes: int) -> None:
     """Two neighbours are more than a quarter of the cache, or they would be one."""
     store = MemoryStore()
-    overlay = WriteOverlay(store, 100_000)
+    overlay = MemTable(store, 100_000)
     for number in range(200):
         for n in range(number * writes, (number + 1) * writes):
             overlay.get(b"%06d" % n)
@@ -264,7 +267,7 @@ def test_generations_stay_few_however_little_each_micro_batch_writes(writes: int
         released = overlay.release()
         assert released.size_bytes <= 100_000
         assert len(released.older) <= 8
-        overlay = WriteOverlay(store, 100_000, released)
+        overlay = MemTable(store, 100_000, released)
     assert overlay.get(b"%06d" % (200 * writes - 1)) == b"v"
     assert overlay.statistics().store_reads == 0
 
@@ -272,7 +275,7 @@ def test_generations_stay_few_however_little_each_micro_batch_writes(writes: int
 def test_what_is_laid_over_the_cache_counts_twice_for_a_while_only() -> None:
     """Most of what is cached is read alone; a little is written again in each micro-batch, and grows."""
     store = MemoryStore()
-    overlay = WriteOverlay(store, 1 << 20)
+    overlay = MemTable(store, 1 << 20)
     for n in range(500):
         overlay.get(b"%03d" % n)
     for number in range(100):
@@ -283,12 +286,12 @@ def test_what_is_laid_over_the_cache_counts_twice_for_a_while_only() -> None:
         assert len(released) == 500
         exact = 500 * (3 + 120) + 20 * number
         assert exact <= released.size_bytes <= 2 * exact
-        overlay = WriteOverlay(store, 1 << 20, released)
+        overlay = MemTable(store, 1 << 20, released)
 
 
 def test_bundles_keep_what_they_use_in_the_cache() -> None:
     store = CountingStore({})
-    overlay = WriteOverlay(store, 40_000)
+    overlay = MemTable(store, 40_000)
     hot = [b"hot-%d" % n for n in range(10)]
     for n in range(100):
         overlay.get_many(hot)
@@ -301,15 +304,15 @@ def test_bundles_keep_what_they_use_in_the_cache() -> None:
 def test_a_cache_that_costs_more_than_it_saves_rests(store_seconds: float, kept: bool) -> None:
     """The store's time is made up: by far less or more than looking for a key in memory."""
     store = MemoryStore((b"%06d" % n, b"v") for n in range(20_000))
-    overlay = WriteOverlay(store, 1 << 26)
+    overlay = MemTable(store, 1 << 26)
     overlay.get_many(keys := [b"%06d" % n for n in range(20_000)])
-    overlay = WriteOverlay(store, 1 << 26, overlay.release())
+    overlay = MemTable(store, 1 << 26, overlay.release())
     assert overlay.get_many(keys) == [b"v"] * 20_000
     overlay.count_list_get(100, 100 * store_seconds)
     rests = 0
     while not len(cached := overlay.release()):
         rests += 1
-        overlay = WriteOverlay(store, 1 << 26, cached)
+        overlay = MemTable(store, 1 << 26, cached)
         assert overlay.get_many(keys) == [b"v"] * 20_000
     assert rests == (0 if kept else 16)
 
@@ -327,9 +330,9 @@ class OverlayMachine(RuleBasedStateMachine):
         self.model: dict[bytes, bytes] = dict(stored)
         self.changed: dict[bytes, bytes | None] = {}
 
-    def over_the_store(self, carried: CachedEntries | None) -> WriteOverlay:
+    def over_the_store(self, carried: ValueCache | None) -> MemTable:
         """The overlay of the next micro-batch."""
-        return WriteOverlay(self.store, self.cache, carried)
+        return MemTable(self.store, self.cache, carried)
 
     def _note(self, key: bytes, value: bytes | None) -> None:
         self.changed[key] = value
@@ -388,7 +391,7 @@ class OverlayMachine(RuleBasedStateMachine):
     @rule(keys=st.lists(KEYS | written, max_size=12))
     def prefetched(self, keys: list[bytes]) -> None:
         fetched = self.overlay.read_store(keys)
-        assert self.overlay.laid_over(keys, fetched, self.overlay.spills, self.overlay.written(keys)) == [
+        assert self.overlay.apply_writes(keys, fetched, self.overlay.spills, self.overlay.written(keys)) == [
             self.model.get(key) for key in keys
         ]
 
@@ -429,6 +432,6 @@ TestOverlayMachine = OverlayMachine.TestCase
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_counts_of_written_keys(count: int) -> None:
-    overlay = WriteOverlay(MemoryStore())
+    overlay = MemTable(MemoryStore())
     overlay.put_many([b"%d" % n for n in range(count)], [b"v"] * count)
     assert overlay.statistics().writes.changes == count

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from asyncstate.errors import AsyncStateError, ConfigurationError
+from asyncstate.locations import folder_of, redact, redact_in
 from asyncstate.offline.inspection import Inspection
-from asyncstate.places import folder_of, masked, scrubbed
 from asyncstate.storage import Retries, checkpoint_files
 
 MALFORMED = [
@@ -23,9 +23,9 @@ MALFORMED = [
 
 @pytest.mark.parametrize("place", MALFORMED)
 def test_secrets_that_were_not_escaped_are_masked(place: str) -> None:
-    shown = masked(place)
+    shown = redact(place)
     assert shown.startswith("s3://***@bucket/x")
-    text = scrubbed(f"Cannot parse {place}: invalid port of KEY, /secret", place)
+    text = redact_in(f"Cannot parse {place}: invalid port of KEY, /secret", place)
     assert text == f"Cannot parse {shown}: invalid port of ***, /***"
 
 
@@ -63,7 +63,7 @@ def test_a_uri_that_lacks_its_slashes_is_no_folder(
     ],
 )
 def test_what_is_no_secret_is_shown(place: str, shown: str) -> None:
-    assert masked(place) == shown
+    assert redact(place) == shown
 
 
 @pytest.mark.parametrize("place", ["/tmp/a\0b", "file:///tmp/a\0b", "s3://bucket/a\0b"])

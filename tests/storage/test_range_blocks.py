@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import KeyedStore, RocksDBOptions, RocksDBStore, WriteBound, WriteOverlay
+from asyncstate.storage import KeyedStore, MemTable, RocksDBOptions, RocksDBStore, WriteBound
 from asyncstate.storage import rocksdb as module
-from asyncstate.storage.spilled import SpilledWrites
+from asyncstate.storage.spill import SpilledWrites
 from tests.memory_store import MemoryStore
 
 KEYS = [b"%05d" % number for number in range(2_000)]
@@ -106,7 +106,7 @@ def test_spilled_writes_are_warmed_too(store: RocksDBStore, tmp_path: Path) -> N
     def spilled_to(_: object = None) -> KeyedStore:
         return scratch
 
-    overlay = WriteOverlay(store, 0, None, WriteBound(1, spilled_to, "here"))
+    overlay = MemTable(store, 0, None, WriteBound(1, spilled_to, "here"))
     for key in KEYS[:400]:
         overlay.put(key, b"spilled")
     overlay.spill()

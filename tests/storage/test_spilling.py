@@ -16,20 +16,20 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import StoreError
-from asyncstate.runtime.broadcast import broadcast_digest
+from asyncstate.runtime.broadcast_inputs import broadcast_digest
 from asyncstate.storage import (
     MISSING,
-    CachedEntries,
-    Changes,
     KeyedStore,
+    MemTable,
     RocksDBStore,
+    SortedChanges,
+    ValueCache,
     WriteBound,
-    WriteOverlay,
     changes_from,
 )
 from asyncstate.storage.commit import write_delta
-from asyncstate.storage.read_cache import ENTRY_OVERHEAD_BYTES
-from asyncstate.storage.write_buffer import WriteMeter, size_in_memory
+from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES
+from asyncstate.storage.write_buffer import SizeEstimator, size_in_memory
 from asyncstate.testing import FaultyStore
 from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, MiniJob, key
@@ -78,9 +78,9 @@ class SpillingMachine(OverlayMachine):
         self.under_way: list[tuple[list[bytes], list[bytes | None], int]] = []
         super().start(stored, cache)
 
-    def over_the_store(self, carried: CachedEntries | None) -> WriteOverlay:
+    def over_the_store(self, carried: ValueCache | None) -> MemTable:
         self.under_way = []
-        return WriteOverlay(self.store, self.cache, carried, bound(self._open_scratch))
+        return MemTable(self.store, self.cache, carried, bound(self._open_scratch))
 
     def _open_scratch(self) -> KeyedStore:
         made = RocksDBStore(self.folder / str(len(self.opened)), SMALL) if self.on_disk else MemoryStore()
@@ -111,7 +111,7 @@ class SpillingMachine(OverlayMachine):
         keys, answers, spills = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
         if spills == self.overlay.spills:
             self.overlay.remember_many(keys, self.overlay.read_store(keys))
-        assert self.overlay.laid_over(keys, answers, spills, self.overlay.written(keys)) == [
+        assert self.overlay.apply_writes(keys, answers, spills, self.overlay.written(keys)) == [
             self.model.get(key) for key in keys
         ]
 
@@ -143,7 +143,7 @@ def test_spilled_writes_are_read_from_disk_and_deletes_stay(
     store: KeyedStore, open_scratch: Callable[[], KeyedStore]
 ) -> None:
     store.apply([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")], 0)
-    overlay = WriteOverlay(store, 0, None, bound(open_scratch))
+    overlay = MemTable(store, 0, None, bound(open_scratch))
     overlay.put(b"a", b"")
     overlay.delete(b"b")
     overlay.spill()
@@ -159,7 +159,7 @@ def test_spilled_writes_are_read_from_disk_and_deletes_stay(
 
 
 def test_the_write_method_that_others_hold_stays_good() -> None:
-    overlay = WriteOverlay(MemoryStore(), bound=bound())
+    overlay = MemTable(MemoryStore(), bound=bound())
     put = overlay.put
     put(b"a", b"1")
     overlay.spill()
@@ -168,7 +168,7 @@ def test_the_write_method_that_others_hold_stays_good() -> None:
 
 
 def test_every_eighth_get_of_the_store_is_timed_also_after_a_spill() -> None:
-    overlay = WriteOverlay(MemoryStore([(b"a", b"1"), (b"c", b"3")]), bound=bound())
+    overlay = MemTable(MemoryStore([(b"a", b"1"), (b"c", b"3")]), bound=bound())
     took: list[tuple[bytes, bytes | None, float]] = []
     overlay.time_gets(lambda *given: took.append(given))
     assert [overlay.get(b"a") for _ in range(20)] == [b"1"] * 20  # but for the first from memory
@@ -183,7 +183,7 @@ def test_every_eighth_get_of_the_store_is_timed_also_after_a_spill() -> None:
 
 
 def test_writes_above_the_bound_are_not_held(open_scratch: Callable[[], KeyedStore]) -> None:
-    overlay = WriteOverlay(MemoryStore(), bound=bound(open_scratch))
+    overlay = MemTable(MemoryStore(), bound=bound(open_scratch))
     keys = [b"%03d" % n for n in range(100)]
     overlay.put_many(keys, [b"v"] * 100)
     assert overlay.exceeds(100, keys, [b"v"] * 100)
@@ -194,7 +194,7 @@ def test_writes_above_the_bound_are_not_held(open_scratch: Callable[[], KeyedSto
 
 def test_what_is_finished_counts_for_the_bound(open_scratch: Callable[[], KeyedStore]) -> None:
     """Together with other writes: when all do not fit, all are spilled."""
-    overlay = WriteOverlay(MemoryStore(), bound=bound(open_scratch, 10_000))
+    overlay = MemTable(MemoryStore(), bound=bound(open_scratch, 10_000))
     expected: dict[bytes, bytes] = {}
 
     def write(count: int, prefix: bytes, *, finished: bool) -> bool:
@@ -219,7 +219,7 @@ def test_what_is_finished_counts_for_the_bound(open_scratch: Callable[[], KeyedS
 
 
 def test_without_a_bound_nothing_is_spilled() -> None:
-    overlay = WriteOverlay(MemoryStore())
+    overlay = MemTable(MemoryStore())
     overlay.put(b"a", b"1" * 10_000)
     assert not overlay.exceeds(1)
     overlay.spill()
@@ -231,7 +231,7 @@ def test_without_a_bound_nothing_is_spilled() -> None:
 def test_scans_are_complete_over_many_runs(limit: int, open_scratch: Callable[[], KeyedStore]) -> None:
     """Each key lies in another layer; every seventh is deleted in a later one."""
     content = {b"%04d" % n: b"s" for n in range(0, 600, 5)}
-    overlay = WriteOverlay(MemoryStore(content.items()), bound=bound(open_scratch))
+    overlay = MemTable(MemoryStore(content.items()), bound=bound(open_scratch))
     for layer in range(1, 5):
         written = {b"%04d" % n: b"%d" % layer for n in range(layer, 600, 5)}
         overlay.put_many(list(written), list(written.values()))
@@ -252,7 +252,7 @@ def test_scans_are_complete_over_many_runs(limit: int, open_scratch: Callable[[]
 
 def test_an_answer_from_before_a_spill_gets_what_was_spilled(open_scratch: Callable[[], KeyedStore]) -> None:
     faulty = FaultyStore(MemoryStore([(b"a", b"old"), (b"b", b"old"), (b"c", b"old")]))
-    overlay = WriteOverlay(faulty, bound=bound(open_scratch))
+    overlay = MemTable(faulty, bound=bound(open_scratch))
     faulty.hang()
     with ThreadPoolExecutor(1) as threads:
         asked = overlay.spills
@@ -264,7 +264,7 @@ def test_an_answer_from_before_a_spill_gets_what_was_spilled(open_scratch: Calla
         faulty.release()
         answers = reading.result()
     assert answers == [b"old", b"old", b"old"]
-    assert overlay.laid_over([b"a", b"b", b"c"], answers, asked, overlay.written([b"a", b"b", b"c"])) == [
+    assert overlay.apply_writes([b"a", b"b", b"c"], answers, asked, overlay.written([b"a", b"b", b"c"])) == [
         b"new",
         None,
         b"old",
@@ -280,7 +280,7 @@ def test_threads_read_while_the_mailbox_writes_and_spills(
     keys = [b"%03d" % n for n in range(60)]
     model: dict[bytes, bytes] = {k: b"stored" for k in keys[::2]}
     store.apply(sorted(model.items()), 0)
-    overlay = WriteOverlay(store, 4000, None, bound(open_scratch))
+    overlay = MemTable(store, 4000, None, bound(open_scratch))
     under_way: list[tuple[list[bytes], int, Future[list[bytes | None]]]] = []
     with ThreadPoolExecutor(4) as threads:
         for step in range(600):
@@ -303,7 +303,7 @@ def test_threads_read_while_the_mailbox_writes_and_spills(
                 values = answer.result()
                 if spills == overlay.spills:
                     overlay.remember_many(asked, values)
-                assert overlay.laid_over(asked, values, spills, overlay.written(asked)) == [
+                assert overlay.apply_writes(asked, values, spills, overlay.written(asked)) == [
                     model.get(k) for k in asked
                 ]
             assert overlay.get_many(chosen) == [model.get(k) for k in chosen]
@@ -316,9 +316,9 @@ def test_threads_read_while_the_mailbox_writes_and_spills(
 WRITES = st.lists(st.tuples(KEYS, st.none() | VALUES), max_size=40)
 
 
-def overlays(writes: list[tuple[bytes, bytes | None]], spill_every: int) -> tuple[WriteOverlay, WriteOverlay]:
+def overlays(writes: list[tuple[bytes, bytes | None]], spill_every: int) -> tuple[MemTable, MemTable]:
     """The same writes in memory, and spilled now and then."""
-    plain, spilling = WriteOverlay(MemoryStore()), WriteOverlay(MemoryStore(), bound=bound())
+    plain, spilling = MemTable(MemoryStore()), MemTable(MemoryStore(), bound=bound())
     for number, (written, value) in enumerate(writes):
         for overlay in (plain, spilling):
             overlay.put_many([written], [value])
@@ -360,7 +360,7 @@ def test_the_digest_of_broadcast_state_is_the_same(
 
 def test_changes_can_be_gone_through_again_and_are_counted_on_the_way() -> None:
     _, spilling = overlays([(b"%04d" % (n % 700), b"v") for n in range(10_000)], 1000)
-    changes: Changes = spilling.changes()
+    changes: SortedChanges = spilling.changes()
     assert changes
     first = list(changes)
     assert first == list(changes) == [(b"%04d" % n, b"v") for n in range(700)]
@@ -370,7 +370,7 @@ def test_changes_can_be_gone_through_again_and_are_counted_on_the_way() -> None:
 
 def test_a_batch_after_one_that_spilled_finds_its_cache_right(store: KeyedStore) -> None:
     store.apply([(b"%03d" % n, b"old") for n in range(100)], 0)
-    overlay = WriteOverlay(store, 1 << 20, None, bound())
+    overlay = MemTable(store, 1 << 20, None, bound())
     for n in range(100):
         overlay.get(b"%03d" % n)
     for n in range(0, 60, 2):
@@ -380,7 +380,7 @@ def test_a_batch_after_one_that_spilled_finds_its_cache_right(store: KeyedStore)
         overlay.delete(b"%03d" % n)
     store.apply(overlay.changes(), 1)
     expected = [store.get(b"%03d" % n) for n in range(100)]
-    following = WriteOverlay(store, 1 << 20, overlay.release())
+    following = MemTable(store, 1 << 20, overlay.release())
     assert [following.get(b"%03d" % n) for n in range(100)] == expected
     assert following.statistics().store_reads == 0
 
@@ -389,7 +389,7 @@ def test_a_batch_after_one_that_spilled_finds_its_cache_right(store: KeyedStore)
 def test_what_was_read_before_a_spill_does_not_hide_it(cache_bytes: int) -> None:
     """The writes do not fit into the cache, lie beside what was read, or are merged with it."""
     keys = [b"%03d" % n for n in range(60)]
-    overlay = WriteOverlay(MemoryStore((k, b"old") for k in keys), cache_bytes, None, bound())
+    overlay = MemTable(MemoryStore((k, b"old") for k in keys), cache_bytes, None, bound())
     for round_ in range(3):
         for k in keys[:30]:
             overlay.get(k)
@@ -411,7 +411,7 @@ def test_what_was_read_before_a_spill_does_not_hide_it(cache_bytes: int) -> None
 def test_looks_at_few_new_writes_are_exact(slices: list[list[tuple[int, int]]], limit: int) -> None:
     """Up to 64 new entries are all measured. Values written again are not, until all are counted."""
     entries: dict[bytes, bytes | None] = {}
-    meter = WriteMeter(entries, limit)
+    meter = SizeEstimator(entries, limit)
     for written in slices:
         new = {b"%d" % number: b"x" * length for number, length in written if b"%d" % number not in entries}
         entries.update(new)
@@ -426,7 +426,7 @@ def test_looks_at_few_new_writes_are_exact(slices: list[list[tuple[int, int]]], 
 
 def test_old_keys_with_growing_values_are_noticed() -> None:
     entries: dict[bytes, bytes | None] = {b"%d" % n: b"" for n in range(50)}
-    meter = WriteMeter(entries, 1 << 20)
+    meter = SizeEstimator(entries, 1 << 20)
     meter.look(50)
     looks = 0
     while not meter.look(100):
@@ -438,7 +438,7 @@ def test_old_keys_with_growing_values_are_noticed() -> None:
 
 def test_writes_that_became_small_again_are_not_spilled() -> None:
     entries: dict[bytes, bytes | None] = {}
-    meter = WriteMeter(entries, 1 << 20)
+    meter = SizeEstimator(entries, 1 << 20)
     for n in range(5_000):
         entries[b"%d" % n] = b"x" * 1000
         entries[b"%d" % n] = None
@@ -447,7 +447,7 @@ def test_writes_that_became_small_again_are_not_spilled() -> None:
 
 def test_rows_that_write_much_are_looked_at_sooner() -> None:
     entries: dict[bytes, bytes | None] = {}
-    meter = WriteMeter(entries, 1 << 30)
+    meter = SizeEstimator(entries, 1 << 30)
     assert meter.rows_to_look(2_000) == 1024  # 64 kb a row are taken for granted at first
     for n in range(2_000):
         entries[b"%d" % n] = b"x"
@@ -464,9 +464,7 @@ def test_rows_that_write_much_are_looked_at_sooner() -> None:
 def test_a_scratch_folder_that_cannot_be_made_is_named(job: MiniJob) -> None:
     with job.lease(None, 0, 1) as lease:
         lease.scratch_folder.write_bytes(b"in the way")
-        overlay = WriteOverlay(
-            lease.store, bound=WriteBound(1000, lease.open_scratch, str(lease.scratch_folder))
-        )
+        overlay = MemTable(lease.store, bound=WriteBound(1000, lease.open_scratch, str(lease.scratch_folder)))
         overlay.put(key(0, "a"), b"1")
         with pytest.raises(StoreError, match=r"spilled to .*slot-0/spilled.*async-state\.write-cache-size"):
             overlay.spill()
@@ -477,14 +475,14 @@ def test_a_scratch_folder_that_cannot_be_made_is_named(job: MiniJob) -> None:
 class FullStore(MemoryStore):
     """Takes a few changes, then the disk is full."""
 
-    def apply(self, changes: Changes, version: int) -> None:
+    def apply(self, changes: SortedChanges, version: int) -> None:
         if version == 1:
             raise StoreError("No space left on device")
         super().apply(changes, version)
 
 
 def test_a_full_disk_loses_nothing_and_says_what_to_do() -> None:
-    overlay = WriteOverlay(MemoryStore([(b"a", b"0")]), bound=bound(FullStore))
+    overlay = MemTable(MemoryStore([(b"a", b"0")]), bound=bound(FullStore))
     overlay.put(b"a", b"1")
     overlay.spill()
     overlay.put(b"a", b"2")
@@ -498,7 +496,7 @@ def test_a_full_disk_loses_nothing_and_says_what_to_do() -> None:
 
 def test_what_was_spilled_goes_with_the_lease(job: MiniJob) -> None:
     with job.lease(None, 0, 1) as lease:
-        overlay = WriteOverlay(lease.store, bound=WriteBound(1, lease.open_scratch, "x"))
+        overlay = MemTable(lease.store, bound=WriteBound(1, lease.open_scratch, "x"))
         overlay.put(key(0, "a"), b"1")
         overlay.spill()
         assert lease.scratch_folder.exists()
@@ -508,8 +506,8 @@ def test_what_was_spilled_goes_with_the_lease(job: MiniJob) -> None:
 
 DYING = """
     with stores.acquire("op", 0, base) as lease:
-        from asyncstate.storage import WriteBound, WriteOverlay
-        overlay = WriteOverlay(lease.store, bound=WriteBound(1, lease.open_scratch, "x"))
+        from asyncstate.storage import WriteBound, MemTable
+        overlay = MemTable(lease.store, bound=WriteBound(1, lease.open_scratch, "x"))
         overlay.put(b"\\0\\0a", b"lost")
         overlay.spill()
         overlay.put(b"\\0\\0b", b"lost")

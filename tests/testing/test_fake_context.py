@@ -24,9 +24,11 @@ class Chained(RecordOperator):
         self.total = context.get_state(ValueStateDescriptor("total", "bigint", default=0))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        return self.total.async_value().then_accept(lambda total: self.put_out(row, ctx, total + row.amount))
+        return self.total.async_value().then_accept(
+            lambda total: self.emit_results(row, ctx, total + row.amount)
+        )
 
-    def put_out(self, row: Row, ctx: RecordContext, total: int) -> None:
+    def emit_results(self, row: Row, ctx: RecordContext, total: int) -> None:
         self.total.update(total)
         ctx.emit(account=ctx.key.account, total=total, kind=ctx.row_kind)
         ctx.timers.register_event_time(total, name="idle")
@@ -43,7 +45,7 @@ class Awaited(Chained):
 
     async def process(self, row: Row, ctx: RecordContext) -> None:
         more = await ctx.call(self.look_up, row.account, factor=100)
-        self.put_out(row, ctx, (await self.total.async_value() or 0) + row.amount + more)
+        self.emit_results(row, ctx, (await self.total.async_value() or 0) + row.amount + more)
 
 
 def test_process_may_be_called_by_hand() -> None:

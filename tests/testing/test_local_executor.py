@@ -11,9 +11,9 @@ import pytest
 from asyncstate.clock import ManualClock
 from asyncstate.config import resolve
 from asyncstate.dataflow.nodes import Times
+from asyncstate.driver.commit_log import CommitLog
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
-from asyncstate.driver.ledger import Ledger
 from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.errors import JobError
 from asyncstate.functions import KeyedProcessFunction
@@ -42,7 +42,7 @@ def micro_batch(
         "async-state.enabled": enabled,
     }
     config, executor, found = resolve(options, {}), LocalExecutor(), list[Any]()
-    ledger = Ledger(config, "job", 0)
+    ledger = CommitLog(config, "job", 0)
     frame = JobFrame(
         ledger.job_id, ledger.place, config, lambda own: resolve({**options, **own}, {}), executor
     )

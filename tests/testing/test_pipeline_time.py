@@ -224,7 +224,7 @@ def test_a_restart_refuses_what_a_job_refuses(async_enabled: bool) -> None:
 
 def test_stateless_operators_take_the_event_time_of_a_source(async_enabled: bool) -> None:
     """Not its sequence, which is for operators with state."""
-    source = PipelineSource(EVENTS, event_time="t", watermark_delay=0, sequence="u", drop_seen=True)
+    source = PipelineSource(EVENTS, event_time="t", watermark_delay=0, sequence="u", drop_stale=True)
 
     def flow(events: Stream) -> None:
         each = events.apply(WindowTableFunction(tumble("10 seconds")), uid="each").to(print, name="each")

@@ -59,7 +59,7 @@ def test_an_error_that_is_not_the_users_keeps_its_frames() -> None:
         faulty.fail_read(1)
         return faulty
 
-    with OperatorHarness(Failing(), "n long", "n", store_through=failing) as harness:
+    with OperatorHarness(Failing(), "n long", "n", wrap_store=failing) as harness:
         harness.push([(1,)])
         with pytest.raises(AsyncStateError) as raised:
             harness.end_batch()

@@ -5,7 +5,7 @@ Invariant: what a target has of a micro-batch and that it has it are written tog
 Must not import runtime, storage or execution.
 """
 
-from asyncstate.driver.marks import Mark, Origin, is_written
+from asyncstate.driver.write_marks import Mark, Origin, is_written
 from asyncstate.spark.sinks.delta import DeltaTarget
 from asyncstate.spark.sinks.iceberg import IcebergTarget
 from asyncstate.spark.sinks.kafka import KafkaTarget
@@ -13,11 +13,10 @@ from asyncstate.spark.sinks.mysql import MySqlTarget
 from asyncstate.spark.sinks.parquet import ParquetTarget
 from asyncstate.spark.sinks.postgres import PostgresTarget
 from asyncstate.spark.sinks.sqlite import SqliteTarget
-from asyncstate.spark.sinks.target import Changes, Target
+from asyncstate.spark.sinks.target import Target, TargetChanges
 from asyncstate.spark.sinks.upserts import UpsertSink, write_upserts
 
 __all__ = [
-    "Changes",
     "DeltaTarget",
     "IcebergTarget",
     "KafkaTarget",
@@ -28,6 +27,7 @@ __all__ = [
     "PostgresTarget",
     "SqliteTarget",
     "Target",
+    "TargetChanges",
     "UpsertSink",
     "is_written",
     "write_upserts",

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import xxhash
 
-from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written
+from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written
 from asyncstate.errors import SchemaError, StoreError
 from asyncstate.spark.sinks.sql import identifier
 from asyncstate.spark.sinks.target import (
-    Changes,
+    TargetChanges,
     cast_to,
     check_columns,
     check_no_nan,
@@ -48,7 +48,7 @@ class DeltaTarget:
         check_columns(self.place, schema, keys, known.names)
         check_types(self.place, schema, known)
 
-    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver that wrote meanwhile makes it fail, with nothing written."""
         with extra("delta", "DeltaTarget"):
             from deltalake import CommitProperties, Transaction
@@ -86,10 +86,10 @@ class DeltaTarget:
             raise StoreError(f"{self.place}: {error}; nothing was written") from error
         return True
 
-    def _source(self, changes: Changes, schema: pa.Schema) -> pa.Table:
+    def _source(self, changes: TargetChanges, schema: pa.Schema) -> pa.Table:
         upserts = cast_to(self.place, changes.upserts, schema)
         deletes = cast_to(self.place, changes.deletes, schema)
-        return Changes(upserts, deletes, changes.keys).marked(_GONE, False, True)
+        return TargetChanges(upserts, deletes, changes.keys).marked(_GONE, False, True)
 
     @property
     def place(self) -> str:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from asyncstate.driver.marks import UNKNOWN, Origin, is_written, mark_from, mark_of
+from asyncstate.driver.write_marks import UNKNOWN, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
 from asyncstate.spark.sinks.target import (
-    Changes,
+    TargetChanges,
     cast_to,
     check_columns,
     check_no_nan,
@@ -71,7 +71,7 @@ class IcebergTarget:
             with extra("iceberg", "IcebergTarget"):
                 import pyiceberg_core  # noqa: F401  (pyiceberg partitions rows by it)
 
-    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver that wrote meanwhile makes it fail, with nothing written."""
         with extra("iceberg", "IcebergTarget"):
             from pyiceberg.exceptions import CommitFailedException, ValidationException
@@ -94,7 +94,7 @@ class IcebergTarget:
             raise StoreError(f"{self.place}: {error}; nothing was written") from error
         return True
 
-    def _replace(self, table: Table, transaction: Transaction, changes: Changes) -> None:
+    def _replace(self, table: Table, transaction: Transaction, changes: TargetChanges) -> None:
         """Take away the rows of all keys that change, and put the new ones beside what stays of their files.
 
         The filter has the values of each key column: of a key of several columns it finds more rows than those that

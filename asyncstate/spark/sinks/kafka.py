@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
-from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
+from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import SchemaError, StoreError
-from asyncstate.spark.sinks.target import Changes, check_columns, check_no_nan, check_text, extra
-from asyncstate.spark.sinks.types import json_shape, no_json, plain
+from asyncstate.spark.sinks.column_checks import json_shape, no_json, plain
+from asyncstate.spark.sinks.target import TargetChanges, check_columns, check_no_nan, check_text, extra
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
@@ -90,7 +90,7 @@ class KafkaTarget:
                 policy,
             )
 
-    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver with the same writer shuts the first one out."""
         with extra("kafka", "KafkaTarget"):
             from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -146,7 +146,7 @@ def _check_types(place: str, schema: pa.Schema) -> None:
             )
 
 
-def _messages(changes: Changes) -> Iterator[tuple[bytes, bytes | None]]:
+def _messages(changes: TargetChanges) -> Iterator[tuple[bytes, bytes | None]]:
     """Keys, and values or None. A micro-batch's rows are in memory already; its messages come one by one."""
     encode = msgspec.json.Encoder().encode
     for row in _rows(changes.upserts):

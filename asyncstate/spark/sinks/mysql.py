@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from asyncstate.driver.marks import UNKNOWN, Origin, is_written
+from asyncstate.driver.write_marks import UNKNOWN, Origin, is_written
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
 from asyncstate.spark.sinks.mysql_types import MySqlType, reason_against, sent, text_rules
 from asyncstate.spark.sinks.sql import (
@@ -31,7 +31,7 @@ from asyncstate.spark.sinks.sql import (
     mark_from_row,
     row_of_mark,
 )
-from asyncstate.spark.sinks.target import Changes, check_no_nan, check_text, extra
+from asyncstate.spark.sinks.target import TargetChanges, check_no_nan, check_text, extra
 
 if TYPE_CHECKING:
     from pymysql.cursors import Cursor
@@ -96,7 +96,7 @@ class MySqlTarget:
         with self._cursor() as cursor:
             self._check(self._described(cursor), schema, keys)
 
-    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``."""
         sql = statements(self.table, changes.upserts.column_names, changes.keys)
         key = [origin.job, writer, self.table]

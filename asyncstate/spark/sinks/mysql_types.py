@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from asyncstate.spark.sinks.types import digits, is_bytes, is_text, json_texts, keeps, no_json, plain
+from asyncstate.spark.sinks.column_checks import digits, is_bytes, is_text, json_texts, keeps, no_json, plain
 
 _INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _TEXTS: Final = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")

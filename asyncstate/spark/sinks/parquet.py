@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from asyncstate.changelog import ROW_KIND_COLUMN
-from asyncstate.driver.marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
+from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
-from asyncstate.spark.sinks.target import Changes, check_columns, check_text
+from asyncstate.spark.sinks.target import TargetChanges, check_columns, check_text
 
 _FILE = "changes.parquet"
 _MARK: Final = b"asyncstate.mark"
@@ -47,7 +47,7 @@ class ParquetTarget:
             if files.get_file_info(root).type == fs.FileType.File:
                 raise SchemaError(f"{self.folder} is a file; name a folder")
 
-    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. Types must be those of the micro-batch before. The files of another checkpoint are not taken
         over, since nothing would tell which of two rows of a key is the newer one."""
         _check_types(self.folder, changes.upserts.schema)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 from pyarrow import csv
 
-from asyncstate.driver.marks import UNKNOWN, Origin, is_written
+from asyncstate.driver.write_marks import UNKNOWN, Origin, is_written
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
 from asyncstate.spark.sinks.postgres_types import PostgresType, copied, reason_against, text_rules
 from asyncstate.spark.sinks.sql import (
@@ -36,7 +36,7 @@ from asyncstate.spark.sinks.sql import (
     row_of_mark,
     statements,
 )
-from asyncstate.spark.sinks.target import Changes, check_text, extra
+from asyncstate.spark.sinks.target import TargetChanges, check_text, extra
 
 if TYPE_CHECKING:
     import psycopg
@@ -121,7 +121,7 @@ class PostgresTarget:
         with self._connected() as database:
             self._check(self._described(database), schema, keys)
 
-    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``."""
         sql = statements(self.table, changes.upserts.column_names, changes.keys)
         key = (origin.job, writer, self.table)
@@ -148,7 +148,9 @@ class PostgresTarget:
             )
         return True
 
-    def _run(self, cursor: psycopg.Cursor[Any], sql: Statements, changes: Changes, table: _Table) -> None:
+    def _run(
+        self, cursor: psycopg.Cursor[Any], sql: Statements, changes: TargetChanges, table: _Table
+    ) -> None:
         for statement in sql.stage:
             cursor.execute(statement)
         _copy(cursor, DELETES, changes.deletes, table.types)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from asyncstate.spark.sinks.types import (
+from asyncstate.spark.sinks.column_checks import (
     digits,
     duration_texts,
     is_bytes,

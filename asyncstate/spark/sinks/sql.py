@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.driver.marks import Mark, Origin
+from asyncstate.driver.write_marks import Mark, Origin
 from asyncstate.errors import OperatorError, SchemaError, StoreError
-from asyncstate.spark.sinks.target import Changes, check_columns
-from asyncstate.spark.sinks.types import is_text
+from asyncstate.spark.sinks.column_checks import is_text
+from asyncstate.spark.sinks.target import TargetChanges, check_columns
 
 BATCHES: Final = (
     "CREATE TABLE IF NOT EXISTS asyncstate_batches (job text NOT NULL, writer text NOT NULL, table_name text NOT NULL, "
@@ -161,7 +161,7 @@ def check_table(
             )
 
 
-def check_values(place: str, changes: Changes, columns: Mapping[str, Column]) -> None:
+def check_values(place: str, changes: TargetChanges, columns: Mapping[str, Column]) -> None:
     """Raise OperatorError for nulls and texts that the table's columns do not take as they are."""
     for table in (changes.upserts, changes.deletes):
         for name, column in zip(table.column_names, table.columns, strict=True):

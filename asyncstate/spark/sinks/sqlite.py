@@ -18,8 +18,17 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from asyncstate.driver.marks import UNKNOWN, Origin, is_written
+from asyncstate.driver.write_marks import UNKNOWN, Origin, is_written
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
+from asyncstate.spark.sinks.column_checks import (
+    duration_texts,
+    integer_in_float,
+    is_bytes,
+    is_text,
+    json_texts,
+    no_json,
+    plain,
+)
 from asyncstate.spark.sinks.sql import (
     BATCHES,
     DELETES,
@@ -36,16 +45,7 @@ from asyncstate.spark.sinks.sql import (
     row_of_mark,
     statements,
 )
-from asyncstate.spark.sinks.target import Changes, check_no_nan, check_text
-from asyncstate.spark.sinks.types import (
-    duration_texts,
-    integer_in_float,
-    is_bytes,
-    is_text,
-    json_texts,
-    no_json,
-    plain,
-)
+from asyncstate.spark.sinks.target import TargetChanges, check_no_nan, check_text
 
 _EXACT: Final = " COLLATE BINARY"
 _COLUMNS: Final = (
@@ -96,7 +96,7 @@ class SqliteTarget:
             database.execute("BEGIN IMMEDIATE")
             database.execute("ROLLBACK")
 
-    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``."""
         names, keys = changes.upserts.column_names, changes.keys
         with self._connected() as database:
@@ -124,7 +124,7 @@ class SqliteTarget:
         return True
 
     def _run(
-        self, database: sqlite3.Connection, sql: Statements, changes: Changes, has_triggers: bool
+        self, database: sqlite3.Connection, sql: Statements, changes: TargetChanges, has_triggers: bool
     ) -> None:
         for statement in sql.stage:
             database.execute(statement)

@@ -1,6 +1,6 @@
 """What a table outside is to a sink.
 
-Owns: ``Target``, ``Changes``, and the refusals that targets have in common.
+Owns: ``Target``, ``TargetChanges``, and the refusals that targets have in common.
 Invariant: a target names the last micro-batch that it has of each writer, and has all of its changes.
 Must not import pyspark.
 """
@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.driver.marks import UNKNOWN, Origin
+from asyncstate.driver.write_marks import UNKNOWN, Origin
 from asyncstate.errors import ConfigurationError, OperatorError, SchemaError
-from asyncstate.spark.sinks.types import keeps
+from asyncstate.spark.sinks.column_checks import keeps
 
 
-class Changes(NamedTuple):
+class TargetChanges(NamedTuple):
     """A micro-batch, at most one row a key: ``upserts`` have all columns, ``deletes`` those of the key, ``keys``."""
 
     upserts: pa.Table
@@ -41,7 +41,7 @@ class Target(Protocol):
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """Raise SchemaError unless rows of ``schema`` can be written by ``keys``. Nothing is written."""
 
-    def write(self, writer: str, batch_id: int, changes: Changes, origin: Origin = UNKNOWN) -> bool:
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
         has been written already, as ``is_written`` decides.
 
@@ -104,7 +104,7 @@ def cast_to(place: str, rows: pa.Table, known: pa.Schema, *, required: bool = Fa
         ) from error
 
 
-def check_no_nan(place: str, changes: Changes, *, is_finite: bool = False) -> None:
+def check_no_nan(place: str, changes: TargetChanges, *, is_finite: bool = False) -> None:
     """Raise OperatorError for a key that is NaN, which ``place`` finds equal to nothing; with ``is_finite`` for
     infinities, too, which it has no text for."""
     for table in (changes.upserts, changes.deletes):

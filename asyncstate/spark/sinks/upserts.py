@@ -16,16 +16,16 @@ import pyarrow.compute as pc
 from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, Changelog
 from asyncstate.driver import arrow_changes
 from asyncstate.errors import ConfigurationError, JobError, OperatorError, SchemaError
-from asyncstate.spark.changes import check_table_key, last_changes
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.spark.facts import insertions, known_changes
-from asyncstate.spark.sinks.target import Changes, Target
+from asyncstate.spark.net_changes import check_table_key, last_changes
+from asyncstate.spark.sinks.target import Target, TargetChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from asyncstate.spark.micro_batch import MicroBatch
+    from asyncstate.spark.spark_micro_batch import MicroBatch
 
 WRITER_CHARACTERS_MAX: Final = 255
 
@@ -119,7 +119,7 @@ def _check_writer(owner: str, writer: object) -> None:
         )
 
 
-def changes_of(last: pa.Table, keys: tuple[str, ...]) -> Changes:
+def changes_of(last: pa.Table, keys: tuple[str, ...]) -> TargetChanges:
     """The last change of each key, with ``row_kind``, as what comes and what goes."""
     for name in keys:
         if last.column(name).null_count:
@@ -129,7 +129,7 @@ def changes_of(last: pa.Table, keys: tuple[str, ...]) -> Changes:
             )
     goes = pc.equal(last.column(ROW_KIND_COLUMN), "-D")
     rows = last.drop_columns([ROW_KIND_COLUMN])
-    return Changes(rows.filter(pc.invert(goes)), rows.filter(goes).select(list(keys)), keys)
+    return TargetChanges(rows.filter(pc.invert(goes)), rows.filter(goes).select(list(keys)), keys)
 
 
 class UpsertSink:

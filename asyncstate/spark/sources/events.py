@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, S
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.errors import SchemaError
-from asyncstate.spark.columns import quoted
+from asyncstate.spark.column_types import quoted
 from asyncstate.spark.facts import marked
 from asyncstate.spark.sources.malformed import as_map, check_mode, only_malformed, raised, text
 from asyncstate.spark.sources.typed import Typing, check_typing, has_decimals

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from asyncstate.errors import ConfigurationError
-from asyncstate.spark.columns import quoted
+from asyncstate.spark.column_types import quoted
 from asyncstate.spark.sources.events import (
     DELETE,
     EVENT,

@@ -15,8 +15,8 @@ from typing import Final, Literal, get_args
 from pyspark.sql import DataFrame
 
 from asyncstate.errors import ConfigurationError
-from asyncstate.spark.columns import quoted
-from asyncstate.spark.failures import marked_in_sql
+from asyncstate.spark.column_types import quoted
+from asyncstate.spark.task_errors import marked_in_sql
 
 Malformed = Literal["fail", "drop", "only"]
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.errors import ConfigurationError, SchemaError
-from asyncstate.spark.columns import quoted
+from asyncstate.spark.column_types import quoted
 from asyncstate.spark.sources.malformed import Malformed, as_map, check_mode, only_malformed, raised, text
 
 _PROBLEM: Final = "__asyncstate_problem"

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 )
 
 from asyncstate.errors import ConfigurationError, SchemaError
-from asyncstate.spark.columns import quoted
+from asyncstate.spark.column_types import quoted
 from asyncstate.spark.sources.malformed import text
 from asyncstate.spark.sources.special import Special
 

@@ -5,7 +5,7 @@ the column state that is answered from there, ``expiring`` the one with a time t
 """
 
 from asyncstate.state.column_cache.cache import ColumnCache, ColumnCacheStatistics
-from asyncstate.state.column_cache.expiring import with_column_cache
-from asyncstate.state.column_cache.state import CachedColumnState
+from asyncstate.state.column_cache.cached_column_state import CachedColumnState
+from asyncstate.state.column_cache.ttl_column_cache import with_column_cache
 
 __all__ = ["CachedColumnState", "ColumnCache", "ColumnCacheStatistics", "with_column_cache"]

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from asyncstate.figures import Count, Limit, Peak
-from asyncstate.state.column_cache.table import CachedTable, Rows
+from asyncstate.metrics import Count, Limit, MaxGauge
+from asyncstate.state.column_cache.keyed_columns import KeyedColumns, RowNumbers
 
 _SHRUNK_TO: Final = 0.6
 """Of the bound, when it is passed: dropping rewrites what is left, so it should not happen for every few rows."""
@@ -36,7 +36,7 @@ class ColumnCacheStatistics:
     column_cache_hits: Count
     column_cache_carried: Count
     column_cache_evictions: Count
-    column_cache_bytes_peak: Peak
+    column_cache_bytes_peak: MaxGauge
     column_cache_bytes_limit: Limit
 
 
@@ -45,14 +45,14 @@ class _Opened(NamedTuple):
 
     schema: pa.Schema
     is_new: bool
-    hand_on: Callable[[Rows], None]
+    hand_on: Callable[[RowNumbers], None]
 
 
 class ColumnCache:
     """The tables of one partition's states by state id."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, CachedTable] = {}
+        self._tables: dict[int, KeyedColumns] = {}
         self._opened: dict[int, _Opened] = {}
         self._limit_bytes = self._carried = self._evictions = self._peak_bytes = 0
         self.asked = self.hits = self.read_bytes = 0
@@ -67,7 +67,9 @@ class ColumnCache:
         self._limit_bytes = limit_bytes
         self._evictions = self._peak_bytes = self.asked = self.hits = self.read_bytes = 0
 
-    def open(self, state_id: int, schema: pa.Schema, is_new: bool, hand_on: Callable[[Rows], None]) -> None:
+    def open(
+        self, state_id: int, schema: pa.Schema, is_new: bool, hand_on: Callable[[RowNumbers], None]
+    ) -> None:
         """A state is cached in this micro-batch: see ``_Opened``."""
         self._opened[state_id] = _Opened(schema, is_new, hand_on)
 
@@ -81,7 +83,7 @@ class ColumnCache:
         self._carried = sum(map(len, self._tables.values()))
         return frozenset(self._opened)
 
-    def table(self, state_id: int, key_types: list[pa.DataType]) -> CachedTable:
+    def table(self, state_id: int, key_types: list[pa.DataType]) -> KeyedColumns:
         """The table of a state that is open, for keys of these types."""
         table = self._tables.get(state_id)
         if table is not None and table.key_types != key_types:
@@ -90,11 +92,11 @@ class ColumnCache:
         if table is None:
             opened = self._opened[state_id]
             self._opened[state_id] = opened._replace(is_new=False)
-            table = self._tables[state_id] = CachedTable(key_types, opened.schema, opened.is_new)
+            table = self._tables[state_id] = KeyedColumns(key_types, opened.schema, opened.is_new)
         return table
 
-    def dirty(self, state_id: int) -> list[Rows]:
-        """See ``CachedTable.dirty``; the caller stores them, and they are clean."""
+    def dirty(self, state_id: int) -> list[RowNumbers]:
+        """See ``KeyedColumns.dirty``; the caller stores them, and they are clean."""
         table = self._tables.get(state_id)
         if table is None:
             return []
@@ -129,7 +131,7 @@ class ColumnCache:
         )
 
     @property
-    def tables(self) -> Mapping[int, CachedTable]:
+    def tables(self) -> Mapping[int, KeyedColumns]:
         """What is known of each state, by state id."""
         return self._tables
 
@@ -156,7 +158,7 @@ class ColumnCache:
         takes no longer than reading as many keys as were asked for lately."""
         return 0 < self.size_bytes <= _BYTES_A_KEY * self.asked
 
-    def __reduce__(self) -> tuple[Callable[..., ColumnCache], tuple[dict[int, CachedTable]]]:
+    def __reduce__(self) -> tuple[Callable[..., ColumnCache], tuple[dict[int, KeyedColumns]]]:
         """The tables, with which another process goes on."""
         return _with_tables, (self._tables,)
 
@@ -168,7 +170,7 @@ class ColumnCache:
             assert not handed_on, "between micro-batches nothing is dirty"
         return self._evictions - before
 
-    def _shrunk(self, limit_bytes: int) -> list[tuple[int, Rows]]:
+    def _shrunk(self, limit_bytes: int) -> list[tuple[int, RowNumbers]]:
         """Have the largest tables drop rows until all keep within ``limit_bytes``; what was dirty of them."""
         handed_on = []
         for state_id, table in sorted(self._tables.items(), key=lambda item: item[1].nbytes, reverse=True):
@@ -182,7 +184,7 @@ class ColumnCache:
         return handed_on
 
 
-def _with_tables(tables: dict[int, CachedTable]) -> ColumnCache:
+def _with_tables(tables: dict[int, KeyedColumns]) -> ColumnCache:
     cache = ColumnCache()
     cache._tables = tables
     return cache

@@ -27,13 +27,12 @@ from asyncstate.codec import (
     read_schema,
     schema_to_text,
 )
-from asyncstate.codec.columns import LARGE_BINARY, Int64Array
+from asyncstate.codec.value_columns import LARGE_BINARY, Int64Array
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, BelongsTo
-from asyncstate.requests import Page
 from asyncstate.state.columnar.column_state import ColumnState, TimeRange
-from asyncstate.state.columnar.columns import ColumnsDescriptor
+from asyncstate.state.columnar.state_columns import ColumnsDescriptor
 from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.expiring.ttl import Ttl
 from asyncstate.state.expiring.ttl_columns import TtlColumnState
@@ -46,6 +45,7 @@ from asyncstate.state.ranges import (
     range_pages,
     remove_pages,
 )
+from asyncstate.state_backend import Page
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec
-from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
+from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
-from asyncstate.requests import Page, StateSink
 from asyncstate.state.ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of, of_state
+from asyncstate.state_backend import Page, StateBackend
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class TimeRange:
         return self.store_keys if chosen is None else list(compress(self.store_keys, chosen.tolist()))
 
 
-class KeptBeside(Protocol):
+class DependentState(Protocol):
     """A state with the keys of another one."""
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
@@ -106,7 +106,7 @@ class KeptBeside(Protocol):
 class BundleState:
     """A state of all keys of a bundle at once, bound to the sink of a partition."""
 
-    def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
+    def __init__(self, sink: StateBackend, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
         self._sink = sink
         self._id = state_id
         self._codec = codec
@@ -165,11 +165,11 @@ class ColumnState(BundleState):
         )
         self.remove(keys.select(~keep))
 
-    def take_along(self, beside: KeptBeside) -> None:
+    def take_along(self, beside: DependentState) -> None:
         """Have the clean-up remove what ``beside`` has of every key whose row expires; nothing without a ttl."""
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
-        """See ``KeptBeside``."""
+        """See ``DependentState``."""
         self.remove_entries(of_state(owners, self._id))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.columns import (
+from asyncstate.codec.value_columns import (
     LARGE_BINARY,
     BoolArray,
     ByteArray,

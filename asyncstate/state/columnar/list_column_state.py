@@ -20,12 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec
-from asyncstate.codec.columns import Int64Array, storage_dtype
 from asyncstate.codec.key_batch import Int32Array
+from asyncstate.codec.value_columns import Int64Array, storage_dtype
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import OperatorContext
-from asyncstate.requests import StateSink
 from asyncstate.state.columnar.column_state import BundleState
 from asyncstate.state.columnar.list_blocks import (
     ListHeads,
@@ -36,6 +35,7 @@ from asyncstate.state.columnar.list_blocks import (
 )
 from asyncstate.state.ranges import of_state
 from asyncstate.state.stored_lists import StoredLists, rows_of
+from asyncstate.state_backend import StateBackend
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ListColumnState(BundleState):
     the same bundle (before any write to these keys), otherwise they are read again.
     """
 
-    def __init__(self, sink: StateSink, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
+    def __init__(self, sink: StateBackend, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
         super().__init__(sink, state_id, codec, context)
         self._fixed = all(storage_dtype(field.type) is not None for field in codec.schema)
         self._owner = codec.owner

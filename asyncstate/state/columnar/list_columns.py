@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from asyncstate.operator import BelongsTo
-from asyncstate.state.columnar.columns import ColumnsDescriptor
 from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
+from asyncstate.state.columnar.state_columns import ColumnsDescriptor
 from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.expiring.ttl import Ttl
 from asyncstate.state.expiring.ttl_columns import TtlListColumnState

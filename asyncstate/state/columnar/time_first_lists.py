@@ -14,12 +14,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.columns import LARGE_BINARY, BoolArray, Int64Array
+from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.operator import MIN_WATERMARK, BelongsTo
-from asyncstate.requests import Page
-from asyncstate.state.columnar.columns import ColumnsDescriptor, TimeRange
 from asyncstate.state.columnar.list_blocks import numbered_keys
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnsDescriptor, TimeRange
 from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.ranges import (
     REMOVED_PAGE,
@@ -29,6 +28,7 @@ from asyncstate.state.ranges import (
     remove_pages,
 )
 from asyncstate.state.stored_lists import FoundLists, block_lists, rows_of
+from asyncstate.state_backend import Page
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import encode_namespace, prefix_end
-from asyncstate.codec.columns import (
+from asyncstate.codec.key_fields import payload_matrix, payload_storage
+from asyncstate.codec.value_columns import (
     BoolArray,
     ByteArray,
     Int64Array,
@@ -28,12 +29,11 @@ from asyncstate.codec.columns import (
     gather_bytes,
     without_prefix,
 )
-from asyncstate.codec.key_fields import payload_matrix, payload_storage
 from asyncstate.errors import CodecError, StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext
-from asyncstate.requests import Page, StateSink
 from asyncstate.state.expiring.ttl import StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.ranges import range_entries
+from asyncstate.state_backend import Page, StateBackend
 
 STAMP_BYTES: Final = 8
 
@@ -67,7 +67,7 @@ class Expiry:
         "ttl",
     )
 
-    def __init__(self, ttl: StateTtl, sink: StateSink, now: int) -> None:
+    def __init__(self, ttl: StateTtl, sink: StateBackend, now: int) -> None:
         """``now``: see ``time_of``, microseconds."""
         self.ttl = ttl
         self._sink = sink

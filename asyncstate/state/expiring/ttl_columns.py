@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, prefix_end
-from asyncstate.codec.columns import (
+from asyncstate.codec.value_columns import (
     LARGE_BINARY,
     BoolArray,
     ByteArray,
@@ -29,13 +29,13 @@ from asyncstate.codec.columns import (
     valid_mask,
 )
 from asyncstate.futures import StateFuture
-from asyncstate.requests import Page
-from asyncstate.state.columnar.column_state import BundleState, Columns, ColumnState, KeptBeside
+from asyncstate.state.columnar.column_state import BundleState, Columns, ColumnState, DependentState
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
 from asyncstate.state.expiring.expiry import STAMP_BYTES, ColumnExpiry, without_stamps
 from asyncstate.state.ranges import range_pages
 from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists, rows_of
+from asyncstate.state_backend import Page
 
 
 class _Stamped(BundleState):
@@ -55,7 +55,7 @@ class TtlColumnState(_Stamped, ColumnState):
 
     def __init__(self, expiry: ColumnExpiry, *bound: Any) -> None:
         super().__init__(expiry, *bound)
-        self._beside: list[KeptBeside] = []
+        self._beside: list[DependentState] = []
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class TtlColumnState(_Stamped, ColumnState):
 
     # -- the clean-up -----------------------------------------------------------------------------
 
-    def take_along(self, beside: KeptBeside) -> None:
+    def take_along(self, beside: DependentState) -> None:
         self._beside.append(beside)
 
     def sweep(self, group: bytes) -> int:

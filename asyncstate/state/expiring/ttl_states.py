@@ -15,16 +15,16 @@ from typing import Any, Generic, TypeVar
 
 from asyncstate.codec import prefix_end
 from asyncstate.futures import StateFuture, StateIterator
-from asyncstate.requests import Decoder, Page
-from asyncstate.state.keyed.aggregating import AggregatingState
-from asyncstate.state.keyed.binding import KeyedState
+from asyncstate.state.keyed.aggregating_state import AggregatingState
 from asyncstate.state.keyed.chunks import COUNT_BYTES, elements, framed
-from asyncstate.state.keyed.listing import ListState
-from asyncstate.state.keyed.mapping import MapState, is_there
-from asyncstate.state.keyed.reducing import FoldingState, ReducingState
-from asyncstate.state.keyed.value import R_co, ValueState
+from asyncstate.state.keyed.list_state import ListState
+from asyncstate.state.keyed.map_state import MapState, is_there
+from asyncstate.state.keyed.reducing_state import FoldingState, ReducingState
+from asyncstate.state.keyed.state_context import KeyedState
+from asyncstate.state.keyed.value_state import R_co, ValueState
 from asyncstate.state.ranges import range_entries
 from asyncstate.state.stored_lists import element_lists
+from asyncstate.state_backend import Decoder, Page
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -29,9 +29,9 @@ from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import OperatorContext, StateDescriptor
 from asyncstate.state.columnar.column_state import ColumnState
-from asyncstate.state.columnar.columns import ColumnStateDescriptor
 from asyncstate.state.columnar.list_column_state import ListColumnState
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
+from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.state.views.in_memory import MemoryList, MemoryValue
 from asyncstate.state.views.turns import ended
 from asyncstate.state.views.views import ListView, ValueView

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from asyncstate.errors import StateAccessError
 from asyncstate.state.at_once import ListAtOnce, ValueAtOnce
-from asyncstate.state.maps import MapAtOnce
+from asyncstate.state.map_mixins import ImmediateMap
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -61,7 +61,7 @@ class MemoryList(ListAtOnce[T]):
         self._elements = []
 
 
-class MemoryMap(MapAtOnce[K, V]):
+class MemoryMap(ImmediateMap[K, V]):
     """See ``MapState``."""
 
     __slots__ = ("_entries",)

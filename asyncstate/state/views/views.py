@@ -18,11 +18,11 @@ from typing_extensions import TypeVar
 
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, StateIterator
-from asyncstate.state.broadcast import BroadcastList, BroadcastState, BroadcastValue
-from asyncstate.state.keyed.listing import ListState
-from asyncstate.state.keyed.mapping import MapState
-from asyncstate.state.keyed.value import ValueState
-from asyncstate.state.maps import DictProtocol
+from asyncstate.state.broadcast_state import BroadcastList, BroadcastState, BroadcastValue
+from asyncstate.state.keyed.list_state import ListState
+from asyncstate.state.keyed.map_state import MapState
+from asyncstate.state.keyed.value_state import ValueState
+from asyncstate.state.map_mixins import DictProtocol
 from asyncstate.state.views.in_memory import MemoryList, MemoryMap, MemoryValue
 
 T = TypeVar("T")

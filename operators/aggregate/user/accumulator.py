@@ -22,9 +22,9 @@ from asyncstate.codec import KeyBatch, read_schema, read_type
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError, SchemaError
-from asyncstate.functions.aggregate import MutableRow, view_of
+from asyncstate.functions.aggregate_functions import MutableRow, view_of
 from asyncstate.operator import OperatorContext
-from asyncstate.state.columnar.columns import ColumnState
+from asyncstate.state.columnar.state_columns import ColumnState
 from asyncstate.state.views.bundle_maps import MapViews
 from asyncstate.state.views.bundle_views import BundleViews, ListViews, ValueViews
 from asyncstate.state.views.turns import Turns

@@ -21,7 +21,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.codec.times import python_values
 from asyncstate.errors import OperatorError
-from asyncstate.functions.aggregate import (
+from asyncstate.functions.aggregate_functions import (
     BundledAggregateFunction,
     KeySegmentApplied,
     KeySegments,
@@ -33,7 +33,7 @@ from asyncstate.operator import BundleContext
 from ...core.arrays import Int64Array, take_rows
 from ...core.segments import Groups
 from ..aggregator import KeyedRows, State, Updated, counted_rows
-from .function import Frames, FunctionAggregator, Moves, Segments
+from .user_function import Frames, FunctionAggregator, Moves, Segments
 
 
 class BundledAggregator(FunctionAggregator):

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from asyncstate.errors import SchemaError
-from asyncstate.functions.aggregate import (
+from asyncstate.functions.aggregate_functions import (
     AggregateFunction,
     BundledAggregateFunction,
     TableAggregateFunction,
@@ -26,18 +26,18 @@ from asyncstate.functions.aggregate import (
 )
 from asyncstate.program_text import object_text
 
-from ..declared import Aggregate, Binding, Kind, Output
+from ..aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
 from .accumulator import as_type
 from .bundled import BundledAggregator
-from .function import UserAggregator
-from .table import TableAggregator
+from .table_aggregate_function import TableAggregator
+from .user_function import UserAggregator
 
 ArrowType: TypeAlias = pa.DataType | pa.Schema | str | type
 AnyFunction = AggregateFunction | BundledAggregateFunction
 
 
 @dataclass(frozen=True)
-class UserAggregate(Kind):
+class UserAggregate(AggregateKind):
     """A function with its types; called with columns it gives an ``Aggregate`` of them."""
 
     function: AnyFunction
@@ -54,17 +54,17 @@ class UserAggregate(Kind):
 
     @property
     def text(self) -> str:
-        """See ``Kind``: the name, and the class of the function with its plain attributes; not its code."""
+        """See ``AggregateKind``: the name, and the class of the function with its plain attributes; not its code."""
         return f"{self.name}[{object_text(self.function)}]"
 
     @property
     def user_function(self) -> AnyFunction:
-        """See ``Kind``."""
+        """See ``AggregateKind``."""
         return self.function
 
     @property
     def makes_rows(self) -> bool:
-        """See ``Kind``."""
+        """See ``AggregateKind``."""
         return isinstance(self.function, TableAggregateFunction)
 
     @property
@@ -72,8 +72,8 @@ class UserAggregate(Kind):
         """Whether the function gets many rows of many keys at once."""
         return isinstance(self.function, BundledAggregateFunction) and self.function.supports_bundling()
 
-    def bind(self, binding: Binding) -> Output:
-        """See ``Kind``. Raises SchemaError for a type or a method that is missing."""
+    def bind(self, binding: InputBinding) -> AggregateOutput:
+        """See ``AggregateKind``. Raises SchemaError for a type or a method that is missing."""
         aggregate = binding.aggregate
         for column in aggregate.columns:
             binding.type_of(column)
@@ -89,9 +89,9 @@ class UserAggregate(Kind):
             raise binding.refuse(
                 f"has the name and columns of another function's, {type(found).__name__}; give udaf(..., name=...)"
             )
-        return Output(pa.field(aggregate.name, part.result_type), part=index)
+        return AggregateOutput(pa.field(aggregate.name, part.result_type), part=index)
 
-    def _part(self, binding: Binding) -> UserAggregator | BundledAggregator:
+    def _part(self, binding: InputBinding) -> UserAggregator | BundledAggregator:
         aggregate = binding.aggregate
         accumulator_type = self._type(
             "accumulator_type", self.accumulator_type, "get_accumulator_type", binding
@@ -119,7 +119,7 @@ class UserAggregate(Kind):
             )
         return BundledAggregator(binding.owner, prefix, self.function, *arguments)
 
-    def _check_methods(self, binding: Binding, *names: str) -> None:
+    def _check_methods(self, binding: InputBinding, *names: str) -> None:
         what = type(self.function).__name__
         for name in ("create_accumulator", "accumulate", "retract", "merge", *names):
             method = getattr(self.function, name, None)
@@ -139,7 +139,7 @@ class UserAggregate(Kind):
                 f"needs a method {' or '.join(names)}, which {type(self.function).__name__} lacks; write it"
             )
 
-    def _check_arguments(self, binding: Binding, name: str) -> None:
+    def _check_arguments(self, binding: InputBinding, name: str) -> None:
         """Refuse a number of columns that a method does not take."""
         columns = binding.aggregate.columns
         try:
@@ -154,7 +154,9 @@ class UserAggregate(Kind):
                 f"takes {name}{signature}: {error}; give it the accumulator and an argument a column"
             ) from error
 
-    def _type(self, argument: str, given: pa.DataType | None, method: str, binding: Binding) -> pa.DataType:
+    def _type(
+        self, argument: str, given: pa.DataType | None, method: str, binding: InputBinding
+    ) -> pa.DataType:
         found = given if given is not None else getattr(self.function, method)()
         if (found_type := as_type(found, f"{self.name}: {argument}")) is None:
             raise binding.refuse(

@@ -22,9 +22,9 @@ from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
-from ...core.due import DueReader
+from ...core.due_timers import DueReader
 from .interval import FILE_US_MIN, Grid, TimedRows
-from .rows import NewRows, RowForm, by_cell, remove_over
+from .interval_rows import IntervalRows, RowForm, by_cell, remove_over
 
 
 class UnmatchedRows:
@@ -38,7 +38,7 @@ class UnmatchedRows:
         )
         self._groups = context.key_groups
 
-    def async_add(self, keys: KeyBatch, rows: NewRows, chosen: BoolArray) -> StateFuture[None]:
+    def async_add(self, keys: KeyBatch, rows: IntervalRows, chosen: BoolArray) -> StateFuture[None]:
         """Store the ``chosen`` ones of the rows (n)."""
         places = np.flatnonzero(chosen)
         if not len(places):

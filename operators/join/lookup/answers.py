@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.errors import OperatorError, SchemaError
-from asyncstate.lookups.base import Key, Rows
+from asyncstate.lookups.lookup_source import Key, Rows
 from asyncstate.row_shape import RowShape
 
 from ...core.arrays import BoolArray, Int64Array, count_up
-from .requests import FAILED
+from .lookup_requests import FAILED
 
 
 class Answers(NamedTuple):

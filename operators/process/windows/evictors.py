@@ -18,7 +18,7 @@ from asyncstate.functions import Evictor, TimedRow, TimeWindow
 from asyncstate.operator import Row
 from asyncstate.program_text import said
 
-from ...core.checks import check_number
+from ...core.operator_checks import check_number
 
 Left = Callable[[Sequence[TimedRow]], Sequence[TimedRow]]
 

@@ -33,9 +33,9 @@ from asyncstate.operator import (
 )
 from asyncstate.state import ValueState, ValueStateDescriptor
 
-from ...window.time import WindowTime
-from ..operator import resolved
-from .rows import Told, WindowRows
+from ...window.window_time import WindowTime
+from ..process_operator import resolved
+from .window_rows import WindowCallbacks, WindowRows
 
 WINDOWS_STATE: Final = "_windows"
 _TIME: Final = "window:time"
@@ -151,7 +151,7 @@ class TriggeredRows(WindowRows):
         evictor: Evictor | None,
         time: WindowTime,
         context: OperatorContext,
-        told: Told,
+        told: WindowCallbacks,
         span: tuple[int, int] = (MIN_WATERMARK, MAX_WATERMARK),
     ) -> None:
         text = f"{assigner.text} by {trigger.text}"

@@ -21,7 +21,7 @@ from asyncstate.functions import TimeWindow, Trigger, TriggerContext, TriggerRes
 from asyncstate.operator import Row
 from asyncstate.program_text import said
 
-from ...core.checks import check_number
+from ...core.operator_checks import check_number
 
 _CONTINUE, _FIRE = TriggerResult.CONTINUE, TriggerResult.FIRE
 

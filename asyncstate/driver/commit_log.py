@@ -1,0 +1,143 @@
+"""The job's side of the checkpoint: which manifest a micro-batch starts from, and its commit.
+
+Owns: ``CommitLog``; the only module of this package that reads or writes manifests.
+Invariant: batch N starts from the manifest of batch N-1 and from no other.
+Must not import pyspark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from asyncstate.config import Config
+from asyncstate.driver.write_marks import Origin
+from asyncstate.errors import CheckpointError, JobError
+from asyncstate.runtime import SourceTimes, check_key_groups
+from asyncstate.storage import Checkpoint, GraphManifest, Manifest, OperatorManifest, checkpoint_files
+
+BATCH_SCHEMA = "batch"
+"""Entry of an operator's schema texts: JSON of the micro-batch's own, for ``finish`` after a restart."""
+
+_REPLAYABLE_VERSIONS = 2
+
+
+class CommitLog:
+    """Reads and writes the manifests of one job.
+
+    Raises CheckpointError for a checkpoint of another job, ConfigurationError for another number of key
+    groups.
+    """
+
+    def __init__(self, config: Config, job_id: str, first_batch_id: int) -> None:
+        assert config.checkpoint_dir is not None
+        files = checkpoint_files(config.checkpoint_dir)
+        self.job_id = job_id
+        self.place = files.place
+        """What tasks open the checkpoint with; it may hold credentials."""
+        self.folder = files.shown
+        self._config = config
+        self._first_batch_id = first_batch_id
+        self._checkpoint = Checkpoint(files)
+        self._claimed = False
+        latest = self.latest()
+        if latest is None:
+            return
+        if latest.job_id != self.job_id:
+            raise CheckpointError(
+                f"checkpoint {self.folder} belongs to job '{latest.job_id}', not to '{self.job_id}'; give "
+                f"StreamingJob(name='{latest.job_id}') to go on with it, or another checkpoint folder"
+            )
+        check_key_groups(self.folder, latest, config)
+
+    def latest(self) -> Manifest | None:
+        """The newest committed manifest."""
+        return self._checkpoint.latest()
+
+    def base_of(self, batch_id: int) -> Manifest | None:
+        """What ``batch_id`` starts from, None for the first.
+
+        Raises JobError for a batch out of order, CheckpointError if the job has been finished. The first call
+        takes the checkpoint over: from then on no driver before this one can commit.
+        """
+        if not self._claimed:
+            self._checkpoint.claim(self.job_id)
+            self._checkpoint.files.sweep()  # of writers that were killed; the living have an hour
+            self._claimed = True
+        latest = self.latest()
+        if latest is None:
+            if batch_id != self._first_batch_id:
+                raise JobError(
+                    f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is "
+                    "empty. Was it deleted? Put it back, start the query with a new Spark checkpoint, or give "
+                    f"StreamingJob(first_batch_id={batch_id}) to start with empty state here"
+                )
+            return None
+        if latest.final:
+            raise CheckpointError(
+                f"job '{self.job_id}' was finished at batch {latest.batch_id}: its timers and windows have "
+                "fired; start a new job with a new checkpoint folder"
+            )
+        if batch_id == latest.batch_id + 1:
+            return latest
+        if batch_id == latest.batch_id:
+            # Spark replays a batch whose own commit did not get through; ours is made again over the same
+            # base.
+            return self._checkpoint.read(latest.base) if latest.base >= 0 else None
+        raise JobError(
+            f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} stands at "
+            f"batch {latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
+        )
+
+    def origin_of(self, base: Manifest | None) -> Origin:
+        """Where the micro-batch over ``base`` comes from, after ``base_of``: what a sink tells writes apart by."""
+        start = self._checkpoint.start
+        return Origin(self.job_id, start.checkpoint_id, start.driver, start.earlier, base is None)
+
+    def commit(
+        self,
+        batch_id: int,
+        base: Manifest | None,
+        watermark: int,
+        processing_time: int,
+        sources: SourceTimes,
+        operators: Mapping[str, OperatorManifest],
+        final: bool,
+        graph: GraphManifest | None = None,
+    ) -> Manifest:
+        """Make a batch the newest version; returns it. Raises ConcurrentJobError if another driver has taken over."""
+        manifest = Manifest(
+            job_id=self.job_id,
+            batch_id=batch_id,
+            base=base.batch_id if base is not None else -1,
+            max_parallelism=self._config.max_parallelism,
+            operators=dict(operators),
+            watermark=watermark,
+            processing_time=processing_time,
+            sources=sources.reached,
+            heard=sources.heard,
+            idle=sources.idle,
+            final=final,
+            graph=graph,
+        )
+        self._checkpoint.commit(manifest)
+        # The newest batch can be replayed only as long as the version it was based on is there.
+        self._checkpoint.retain(max(self._config.retained_versions, _REPLAYABLE_VERSIONS))
+        return manifest
+
+
+def batch_schema(manifest: Manifest | None) -> str | None:
+    """JSON of the schema of the micro-batch that ``manifest`` committed; None if it had no operator."""
+    operators = manifest.operators.values() if manifest is not None else ()
+    return next((op.schema[BATCH_SCHEMA] for op in operators if BATCH_SCHEMA in op.schema), None)
+
+
+def _way_out(batch_id: int, newest: int) -> str:
+    if batch_id > newest:
+        return (
+            "the batches between have not been seen here; use the checkpoint folder that belongs to this "
+            "query's Spark checkpoint"
+        )
+    return (
+        "only the newest batch can be run again; use the Spark checkpoint that belongs to this checkpoint "
+        "folder, or start both anew"
+    )

@@ -1,0 +1,206 @@
+"""Records in flight: which of them run, which wait, and when their rows leave.
+
+Owns: ``InFlightRecords``, the books of records that wait; it knows of records but not of what they wait for.
+Invariants: records of one key run one after the other, in arrival order; rows leave in arrival order; a record ends
+once everything it has waited for is done.
+No deadlock: a record holds only its own key.
+Must not import storage.
+
+Source: FLIP-425 and Flink's ``KeyAccountingUnit``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+
+from asyncstate.execution.record import AnyRow, Record
+from asyncstate.execution.record_failures import Failures, throw_into
+from asyncstate.futures import PENDING
+
+_RELEASE_FACTOR: Final = (
+    4  # records that may have ended behind one that has not, in multiples of the in-flight limit
+)
+
+
+class InFlightRecords:
+    """Takes records, has each run when its key is free, and passes on the rows of those that have ended.
+
+    ``run`` runs a record's own code to its first wait, in which it may ``hold`` the record. ``outputs`` is where rows
+    go. A record that waits for nothing while no other is in flight need not be entered at all.
+    """
+
+    __slots__ = (
+        "_failures",
+        "_limit",
+        "_outputs",
+        "_ready",
+        "_run",
+        "_tails",
+        "_unreleased",
+        "blocked",
+        "blocked_peak",
+        "in_flight",
+        "in_flight_peak",
+    )
+
+    def __init__(
+        self, run: Callable[[Record], None], outputs: list[AnyRow], failures: Failures, limit: int
+    ) -> None:
+        self._run = run
+        self._outputs = outputs
+        self._failures = failures
+        self._limit = limit
+        self._tails: dict[
+            bytes, Record
+        ] = {}  # by key: the last in its line, which is linked through ``following``
+        self._ready: deque[Record] = deque()
+        self._unreleased: deque[Record] = deque()
+        self.in_flight = 0
+        """Records that have not ended."""
+        self.blocked = 0
+        """Of these, those that wait for another record of their key."""
+        self.in_flight_peak = self.blocked_peak = 0
+
+    @property
+    def full(self) -> bool:
+        """True while no more records should be taken."""
+        limit = self._limit
+        return self.in_flight >= limit or len(self._unreleased) >= _RELEASE_FACTOR * limit
+
+    # -- in -------------------------------------------------------------------------------------------
+
+    def take(self, record: Record) -> None:
+        """Run ``record``, now or when its key is free."""
+        record.out = []
+        record.pending = 0
+        if self._enter(record):
+            self._ready.append(record)
+            self.run_ready()
+
+    def hold(self, record: Record) -> None:
+        """Keep ``record``, which is at work, from ending before something more that it waits for is done."""
+        if not self.in_flight:
+            self._enter(record)
+            record.pending = 1  # its own code, which is running
+            record.out = []  # what it has put out so far has left
+        record.pending += 1
+
+    def _enter(self, record: Record) -> bool:
+        """True if the record may run now, False if its key is at work."""
+        record.returned = record.coroutine = record.following = None
+        self._unreleased.append(record)
+        self.in_flight += 1
+        tails, key = self._tails, record.encoded_key
+        before = tails.get(key)
+        tails[key] = record
+        if before is None:
+            return True
+        before.following = record
+        self.blocked += 1
+        return False
+
+    def run_ready(self) -> bool:
+        """Start records until none is ready; whether there was one. A loop, so that a hot key never nests calls."""
+        ready = self._ready
+        if not ready:
+            return False
+        while ready:
+            record = ready.popleft()
+            record.pending = 1
+            self._run(record)
+            self.let_go(record)
+        return True
+
+    # -- out ------------------------------------------------------------------------------------------
+
+    def let_go(self, record: Record) -> None:
+        """One thing that the record has waited for is done; after the last it ends."""
+        record.pending -= 1
+        if record.pending == 0:
+            self._end(record)
+
+    def _end(self, record: Record) -> None:
+        if self._failures.unhandled:
+            self._failures.raise_for(record)
+        returned = record.returned
+        # Only the record's own callbacks could complete it, and none will run any more.
+        if returned is not None and returned._state == PENDING:
+            raise self._failures.never(record, "returned")
+        self.in_flight -= 1
+        record.pending = -1
+        following = record.following
+        if following is None:
+            del self._tails[record.encoded_key]
+        else:
+            record.following = None
+            self.blocked -= 1
+            self._ready.append(following)
+        unreleased = self._unreleased
+        if unreleased and unreleased[0] is record:
+            self.release()
+
+    def release(self) -> None:
+        """Pass on the rows of all records that have ended, up to the first that has not."""
+        unreleased = self._unreleased
+        outputs = self._outputs
+        while unreleased and unreleased[0].pending < 0:
+            record = unreleased.popleft()
+            if record.out:
+                _append_rows(record.out, outputs)
+            record.out = None
+
+    # -- the end, and what is seen from outside ---------------------------------------------------------
+
+    def raise_stuck(self) -> NoReturn:
+        """Nothing is outstanding, so what the records wait for, or bundle-grain code does, will never come."""
+        failures = self._failures
+        failures.raise_all()
+        waiting = next(self._waiting(), None)
+        if waiting is None:
+            raise failures.never(None, "returned")
+        error = failures.misused(
+            waiting,
+            f"{self.in_flight} records can never end; the first waits for a future that nothing completes. Return or "
+            "await only futures that come from state requests and from ctx.call",
+        )
+        if waiting.coroutine is not None:
+            throw_into(waiting.coroutine, error)
+        raise error
+
+    def close(self) -> None:
+        """Close the coroutines of records in flight, so that their ``finally`` blocks run now and here."""
+        for record in self._waiting():
+            if record.coroutine is not None:
+                # What a ``finally`` block raises now would only hide why the micro-batch fails.
+                with suppress(Exception):
+                    record.coroutine.close()
+
+    def _waiting(self) -> Iterator[Record]:
+        """Records that have begun and not ended, in arrival order."""
+        return (record for record in self._unreleased if record.pending > 0)
+
+    def note_peaks(self) -> None:
+        """Take in how many records there are; called when that is likely to be many."""
+        self.in_flight_peak = max(self.in_flight_peak, self.in_flight)
+        self.blocked_peak = max(self.blocked_peak, self.blocked)
+
+
+def _append_rows(rows: list[Any], outputs: list[AnyRow]) -> None:
+    """Add the rows of a record to ``outputs``, each where it belongs: a list among them is the place of the rows that a
+    chain has emitted. A loop, since chains begin in chains."""
+    if list not in map(type, rows):
+        outputs.extend(rows)
+        return
+    waiting = [iter(rows)]
+    while waiting:
+        for row in waiting[-1]:
+            if type(row) is not list:
+                outputs.append(row)
+            elif row:
+                waiting.append(iter(row))
+                break
+        else:
+            waiting.pop()

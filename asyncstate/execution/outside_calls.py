@@ -1,0 +1,308 @@
+"""Calls to the outside: functions of the operator's author that wait for HTTP or a database.
+
+Owns: ``OutsideCalls``, its event loop and the operator's ``open_calls`` and ``close_calls`` there; ``CallLimits`` and
+``OutsideCall``.
+Invariants: at most ``CallLimits.in_flight`` calls run at once, and the event loop knows of a few times as many; a call
+ends at its timeout at the latest, with an answer in ``completions``; after ``close`` no call runs but a plain function
+on a thread, which nothing can stop, and its result is dropped.
+The event loop is not that of the store reads: a function that blocks it holds up other calls only.
+Must not touch state or records.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeGuard
+
+import anyio
+import anyio.to_thread
+
+from asyncstate.durations import Seconds, seconds
+from asyncstate.errors import FutureStateError, OperatorError
+from asyncstate.execution.completions import Completion, Completions, LoopThread
+from asyncstate.futures import StateFuture
+from asyncstate.metrics import Count, Elapsed, Limit, MaxGauge
+
+running_call: Final[ContextVar[str | None]] = ContextVar("running_call", default=None)
+"""The name of the outside call whose function runs, on the loop or on a thread of its own."""
+
+_LONGEST_SECONDS: Final = 86_400.0
+_AHEAD_FACTOR: Final = 4  # calls that the loop has, in multiples of those that may run: it is never without
+_PATIENCE_SECONDS: Final = 10.0  # for what has been cancelled to end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStatistics:
+    """``calls`` were started, of which ``call_timeouts`` ended at their time-out; the task had nothing to do but wait
+    for them for ``call_wait_seconds``; ``calls_in_flight_peak`` ran at once, of at most ``call_limit``."""
+
+    calls: Count
+    call_timeouts: Count
+    call_wait_seconds: Elapsed
+    calls_in_flight_peak: MaxGauge
+    call_limit: Limit
+
+
+@dataclass(frozen=True)
+class CallLimits:
+    """The bounds of OutsideCalls: ``async-state.call-limit``, ``call-timeout`` and ``watchdog-timeout``."""
+
+    in_flight: int = 100
+    timeout_ms: int = 60_000
+    watchdog_timeout_ms: int = 60_000
+
+
+class OutsideCall:
+    """One call: what to run, how long it may take, for which record (None: for the bundle at work). The ticket of its
+    Completion."""
+
+    __slots__ = ("arguments", "function", "future", "name", "record", "timeout_seconds")
+
+    def __init__(
+        self, record: Any, function: Callable[..., Any], arguments: tuple[Any, ...], timeout_seconds: float
+    ) -> None:
+        self.record = record
+        self.function = function
+        self.arguments = arguments
+        self.timeout_seconds = timeout_seconds
+        self.name = _name_of(function)
+        self.future: StateFuture[Any]
+
+
+async def _nothing() -> None:
+    pass
+
+
+class OutsideCalls:
+    """The calls of one task. A context manager: the end of the block is the end of all calls."""
+
+    def __init__(
+        self,
+        uid: str,
+        limits: CallLimits | None = None,
+        opening: Callable[[], Awaitable[None]] = _nothing,
+        closing: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
+        self.uid = uid
+        self.limits = limits or CallLimits()
+        self.completions = Completions()
+        self.wait_seconds = 0.0
+        """For how long the mailbox thread had nothing to do but wait for calls."""
+        self.in_flight = 0
+        """Calls that the event loop has and whose outcome has not been taken in."""
+        self._held: deque[OutsideCall] = deque()  # a bundle may make very many at once
+        self._opening = opening
+        self._closing = closing
+        self._loop: LoopThread | None = None
+        self._closed = False
+        self._patience_seconds = self.limits.timeout_ms / 1000 + _PATIENCE_SECONDS
+        self._slots: anyio.CapacityLimiter
+        self._threads: anyio.CapacityLimiter
+        self._started = 0
+        self._longest_seconds = 0.0
+        self._timeouts = 0
+        self._running = 0
+        self._peak_running = 0
+
+    # -- for the controllers --------------------------------------------------------------------------
+
+    def prepared(
+        self,
+        record: Any,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        timeout_seconds: Seconds | None,
+        keywords: Mapping[str, Any],
+    ) -> OutsideCall:
+        """The call, checked. Raises FutureStateError for what is no function and for an impossible timeout."""
+        given: Any = function
+        if not callable(given) or inspect.isawaitable(given):
+            if inspect.iscoroutine(given):
+                given.close()  # else Python also warns that it was never awaited
+            raise FutureStateError(
+                f"ctx.call got {function!r}, which is no function; pass the function and its arguments, such as "
+                "ctx.call(client.get, url) and not ctx.call(client.get(url))"
+            )
+        if timeout_seconds is None:
+            timeout = self.limits.timeout_ms / 1000
+        else:
+            what = f"ctx.call({_name_of(function)})"
+            timeout = seconds(timeout_seconds, what, "timeout_seconds", FutureStateError, above_zero=True)
+            if timeout > _LONGEST_SECONDS:
+                raise FutureStateError(
+                    f"{what}: timeout_seconds is {timeout_seconds!r}; give seconds, more than 0 and at most "
+                    f"{_LONGEST_SECONDS:.0f}"
+                )
+        if keywords:
+            function = functools.partial(function, **keywords)
+        return OutsideCall(record, function, arguments, timeout)
+
+    def start(self, call: OutsideCall) -> None:
+        """Run ``call`` as soon as there is room; the first one opens the loop and awaits ``open_calls``."""
+        if self._closed:
+            raise FutureStateError(
+                f"operator '{self.uid}': {call.name} was called after the end of the task; make calls in process() or "
+                "process_bundle(), and in callbacks of their futures"
+            )
+        if self._loop is None:
+            self._loop = self._open_loop()
+        self._started += 1
+        self._longest_seconds = max(self._longest_seconds, call.timeout_seconds)
+        if self.in_flight < _AHEAD_FACTOR * self.limits.in_flight:
+            self._send(self._loop, call)
+        else:
+            self._held.append(call)
+
+    def ended(self) -> None:
+        """The outcome of a call has been taken in."""
+        self.in_flight -= 1
+        if self._held and self._loop is not None:
+            self._send(self._loop, self._held.popleft())
+
+    def _send(self, loop: LoopThread, call: OutsideCall) -> None:
+        self.in_flight += 1
+        self.completions.expect(call)
+        loop.run_soon(self._perform, call)
+
+    @property
+    def watchdog_seconds(self) -> float:
+        """How long to wait until a call is answered: their own timeouts come first."""
+        return self._longest_seconds + self.limits.watchdog_timeout_ms / 1000
+
+    def statistics(self) -> CallStatistics:
+        """Of this micro-batch."""
+        return CallStatistics(
+            calls=self._started,
+            call_timeouts=self._timeouts,
+            call_wait_seconds=self.wait_seconds,
+            calls_in_flight_peak=self._peak_running,
+            call_limit=self.limits.in_flight,
+        )
+
+    # -- the end ----------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """The loop does not answer any more: ``close`` will not wait for it."""
+        self._patience_seconds = 0.0
+
+    def close(self) -> None:
+        """Cancel what runs, await ``close_calls`` and end the loop; twice is allowed.
+
+        Raises OperatorError when ``close_calls`` fails, or when a function blocks the loop.
+        """
+        self._closed = True
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        if not loop.stop(cancel=True, timeout_seconds=self._patience_seconds):
+            raise OperatorError(
+                f"operator '{self.uid}': the event loop of its outside calls does not end, because a coroutine blocks "
+                "it or does not heed its cancellation; the thread is left behind. Await what waits, or make it a "
+                "plain function, which runs on a thread"
+            )
+        if loop.closing_error is not None:
+            raise self._hook_error("close_calls", loop.closing_error) from loop.closing_error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except OperatorError as closing:
+            if error is None:
+                raise
+            error.add_note(f"closing the outside calls failed as well: {closing}")
+
+    # -- the event loop ---------------------------------------------------------------------------------
+
+    def _open_loop(self) -> LoopThread:
+        loop = LoopThread("asyncstate-calls", self._open, self._close)
+        try:
+            loop.start(self._patience_seconds)
+        except Exception as error:
+            raise self._hook_error("open_calls", error) from error
+        return loop
+
+    def _hook_error(self, hook: str, error: BaseException) -> OperatorError:
+        return OperatorError(
+            f"operator '{self.uid}': {hook} failed: {type(error).__name__}: {error}. The micro-batch is not "
+            "committed; fix the operator and start the query again"
+        )
+
+    async def _open(self) -> None:
+        self._slots = anyio.CapacityLimiter(self.limits.in_flight)
+        self._threads = anyio.CapacityLimiter(self.limits.in_flight)
+        with anyio.fail_after(self.limits.timeout_ms / 1000):
+            await self._opening()
+
+    async def _close(self) -> None:
+        with anyio.fail_after(self.limits.timeout_ms / 1000):
+            await self._closing()
+
+    async def _perform(self, call: OutsideCall) -> None:
+        try:
+            async with self._slots:
+                completion = Completion(call, await self._timed(call), None)
+        except anyio.get_cancelled_exc_class() as error:
+            if self._closed:
+                raise
+            completion = Completion(call, None, _cancelled_itself(call, error))
+        except BaseException as error:
+            completion = Completion(call, None, error)
+        self.completions.put(completion)
+
+    async def _timed(self, call: OutsideCall) -> Any:
+        self._running += 1
+        self._peak_running = max(self._peak_running, self._running)
+        try:
+            with anyio.move_on_after(call.timeout_seconds):
+                return await self._invoke(call)
+        finally:
+            self._running -= 1
+        self._timeouts += 1
+        raise TimeoutError(
+            f"the call of {call.name} took longer than {call.timeout_seconds:g} seconds; recover() from it, pass "
+            "timeout_seconds, or raise async-state.call-timeout"
+        )
+
+    async def _invoke(self, call: OutsideCall) -> Any:
+        running_call.set(call.name)
+        if _is_coroutine_function(call.function):
+            return await call.function(*call.arguments)
+        result = await anyio.to_thread.run_sync(
+            call.function, *call.arguments, abandon_on_cancel=True, limiter=self._threads
+        )
+        # A lambda around a coroutine function, or a client whose methods return awaitables.
+        return await result if inspect.isawaitable(result) else result
+
+
+def _cancelled_itself(call: OutsideCall, error: BaseException) -> FutureStateError:
+    cancelled = FutureStateError(
+        f"the call of {call.name} was cancelled from inside; let its coroutine return or raise an exception"
+    )
+    cancelled.__cause__ = error
+    return cancelled
+
+
+def _is_coroutine_function(function: Callable[..., Any]) -> TypeGuard[Callable[..., Awaitable[Any]]]:
+    if isinstance(function, functools.partial):
+        return _is_coroutine_function(function.func)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__, not a check
+    )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    if isinstance(function, functools.partial):
+        return _name_of(function.func)
+    name: str = getattr(function, "__qualname__", None) or repr(function)
+    return name

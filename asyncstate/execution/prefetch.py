@@ -1,0 +1,256 @@
+"""Reads of the records to come, made before the records ask: what record grain has of a bundle's prefetch.
+
+Owns: ``ReadAhead`` and ``ComingRows``: which states are read ahead, for which rows, and how far.
+Invariant: a hint only. What is read ahead lies in the overlay below writes and cache, where every read looks; a record
+that finds nothing there reads as if nobody had read ahead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from asyncstate.execution.reads import ReadRequest, Reads, Values
+from asyncstate.storage import MemTable
+
+BLOCK_ROWS: Final = 1_000
+"""Rows that are read ahead together."""
+
+_WANTED_SHARE: Final = 0.5  # of the rows that have waited for a read of a state's own key
+_USED_SHARE: Final = 0.5  # of the keys read ahead that records have then asked for
+_USED_SHARE_QUICK: Final = 0.75  # of a quick store: a read in vain costs more than a useful one saves
+_UNKNOWN_SHARE: Final = 0.25  # keys that memory does not know, of the rows; for fewer not a quick store
+_REST_BLOCKS_MAX: Final = 64
+_ABSENT_SHARE: Final = 0.5  # of the keys read: a quick store finds by a filter in memory that a key is absent
+_INTERESTS_MAX: Final = 64
+_PLACES_MAX: Final = 10 * BLOCK_ROWS
+_ID_AT: Final = 2
+_PREFIX_BYTES: Final = 3  # key group and state id
+
+
+@dataclass(slots=True)
+class Interest:
+    """What records do with one state: whether it is read ahead, and after how many blocks that may be tried again."""
+
+    wanted: bool = False
+    rest: int = 0
+    next_rest: int = 1
+
+
+Place = tuple[bytes, bytes]
+"""Where in the state of a key: the state's id, and what follows the key in the store key (nothing, a map key, a
+namespace)."""
+
+Interests = dict[tuple[int, Place], Interest]
+"""By kind of rows; kept between the micro-batches of an operator, whose records do alike."""
+
+
+class AheadRead(ReadRequest):
+    """The keys of one place for the rows of a block. A store that has become slow should be noticed within it."""
+
+    __slots__ = ("_ahead", "_interest", "spills")
+
+    growth = 1
+
+    def __init__(self, ahead: ReadAhead, interest: Interest, keys: list[bytes], spills: int) -> None:
+        super().__init__(keys)
+        self._ahead = ahead
+        self._interest = interest
+        self.spills = spills
+
+    def arrived(self, start: int, values: Values) -> None:
+        """See ``ReadRequest``."""
+        self._ahead.arrived(self, self.keys[start : start + len(values)], values)
+
+    def enough(self, values: Values) -> bool:
+        """See ``ReadRequest``: a quick store finds out by a filter in memory that a key is absent."""
+        if values.count(None) <= _ABSENT_SHARE * len(values):
+            return False
+        self._interest.wanted = False
+        return True
+
+
+@dataclass(slots=True)
+class AheadBlock:
+    """Rows that are read ahead together, by key group and key; ``read``: what has been, or is on the way, of where."""
+
+    kind: int
+    groups: Sequence[bytes]
+    keys: Sequence[bytes]
+    read: dict[Place, AheadRead] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> bool:
+        """Whether some of it is on the way."""
+        return any(read.missing for read in self.read.values())
+
+
+class ReadAhead:
+    """Reads for the rows to come what rows lately had to wait for: states of their keys, and entries many ask for.
+
+    A record-grain operator decides for itself what it reads; but mostly each row reads the same states of its key.
+    Those can be read for many rows at once, in large list gets, and when a row comes, its chain of futures runs
+    through without a wait. ``interests`` is what micro-batches before have taught, and goes on learning.
+
+    A store that is slow is read on other threads, for as many rows as may be under way. One that is quick is read here,
+    block after block, since a key of a list get costs about half of a get of its own.
+    """
+
+    def __init__(
+        self, overlay: MemTable, reads: Reads, rows_ahead: int, interests: Interests | None = None
+    ) -> None:
+        self.rows_ahead = rows_ahead
+        self._overlay = overlay
+        self._reads = reads
+        self._interests: Interests = interests if interests is not None else {}
+        self._waited: Counter[Place] = Counter()
+        self._on_the_way: set[bytes] = set()
+        self.keys_read = self.keys_unused = 0
+        """Keys that were read before a record asked; those of them for nothing."""
+
+    def waited(self, key: bytes, encoded_key: bytes, times: int = 1) -> None:
+        """A record has asked the store for ``key``, which has the record's key in it; it stands for so many."""
+        end = _PREFIX_BYTES + len(encoded_key)
+        if key[_PREFIX_BYTES:end] == encoded_key:
+            self._waited[key[_ID_AT:_PREFIX_BYTES], key[end:]] += times
+            if len(self._waited) > _PLACES_MAX:
+                self._waited.clear()  # each record asks for an entry of its own
+
+    @property
+    def rows_under_way(self) -> int:
+        """For how many rows beside those at hand reads may be under way: none while the store is quick."""
+        return self.rows_ahead if self._reads.pacer.waits_for_device else 0
+
+    def wanted(self, kind: int) -> list[Place]:
+        """Where to read ahead for rows of this kind."""
+        return [place for (of, place), interest in self._interests.items() if of == kind and interest.wanted]
+
+    def learn(self, kind: int, rows: int) -> None:
+        """Take in what the last ``rows`` rows, of this kind, have waited for."""
+        for place, count in self._waited.items():
+            interest = self._interests.get((kind, place))
+            if interest is not None and interest.rest:
+                interest.rest -= 1
+            elif count >= _WANTED_SHARE * rows:
+                self._interest_in(kind, place).wanted = True
+        self._waited.clear()
+
+    def _interest_in(self, kind: int, place: Place) -> Interest:
+        if (kind, place) not in self._interests and len(self._interests) >= _INTERESTS_MAX:
+            for known in [known for known, interest in self._interests.items() if not interest.wanted]:
+                del self._interests[known]  # windows of long ago, say
+        return self._interests.setdefault((kind, place), Interest())
+
+    def read(self, block: AheadBlock) -> None:
+        """Start reading, for the rows of ``block``, the wanted states that have not been read for them."""
+        for place in self.wanted(block.kind):
+            if place not in block.read:
+                state_id, suffix = place
+                rows = zip(block.groups, block.keys, strict=True)
+                keys = dict.fromkeys([group + state_id + key + suffix for group, key in rows])
+                coming = [key for key in self._overlay.unknown(keys) if key not in self._on_the_way]
+                interest = self._interest_in(block.kind, place)
+                if len(coming) < _UNKNOWN_SHARE * len(block.keys) and not self._reads.pacer.waits_for_device:
+                    interest.wanted = False
+                    continue
+                coming.sort()
+                read = block.read[place] = AheadRead(self, interest, coming, self._overlay.spills)
+                self._read(read)
+
+    def _read(self, read: AheadRead) -> None:
+        # All blocks under way share the threads, so a list get may be as long as if they were one.
+        self._reads.read(read, together=max(1, self.rows_ahead // BLOCK_ROWS))
+        self.keys_read += len(read.keys)
+        if read.missing:
+            self._on_the_way.update(read.keys[-read.missing :])
+
+    def arrived(self, read: AheadRead, keys: Sequence[bytes], values: Values) -> None:
+        """Answers are there. What is older than a spill of writes is dropped: it may contradict what was spilled."""
+        if self._on_the_way:
+            self._on_the_way.difference_update(keys)
+        if read.spills == self._overlay.spills:
+            self._overlay.keep_read_ahead(keys, values)
+
+    def end(self, block: AheadBlock) -> None:
+        """The block's rows have been handed over: what they did not ask for is dropped, and counted."""
+        used_share = _USED_SHARE if self._reads.pacer.waits_for_device else _USED_SHARE_QUICK
+        for place, read in block.read.items():
+            unused = self._overlay.drop_read_ahead(read.keys)
+            self.keys_unused += unused
+            interest = self._interest_in(block.kind, place)
+            if unused > (1 - used_share) * len(read.keys):
+                interest.wanted = False
+                interest.rest = interest.next_rest
+                interest.next_rest = min(2 * interest.next_rest, _REST_BLOCKS_MAX)
+            else:
+                interest.next_rest = 1
+
+
+class ComingRows:
+    """What a controller is told of the rows to come; this one does not care.
+
+    The runner calls ``at`` before it makes the records of each ``BLOCK_ROWS`` rows, from row 0 on, and ``done`` when
+    all records have been handed over.
+    """
+
+    def at(self, row: int) -> None:
+        """The records of ``BLOCK_ROWS`` rows from ``row`` on are made next."""
+
+    def done(self) -> None:
+        """All records have been handed over."""
+
+
+class ComingRecords(ComingRows):
+    """The rows of one input batch, or a page of timers, of which records are being made in order.
+
+    Rows of one ``kind``, an input or timers, read alike.
+    """
+
+    def __init__(
+        self,
+        ahead: ReadAhead,
+        wait: Callable[[AheadBlock], None],
+        kind: int,
+        groups: Sequence[bytes],
+        keys: Sequence[bytes],
+    ) -> None:
+        self._ahead = ahead
+        self._wait = wait
+        self._kind = kind
+        self._groups = groups
+        self._keys = keys
+        self._coming: deque[AheadBlock] = deque()
+        self._passed: deque[AheadBlock] = deque()
+        self._next_row = 0
+
+    def at(self, row: int) -> None:
+        """See ``ComingRows``. Starts the reads of the blocks ahead; waits for those of this one."""
+        ahead = self._ahead
+        if row:
+            ahead.learn(self._kind, BLOCK_ROWS)
+        # Records may be under way for as many rows as are read ahead, and still ask.
+        while len(self._passed) * BLOCK_ROWS > ahead.rows_under_way:
+            ahead.end(self._passed.popleft())
+        distance = ahead.rows_under_way if ahead.wanted(self._kind) else 0
+        self._announce(min(len(self._keys), row + distance + BLOCK_ROWS))
+        for coming in self._coming:
+            ahead.read(coming)
+        block = self._coming.popleft()
+        self._passed.append(block)
+        if block.missing:
+            self._wait(block)
+
+    def _announce(self, until: int) -> None:
+        while self._next_row < until:
+            rows = slice(self._next_row, self._next_row + BLOCK_ROWS)
+            self._coming.append(AheadBlock(self._kind, self._groups[rows], self._keys[rows]))
+            self._next_row += BLOCK_ROWS
+
+    def done(self) -> None:
+        """See ``ComingRows``."""
+        if self._keys:
+            self._ahead.learn(self._kind, len(self._keys) % BLOCK_ROWS or BLOCK_ROWS)
+        while self._passed:
+            self._ahead.end(self._passed.popleft())

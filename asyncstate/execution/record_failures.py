@@ -1,0 +1,261 @@
+"""What ends a micro-batch: failures that nothing handled, what is never answered, and their names.
+
+Owns: ``Failures`` and the texts of the errors that leave a controller.
+Invariant: an error is named once, with operator, state and key as far as they are known, and has the exception of the
+user's code or of the store as its cause.
+Must not import runtime or operators.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Mapping, Sequence
+from types import CoroutineType, TracebackType
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+
+from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
+from asyncstate.execution.callbacks import Given, function_given, step_of
+from asyncstate.execution.completions import Outstanding
+from asyncstate.execution.outside_calls import OutsideCall
+from asyncstate.execution.reads import ListGet
+from asyncstate.execution.record import Record
+from asyncstate.futures import StateFuture
+from asyncstate.state.keyed.state_context import StateContext
+from asyncstate.state.timers import DueTimer
+
+_STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
+_FIRST_DECLARED: Final = 8  # ids below are the framework's own
+_OWN_STATES: Final = {1: "timers", 2: "timers"}
+_REMEMBERED: Final = 16  # failures whose subject is kept; older ones were recovered from
+_SHOWN: Final = 3  # of what has not been answered
+_NO_LOOP_ERRORS: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})  # of sniffio and anyio
+
+AWAIT_HINT: Final = (
+    "an operator awaits StateFutures only, there is no event loop around it; make a call to the outside with "
+    "`await ctx.call(function, *arguments)`"
+)
+_ARRAY_HINT: Final = (
+    "A column of a bundle has more than the 2 GiB that an Arrow array of strings or bytes holds; lower "
+    "async-state.bundle-size, so that fewer rows and keys come together. "
+)
+
+
+class Failures:
+    """The failed futures of one controller, and how its errors are named."""
+
+    def __init__(self, uid: str, state_names: Mapping[int, str]) -> None:
+        self.uid = uid
+        self.state_names = state_names
+        self.unhandled: list[tuple[StateFuture[Any], Record | None]] = []
+        """Failed futures that nothing was derived from when they failed, and the record under which they did."""
+        self.answering: bytes | None = None
+        """The store key of the read whose answer the callbacks at work have got; None while there is none."""
+        self._subjects: deque[tuple[BaseException, str]] = deque(maxlen=_REMEMBERED)
+        self._origins: deque[tuple[BaseException, Given | bytes | None]] = deque(maxlen=_REMEMBERED)
+        self._named: AsyncStateError | None = None
+
+    # -- futures ------------------------------------------------------------------------------------------
+
+    def failed(self, future: StateFuture[Any], record: Record | None) -> None:
+        """Remember that ``future`` has failed under ``record``, and that nothing was derived from it."""
+        self.unhandled.append((future, record))
+        error = future._value
+        if not any(known is error for known, _ in self._origins):
+            self._origins.append((error, function_given() or self.answering))
+
+    def raise_for(self, record: Record | None) -> None:
+        """Raise the first failure of ``record`` that nothing has taken on; its others are forgotten."""
+        mine = [future for future, failed in self.unhandled if failed is record]
+        self.unhandled[:] = [entry for entry in self.unhandled if entry[1] is not record]
+        for future in mine:
+            self._raise_unless_handled(future, record)
+
+    def raise_all(self) -> None:
+        """Raise the first failure that nothing has taken on, whatever its record."""
+        failures = self.unhandled.copy()
+        self.unhandled.clear()
+        for future, record in failures:
+            self._raise_unless_handled(future, record)
+
+    def _raise_unless_handled(self, future: StateFuture[Any], record: Record | None) -> None:
+        error = future.exception()
+        if error is not None and not future.failure_observed:
+            self.raise_named(error, record)
+
+    # -- names --------------------------------------------------------------------------------------------
+
+    def read_failed(self, error: BaseException, store_key: bytes) -> None:
+        """Remember that ``error`` is of the state under ``store_key``, for the message, should it get so far."""
+        self._subjects.append((error, state_label(store_key, self.state_names)))
+
+    def call_failed(self, error: BaseException, name: str) -> None:
+        """Remember that ``error`` is of the outside call of a function called ``name``."""
+        self._subjects.append((error, f"call of {name}"))
+
+    def raise_named(self, error: BaseException, record: Record | None) -> NoReturn:
+        """Raise ``error`` as an OperatorError or StoreError that says where it happened; once named, as it is."""
+        if error is self._named:
+            raise error
+        store = isinstance(error, StoreError)
+        place = ", ".join(self._place(error, record))
+        what = f"{place}: {'' if store else f'{type(error).__name__}: '}{_sentence(error)} "
+        if store:
+            self._raise(
+                StoreError(
+                    f"{what}The micro-batch is not committed; check the disk under async-state.local-dir and start "
+                    "the query again"
+                ),
+                error,
+            )
+        hint = f"{AWAIT_HINT[0].upper()}{AWAIT_HINT[1:]}. " if _looked_for_a_loop(error) else ""
+        hint = _ARRAY_HINT if _beyond_an_array(error) else hint
+        self._raise(
+            OperatorError(
+                f"{what}{hint}The micro-batch is not committed; fix the operator or the input and start the query "
+                "again"
+            ),
+            error,
+        )
+
+    def misused(self, record: Record | None, text: str) -> FutureStateError:
+        """The error for futures or coroutines used as they cannot be; named already."""
+        key = "" if record is None else f", key {record.key!r}"
+        self._named = FutureStateError(f"operator '{self.uid}'{key}: {text}")
+        return self._named
+
+    def never(self, record: Record | None, future: str) -> FutureStateError:
+        """The error for a future that the record's own code would have to complete, and does not."""
+        return self.misused(
+            record,
+            f"{future} a future that nothing completes; derive it from a state request or from ctx.call, or complete "
+            "it in one of the record's own callbacks",
+        )
+
+    def raise_if_of_store(self, error: BaseException | None) -> None:
+        """Raise ``error`` by name if it is the store's and comes from the framework's own reads, of timers say."""
+        if isinstance(error, StoreError) and error is not self._named:
+            self.raise_named(error, None)
+
+    def named(self, error: AsyncStateError) -> AsyncStateError:
+        """``error``, which says by itself where it happened."""
+        self._named = error
+        return error
+
+    def unanswered(self, outstanding: Sequence[Outstanding]) -> str:
+        """What the watchdog says of what is ``outstanding``, the oldest first: for how long, and what to do."""
+        calls = sum(type(waiting.ticket) is OutsideCall for waiting in outstanding)
+        reads = len(outstanding) - calls
+        waiting = " and ".join(
+            f"{count} {what}" for count, what in ((reads, "list gets"), (calls, "outside calls")) if count
+        )
+        oldest = "; ".join(
+            f"{_describe(each.ticket, self.state_names)}, for {each.seconds:.1f} s"
+            for each in outstanding[:_SHOWN]
+        )
+        remedies = []
+        if reads:
+            remedies.append("check the disk under the local store, or raise async-state.watchdog-timeout")
+        if calls:
+            remedies.append(
+                "let the functions of ctx.call await what they wait for and heed their cancellation, or make them "
+                "plain functions, which run on threads"
+            )
+        return (
+            f"operator '{self.uid}': {waiting} have not answered; the oldest: {oldest}. "
+            f"To do: {'; '.join(remedies)}"
+        )
+
+    def _raise(self, error: AsyncStateError, cause: BaseException) -> NoReturn:
+        self._named = error
+        raise error from cause
+
+    def _place(self, error: BaseException, record: Record | None) -> list[str]:
+        place = [f"operator '{self.uid}'"]
+        subject = next((subject for known, subject in self._subjects if known is error), None)
+        if subject is None and (state := _state_in(error.__traceback__)) is not None:
+            subject = f"state '{state}'"
+        if subject is not None:
+            place.append(subject)
+        elif record is not None and (step := step_of(error.__traceback__)) is not None:
+            place += [*self._origin(error), f"callback of {step}"]
+        if record is not None:
+            place.append(f"key {record.key!r}")
+            if isinstance(record.item, DueTimer):
+                place.append(_timer_text(record.item))
+        return place
+
+    def _origin(self, error: BaseException) -> list[str]:
+        """The state over whose answer a callback raised ``error``, if that is known."""
+        origin = next((origin for known, origin in self._origins if known is error), None)
+        if isinstance(origin, Given):
+            name = origin.state_name()
+            return [] if name is None else [f"state '{name}'"]
+        return [] if origin is None else [state_label(origin, self.state_names)]
+
+
+def throw_into(coroutine: CoroutineType[Any, Any, Any], error: Exception) -> NoReturn:
+    """Raise ``error`` where ``coroutine`` awaits, so that the traceback shows the line, and end it."""
+    try:
+        coroutine.throw(error)
+    except StopIteration:
+        pass  # it went on as if nothing had happened
+    finally:
+        coroutine.close()
+    raise error
+
+
+def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
+    """How messages call the state of a store key."""
+    state_id = store_key[_STATE_ID_AT]
+    if state_id < _FIRST_DECLARED:
+        return _OWN_STATES.get(state_id, "rows that wait for their order")
+    return f"state '{state_names.get(state_id, 'unknown')}'"
+
+
+def _timer_text(timer: DueTimer) -> str:
+    name = "" if timer.name is None else f" {timer.name!r}"
+    return f"timer{name} at {timer.time}"
+
+
+def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
+    if isinstance(ticket, OutsideCall):
+        return f"call of {ticket.name}" + ("" if ticket.record is None else f", key {ticket.record.key!r}")
+    get: ListGet = ticket
+    store_key, record = get.wanted.about(get.start)
+    state = state_label(store_key, state_names)
+    if record is None:
+        return f"{state}, store key {store_key.hex()}"
+    others = f" and {len(get.keys) - 1} more" if len(get.keys) > 1 else ""
+    return f"{state}, key {record.key!r}{others}"
+
+
+def _state_in(trace: TracebackType | None) -> str | None:
+    """The state in whose methods the error was raised. Looked up afterwards, so that calls of a state cost nothing."""
+    name = None
+    for frame, _ in traceback.walk_tb(trace):
+        binding = getattr(frame.f_locals.get("self"), "_binding", None)
+        if isinstance(binding, StateContext):
+            name = binding.name
+    return name
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error)
+    return text if text.endswith(".") else f"{text}."
+
+
+def _looked_for_a_loop(error: BaseException) -> bool:
+    """True for what asyncio, sniffio and anyio say to code that runs on no event loop."""
+    if type(error).__name__ in _NO_LOOP_ERRORS:
+        return True
+    return isinstance(error, RuntimeError) and "no running event loop" in str(error)
+
+
+def _beyond_an_array(error: BaseException) -> bool:
+    """True for what Arrow says where offsets of 32 bits do not reach."""
+    said = str(error)
+    invalid = isinstance(error, pa.ArrowInvalid) and ("overflow" in said or "array too large" in said)
+    return invalid or isinstance(error, pa.ArrowCapacityError)

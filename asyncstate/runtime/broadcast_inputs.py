@@ -1,0 +1,253 @@
+"""The broadcast input: rows that every partition handles, before its own rows of the micro-batch.
+
+Owns: the form in which those rows travel in a ``TaskSpec``, ``BroadcastRows``, which runs them, ``stored_keys``, to
+which they are shown, and whether all partitions have done the same to broadcast state: ``broadcast_digest`` in the
+task, ``check_digests`` on the driver.
+Invariants: every partition runs the same rows in the same order; a row has ended, with all its notifications,
+before the next one starts. What is committed to broadcast state is the same in every partition, so that any one of
+them can stand for all when the parallelism changes.
+Must not import Spark.
+
+Source: Flink's ``BroadcastProcessFunction`` and ``applyToKeyedState``; the notifications are FLIP's
+``NOTIFY_STATEFUL_SETS``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end
+from asyncstate.errors import JobError
+from asyncstate.execution import BatchFrame, BroadcastRecord, Record
+from asyncstate.operator import InputSpec, RecordOperator, row_type
+from asyncstate.runtime.prepared_rows import PreparedBatch, key_values, kinds_of, prepare, python_rows
+from asyncstate.runtime.runner import Runner
+from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch
+from asyncstate.state.versions import PICKLED
+from asyncstate.state_backend import StateBackend
+from asyncstate.storage import SortedChanges, StateSpec, changes_from
+
+_NOTIFIED_KEYS: Final = 2_000  # between two looks at the output
+_GROUP_BYTES: Final = 2
+_FIRST_PAGE: Final = 16
+_STATE_ID_AT: Final = len(BROADCAST_GROUP)
+
+
+def pack_broadcast(
+    uid: str, spec: InputSpec, batches: Iterable[InputBatch], limit_bytes: int
+) -> bytes | None:
+    """The rows of the broadcast input ``spec`` as ``TaskSpec.broadcast`` has them; None if there are none.
+
+    An Arrow stream: the payload columns, then the kinds as int8 codes in the column ``row_kind``. Raises JobError
+    if it becomes longer than ``limit_bytes``.
+    """
+    schema = spec.schema.append(pa.field(ROW_KIND_COLUMN, pa.int8()))
+    sink = pa.BufferOutputStream()
+    rows = 0
+    with pa.ipc.new_stream(sink, schema) as stream:
+        for given in batches:
+            rows += given.batch.num_rows
+            kinds = given.kinds if given.kinds is not None else np.zeros(given.batch.num_rows, np.int8)
+            columns = [*given.batch.columns, pa.array(kinds, pa.int8())]
+            stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+            if sink.tell() > limit_bytes:
+                raise JobError(
+                    f"operator '{uid}': {rows} rows of {spec.name} have {sink.tell()} bytes, more than the "
+                    f"{limit_bytes} that async-state.memory leaves for broadcast rows (a sixteenth), and every task "
+                    "gets all of them. Send fewer rows or columns in a micro-batch, raise async-state.memory, or join "
+                    "them as an ordinary input with a key"
+                )
+    return sink.getvalue().to_pybytes() if rows else None
+
+
+def unpack_broadcast(packed: bytes, input_index: int) -> Iterator[InputBatch]:
+    """The inverse of ``pack_broadcast``."""
+    with pa.ipc.open_stream(packed) as stream:
+        for batch in stream:
+            kinds = batch.column(ROW_KIND_COLUMN).to_numpy()
+            yield InputBatch(batch.select(batch.schema.names[:-1]), kinds, input_index)
+
+
+class BroadcastRows:
+    """The broadcast rows of one partition in one micro-batch, as records."""
+
+    def __init__(self, runner: Runner, operator: RecordOperator, frame: BatchFrame) -> None:
+        self._runner = runner
+        self._spec = runner.spec
+        self._context = runner.context
+        self._controller = runner.controller
+        self._operator = operator
+        self._frame = frame
+
+    def run(self) -> Iterator[OutBatch | None]:
+        """Run all rows; of an ordered input those that are due. Stops where output may be taken, with rows that come
+        too late for their order, if there are any.
+
+        The first partition counts the rows: the sums over the partitions are then those of the input.
+        """
+        packed, index = self._spec.broadcast, self._operator.broadcast_input
+        if index is None:
+            return
+        first, ordered = self._context.key_groups.start == 0, self._runner.ordered
+        for given in () if packed is None else unpack_broadcast(packed, index):
+            prepared = prepare(self._spec.uid, self._spec.inputs[index], given)
+            self._runner.count(prepared, first)
+            if index in ordered:
+                yield from self._runner.put_to_wait(prepared, first)
+            else:
+                yield from self._run(prepared)
+        if index in ordered:
+            for prepared in ordered.due_broadcast(index, self._context.page_size):
+                yield from self._run(prepared)
+
+    def _run(self, prepared: PreparedBatch) -> Iterator[None]:
+        for record in self._records(prepared):
+            self._controller.submit(record)
+            self._controller.drain()
+            if self._operator.notify_stateful_sets:
+                yield from self._notify(record)
+
+    def _records(self, prepared: PreparedBatch) -> Iterator[BroadcastRecord]:
+        index = prepared.input_index
+        rows = map(row_type(self._spec.inputs[index].schema), python_rows(prepared.batch))
+        kinds = kinds_of(prepared.kinds)
+        times: list[Any] = prepared.times.tolist() if prepared.times is not None else [None] * len(kinds)
+        work = self._operator.process_broadcast
+        for row, kind, time in zip(rows, kinds, times, strict=True):
+            yield BroadcastRecord(self._frame, work, row, index, kind, time)
+
+    def _notify(self, broadcast: BroadcastRecord) -> Iterator[None]:
+        """Show the row to every key with state, many at once as far as the controller lets them overlap."""
+        controller, context = self._controller, self._context
+        notified = context.counter("keys_notified")
+        work = self._operator.process_notification
+        seen = key_values(context.key_schema.types)
+        keys = stored_keys(
+            controller, context.keyed_state_ids, context.key_groups, context.key_codec, context.page_size
+        )
+        for number, key in enumerate(keys, 1):
+            notified.add()
+            controller.submit(
+                Record(
+                    self._frame,
+                    key.group,
+                    key.encoded_key,
+                    seen(key.values),
+                    work,
+                    broadcast.item,
+                    broadcast.input_index,
+                    broadcast.row_kind,
+                    broadcast.timestamp,
+                )
+            )
+            if number % _NOTIFIED_KEYS == 0:
+                yield
+        controller.drain()
+        yield
+
+
+class StoredKey(NamedTuple):
+    """A key with state: its group and bytes as in a KeyContext, and the values of its columns."""
+
+    group: bytes
+    encoded_key: bytes
+    values: tuple[Any, ...]
+
+
+def stored_keys(
+    sink: StateBackend, state_ids: Sequence[int], groups: range, codec: KeyCodec, page_size: int
+) -> Iterator[StoredKey]:
+    """The keys in ``groups`` that have an entry of one of the states, each once, in the order of the store.
+
+    This batch's writes are among them; what is written to a key that has come does not bring it back. The keys' own
+    state may be written and deleted meanwhile. ``page_size`` bounds the entries read at a time.
+
+    Reading every entry would cost as much as the state is large, and a key may have a map of a million entries. So
+    pages are short where a key has many entries, and a page that ends inside a key's entries is followed by a jump
+    behind them.
+    """
+    for group in _groups_with_entries(sink, groups):
+        of_states = [
+            _keys_below(sink, group + bytes([state_id]), codec, page_size) for state_id in sorted(state_ids)
+        ]
+        last: bytes | None = None
+        for key, values in heapq.merge(*of_states, key=_encoded):
+            if key != last:
+                last = key
+                yield StoredKey(group, key, values)
+
+
+def _groups_with_entries(sink: StateBackend, groups: Iterable[int]) -> Iterator[bytes]:
+    """The groups that hold anything at all; a run of empty ones costs one scan."""
+    reached = b""
+    for number in groups:
+        group = number.to_bytes(_GROUP_BYTES, "big")
+        if group < reached:
+            continue
+        if group > reached:
+            page = sink.scan(group, BROADCAST_GROUP, 1)
+            if not page:
+                return
+            reached = page[0][0][:_GROUP_BYTES]
+        if group == reached:
+            yield group
+
+
+def _keys_below(
+    sink: StateBackend, prefix: bytes, codec: KeyCodec, page_size: int
+) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
+    """The keys of one state in one group, ascending."""
+    start, end, skip = prefix, prefix_end(prefix), len(prefix)
+    limit = min(_FIRST_PAGE, page_size)
+    while True:
+        page = sink.scan(start, end, limit)
+        found = 0
+        last = b""
+        for entry, _ in page:
+            if last and entry.startswith(last):
+                continue
+            values, key_end = codec.decode_one(entry, skip)
+            last = entry[:key_end]
+            found += 1
+            yield last[skip:], values
+        if len(page) < limit:
+            return
+        start = prefix_end(last)
+        limit = min(2 * limit, page_size) if found == limit else found
+
+
+def _encoded(key: tuple[bytes, tuple[Any, ...]]) -> bytes:
+    return key[0]
+
+
+def broadcast_digest(changes: SortedChanges, states: Sequence[StateSpec]) -> str:
+    """A name for what sorted ``changes`` do to broadcast state; empty if nothing.
+
+    Of pickled states only the keys count: equal objects may have different pickles in different processes.
+    """
+    pickled = {state.id for state in states if state.types.get("value") == PICKLED}
+    digest = None
+    for key, value in changes_from(changes, BROADCAST_GROUP):
+        digest = digest or xxhash.xxh3_128()
+        shown = b"" if value is not None and key[_STATE_ID_AT] in pickled else value
+        for part in (key, shown):
+            digest.update(b"\x00" if part is None else b"\x01" + len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest() if digest else ""
+
+
+def check_digests(uid: str, records: Sequence[CommitRecord]) -> None:
+    """Raise JobError unless all partitions report the same digest."""
+    for record in records[1:]:
+        if record.broadcast_digest != records[0].broadcast_digest:
+            raise JobError(
+                f"operator '{uid}': partitions {records[0].partition} and {record.partition} made different changes to "
+                "broadcast state; let process_broadcast depend on its row and on broadcast state alone, not on the "
+                "clock, on chance or on context.key_groups. Nothing was committed"
+            )

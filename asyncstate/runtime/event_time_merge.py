@@ -1,0 +1,99 @@
+"""Due rows and due timers in the order of their times.
+
+Owns: ``EventTimeMerge``.
+Invariant: of a key everything runs in the order of its times, rows before timers of the same time, also timers that
+were registered on the way: nothing starts before all of its key that is earlier has ended.
+Must not import Spark or storage.
+
+Rows and timers are taken a slice at a time, in their order, and then run in waves: each wave has the next one of every
+key that has one left, so that in async mode the reads of a wave's keys overlap. Between waves it is seen which timers
+were registered for a time in between.
+
+Source: the timer service of Flink's temporal sort, whose watermark advances row by row.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, NamedTuple
+
+from asyncstate.execution import ExecutionController, Record
+from asyncstate.state import DueTimer, TimersBetweenRows, turn_of
+
+SLICE: Final = 2_000
+"""Rows and timers that are held at a time."""
+
+
+class _Turn(NamedTuple):
+    """One thing to run: ``order`` is the time with rows before timers, then the order among timers."""
+
+    order: tuple[int, bytes]
+    record: Record
+
+
+class EventTimeMerge:
+    """The rows and timers of one partition that the watermark of this micro-batch has passed."""
+
+    def __init__(
+        self,
+        controller: ExecutionController,
+        rows: Iterator[Record],
+        timers: TimersBetweenRows,
+        record_of: Callable[[DueTimer], Record],
+    ) -> None:
+        self._controller = controller
+        self._timers = timers
+        self._record_of = record_of
+        self._rows = rows
+        self._row = next(rows, None)
+
+    def run(self) -> Iterator[int]:
+        """Run everything; gives the number of records after each wave, when all of them have ended."""
+        while waiting := self._slice():
+            while waiting:
+                wave = [turns.pop(0).record for turns in waiting.values()]
+                waiting = {key: turns for key, turns in waiting.items() if turns}
+                for record in wave:
+                    self._controller.submit(record)
+                self._controller.drain()
+                self._put_in_order(waiting)
+                yield len(wave)
+            self._timers.settle()
+
+    def _slice(self) -> dict[tuple[bytes, bytes], list[_Turn]]:
+        """The next rows and timers by key, each key's in order."""
+        by_key: dict[tuple[bytes, bytes], list[_Turn]] = {}
+        for turn in islice(self._merged(), SLICE):
+            by_key.setdefault((turn.record.group, turn.record.encoded_key), []).append(turn)
+        return by_key
+
+    def _merged(self) -> Iterator[_Turn]:
+        while True:
+            timer, row = self._timers.first(), self._row
+            if row is not None and (timer is None or _time_of(row) <= timer.time):
+                self._row = next(self._rows, None)
+                yield _Turn((_time_of(row), b""), row)
+            elif timer is not None:
+                yield self._turn_of(self._timers.pop())
+            else:
+                return
+
+    def _put_in_order(self, waiting: dict[tuple[bytes, bytes], list[_Turn]]) -> None:
+        """Let timers that were registered run before what is later of their keys; the others come in their turn."""
+        for timer in self._timers.take_registered():
+            turns = waiting.get((timer.group, timer.key))
+            turn = self._turn_of(timer)
+            if turns is None or turn.order > turns[-1].order:
+                self._timers.add(timer)
+            else:
+                turns.insert(bisect.bisect_right(turns, turn.order, key=lambda one: one.order), turn)
+
+    def _turn_of(self, timer: DueTimer) -> _Turn:
+        return _Turn((timer.time, turn_of(timer)), self._record_of(timer))
+
+
+def _time_of(row: Record) -> int:
+    assert row.timestamp is not None, "an ordered input has an event time"
+    return row.timestamp

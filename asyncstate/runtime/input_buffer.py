@@ -1,0 +1,353 @@
+"""Rows of one input that are gathered until the micro-batch has all of them, and then given out key by key.
+
+Owns: ``SpillingInputBuffer``: which rows wait, where, and how they are put together.
+Invariant: rows whose changes need each other come together. Those of a key are in one part; only where the key's own
+are more than a part may have are they taken apart: with a sequence in its order, else in that of arrival, but for
+rows and their retractions, which stay together. In files a key of more bytes than ``memory_bytes`` is taken apart by
+what identifies its rows, in no order. Rows that need no others and only wait for their input's turn come as they
+arrived.
+Must not import Spark or storage.
+
+A micro-batch that fits into one part is given out as it came. Beyond ``memory_bytes`` rows lie in files, by the hash
+of their key; one file is read at a time. Rows that need no others lie in one, read piece by piece.
+
+Source: the partitions of a grace hash join.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from asyncstate.changelog import accumulates
+from asyncstate.codec import check_key_type, hash_columns
+from asyncstate.codec.sorting import rows_by
+from asyncstate.codec.times import event_times
+from asyncstate.errors import SchemaError
+from asyncstate.operator import InputSpec
+from asyncstate.runtime.prepared_rows import PreparedBatch, joined
+
+RowsMax = Callable[[pa.RecordBatch], int]
+"""How many rows a part may have, judged by some of its rows."""
+Filter = Callable[[PreparedBatch], PreparedBatch]
+
+_FILES: Final = 64
+_KIND: Final = "kind"
+_Hashes = npt.NDArray[np.uint64]
+
+
+class SpillingInputBuffer:
+    """The waiting rows of one input and partition in one micro-batch.
+
+    ``together`` names what identifies a row within a key, None if that is its content. ``waits``: all rows wait;
+    without it as many as a part may have, until there is one that is no +I: rows that are only added need no others.
+    ``chosen``: what is left of all rows of some keys, in order of the sequence if there is one. ``apart``: rows need no
+    others, whatever their kinds.
+    """
+
+    def __init__(
+        self,
+        spec: InputSpec,
+        index: int,
+        together: Collection[str] | None,
+        waits: bool,
+        rows_max: RowsMax,
+        memory_bytes: int,
+        folder: str,
+        chosen: Filter,
+        apart: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._index = index
+        self._schema = spec.row_schema
+        self._by_content = together is None
+        self._identity = _hashable(self._schema) if together is None else list(together)
+        self._waits = waits
+        self._rows_max = rows_max
+        self._memory_bytes = memory_bytes
+        self._folder = folder
+        self._chosen = chosen
+        self._always_apart = apart and not spec.sequence
+        self._apart = self._always_apart or (
+            together is None and not spec.sequence
+        )  # so far no row needs another
+        self._parts: list[PreparedBatch] = []
+        self._rows = 0
+        self._bytes = 0
+        self._files: _Files | None = None
+
+    def add(self, prepared: PreparedBatch) -> Iterator[PreparedBatch]:
+        """Let rows wait; gives those that need not wait any longer."""
+        retracts = bool(prepared.kinds.any())
+        self._waits = self._waits or retracts
+        self._apart = self._apart and (self._always_apart or not retracts)
+        if not self._waits and self._rows + prepared.batch.num_rows > self._rows_max(prepared.batch):
+            yield from self.free()
+        self._parts.append(prepared)
+        self._rows += prepared.batch.num_rows
+        self._bytes += prepared.batch.nbytes
+        if self._bytes > self._memory_bytes:
+            self._to_files()
+
+    def free(self) -> Iterator[PreparedBatch]:
+        """The rows that need no others, as they came: all as long as each is a +I, unless they all wait."""
+        if not self._waits:
+            yield from self._parts
+            self._parts, self._bytes, self._rows = [], 0, 0
+
+    def parts(self) -> Iterator[PreparedBatch]:
+        """The rows that are left; each key's in one part, in order of the sequence or else of arrival."""
+        if self._files is None:
+            if self._parts:
+                yield from self._cut(self._taken())
+            return
+        if self._parts:
+            self._to_files()
+        for number in self._files.filled():
+            yield from self._cut_file(self._files, number)
+
+    def close(self) -> None:
+        """Delete the files; the rows that are left are lost."""
+        if self._files is not None:
+            self._files.close()
+
+    def _taken(self) -> PreparedBatch:
+        parts, self._parts, self._bytes, self._rows = self._parts, [], 0, 0
+        return joined(parts)
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _cut(self, rows: PreparedBatch) -> Iterator[PreparedBatch]:
+        limit = self._rows_max(rows.batch)
+        if rows.batch.num_rows <= limit:
+            yield self._chosen(self._sorted(rows))
+            return
+        if self._apart:
+            yield from rows.cut(limit)
+            return
+        for part in _by_hash(rows, self._key_hashes(rows.batch), limit):
+            yield from self._cut_key(self._chosen(self._sorted(part)), limit)
+
+    def _cut_key(self, rows: PreparedBatch, limit: int) -> Iterator[PreparedBatch]:
+        """Rows of a few keys, or of one with many rows, and of the keys that happen to be with it."""
+        if rows.batch.num_rows <= 2 * limit:
+            yield rows
+            return
+        hashes = self._key_hashes(rows.batch)
+        long = _occur(hashes, _Counts().add(hashes).above(limit))
+        if not long.all():
+            yield from _by_hash(rows.filter(~long), hashes[~long], limit)
+        if not long.any():
+            return
+        rows = rows.filter(long)
+        if self._spec.sequence:
+            yield from rows.cut(limit)
+        else:
+            yield from _by_arrival(rows, self._identity_hashes(rows.batch), self._by_content, limit)
+
+    def _sorted(self, rows: PreparedBatch) -> PreparedBatch:
+        """In order of the sequence; rows that are taken back before those that come with the same one."""
+        if not self._spec.sequence:
+            return rows
+        columns: list[pa.Array] = []
+        for name in self._spec.sequence:  # nulls first
+            column = rows.batch.column(name)
+            columns += [pc.is_valid(column).cast(pa.int8()), column]
+        added = accumulates(rows.kinds)
+        table = pa.table([*columns, pa.array(added.astype(np.int8))], list(map(str, range(len(columns) + 1))))
+        order = pc.sort_indices(table, sort_keys=[(name, "ascending") for name in table.column_names])
+        return rows.take(order.to_numpy().astype(np.int64))
+
+    def _key_hashes(self, batch: pa.RecordBatch) -> _Hashes:
+        if self._always_apart or not self._spec.key:
+            return np.zeros(batch.num_rows, np.uint64)
+        return hash_columns([batch.column(name) for name in self._spec.key])
+
+    def _identity_hashes(self, batch: pa.RecordBatch) -> _Hashes:
+        names = [*self._spec.key, *self._identity]
+        return hash_columns([batch.column(name) for name in names]) if names else self._key_hashes(batch)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def _to_files(self) -> None:
+        if self._files is None:
+            self._files = _Files(self._folder)
+        rows = self._taken()
+        self._files.write(rows, self._key_hashes(rows.batch))
+
+    def _cut_file(self, files: _Files, number: int) -> Iterator[PreparedBatch]:
+        if self._apart:
+            for table in files.read_some(number):
+                yield from self._cut(self._prepared(table))
+            return
+        if files.bytes[number] <= self._memory_bytes or self._spec.sequence:
+            yield from self._cut(self._prepared(files.read(number)))
+            return
+        # What identifies them takes the rows of long keys apart, and of all without keys; other keys stay together.
+        finer = _Files(self._folder)
+        try:
+            long = self._long_keys(files, number)
+            for table in files.read_some(number):
+                rows = self._prepared(table)
+                hashes = self._key_hashes(rows.batch)
+                taken_apart = _occur(hashes, long)
+                finer.write(
+                    rows, np.where(taken_apart, self._identity_hashes(rows.batch), _other_bits(hashes))
+                )
+            for each in finer.filled():
+                yield from self._cut(self._prepared(finer.read(each)))
+        finally:
+            finer.close()
+
+    def _long_keys(self, files: _Files, number: int) -> _Hashes:
+        """The hashes of the keys with more rows in a file than a part may have."""
+        counts, limit = _Counts(), 0
+        for table in files.read_some(number):
+            batch = self._prepared(table).batch
+            counts.add(self._key_hashes(batch))
+            limit = max(limit, self._rows_max(batch))
+        return counts.above(limit)
+
+    def _prepared(self, table: pa.Table) -> PreparedBatch:
+        (batch,) = table.combine_chunks().to_batches()
+        kinds = batch.column(batch.num_columns - 1).to_numpy()
+        rows = pa.RecordBatch.from_arrays(batch.columns[:-1], schema=self._schema)
+        time = self._spec.event_time
+        return PreparedBatch(
+            rows, kinds, None if time is None else event_times(rows.column(time)), self._index, 0
+        )
+
+
+class _Files:
+    """Rows in files by a hash, in order of arrival in each."""
+
+    def __init__(self, folder: str) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="gathered-", dir=folder))
+        self._writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        self.bytes = [0] * _FILES
+
+    def write(self, rows: PreparedBatch, hashes: _Hashes) -> None:
+        batch = rows.batch.append_column(_KIND, pa.array(rows.kinds, pa.int8()))
+        for number, places in _divided(hashes, _FILES):
+            chosen = batch.take(pa.array(places))
+            if number not in self._writers:
+                self._writers[number] = pa.ipc.new_stream(str(self._path(number)), batch.schema)
+            self._writers[number].write_batch(chosen)
+            self.bytes[number] += chosen.nbytes
+
+    def filled(self) -> list[int]:
+        """The files with rows; nothing can be written any more."""
+        for writer in self._writers.values():
+            writer.close()
+        return sorted(self._writers)
+
+    def read(self, number: int) -> pa.Table:
+        with pa.OSFile(str(self._path(number))) as source:
+            return pa.ipc.open_stream(source).read_all()
+
+    def read_some(self, number: int) -> Iterator[pa.Table]:
+        with pa.OSFile(str(self._path(number))) as source:
+            for batch in pa.ipc.open_stream(source):
+                yield pa.Table.from_batches([batch])
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number}.arrow"
+
+
+class _Counts:
+    """How often each hash occurs."""
+
+    def __init__(self) -> None:
+        self._hashes: _Hashes = np.empty(0, np.uint64)
+        self._counts: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def add(self, hashes: _Hashes) -> _Counts:
+        """Some more of them."""
+        new, counts = np.unique(hashes, return_counts=True)
+        self._hashes, places = np.unique(np.concatenate([self._hashes, new]), return_inverse=True)
+        before, self._counts = self._counts, np.zeros(len(self._hashes), np.int64)
+        np.add.at(self._counts, places, np.concatenate([before, counts]))
+        return self
+
+    def above(self, limit: int) -> _Hashes:
+        """Those that occur more often, ascending."""
+        return self._hashes[self._counts > limit]
+
+
+def _occur(hashes: _Hashes, among: _Hashes) -> npt.NDArray[np.bool_]:
+    """Which of the hashes (n) are ``among`` others, which ascend."""
+    if not len(among):
+        return np.zeros(len(hashes), np.bool_)
+    places = np.minimum(np.searchsorted(among, hashes), len(among) - 1)
+    found: npt.NDArray[np.bool_] = among[places] == hashes
+    return found
+
+
+def _other_bits(hashes: _Hashes) -> _Hashes:
+    """Hashes of hashes: those that have some bits in common, as in a partition and a file, have others now."""
+    return hashes * np.uint64(0x9E3779B97F4A7C15)
+
+
+def _by_hash(rows: PreparedBatch, hashes: _Hashes, limit: int) -> Iterator[PreparedBatch]:
+    """The rows in parts of about ``limit``; rows of equal hash stay together, in their order."""
+    parts = -(-rows.batch.num_rows // limit)
+    for _, places in _divided(_other_bits(hashes), parts):
+        yield rows.take(places)
+
+
+def _divided(hashes: _Hashes, parts: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """The numbers of the parts that get some of the rows (n), and where these are, in their order."""
+    numbers = (hashes >> np.uint64(32)) % np.uint64(parts)
+    order = np.argsort(numbers, kind="stable")
+    bounds = np.searchsorted(numbers[order], np.arange(parts + 1))
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        yield number, order[bounds[number] : bounds[number + 1]]
+
+
+def _by_arrival(
+    rows: PreparedBatch, hashes: _Hashes, by_content: bool, limit: int
+) -> Iterator[PreparedBatch]:
+    """The rows in parts of ``limit``, in their order; those of equal hash come together, with the last that is added.
+
+    ``by_content``: of those only that are taken back: rows that are only added do not need each other.
+    """
+    size = rows.batch.num_rows
+    ids = np.unique(hashes, return_inverse=True)[1]
+    added, places = accumulates(rows.kinds), np.arange(size)
+    last = np.zeros(int(ids.max()) + 1, np.int64)
+    last[ids[added]] = places[added]  # of repeated indices the last assignment stays
+    alone = np.full(len(last), by_content)
+    alone[ids[~added]] = False
+    places = np.where(alone[ids], places, last[ids])
+    order = rows_by(places)
+    ends = np.append(np.flatnonzero(np.diff(places[order])) + 1, size)
+    start = 0
+    while start < size:
+        first, behind = np.searchsorted(ends, [start, start + limit], "right").tolist()
+        end = int(ends[max(first, behind - 1)])  # at least one of them, however many rows it has
+        yield rows.take(np.sort(order[start:end]))
+        start = end
+
+
+def _hashable(schema: pa.Schema) -> list[str]:
+    """The columns that can be hashed: rows that are equal are equal in these."""
+    names = []
+    for field in schema:
+        try:
+            check_key_type(field.name, field.type)
+        except SchemaError:
+            continue
+        names.append(field.name)
+    return names

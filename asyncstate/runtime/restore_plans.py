@@ -1,0 +1,178 @@
+"""The store of one task: a lease at the base version, and what its writes become.
+
+Owns: ``PartitionStore``, ``open_store`` and ``read_state``.
+Invariant: the store stands at exactly the base version of the TaskSpec.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from asyncstate.codec import BROADCAST_GROUP
+from asyncstate.config import Config
+from asyncstate.errors import StoreError
+from asyncstate.metrics import Bytes, Elapsed, Gauge, Limit, MaxGauge
+from asyncstate.runtime.spec import TaskSpec
+from asyncstate.storage import (
+    EMPTY_LINEAGE,
+    CheckpointFiles,
+    GiveAway,
+    Lease,
+    LocalStores,
+    Manifest,
+    PartitionManifest,
+    RestorePlan,
+    RocksDBOptions,
+    SortedChanges,
+    StorePool,
+    WriteBound,
+    checkpoint_files,
+    commit_partition,
+    restore_plan,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatistics:
+    """The partition's store and its part of the checkpoint.
+
+    ``restore_seconds``, ``restore_bytes``: what it took to bring the store to the base version, and what was fetched
+    for it. ``delta_bytes``: of the delta file uploaded. ``state_bytes``: of the store and that delta, as stored;
+    ``state_entries_estimate``: its entries, overwritten ones among them until they are compacted.
+    ``block_cache_bytes_peak``, ``block_cache_bytes_limit``: of blocks in RocksDB's cache, and what filters and indexes
+    leave it, which take ``table_reader_bytes_peak``.
+    """
+
+    restore_seconds: Elapsed
+    restore_bytes: Bytes
+    delta_bytes: Bytes
+    state_bytes: Gauge
+    state_entries_estimate: Gauge
+    block_cache_bytes_peak: MaxGauge
+    block_cache_bytes_limit: Limit
+    table_reader_bytes_peak: MaxGauge
+
+
+class PartitionStore:
+    """One partition's store, leased for one micro-batch."""
+
+    def __init__(self, spec: TaskSpec, partition: int, lease: Lease, files: CheckpointFiles) -> None:
+        self._spec = spec
+        self._partition = partition
+        self._lease = lease
+        self._files = files
+        self.store = lease.store
+        """What the operator reads."""
+        self.lineage = lease.base.lineage
+        """Name of the content that the operator reads."""
+        self.cached: Any = lease.cached
+        """What the process that gave the store up had cached of that content, None if that is not known."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is stored of the partition."""
+        return self.lineage == EMPTY_LINEAGE
+
+    @property
+    def write_bound(self) -> WriteBound:
+        """How much memory the micro-batch's writes may take, and where they go beyond that."""
+        limit_bytes = self._spec.config.shares.writes
+        return WriteBound(limit_bytes, self._lease.open_scratch, str(self._lease.scratch_folder))
+
+    @property
+    def gathered_folder(self) -> str:
+        """Where rows of the micro-batch may lie that do not fit into memory; it goes with the lease."""
+        return str(self._lease.scratch_folder / "gathered")
+
+    def commit(self, changes: SortedChanges) -> PartitionManifest:
+        """Upload sorted changes; the partition as it is after them. Nothing is visible before the driver commits."""
+        spec = self._spec
+        return commit_partition(
+            self._lease,
+            self._files,
+            changes,
+            uid=spec.uid,
+            partition=self._partition,
+            batch_id=spec.batch_id,
+            attempt=uuid.uuid4().hex,
+            snapshot_every_deltas=spec.config.snapshot_interval,
+        )
+
+    def statistics(self, content: PartitionManifest) -> PartitionStatistics:
+        """Once ``content`` is what the partition is after the micro-batch."""
+        lease, store = self._lease, self.store.statistics()
+        new = [delta.file for delta in content.deltas if delta not in lease.base.deltas]
+        delta_bytes = sum(file.size_bytes for file in new)  # the store gets it in the next micro-batch
+        return PartitionStatistics(
+            restore_seconds=lease.restored.seconds,
+            restore_bytes=lease.restored.bytes_fetched,
+            delta_bytes=delta_bytes,
+            state_bytes=store.size_bytes + delta_bytes,
+            state_entries_estimate=store.entries_estimate + sum(file.num_entries for file in new),
+            block_cache_bytes_peak=store.block_cache_bytes,
+            block_cache_bytes_limit=store.block_cache_bytes_max,
+            table_reader_bytes_peak=store.table_reader_bytes,
+        )
+
+    def settle(self) -> None:
+        """Wait for a compaction that has begun beside the micro-batch; closed, the store would lose its work."""
+        self.store.settle()
+
+
+@contextmanager
+def open_store(
+    spec: TaskSpec, partition: int, kept: StorePool | None = None, export_cache: GiveAway | None = None
+) -> Iterator[PartitionStore]:
+    """Lease the store of ``partition`` at the spec's base version; given back at the end, when it stays open in
+    ``kept``. ``export_cache``: what goes with it to another process that asks for it there.
+
+    Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
+    """
+    files = checkpoint_files(spec.checkpoint)
+    limit_bytes = 0 if kept is None else spec.config.shares.open_stores
+    stores = LocalStores(spec.local_dir, spec.job_id, files, open_stores=kept, open_bytes_max=limit_bytes)
+    base = _base(spec, partition)
+    with stores.acquire(spec.uid, partition, base, rocksdb_options(spec.config), export_cache) as lease:
+        yield PartitionStore(spec, partition, lease, files)
+
+
+def read_state(
+    spec: TaskSpec, partitions: int, kept: StorePool | None = None
+) -> Iterator[tuple[bytes, bytes]]:
+    """Every stored entry at the spec's base version, partition by partition, in key order; then, once, the broadcast
+    state, which each partition holds. Raises StoreError if two partitions hold different ones."""
+    broadcast: list[tuple[bytes, bytes]] = []
+    for partition in range(partitions):
+        with open_store(spec, partition, kept) as opened:
+            yield from opened.store.iterate(end=BROADCAST_GROUP)
+            own = list(opened.store.iterate(BROADCAST_GROUP))
+        if partition and own != broadcast:
+            raise StoreError(
+                f"operator '{spec.uid}': partitions 0 and {partition} hold different broadcast state; let "
+                "process_broadcast depend on its row and on broadcast state alone, and start with a new checkpoint"
+            )
+        broadcast = own
+    yield from broadcast
+
+
+def rocksdb_options(config: Config) -> RocksDBOptions:
+    """The store's settings as configured."""
+    return RocksDBOptions(block_cache_bytes=config.shares.blocks, direct_reads=config.tuning.direct_reads)
+
+
+def _base(spec: TaskSpec, partition: int) -> RestorePlan:
+    if spec.base is None:
+        return RestorePlan(spec.base_version)
+    manifest = Manifest(
+        job_id=spec.job_id,
+        batch_id=spec.base_version,
+        base=spec.base_version - 1,
+        max_parallelism=spec.max_parallelism,
+        operators={spec.uid: spec.base},
+    )
+    return restore_plan(manifest, spec.uid, partition, spec.parallelism)

@@ -1,0 +1,121 @@
+"""DataFrames that a job is given: what it reads, and what it or an operator starts from.
+
+Owns: ``Packing``: several streaming DataFrames as one, and the rows of a micro-batch by name again; the checks
+of what is given as ``initial_state``.
+Invariant: what comes out under a name has the rows and the columns that went in under it, and no others. Initial rows
+have the columns and types of the input they stand before, so that they are routed as its rows are.
+Must not import storage.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.driver.executor import InitialRows
+from asyncstate.errors import JobError
+from asyncstate.runtime import check_columns
+from asyncstate.spark.column_types import quoted
+from asyncstate.spark.exchange import nullable_type
+
+_SOURCE: Final = "asyncstate:source"
+
+InitialState = DataFrame | Sequence[DataFrame | None] | Mapping[str, DataFrame]
+"""Rows that come before all others: a DataFrame, of several inputs one each or None; or values by name of state."""
+
+
+class Packing:
+    """Streaming DataFrames by name, in the order in which they were given: the order by which Spark knows them."""
+
+    def __init__(self) -> None:
+        self.frames: dict[str, DataFrame] = {}
+
+    def add(self, name: str, df: object) -> None:
+        """One more. Raises JobError for what is no streaming DataFrame."""
+        self.frames[name] = check_streaming(name, df)
+
+    def packed(self) -> DataFrame:
+        """The rows of all as one stream: a struct for each, null in the rows of the others. One alone is as it is."""
+        frames = list(self.frames.values())
+        if len(frames) == 1:
+            return frames[0]
+        return functools.reduce(DataFrame.union, [_part(frames, number) for number in range(len(frames))])
+
+    def unpacked(self, df: DataFrame) -> dict[str, DataFrame]:
+        """The rows of a micro-batch of ``packed`` by name."""
+        if len(self.frames) == 1:
+            return {name: df for name in self.frames}
+        return {
+            name: df.where(f"{quoted(_SOURCE)} = {number}").select(f"{quoted(_struct_name(number))}.*")
+            for number, name in enumerate(self.frames)
+        }
+
+
+def check_streaming(name: str, df: object) -> DataFrame:
+    """``df``; JobError for what is no streaming DataFrame."""
+    if not isinstance(df, DataFrame) or not df.isStreaming:
+        kind = "a DataFrame that is not streaming" if isinstance(df, DataFrame) else repr(df)
+        raise JobError(f"source '{name}' was given {kind}; give what spark.readStream gives")
+    return df
+
+
+def _part(frames: list[DataFrame], number: int) -> DataFrame:
+    columns = [sf.lit(number).alias(_SOURCE)]
+    for other, df in enumerate(frames):
+        rows = sf.struct(*map(quoted, df.columns)) if other == number else sf.lit(None).cast(df.schema)
+        columns.append(rows.alias(_struct_name(other)))
+    return frames[number].select(*columns)
+
+
+def _struct_name(number: int) -> str:
+    return f"asyncstate:{number}"
+
+
+def initial_of(uid: str, given: InitialState, inputs: Sequence[DataFrame]) -> InitialRows:
+    """What was given, checked against the inputs. Raises JobError for another form, SchemaError for other columns."""
+    if isinstance(given, Mapping):
+        return InitialRows(values={str(name): static(uid, df) for name, df in given.items()})
+    each = [given] if isinstance(given, DataFrame) else list(given) if isinstance(given, list | tuple) else []
+    if len(each) != len(inputs) or not any(one is not None for one in each):
+        raise JobError(
+            f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give a DataFrame of rows for "
+            "each of them or None in its place, or {name of a state: DataFrame of its values}"
+        )
+    rows = [
+        nothing(df) if one is None else before(f"operator '{uid}'", static(uid, one), df)
+        for one, df in zip(each, inputs, strict=True)
+    ]
+    return InitialRows(rows=rows)
+
+
+def nothing(df: DataFrame) -> DataFrame:
+    """No rows, with the columns of ``df``."""
+    return df.where("false")
+
+
+def before(what: str, rows: DataFrame, df: DataFrame) -> DataFrame:
+    """``rows`` with the columns of ``df`` in their order; where ``df`` has kinds and they have none, insertions."""
+    if ROW_KIND_COLUMN in df.columns and ROW_KIND_COLUMN not in rows.columns:
+        rows = rows.withColumn(ROW_KIND_COLUMN, sf.lit("+I"))
+    check_columns(what, _types(rows.schema), _types(df.schema))
+    return rows.select(*map(quoted, df.columns))
+
+
+def _types(schema: StructType) -> dict[str, str]:
+    return {field.name: nullable_type(field.dataType).simpleString() for field in schema}
+
+
+def static(name: str, df: object) -> DataFrame:
+    """``df``, what operator or source ``name`` starts from. Raises JobError for what is no DataFrame, or streams."""
+    if not isinstance(df, DataFrame) or df.isStreaming:
+        kind = "a streaming DataFrame" if isinstance(df, DataFrame) else repr(df)
+        raise JobError(
+            f"'{name}' is to start from {kind}; give a DataFrame that spark.read or the like gives"
+        )
+    return df

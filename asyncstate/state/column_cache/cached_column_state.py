@@ -1,0 +1,223 @@
+"""A column state that is answered from memory where that knows.
+
+Owns: ``CachedColumnState``.
+Invariant: a read shows the writes made before it was asked for, whenever it is answered.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import KeyBatch, UserKeyBatch
+from asyncstate.codec.hashing import UInt64Array
+from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array
+from asyncstate.futures import StateFuture, completed_future
+from asyncstate.operator import OperatorContext
+from asyncstate.state.column_cache.cache import ColumnCache
+from asyncstate.state.column_cache.keyed_columns import KeyedColumns, RowNumbers
+from asyncstate.state.columnar.column_state import Columns, ColumnState
+from asyncstate.state.ranges import STATE_PREFIX_BYTES
+from asyncstate.state_backend import WriteBackCache
+
+
+class _Asked(NamedTuple):
+    """A read at the moment at which it was asked for: what was known of its keys (u), and which are ``unknown`` (u).
+
+    ``wanted`` (m, ascending): the keys that are read, the unknown ones among them.
+    """
+
+    keys: KeyBatch
+    known: Columns
+    unknown: BoolArray
+    wanted: Int64Array
+    version: int
+    drops: int
+
+    @property
+    def wanted_keys(self) -> KeyBatch:
+        return self.keys if len(self.wanted) == len(self.keys) else self.keys.select(self.wanted)
+
+
+class CachedColumnState(ColumnState, WriteBackCache):
+    """Rows that are known are taken from the cache; those that are not are read, and known from then on. Writes stay
+    in the cache until the end of the micro-batch, or until there is no room for them any more."""
+
+    def __init__(
+        self, state: ColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
+    ) -> None:
+        """``state``, cached from now on. ``is_new``: nothing is stored of it."""
+        super().__init__(state._sink, state._id, state._codec, context)
+        self.hits = 0
+        self._cache = cache
+        self._ahead: tuple[UInt64Array, Int64Array] | None = None
+        self._sink.attach(self)
+        cache.open(self._id, self._codec.schema, is_new, self.hand_on)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def get(self, keys: KeyBatch) -> Columns:
+        table = self._table(keys)
+        if table is None:
+            return super().get(keys)
+        asked = self._asked(table, keys)
+        if not len(asked.wanted):
+            return asked.known
+        values = self._sink.get_many(asked.wanted_keys.store_keys(self._id))
+        return self._answered(table, asked, values)
+
+    def async_get(self, keys: KeyBatch) -> StateFuture[Columns]:
+        table = self._table(keys)
+        if table is None:
+            return super().async_get(keys)
+        asked = self._asked(table, keys)
+        if not len(asked.wanted):
+            return completed_future(asked.known)
+        read = self._sink.async_get_many(asked.wanted_keys.store_keys(self._id))
+        return read.then_apply(lambda values: self._answered(table, asked, values))
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        table = self._table(keys)
+        if table is None:
+            super().prefetch(keys)
+        elif not table.whole:
+            wanted = np.flatnonzero(table.find(keys) < 0)
+            if len(wanted):
+                self._ahead = keys.hashes, wanted
+                self._sink.prefetch(keys.select(wanted).store_keys(self._id))
+
+    def _asked(self, table: KeyedColumns, keys: KeyBatch) -> _Asked:
+        rows = table.find(keys)
+        unknown = rows < 0
+        known = table.take(rows)
+        wanted = np.zeros(0, np.int64) if table.whole else np.flatnonzero(unknown)
+        self.hits += len(keys) - len(wanted)
+        self._cache.asked += len(keys)
+        self._cache.hits += len(keys) - len(wanted)
+        self._cache.read_bytes += sum(column.nbytes for column in known.columns)
+        if len(wanted):
+            wanted = self._read_ahead(keys, wanted)
+        return _Asked(keys, known, unknown, wanted, table.version, table.drops)
+
+    def _read_ahead(self, keys: KeyBatch, wanted: Int64Array) -> Int64Array:
+        """What was prefetched of these very keys, to be asked for as it was: some may have come to be known since."""
+        ahead = self._ahead
+        if ahead is None or not np.array_equal(ahead[0], keys.hashes):
+            return wanted
+        self._ahead = None
+        return ahead[1] if np.isin(wanted, ahead[1], assume_unique=True).all() else wanted
+
+    def _answered(self, table: KeyedColumns, asked: _Asked, values: list[bytes | None]) -> Columns:
+        read = self._decode(values)
+        new = asked.unknown[asked.wanted] & read.present
+        self._learn(table, asked, new, read)
+        if asked.unknown.all():
+            return read
+        at = np.arange(len(asked.keys))
+        at[asked.wanted] = np.where(
+            asked.unknown[asked.wanted], len(at) + np.arange(len(asked.wanted)), asked.wanted
+        )
+        taken = pa.array(at)
+        columns = [
+            pa.concat_arrays(pair).take(taken) for pair in zip(asked.known.columns, read.columns, strict=True)
+        ]
+        return Columns(columns, np.concatenate([asked.known.present, read.present])[at])
+
+    def _learn(self, table: KeyedColumns, asked: _Asked, new: BoolArray, read: Columns) -> None:
+        """Keep what was read, unless something newer was dropped since it was asked for."""
+        if not new.any() or table.drops != asked.drops:
+            return
+        keys = asked.wanted_keys
+        if table.version != asked.version:
+            new &= table.find(keys) < 0  # written since, or learned by another read
+        if new.all():
+            table.learn(keys, read.columns)
+        elif new.any():
+            mask = pa.array(new)
+            table.learn(keys.select(new), [column.filter(mask) for column in read.columns])
+        self._cache.make_room()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
+        table = self._table(keys)
+        if table is None:
+            super().put(keys, columns, stamps)
+        else:
+            self._write(table, keys, self._codec.checked(columns))
+
+    def remove(self, keys: KeyBatch) -> None:
+        table = self._table(keys)
+        if table is None:
+            super().remove(keys)
+        else:
+            self._write(table, keys, None)
+
+    def remove_with(self, owners: Sequence[bytes]) -> None:
+        columns = self._key_codec.decode(pa.array(owners, LARGE_BINARY), STATE_PREFIX_BYTES)
+        self.remove(self._key_codec.group(columns, num_rows=len(owners)))
+
+    def remove_entries(self, store_keys: Sequence[bytes]) -> None:
+        self._cache.forget(self._id)  # it does not know keys by their bytes
+        super().remove_entries(store_keys)
+
+    def _write(self, table: KeyedColumns, keys: KeyBatch, columns: Sequence[pa.Array] | None) -> None:
+        if len(keys):
+            table.write(keys, columns)
+            self._cache.make_room()
+
+    @property
+    def known(self) -> KeyedColumns | None:
+        """The table of what is known; None while nothing is."""
+        return self._cache.tables.get(self._id)
+
+    # -- what leaves the cache --------------------------------------------------------------------
+
+    def hand_on(self, rows: RowNumbers) -> None:
+        """Write rows for which there is no room any more."""
+        keys, values = self._stored(rows)
+        if rows.present.all():
+            self._sink.put_many(keys, values)  # type: ignore[arg-type]  # none is None
+            return
+        there = [pair for pair in zip(keys, values, strict=True) if pair[1] is not None]
+        if there:
+            self._sink.put_many(*zip(*there, strict=True))
+        self._sink.delete_many([key for key, value in zip(keys, values, strict=True) if value is None])
+
+    def write_back(self) -> None:
+        """Nothing: nobody reads ranges of these states."""
+
+    def finish(self) -> None:
+        """Write all rows that are dirty: each is encoded once, however often it was written."""
+        for rows in self._cache.dirty(self._id):
+            keys, values = self._stored(rows)
+            self._sink.finish_many(keys, values, rows.keys.store_key_bytes + self._size_of(rows, values))
+
+    def _stored(self, rows: RowNumbers) -> tuple[list[bytes], list[bytes | None]]:
+        """Store keys and values of rows, None for those that are removed."""
+        keys = rows.keys.store_keys(self._id)
+        if rows.present.all():
+            values: list[bytes | None] = []
+            values += self._codec.encode(rows.columns, num_rows=len(keys))
+            return keys, values
+        mask, at = pa.array(rows.present), np.flatnonzero(rows.present)
+        encoded = self._codec.encode([column.filter(mask) for column in rows.columns], num_rows=len(at))
+        values = [None] * len(keys)
+        for index, value in zip(at.tolist(), encoded, strict=True):
+            values[index] = value
+        return keys, values
+
+    def _size_of(self, rows: RowNumbers, values: list[bytes | None]) -> int:
+        width = self._codec.width
+        return sum(map(len, filter(None, values))) if width is None else width * int(rows.present.sum())
+
+    def _table(self, keys: KeyBatch) -> KeyedColumns | None:
+        """Where rows of ``keys`` are kept; None for keys with more than the key columns, which are not cached."""
+        _ = self._sink.current  # refused on any thread but that of the micro-batch
+        if keys.namespaces is not None or isinstance(keys, UserKeyBatch):
+            return None
+        return self._cache.table(self._id, [column.type for column in keys.columns])

@@ -1,0 +1,91 @@
+"""Declarations of the column states of one row a key, and what both column states share.
+
+Owns: ``ColumnStateDescriptor`` and ``ColumnsDescriptor``, the base of it and of those of lists and maps; the state
+itself is in ``column_state``, with a time to live in ``ttl_columns``.
+Must not import storage, execution or operators.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
+
+from asyncstate.codec import RowCodec, read_schema, schema_from_text, schema_to_text
+from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
+from asyncstate.state.columnar.column_state import Columns, ColumnState, TimeRange
+from asyncstate.state.expiring.expiry import ColumnExpiry, checked_time
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl, ttl_texts
+from asyncstate.state.expiring.ttl_columns import TtlColumnState
+from asyncstate.state.versions import evolved, older_values
+from asyncstate.state_backend import StateBackend
+
+__all__ = ["ColumnState", "ColumnStateDescriptor", "Columns", "ColumnsDescriptor", "TimeRange"]
+
+S_co = TypeVar("S_co", covariant=True)
+
+
+class ColumnsDescriptor(StateDescriptor[S_co]):
+    """What the declarations of column states have in common; ``_layouts``: not time-first, and time-first."""
+
+    schema: pa.Schema
+    time_first: bool
+    ttl: Ttl
+    belongs_to: BelongsTo | None
+    _layouts: ClassVar[tuple[str, str]] = "key", "time-first"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", read_schema(self.schema, f"state '{self.name}'"))
+        object.__setattr__(self, "ttl", as_bundle_ttl(f"state '{self.name}'", self.ttl))
+
+    def type_texts(self) -> dict[str, str]:
+        """Schema, layout and what the ttl is measured in."""
+        return {
+            "value": schema_to_text(self.schema),
+            "layout": self._layouts[self.time_first],
+            **ttl_texts(self.ttl),
+            **dict([self.belongs_to] if self.belongs_to else []),
+        }
+
+    def bind(
+        self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
+    ) -> S_co:
+        types, uid, ttl = self.type_texts(), context.uid, as_bundle_ttl("state", self.ttl)
+        kept = types if stored is None else evolved(uid, self.name, types, stored)
+        older = [schema_from_text(text) for text in older_values(kept)]
+        codec = RowCodec(self.schema, older, owner=f"state '{self.name}' of operator '{uid}'")
+        expiry = None
+        if ttl is not None:
+            owner = f"operator '{uid}', state '{self.name}'"
+            expiry = ColumnExpiry(ttl, checked_time(ttl, context, owner), owner)
+        return self._state(expiry, sink, state_id, codec, context)
+
+    @abstractmethod
+    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> S_co:
+        """The state over sink, state id, codec and context."""
+
+
+@dataclass(frozen=True)
+class ColumnStateDescriptor(ColumnsDescriptor[ColumnState]):
+    """Declares a ColumnState: ``schema`` is one row's fields.
+
+    ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered
+    before the key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to
+    a stored state, not even a nullable one, because a row that was written without it would tell something else;
+    but for those of ``may_lack``, whose null tells nothing else.
+    ``ttl``: rows expire, each by itself. ``belongs_to``: see ``BelongsTo``.
+    """
+
+    name: str
+    schema: pa.Schema
+    time_first: bool = False
+    fixed_fields: bool = False
+    ttl: Ttl = None
+    belongs_to: BelongsTo | None = None
+    may_lack: frozenset[str] = frozenset()
+    kind: ClassVar[str] = "column"
+
+    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ColumnState:
+        return ColumnState(*bound) if expiry is None else TtlColumnState(expiry, *bound)

@@ -1,0 +1,229 @@
+"""ListState: elements in the order in which they were added.
+
+Owns: ``ListState`` and the cursor of its iterations.
+Invariant: operations on one list take effect in the order in which they were asked for (see ``pending``); an
+iteration shows the list as it was when it was asked for.
+Must not import storage, execution or operators.
+
+Source: FLIP-424's ``ListState``; the layout is that of ``chunks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from asyncstate.errors import StateAccessError
+from asyncstate.futures import (
+    StateFuture,
+    StateIterator,
+    combine_all,
+    completed_future,
+)
+from asyncstate.futures.future import VOID
+from asyncstate.state.keyed.chunks import (
+    COUNT_BYTES,
+    INDEX_BYTES,
+    append_all,
+    append_one,
+    elements,
+    elements_of_one_type,
+    framed,
+    sealed_chunks,
+    whole,
+)
+from asyncstate.state.keyed.cursors import PageCursor, live_cursors
+from asyncstate.state.keyed.pending_ops import MergingState, PendingSource, as_it_is
+from asyncstate.state_backend import Decoder
+
+T = TypeVar("T")
+
+
+class ListState(MergingState, Generic[T]):
+    """Elements of the current key. A small list is one store entry, a long one is read and kept in chunks."""
+
+    __slots__ = ()
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def get(self) -> Iterator[T]:
+        """All elements as they are now, in order."""
+        prefix = self._prefix()
+        head = self._stored(prefix)
+        if sealed_chunks(head):
+            return iter(ListCursor(self, prefix, head, blocking=True).load_now())
+        return iter(self._small(head))
+
+    def async_get(self) -> StateFuture[StateIterator[T]]:
+        """A future of an iterator over all elements as they are now, in order."""
+        return self._when_read(self._read, None)
+
+    def __iter__(self) -> Iterator[T]:
+        return self.get()
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def add(self, element: T) -> None:
+        """Append. Raises StateAccessError for None, CodecError for what is not of the declared type."""
+        prefix = self._prefix()
+        self._do(prefix, self._append_one, self._frame(element))
+
+    def async_add(self, element: T) -> StateFuture[None]:
+        """``add``; every operation that is asked for later sees it."""
+        return self._when_read(self._append_one, self._frame(element))
+
+    def add_all(self, elements: Iterable[T]) -> None:
+        """Append all, or none if one is refused; an empty iterable changes nothing."""
+        prefix = self._prefix()
+        frames = [self._frame(element) for element in elements]
+        if frames:
+            self._do(prefix, self._append_all, frames)
+
+    def async_add_all(self, elements: Iterable[T]) -> StateFuture[None]:
+        """``add_all``; every operation that is asked for later sees it."""
+        frames = [self._frame(element) for element in elements]
+        return self._when_read(self._append_all, frames) if frames else VOID
+
+    def update(self, elements: Iterable[T] | None) -> None:
+        """Replace all elements; an empty iterable (or None) clears."""
+        prefix = self._prefix()
+        self._do(prefix, self._replace, [self._frame(element) for element in elements or ()])
+
+    def async_update(self, elements: Iterable[T] | None) -> StateFuture[None]:
+        """``update``; every operation that is asked for later sees it."""
+        return self._when_read(self._replace, [self._frame(element) for element in elements or ()])
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        self._do(self._prefix(), self._replace, [])
+
+    def async_clear(self) -> StateFuture[None]:
+        """``clear``; every operation that is asked for later sees it."""
+        return self._when_read(self._replace, [])
+
+    # -- operations on a head ------------------------------------------------------------------------
+
+    def _read(
+        self, prefix: bytes, head: bytes | None, _: None
+    ) -> tuple[bytes | None, StateFuture[StateIterator[T]]]:
+        if sealed_chunks(head):
+            return head, ListCursor(self, prefix, head, blocking=False).load()
+        return head, completed_future(head).then_apply(self._small)
+
+    def _small(self, head: bytes | None) -> StateIterator[T]:
+        return StateIterator([] if head is None else self._elements(head, COUNT_BYTES))
+
+    def _append_one(self, prefix: bytes, head: bytes | None, frame: bytes) -> tuple[bytes | None, None]:
+        return append_one(head, frame, lambda index, chunk: self._put(chunk_key(prefix, index), chunk)), None
+
+    def _append_all(
+        self, prefix: bytes, head: bytes | None, frames: list[bytes]
+    ) -> tuple[bytes | None, None]:
+        return append_all(head, frames, lambda index, chunk: self._put(chunk_key(prefix, index), chunk)), None
+
+    def _replace(self, prefix: bytes, head: bytes | None, frames: list[bytes]) -> tuple[bytes | None, None]:
+        sealed = sealed_chunks(head)
+        if sealed:
+            for cursor in live_cursors(self._binding.cursors, prefix):
+                cursor.preserve()
+            for index in range(sealed):
+                self._delete(chunk_key(prefix, index))
+        return self._append_all(prefix, None, frames)
+
+    # -- merging ---------------------------------------------------------------------------------------
+
+    def _contents(self, prefix: bytes, stored: bytes | None, blocking: bool) -> StateFuture[list[bytes]]:
+        """See ``MergingState``: the elements, framed."""
+        keys = [chunk_key(prefix, index) for index in range(sealed_chunks(stored))]
+        if blocking:
+            chunks = completed_future([self._get(key) for key in keys])
+        else:
+            chunks = combine_all([self._async_get(key, as_it_is) for key in keys])
+        return chunks.then_apply(lambda known: self._frames(known, stored))
+
+    def _frames(self, sealed: list[bytes | None], head: bytes | None) -> list[bytes]:
+        label = self._binding.label
+        frames: list[bytes] = []
+        for chunk in sealed:
+            frames += elements(whole(chunk, label), 0, framed, label)
+        return frames if head is None else frames + elements(head, COUNT_BYTES, framed, label)
+
+    def _merged(self, prefix: bytes, stored: bytes | None, sources: list[PendingSource]) -> bytes | None:
+        frames: list[bytes] = []
+        for source in sources:
+            self._replace(source.prefix, source.stored, [])
+            frames += source.contents
+        return self._append_all(prefix, stored, frames)[0] if frames else stored
+
+    # -- elements as bytes -----------------------------------------------------------------------------
+
+    def _elements(self, data: bytes, start: int) -> list[T]:
+        """The elements of a chunk, or of a head behind its count."""
+        binding = self._binding
+        return elements_of_one_type(data, start, binding.decode_values, binding.decode_packed, binding.label)
+
+    def _chunk(self, chunk: bytes | None) -> list[T]:
+        return self._elements(whole(chunk, self._binding.label), 0)
+
+    def _chunk_reader(self, _key: bytes) -> Decoder[list[T]]:
+        """What to make of the chunk under a store key."""
+        return self._chunk
+
+    def _frame(self, element: T) -> bytes:
+        if element is None:
+            raise StateAccessError(
+                f"{self._binding.label}: a list element cannot be None; leave it out, or declare a struct "
+                "with a nullable field"
+            )
+        return framed(self._encode(element))
+
+
+class ListCursor(PageCursor[list[Any], Any]):
+    """The chunks from ``_asked`` and then the tail of one list, as they were when it was asked for."""
+
+    __slots__ = ("_asked", "_binding", "_kept", "_sealed", "_state", "_step", "_tail")
+
+    def __init__(self, state: ListState[Any], prefix: bytes, head: bytes | None, blocking: bool) -> None:
+        super().__init__(state._binding.cursors, prefix, blocking)
+        self._state = state
+        self._binding = state._binding
+        self._sealed = sealed_chunks(head)
+        self._tail = head
+        self._asked = 0
+        self._step = 1
+        self._kept: dict[int, Any] = {}
+
+    def preserve(self) -> None:
+        """The list is about to lose its chunks: read those that have not been asked for."""
+        for index in range(self._asked, self._sealed):
+            if index not in self._kept:
+                self._kept[index] = self._state._chunk(self._binding.sink.get(chunk_key(self._prefix, index)))
+
+    def _ask(self) -> StateFuture[list[Any]]:
+        first = self._asked
+        self._asked = min(first + self._step, self._sealed)
+        chunks = range(first, self._asked)
+        if self._kept:
+            return completed_future([self._kept.pop(index) for index in chunks])
+        keys = [chunk_key(self._prefix, index) for index in chunks]
+        sink, reader = self._binding.sink, self._state._chunk_reader
+        if self._blocking:
+            return completed_future([reader(key)(sink.get(key)) for key in keys])
+        return combine_all([sink.async_get(key, reader(key)) for key in keys])
+
+    def _entries(self, page: list[Any]) -> list[Any]:
+        items = [element for chunk in page for element in chunk]
+        if items:
+            self._step = max(1, self._binding.page_size * len(page) // len(items))
+        if self._asked == self._sealed and self._tail is not None:
+            items += self._state._elements(self._tail, COUNT_BYTES)
+        return items
+
+    @property
+    def _exhausted(self) -> bool:
+        return self._asked == self._sealed
+
+
+def chunk_key(prefix: bytes, index: int) -> bytes:
+    """The store key of chunk ``index`` of the list under ``prefix``."""
+    return prefix + index.to_bytes(INDEX_BYTES, "big")

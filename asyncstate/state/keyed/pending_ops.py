@@ -1,0 +1,370 @@
+"""Operations on stored values, in the order in which they were asked for.
+
+Owns: ``MergingState``, the base of the states whose writes depend on what is stored (lists, reductions), the
+operations that wait for stored values, and merges, which are operations on several values: what several namespaces
+hold becomes the content of one, as when session windows meet.
+Invariant: operations on one stored value take effect in the order in which they were asked for, whether or
+not the value had to be waited for; one that fails changes nothing and lets the others be.
+Must not import storage, execution or operators.
+
+Only lists and reductions merge. Of two values, or of two values under one user key of a map, nothing but the
+operator knows which one is to stay, so ``ValueState`` and ``MapState`` do not have the methods.
+
+Source: Flink's ``InternalMergingState``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from asyncstate.codec import encode_namespace
+from asyncstate.errors import StateAccessError
+from asyncstate.futures import StateFuture, combine_all, completed_future, failed_future
+from asyncstate.futures.future import VOID
+from asyncstate.state.keyed.state_context import KeyedState, StateContext
+
+_MERGE: Final = b""  # stands for the store key of an operation that has several
+
+# (store key, the bytes under it, argument) -> (the bytes afterwards: None removes them, result). A result may be
+# a StateFuture. "The bytes afterwards" being the same object means that nothing is to be written.
+Operation = Callable[[bytes, bytes | None, Any], tuple[bytes | None, Any]]
+
+
+class PendingSource(NamedTuple):
+    """A namespace that is merged into another: its store key, what is stored there, and its ``_contents``."""
+
+    prefix: bytes
+    stored: bytes | None
+    contents: Any
+
+
+class MergingState(KeyedState):
+    """A state with one entry under its store key that operations read, change and write back. Its namespaces can be
+    merged."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self, binding: StateContext, suffix: bytes | None) -> None:
+        super().__init__(binding, suffix)
+        self._waiting: dict[bytes, _Waiting] = binding.waiting
+
+    # -- merging --------------------------------------------------------------------------------------
+
+    def merge_namespaces(self, target: int, sources: Iterable[int]) -> None:
+        """Combine what ``sources`` hold, in the order given and behind what ``target`` holds, into ``target``.
+
+        The sources are empty afterwards. Without sources, or if they hold nothing, nothing happens. It does not
+        matter which namespace this object is ``at``. Raises StateAccessError if a namespace is given twice, or if the
+        state is not declared with ``namespaced=True``; OperatorError if the operator's function fails.
+        """
+        prefixes = self._namespace_prefixes(target, list(sources))
+        if len(prefixes) > 1:
+            before = [self._stored(prefix) for prefix in prefixes]
+            merge = _Merge(self, prefixes)
+            after = merge.apply(before, merge.ask(before, blocking=True).get())
+            for prefix, old, new in zip(prefixes, before, after, strict=True):
+                self._write(prefix, old, new)
+
+    def async_merge_namespaces(self, target: int, sources: Iterable[int]) -> StateFuture[None]:
+        """``merge_namespaces``; every operation that is asked for later, on any of the namespaces, sees it."""
+        prefixes = self._namespace_prefixes(target, list(sources))
+        return self._when_all_read(_Merge(self, prefixes)) if len(prefixes) > 1 else VOID
+
+    def _contents(self, prefix: bytes, stored: bytes | None, blocking: bool) -> StateFuture[Any]:
+        """Read, and only read, what ``_merged`` has to know of a source beside the stored value; answered at once if
+        ``blocking``."""
+        return VOID
+
+    @abstractmethod
+    def _merged(self, prefix: bytes, stored: bytes | None, sources: list[PendingSource]) -> bytes | None:
+        """The value under the target's ``prefix`` afterwards; removes what sources have under other store keys."""
+
+    def _namespace_prefixes(self, target: int, sources: list[int]) -> list[bytes]:
+        label = self._binding.label
+        if not self._binding.namespaced:
+            raise StateAccessError(f"{label} has no namespaces to merge; declare it with namespaced=True")
+        if target in sources or len(set(sources)) != len(sources):
+            raise StateAccessError(
+                f"{label}: namespaces {sources!r} cannot be merged into {target!r}; give each namespace once, and the "
+                "target not among the sources"
+            )
+        context: Any = self._sink.current
+        try:
+            prefix = context.group + self._id + context.encoded_key
+        except (AttributeError, TypeError):
+            raise self.at(target)._misuse() from None
+        return [prefix + encode_namespace(namespace) for namespace in (target, *sources)]
+
+    # -- one value ------------------------------------------------------------------------------------
+
+    def _when_read(self, operation: Operation, argument: Any) -> StateFuture[Any]:
+        """Run ``operation`` when the value is known, behind those asked for before; a future of its result."""
+        prefix = self._prefix()
+        waiting = self._waiting.get(prefix)
+        if waiting is None:
+            loaded = self._async_get(prefix, as_it_is)
+            if loaded.done:
+                return self._run(prefix, loaded.get(), operation, argument)
+            waiting = _Waiting()
+            self._await(waiting, prefix, loaded)
+        return waiting.add(prefix, operation, argument)
+
+    def _do(self, prefix: bytes, operation: Operation, argument: Any) -> None:
+        """Run ``operation`` at once, behind those asked for before."""
+        before = self._stored(prefix)
+        after, _ = operation(prefix, before, argument)
+        self._write(prefix, before, after)
+
+    def _stored(self, prefix: bytes) -> bytes | None:
+        """The stored value at once; what waits for it takes effect first."""
+        if self._waiting:
+            waiting = self._waiting.get(prefix)
+            if waiting is not None:
+                return self._overtake(prefix, waiting)
+        return self._get(prefix)
+
+    def _run(
+        self, prefix: bytes, before: bytes | None, operation: Operation, argument: Any
+    ) -> StateFuture[Any]:
+        try:
+            after, result = operation(prefix, before, argument)
+        except Exception as error:
+            return failed_future(error)
+        self._write(prefix, before, after)
+        if result is None:
+            return VOID
+        return result if type(result) is StateFuture else completed_future(result)
+
+    def _write(self, prefix: bytes, before: bytes | None, after: bytes | None) -> None:
+        if after is before:
+            return
+        if after is None:
+            self._delete(prefix)
+        else:
+            self._put(prefix, after)
+
+    # -- waiting --------------------------------------------------------------------------------------
+
+    def _when_all_read(self, merge: _Merge) -> StateFuture[None]:
+        """Run ``merge`` when its values are known, behind operations asked for before on any of them."""
+        waiting = _Waiting()
+        for prefix in merge.prefixes:
+            other = self._waiting.get(prefix)
+            if other is None:
+                self._await(waiting, prefix, self._async_get(prefix, as_it_is))
+            elif other is not waiting:
+                waiting.absorb(other)
+                for absorbed in other.prefixes:
+                    self._waiting[absorbed] = waiting
+        future = waiting.add(_MERGE, merge, None)
+        self._go_on(waiting)
+        return future
+
+    def _await(self, waiting: _Waiting, prefix: bytes, loaded: StateFuture[bytes | None]) -> None:
+        self._waiting[prefix] = waiting
+        waiting.prefixes.append(prefix)
+        if loaded.done:
+            waiting.know(prefix, loaded.get())
+            return
+        waiting.outstanding += 1
+
+        def answered(loaded: StateFuture[bytes | None]) -> None:
+            latest = waiting.latest()
+            latest.outstanding -= 1
+            error = loaded.exception()
+            if error is not None:
+                self._fail(latest, error)
+            else:
+                latest.know(prefix, loaded.get())
+            self._go_on(latest)
+
+        loaded.on_settled(answered)
+
+    def _go_on(self, waiting: _Waiting) -> None:
+        """When nothing is outstanding: apply what waits, and settle its futures if that was all."""
+        if not waiting.outstanding and (waiting.applied or self._apply(waiting, blocking=False)):
+            waiting.settle()
+
+    def _overtake(self, prefix: bytes, waiting: _Waiting) -> bytes | None:
+        """Apply what waits at once; the futures are settled when what they wait for arrives."""
+        for each in waiting.prefixes:
+            if each not in waiting.stored:
+                waiting.know(each, self._get(each))
+        self._apply(waiting, blocking=True)
+        return waiting.stored[prefix]
+
+    def _apply(self, waiting: _Waiting, blocking: bool) -> bool:
+        """Apply operations in order, up to a merge that has to read more first; False if there is one."""
+        stored = waiting.stored
+        operations = waiting.operations
+        while waiting.position < len(operations):
+            prefix, operation, argument, future = operations[waiting.position]
+            result: Any = None
+            try:
+                if prefix:
+                    stored[prefix], result = operation(prefix, stored[prefix], argument)
+                elif not self._apply_merge(waiting, operation, blocking):
+                    return False
+            except Exception as error:
+                result = _Failure(error)
+            waiting.position += 1
+            waiting.results.append((future, result))
+        for prefix in waiting.prefixes:
+            del self._waiting[prefix]
+            self._write(prefix, waiting.before[prefix], stored[prefix])
+        waiting.applied = True
+        return True
+
+    def _apply_merge(self, waiting: _Waiting, merge: _Merge, blocking: bool) -> bool:
+        stored = [waiting.stored[prefix] for prefix in merge.prefixes]
+        contents = merge.contents
+        if contents is None or (blocking and not contents.done):
+            contents = merge.contents = merge.ask(stored, blocking)
+            if not contents.done:
+                waiting.outstanding += 1
+                contents.on_settled(lambda _: self._contents_arrived(waiting.latest()))
+        if not contents.done:
+            return False
+        waiting.stored.update(zip(merge.prefixes, merge.apply(stored, contents.get()), strict=True))
+        return True
+
+    def _contents_arrived(self, waiting: _Waiting) -> None:
+        waiting.outstanding -= 1
+        self._go_on(waiting)
+
+    def _fail(self, waiting: _Waiting, error: BaseException) -> None:
+        """A value could not be read: everything that waits with it fails."""
+        for prefix in waiting.prefixes:
+            if self._waiting.get(prefix) is waiting:
+                del self._waiting[prefix]
+        waiting.fail(error)
+
+
+class _Merge:
+    """What is under ``prefixes``, the first of which is the target, becomes one; ``contents`` of the others is asked
+    for when what is stored of them is known."""
+
+    __slots__ = ("_state", "contents", "prefixes")
+
+    def __init__(self, state: MergingState, prefixes: list[bytes]) -> None:
+        self._state = state
+        self.prefixes = prefixes
+        self.contents: StateFuture[list[Any]] | None = None
+
+    def ask(self, stored: list[bytes | None], blocking: bool) -> StateFuture[list[Any]]:
+        """The contents of all sources."""
+        contents = self._state._contents
+        sources = zip(self.prefixes[1:], stored[1:], strict=True)
+        return combine_all([contents(prefix, value, blocking) for prefix, value in sources])
+
+    def apply(self, stored: list[bytes | None], contents: list[Any]) -> list[bytes | None]:
+        """The values afterwards."""
+        sources = list(map(PendingSource, self.prefixes[1:], stored[1:], contents))
+        target = self._state._merged(self.prefixes[0], stored[0], sources)
+        return [target, *(None for _ in sources)]
+
+
+class _Failure:
+    """What an operation that failed leaves for the future of whoever asked for it."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _Waiting:
+    """Operations on values that are being read, and the futures of those who asked for them.
+
+    Mostly on one value. A merge unites what waits for any of its values, so that operations on them
+    that are asked for later wait behind it.
+    """
+
+    __slots__ = (
+        "_successor",
+        "applied",
+        "before",
+        "operations",
+        "outstanding",
+        "position",
+        "prefixes",
+        "results",
+        "stored",
+    )
+
+    def __init__(self) -> None:
+        self.prefixes: list[bytes] = []
+        self.outstanding = 0  # reads that have not been answered
+        self.before: dict[bytes, bytes | None] = {}
+        self.stored: dict[bytes, bytes | None] = {}  # after the operations up to ``position``
+        self.operations: list[tuple[bytes, Any, Any, StateFuture[Any]]] = []
+        self.position = 0
+        self.results: list[tuple[StateFuture[Any], Any]] = []
+        self.applied = False
+        self._successor: _Waiting | None = None
+
+    def latest(self) -> _Waiting:
+        """Itself, or what has absorbed it."""
+        waiting = self
+        while waiting._successor is not None:
+            waiting = waiting._successor
+        return waiting
+
+    def know(self, prefix: bytes, stored: bytes | None) -> None:
+        """The value under ``prefix`` has been read; nothing happens if a synchronous call was faster."""
+        if prefix not in self.stored:
+            self.stored[prefix] = self.before[prefix] = stored
+
+    def add(self, prefix: bytes, operation: Operation | _Merge, argument: Any) -> StateFuture[Any]:
+        future: StateFuture[Any] = StateFuture()
+        self.operations.append((prefix, operation, argument, future))
+        return future
+
+    def absorb(self, other: _Waiting) -> None:
+        """Take over what waits for other values; up to now the two do not depend on each other."""
+        other._successor = self
+        self.prefixes += other.prefixes
+        self.outstanding += other.outstanding
+        self.before.update(other.before)
+        self.stored.update(other.stored)
+        self.operations += other.operations[other.position :]
+        self.results += other.results
+
+    def settle(self) -> None:
+        """Give each future its result, in the order of the operations."""
+        results, self.results = self.results, []
+        for future, result in results:
+            if isinstance(result, StateFuture):
+                result.on_settled(partial(_pass_on, future))
+            elif isinstance(result, _Failure):
+                future.fail(result.error)
+            else:
+                future.complete(result)
+
+    def fail(self, error: BaseException) -> None:
+        """A value could not be read."""
+        asked = [
+            *(future for future, _ in self.results),
+            *(entry[3] for entry in self.operations[self.position :]),
+        ]
+        self.position, self.results, self.applied = len(self.operations), [], True
+        for future in asked:
+            if not future.done:
+                future.fail(error)
+
+
+def _pass_on(future: StateFuture[Any], source: StateFuture[Any]) -> None:
+    """Settle ``future`` as ``source`` is."""
+    error = source.exception()
+    if error is not None:
+        future.fail(error)
+    else:
+        future.complete(source.get())
+
+
+def as_it_is(raw: bytes | None) -> bytes | None:
+    """The answer to a read, undecoded."""
+    return raw

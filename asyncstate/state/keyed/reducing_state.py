@@ -1,0 +1,242 @@
+"""ReducingState: what was added, folded into one value with a function of the operator.
+
+Owns: ``FoldingState``, one stored value that whatever is added is folded into, and ``ReducingState``.
+Invariant: what is added is folded in the order in which it was added (see ``pending``); if a function fails, or gives
+what cannot be stored, the stored value is as it was before. The functions belong to the operator: nothing of
+them is stored.
+Must not import storage, execution or operators.
+
+Source: Flink's ``AppendingState`` and ``ReducingState``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from asyncstate.errors import OperatorError, StateAccessError
+from asyncstate.futures import StateFuture, completed_future, failed_future
+from asyncstate.futures.future import VOID
+from asyncstate.state.keyed.decoded_cache import UNKNOWN, DecodedCache
+from asyncstate.state.keyed.pending_ops import MergingState, PendingSource
+from asyncstate.state.keyed.state_context import StateContext
+
+T = TypeVar("T")
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
+
+
+class FoldingState(MergingState, Generic[IN, OUT]):
+    """One stored value. ``binding.function`` is what its kind folds with.
+
+    What is known of it goes by the store key, as the operations that wait do, and does not wait: whoever reads the
+    bytes makes it unknown, and writing them makes it known.
+    """
+
+    __slots__ = ("_function",)
+
+    def __init__(self, binding: StateContext, suffix: bytes | None) -> None:
+        super().__init__(binding, suffix)
+        self._function = binding.function
+        if binding.known is not None:
+            self._get, self._async_get = binding.known.get, binding.known.async_get
+            self._delete = binding.known.delete
+
+    def get(self) -> OUT | None:
+        """What has been added, folded; None if nothing has been."""
+        prefix = self._prefix()
+        level = self._level
+        stored = UNKNOWN if level is None else level.look(prefix)
+        if stored is UNKNOWN:
+            stored = self._value_of(self._stored(prefix))
+            if level is not None:
+                self._keep(level, prefix, stored)
+        return None if stored is None else self._shown(stored)
+
+    def async_get(self) -> StateFuture[OUT | None]:
+        """A future of ``get``, as it is now: what is added later does not change it."""
+        level = self._level
+        stored = UNKNOWN if level is None else level.look(self._prefix())
+        if stored is UNKNOWN:
+            return self._when_read(self._read, None)
+        try:
+            return completed_future(None if stored is None else self._shown(stored))
+        except Exception as error:
+            return failed_future(error)
+
+    def add(self, value: IN) -> None:
+        """Fold ``value`` in.
+
+        Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if it gives what is
+        not of the declared type.
+        """
+        value = self._given(value)
+        prefix = self._prefix()
+        level = self._level
+        stored = UNKNOWN if level is None else level.look(prefix)
+        if level is None or stored is UNKNOWN:
+            self._do(prefix, self._add, value)
+        else:
+            self._fold_in(level, prefix, stored, value)
+
+    def async_add(self, value: IN) -> StateFuture[None]:
+        """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
+        value = self._given(value)
+        level = self._level
+        if level is None:
+            return self._when_read(self._add, value)
+        prefix = self._prefix()
+        stored = level.look(prefix)
+        if stored is UNKNOWN:
+            return self._when_read(self._add, value)
+        try:
+            self._fold_in(level, prefix, stored, value)
+        except Exception as error:
+            return failed_future(error)
+        return VOID
+
+    def clear(self) -> None:
+        """Remove what has been added."""
+        prefix = self._prefix()
+        if prefix in self._waiting:
+            self._stored(prefix)
+        self._delete(prefix)
+
+    def async_clear(self) -> StateFuture[None]:
+        """``clear``; every operation that is asked for later sees it."""
+        prefix = self._prefix()
+        if prefix in self._waiting:
+            return self._when_read(_cleared, None)
+        self._delete(prefix)
+        return VOID
+
+    def _given(self, value: Any) -> Any:
+        """``value``, or an error if it cannot be added."""
+        return value
+
+    # -- what is known ------------------------------------------------------------------------------------
+
+    def _fold_in(self, level: DecodedCache, prefix: bytes, stored: Any, value: Any) -> None:
+        after = self._folded(stored, value)
+        if prefix in level.held and type(after) is level.type and level.fits(after):
+            level.values[prefix] = after
+        elif after is None:
+            self._bytes_of(after)  # refuses it
+        else:
+            level.write(prefix, prefix, after)
+
+    def _write(self, prefix: bytes, before: bytes | None, after: bytes | None) -> None:
+        level = self._level
+        if level is None:
+            super()._write(prefix, before, after)
+            return
+        if after is not before:
+            level.drop(prefix)  # a plain call that overtook what waited knows what that left
+        super()._write(prefix, before, after)
+        self._keep(level, prefix, self._value_of(after))
+
+    def _keep(self, level: DecodedCache, prefix: bytes, stored: Any) -> None:
+        """``stored`` is what is stored."""
+        if level.resting:
+            self._level = None
+            sink = self._sink
+            self._get, self._async_get, self._delete = sink.get, sink.async_get, sink.delete
+        elif prefix not in level.values and prefix not in self._waiting:
+            level.add(prefix, stored)
+
+    # -- what a kind says ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _folded(self, stored: Any, value: Any) -> Any:
+        """The stored value with ``value`` folded in; ``stored`` is None if there is none."""
+
+    @abstractmethod
+    def _combined(self, stored: Any, other: Any) -> Any:
+        """Two stored values as one."""
+
+    def _shown(self, stored: Any) -> Any:
+        """What ``get`` gives for the stored value."""
+        return stored
+
+    # -- operations on the stored bytes -----------------------------------------------------------------
+
+    def _read(self, prefix: bytes, raw: bytes | None, _: None) -> tuple[bytes | None, Any]:
+        return raw, self._result_of(raw)
+
+    def _add(self, prefix: bytes, raw: bytes | None, value: Any) -> tuple[bytes | None, None]:
+        return self._bytes_of(self._folded(self._value_of(raw), value)), None
+
+    def _merged(self, prefix: bytes, stored: bytes | None, sources: list[PendingSource]) -> bytes | None:
+        merged = self._value_of(stored)
+        others = [other for source in sources if (other := self._value_of(source.stored)) is not None]
+        if not others:
+            return stored
+        for other in others:
+            merged = other if merged is None else self._combined(merged, other)
+        return self._bytes_of(merged)
+
+    def _result_of(self, raw: bytes | None) -> Any:
+        stored = self._value_of(raw)
+        return None if stored is None else self._shown(stored)
+
+    def _value_of(self, raw: bytes | None) -> Any:
+        return None if raw is None else self._decode(raw)
+
+    def _bytes_of(self, value: Any) -> bytes:
+        if value is None:
+            raise StateAccessError(
+                f"{self._binding.label}: {_name(self._function)} gave None, which cannot be stored; return the "
+                "combined value, or use clear() to remove it"
+            )
+        return self._encode(value)  # type: ignore[no-any-return]
+
+    def _failed(self, method: str, error: Exception) -> OperatorError:
+        """The error for a function that has raised ``error``."""
+        binding = self._binding
+        key = getattr(self._sink.current, "key", None)
+        place = f"operator '{binding.uid}', state '{binding.name}'"
+        return OperatorError(
+            f"{place if key is None else f'{place}, key {key!r}'}: {_name(self._function)}{method} raised "
+            f"{type(error).__name__}: {error}. The micro-batch is not committed; fix the function or the input and "
+            "start the query again"
+        )
+
+
+class ReducingState(FoldingState[T, T], Generic[T]):
+    """The values added for the current key, reduced to one of the same type; stored like a ValueState.
+
+    The first value is stored as it is; then ``reduce_function(stored value, value)`` is. None cannot be added:
+    StateAccessError.
+
+    >>> from asyncstate import ReducingStateDescriptor
+    >>> ReducingStateDescriptor("highest", max, int).kind
+    'reducing'
+    """
+
+    __slots__ = ()
+
+    def _given(self, value: Any) -> Any:
+        if value is None:
+            raise StateAccessError(
+                f"{self._binding.label}: None cannot be added; leave it out, or use clear() to remove the value"
+            )
+        return value
+
+    def _folded(self, stored: Any, value: Any) -> Any:
+        return value if stored is None else self._combined(stored, value)
+
+    def _combined(self, stored: Any, other: Any) -> Any:
+        try:
+            return self._function(stored, other)
+        except Exception as error:
+            raise self._failed("", error) from error
+
+
+def _cleared(prefix: bytes, raw: bytes | None, _: None) -> tuple[None, None]:
+    return None, None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """How errors name a function, or an object with functions."""
+    return getattr(function, "__qualname__", type(function).__qualname__)

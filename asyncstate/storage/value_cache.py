@@ -1,0 +1,293 @@
+"""What is known of stored values without asking the store: the second level of the state cache, raw bytes.
+
+Owns: ValueCache, MISSING, and what an entry weighs. Invariants: entries are what lies below this micro-batch's
+writes in memory, spilled writes included; of a key that several generations have, the newest counts; all keep within
+the bytes given. Must not import stores, overlay or anything of execution.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, Literal
+
+ENTRY_OVERHEAD_BYTES: Final = 120
+"""What an entry weighs beside the bytes of key and value: two bytes headers and a dict slot."""
+
+_YOUNG_OF: Final = 4
+_FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
+_STATE_ID_AT: Final = 2  # in a store key, behind the key group
+_JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
+_KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
+_REST_BATCHES: Final = 16
+
+Entries = dict[bytes, bytes | None]
+
+
+class Missing(enum.Enum):
+    """Type of MISSING, so that type checkers can tell it from a value."""
+
+    MISSING = enum.auto()
+
+
+MISSING: Final = Missing.MISSING
+"""``peek``'s answer when memory does not know: neither a value nor a known absence."""
+
+Peeked = bytes | Literal[Missing.MISSING] | None
+
+
+class ValueCache:
+    """Values of one partition by store key, None for a key known to be absent.
+
+    What was read or written lately is ``young``, a dict of at most a quarter of the room; then it is a generation of
+    ``older``, newest first, and a new one begins. What is used is young again, and the oldest is dropped whole: a
+    least-recently-used cache of which neither a hit nor an eviction costs much. A micro-batch's writes are laid over
+    the young ones if there is room, else they are a generation; so two neighbours are more than a quarter, and all few.
+
+    It goes from micro-batch to micro-batch as it is: ``begin`` and ``end`` stand around each. ``without``: ids of
+    states of which nothing is in it, nor may be. ``resting``: for how many micro-batches nothing shall be kept, after a
+    cache that did not pay.
+    """
+
+    __slots__ = (
+        "_laid_over_bytes",
+        "_list_get_seconds",
+        "_older_bytes",
+        "_recall_seconds",
+        "_recalled",
+        "_recalls",
+        "bytes_peak",
+        "carried",
+        "evictions",
+        "limit_bytes",
+        "older",
+        "resting",
+        "was_short",
+        "without",
+        "young",
+        "young_bytes",
+        "young_bytes_max",
+    )
+
+    def __init__(self) -> None:
+        self.young: Entries = {}
+        self.young_bytes = self.young_bytes_max = 0
+        self.older: list[Entries] = []
+        self.without: frozenset[int] = frozenset()
+        self.resting = 0
+        self._older_bytes: list[int] = []
+        self._laid_over_bytes = 0  # of the young ones' bytes: what was laid over them since they were counted
+        self._list_get_seconds = 0.0  # what a key of a list get last took the store; 0 if unknown
+        self.begin(0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory; a key counts in each generation that has it, and what was replaced lately counts, too."""
+        return self.young_bytes + sum(self._older_bytes)
+
+    def __len__(self) -> int:
+        return len(self.young) + sum(map(len, self.older))
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether there is anything to know of it in the next micro-batch."""
+        return bool(self.young or self.older or self.resting)
+
+    # -- one micro-batch ----------------------------------------------------------------------------
+
+    def begin(self, limit_bytes: int) -> None:
+        """Serve a micro-batch that may cache ``limit_bytes``."""
+        assert not (self.resting and len(self)), "a cache that rests is empty"
+        self.limit_bytes, self.young_bytes_max = limit_bytes, limit_bytes // _YOUNG_OF
+        self.carried = len(self)
+        self.was_short = False
+        self.evictions = self.bytes_peak = self._recalls = self._recalled = 0
+        self._recall_seconds = 0.0
+        if self.young_bytes > self.young_bytes_max:
+            self.age()
+        self.evictions += self._shrink_older(limit_bytes - self.young_bytes_max)
+
+    def leave_out(self, state_ids: frozenset[int]) -> None:
+        """Keep nothing of these states, and nothing of what was kept when they were others: it may be older than what
+        they have written since."""
+        if self.without != state_ids:
+            self.clear()
+            self.without = state_ids
+
+    def recall(self, key: bytes) -> Peeked:
+        """Look into the older generations; what is found there is young again."""
+        for entries in self.older:
+            value: Peeked = entries.get(key, MISSING)
+            if value is not MISSING:
+                self.remember(key, value)
+                return value
+        return MISSING
+
+    def recall_many(self, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]) -> Sequence[int]:
+        """Fill in the answers for the ``unknown`` positions that are known here; return the others."""
+        if not unknown or self._is_left_out(keys):
+            return unknown
+        started, wanted = time.perf_counter(), len(unknown)
+        aged: list[int] = []
+        for number, entries in enumerate((self.young, *self.older)):
+            if entries and unknown:
+                asked, unknown = unknown, look_up(entries, keys, unknown, answers)
+                if number > _FRESH_GENERATIONS and len(unknown) < len(asked):
+                    aged += [i for i in asked if answers[i] is not MISSING]
+        if aged:
+            self.remember_many([keys[i] for i in aged], [answers[i] for i in aged])  # type: ignore[misc]  # none MISSING
+        if self.carried:  # of what was not kept for long nothing can be said
+            self._recalls += wanted
+            self._recalled += wanted - len(unknown)
+            self._recall_seconds += time.perf_counter() - started
+        return unknown
+
+    def remember(self, key: bytes, value: bytes | None) -> None:
+        """Keep a value that was read from the store (None: it is absent) for later reads."""
+        if key not in self.young:
+            self.young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
+        self.young[key] = value
+        if self.young_bytes > self.young_bytes_max:
+            self.age()
+
+    def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Keep many answers of the store, unless they are more than the young ones may be or the cache rests."""
+        if self._is_left_out(keys) or (self.resting and len(keys) >= _JUDGED_KEYS):
+            return
+        most = self.young_bytes_max
+        if len(keys) * ENTRY_OVERHEAD_BYTES > most or (size_bytes := size_of(keys, values)) > most:
+            self.was_short = True
+            return
+        self.young.update(zip(keys, values, strict=True))
+        self.young_bytes += size_bytes
+        if self.young_bytes > self.young_bytes_max:
+            self.age()
+
+    def age(self) -> None:
+        """Begin a new young generation: the one there is exceeds its bound."""
+        self.note_bytes()
+        self._add(self.young, self.young_bytes)
+        self._begin_young()
+        self.evictions += self._shrink_older(self.limit_bytes - self.young_bytes_max)
+
+    def merge_writes(self, writes: Callable[[], Entries], size_bytes: int, copied: bool) -> None:
+        """Make the cache right for a store with these writes in it: they are laid over it, or it is emptied.
+
+        ``writes`` gives them; ``copied``: others go on using that dict. Of a key that was written nothing older is
+        known afterwards.
+        """
+        limit = self.limit_bytes - self.young_bytes_max
+        if self.resting or size_bytes > limit:
+            self.was_short |= not self.resting
+            self.clear()
+            return
+        entries = writes()
+        if self.without and entries:
+            entries = {key: v for key, v in entries.items() if key[_STATE_ID_AT] not in self.without}
+            size_bytes, copied = size_of(entries, entries.values()), False
+        if self.young_bytes + size_bytes > self.young_bytes_max:
+            self._count_young()
+        if self.young_bytes + size_bytes <= self.young_bytes_max:
+            self._lay_over_young(entries, size_bytes)
+        else:
+            if not all(map(entries.__contains__, self.young)):
+                self._add(self.young, self.young_bytes)
+            self._add(entries.copy() if copied else entries, size_bytes)
+            self._begin_young()
+        self._shrink_older(limit)
+
+    def end(self, list_get_seconds: float) -> bool:
+        """The micro-batch ends; True if its writes are to be folded in. A cache that did not pay is emptied, and rests.
+
+        ``list_get_seconds``: what a key of a list get took the store, 0 if there was none.
+        """
+        self._list_get_seconds = list_get_seconds or self._list_get_seconds
+        if not self.resting and self._recalls_pay():
+            return True
+        self.clear()
+        self.resting = (self.resting or _REST_BATCHES) - 1
+        return False
+
+    # -- room -----------------------------------------------------------------------------------------
+
+    def shrink(self, limit_bytes: int) -> int:
+        """Drop oldest generations until the rest keeps within the limit; returns how many entries went."""
+        dropped = self._shrink_older(limit_bytes - self.young_bytes)
+        if self.young_bytes > limit_bytes:
+            dropped += len(self.young)
+            self._begin_young()
+        return dropped
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.older.clear()
+        self._older_bytes.clear()
+        self._begin_young()
+
+    def note_bytes(self) -> None:
+        """Let what is cached now count for the peak."""
+        self.bytes_peak = max(self.bytes_peak, self.size_bytes)
+
+    def _shrink_older(self, limit_bytes: int) -> int:
+        dropped, size_bytes = 0, sum(self._older_bytes)
+        while self.older and size_bytes > limit_bytes:
+            size_bytes -= self._older_bytes.pop()
+            dropped += len(self.older.pop())
+        self.was_short |= dropped > 0
+        return dropped
+
+    def _add(self, entries: Entries, size_bytes: int) -> None:
+        if entries:
+            self.older.insert(0, entries)
+            self._older_bytes.insert(0, size_bytes)
+
+    def _begin_young(self) -> None:
+        self.young, self.young_bytes, self._laid_over_bytes = {}, 0, 0
+
+    def _lay_over_young(self, entries: Entries, size_bytes: int) -> None:
+        # What they replace counts twice for a while: to look for it takes longer than all the rest.
+        self.young.update(entries)
+        self.young_bytes += size_bytes
+        self._laid_over_bytes += size_bytes
+        if 2 * self._laid_over_bytes >= self.young_bytes:
+            self._count_young()
+
+    def _count_young(self) -> None:
+        self.young_bytes, self._laid_over_bytes = size_of(self.young, self.young.values()), 0
+
+    # -- what is not worth it -------------------------------------------------------------------------
+
+    def _is_left_out(self, keys: Sequence[bytes]) -> bool:
+        """Whether ``keys``, all of one state, are those of one that is left out."""
+        return bool(self.without and keys) and keys[0][_STATE_ID_AT] in self.without
+
+    def _recalls_pay(self) -> bool:
+        """Whether looking for many keys at once, and keeping them, took less time than it saved.
+
+        Reading many sorted keys from a store in memory costs hardly more than looking for them in large dicts. A few
+        keys, keys that come in every micro-batch, and a store that waits for a device are another matter.
+        """
+        if self._recalls < _JUDGED_KEYS or not self._list_get_seconds:
+            return True
+        return self._recalled * self._list_get_seconds > _KEEPING_FACTOR * self._recall_seconds
+
+
+def look_up(
+    known: Entries, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]
+) -> Sequence[int]:
+    """Fill in the answers for the ``unknown`` positions that ``known`` has; return the others."""
+    get = known.get
+    left = []
+    for index in unknown:
+        value: Peeked = get(keys[index], MISSING)
+        if value is MISSING:
+            left.append(index)
+        else:
+            answers[index] = value
+    return left
+
+
+def size_of(keys: Collection[bytes], values: Iterable[bytes | None]) -> int:
+    """Estimated memory of entries."""
+    return sum(map(len, keys)) + sum(map(len, filter(None, values))) + ENTRY_OVERHEAD_BYTES * len(keys)

@@ -1,0 +1,151 @@
+"""What windows that have come due are made of, read in parts of bounded size and in order of time.
+
+Owns: ``DueReader`` and ``DuePart``.
+Invariant: the parts come by ascending window ends; each has every entry of its windows, or, for one window
+that is too large for a part, of whole key groups. Several states are cut at the same places.
+Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from asyncstate.operator import MIN_WATERMARK
+from asyncstate.state.columnar.aligned_scan import cut_alike
+from asyncstate.state.columnar.state_columns import TimeRange
+
+PART_ROWS = 1 << 19
+"""Entries that are held at a time, at most."""
+PART_BYTES = 1 << 26
+"""Bytes of their values: wide ones are fewer."""
+
+_GROUP_BYTES = 2
+_SAFETY = 0.75  # a cut aims at this share of a part, so that the estimate may be somewhat off
+
+
+@dataclass(frozen=True)
+class DuePart:
+    """The entries of the windows with first <= end <= last, a range for each state that is read."""
+
+    first: int
+    last: int
+    ranges: tuple[TimeRange, ...]
+
+    @property
+    def entries(self) -> TimeRange:
+        """Those (m) of the first state."""
+        return self.ranges[0]
+
+
+def rows_fitting(row_bytes: float, rows_max: int = PART_ROWS) -> int:
+    """How many rows of so many bytes are held at a time, ``rows_max`` at most."""
+    return min(rows_max, max(int(PART_BYTES / max(row_bytes, 1.0)), 1))
+
+
+class Ends(Protocol):
+    """What the reader has to know of a window."""
+
+    def next_end(self, time: int) -> int:
+        """The first window end that is not before ``time``."""
+
+    def first_slice(self, ends: int) -> int:
+        """The earliest namespace of the window with this end; the last one is the end itself."""
+
+
+class TimeFirst(Protocol):
+    """A state that is read by ranges of namespaces: ``ColumnState``, ``TimeFirstListState``."""
+
+    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
+        """All entries with start <= namespace <= ``until``, by key group, namespace and key, page by page."""
+
+
+class DueReader:
+    """Reads a time-first state whose namespaces are window ends or the ends of slices of windows, or several at once.
+
+    ``part_rows``: what a part has of each state, fewer where they are wide, but for a single window and key group;
+    ``row_bytes``: how wide what belongs to an entry is, where it lies elsewhere. What a part has may be removed before
+    the next one is asked for.
+    """
+
+    def __init__(
+        self,
+        states: TimeFirst | tuple[TimeFirst, ...],
+        window: Ends,
+        key_groups: range,
+        part_rows: int = PART_ROWS,
+        row_bytes: int = 0,
+    ) -> None:
+        self._states = states if isinstance(states, tuple) else (states,)
+        self._window = window
+        self._groups = key_groups
+        self._rows_max = part_rows
+        self._row_bytes = row_bytes
+
+    def parts(self, first: int, last: int) -> Iterator[DuePart]:
+        """The windows with first <= end <= last."""
+        waiting = [(first, last)]  # earliest on top
+        while waiting:
+            first, last = waiting.pop()
+            first = self._window.next_end(first)
+            if first == last:
+                yield from self._by_group(first)
+            elif first < last:
+                held, too_many = self._hold(first, last)
+                if too_many is not None:
+                    waiting += reversed(self._cut(first, last, too_many))
+                elif any(entries.num_rows for entries in held):
+                    yield DuePart(first, last, tuple(held))
+
+    def _scan(self, state: TimeFirst, first: int, last: int) -> Iterator[TimeRange]:
+        return state.up_to(last, max(self._window.first_slice(first), MIN_WATERMARK))
+
+    def _hold(self, first: int, last: int) -> tuple[list[TimeRange], TimeRange | None]:
+        """The entries of each state; where one has too many for a part, how those begin."""
+        held: list[TimeRange] = []
+        for state in self._states:
+            pages: list[TimeRange] = []
+            rows = 0
+            for page in self._scan(state, first, last):
+                pages.append(page)
+                rows += page.num_rows
+                if rows > self._fitting(page):
+                    return held, joined(pages)
+            held.append(joined(pages))
+        return held, None
+
+    def _fitting(self, entries: TimeRange) -> int:
+        """The rows of a part, judged by some of them."""
+        return rows_fitting(max(entries.row_bytes, self._row_bytes), self._rows_max)
+
+    def _cut(self, first: int, last: int, held: TimeRange) -> list[tuple[int, int]]:
+        """Ranges of window ends to be read one by one; ``held`` is how the entries begin."""
+        ends = np.sort(np.maximum(held.row_namespaces, first))  # the first due window of each row
+        lowest, highest = int(ends[0]), int(ends[-1])
+        if lowest == highest:
+            return [(first, lowest - 1), (lowest, lowest), (lowest + 1, last)]
+        group = int.from_bytes(held.store_keys[-1][:_GROUP_BYTES], "big")
+        seen = (group - self._groups.start + 1) / len(self._groups)
+        middle = int(ends[min(int(_SAFETY * self._fitting(held) * seen), len(ends) - 1)])
+        middle = min(middle, int(ends[np.searchsorted(ends, highest) - 1]))
+        return [(first, middle), (middle + 1, last)]
+
+    def _by_group(self, end: int) -> Iterator[DuePart]:
+        """One window, a run of whole key groups at a time: entries of a key are never in two parts."""
+        scans = [self._scan(state, end, end) for state in self._states]
+        for pieces in cut_alike(scans, _group_of, joined, self._fitting):
+            yield DuePart(end, end, pieces)
+
+
+def _group_of(store_key: bytes) -> bytes:
+    return store_key[:_GROUP_BYTES]
+
+
+def joined(ranges: Sequence[TimeRange]) -> TimeRange:
+    """Ranges that follow each other as one."""
+    if not ranges:
+        return TimeRange([], np.empty(0, np.int64), [], [])
+    return ranges[0].followed_by(ranges[1:]) if len(ranges) > 1 else ranges[0]

@@ -1,0 +1,200 @@
+"""What all joins of two inputs have in common: what they ask of these, and the columns that they put out.
+
+Owns: ``TwoInputJoin``; ``Condition``, that of a join beside its keys; the checks of keys, the joined schema, and which
+keys can match.
+Invariant: a join that has been bound has keys of equal types and output columns of distinct names.
+Must not know of state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, TypeAlias, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.changelog import RowKind
+from asyncstate.codec import KeyBatch
+from asyncstate.errors import SchemaError
+from asyncstate.operator import BundleContext, BundleOperator, InputSpec, OutputSpec
+
+from ..core.arrays import BoolArray, Int8Array, Int64Array, index_among, take_rows, valid_rows
+from ..core.condition import ConditionLike, RowCondition, check_condition
+from ..core.operator_checks import Named, check_choice
+from ..core.state_meaning import meaning
+from .rules import JoinKind
+
+JoinCondition: TypeAlias = ConditionLike
+"""A function of a batch of joined candidate rows to booleans, or a pyarrow expression over their columns."""
+
+
+class Condition(RowCondition):
+    """Evaluates ``condition`` over pairs of rows; ``schema`` has the left, then the right columns."""
+
+    def __init__(self, condition: JoinCondition, schema: pa.Schema, owner: str) -> None:
+        super().__init__(condition, schema, owner, "joined columns")
+
+    def __call__(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> BoolArray:
+        """True (n) for the pairs that match; ``left`` and ``right`` are columns of n rows each."""
+        return self.mask([*left, *right])
+
+
+class TwoInputJoin(Named, BundleOperator):
+    """Rows of two inputs with equal keys."""
+
+    num_inputs: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        kind: JoinKind,
+        condition: JoinCondition | None,
+        suffixes: tuple[str, str],
+        null_safe: bool,
+        kinds: Sequence[str] = get_args(JoinKind),
+    ) -> None:
+        """``kinds``: those that ``kind`` may be."""
+        check_choice(kind, kinds, "kind", self.owner)
+        check_condition(condition, self.owner)
+        self.kind: JoinKind = kind
+        self.condition = condition
+        self.suffixes = suffixes
+        self.null_safe = null_safe
+
+    @property
+    def _left_only(self) -> bool:
+        """Whether only the columns of left rows are put out."""
+        return self.kind in ("semi", "anti")
+
+    def _shown_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        """Left columns, then right columns; only the left ones for semi and anti. SchemaError for keys, names or a
+        condition that do not fit."""
+        left, right = inputs
+        check_keys(left, right, self.owner)
+        joined = joined_schema(self.kind, inputs, self.suffixes, self.owner)
+        condition = self._condition_over(inputs)
+        if condition is not None:
+            condition.check()
+        return left.schema if self._left_only else joined
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: which rows are stored, and what has been put out for them."""
+        return meaning(self, kind=self.kind, condition=self.condition, null_safe=self.null_safe)
+
+    def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
+        """See ``Operator``: the keys of inputs whose rows are never padded."""
+        return kept_keys(self.kind, inputs, self.bind(inputs))
+
+    def _condition_over(self, inputs: Sequence[InputSpec]) -> Condition | None:
+        """The condition beside the keys."""
+        if self.condition is None:
+            return None
+        joined = joined_schema(self.kind, inputs, self.suffixes, self.owner)
+        return Condition(self.condition, joined, self.owner)
+
+    def _emit(
+        self,
+        side: int,
+        own: tuple[Sequence[pa.Array], Int64Array],
+        other: tuple[Sequence[pa.Array], Int64Array],
+        kinds: Int8Array | RowKind,
+        ctx: BundleContext,
+    ) -> None:
+        """Put out rows of ``side`` and of the other one: their columns, and the indices of the rows (-1: none)."""
+        if not len(own[1]):
+            return
+        parts = [own, other] if side == 0 else [other, own]
+        if self._left_only:
+            parts = parts[:1]
+        ctx.emit([column for columns, rows in parts for column in take_rows(columns, rows)], kinds)
+
+
+def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:
+    """SchemaError if the keys of the inputs cannot be compared."""
+    if len(left.key) != len(right.key):
+        raise SchemaError(
+            f"{owner}: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); "
+            "give both inputs equally many key columns"
+        )
+    for one, other in zip(left.key_schema, right.key_schema, strict=True):
+        if one.type != other.type:
+            raise SchemaError(
+                f"{owner}: key column '{one.name}' of {left.name} is {one.type} but "
+                f"'{other.name}' of {right.name} is {other.type}; cast one of them"
+            )
+
+
+def joined_schema(
+    kind: JoinKind, inputs: Sequence[InputSpec], suffixes: tuple[str, str], owner: str
+) -> pa.Schema:
+    """Left, then right columns; ``suffixes`` behind names that both have. SchemaError if a name occurs twice."""
+    names = [spec.schema.names for spec in inputs]
+    shared = set(names[0]) & set(names[1])
+    nullable = (kind in ("right", "full"), kind in ("left", "full"))
+    fields = [
+        pa.field(field.name + (suffix if field.name in shared else ""), field.type, field.nullable or padded)
+        for spec, suffix, padded in zip(inputs, suffixes, nullable, strict=True)
+        for field in spec.schema
+    ]
+    for field in fields:
+        if [other.name for other in fields].count(field.name) > 1:
+            raise SchemaError(
+                f"{owner}: column '{field.name}' would occur twice in the output; give other suffixes than "
+                f"{suffixes!r}, or rename the column in one of the inputs"
+            )
+    return pa.schema(fields)
+
+
+def kept_keys(
+    kind: JoinKind, inputs: Sequence[InputSpec], output: pa.Schema | OutputSpec
+) -> list[tuple[str, ...]]:
+    """The columns of ``output``, left ones first, that have the key in every row: of an input that is never padded."""
+    left, right = inputs
+    names = OutputSpec.of(output).schema.names
+    kept = []
+    if kind not in ("right", "full"):
+        kept.append(tuple(names[left.schema.get_field_index(name)] for name in left.key))
+    if kind in ("inner", "right"):
+        first = len(left.schema)
+        kept.append(tuple(names[first + right.schema.get_field_index(name)] for name in right.key))
+    return kept
+
+
+def joined_keys(kind: JoinKind, inputs: Sequence[InputSpec], output: pa.Schema) -> list[tuple[str, ...]]:
+    """What identifies a row of the join, from the unique keys of its inputs; ``output`` has left, then right columns.
+
+    A left row has at most one partner where the key identifies a right row, and the other way round. Rows that are
+    padded are known by the other side alone, so keys of a side that is padded identify nothing.
+    """
+    left, right = inputs
+    names = output.names
+    ours = [tuple(names[left.schema.get_field_index(n)] for n in key) for key in _known_keys(left)]
+    if kind in ("semi", "anti"):
+        return ours
+    at = len(left.schema)
+    theirs = [tuple(names[at + right.schema.get_field_index(n)] for n in key) for key in _known_keys(right)]
+    keys = []
+    if kind in ("inner", "left") and right.changes.identifies(right.key):
+        keys += ours
+    if kind in ("inner", "right") and left.changes.identifies(left.key):
+        keys += theirs
+    return [*keys, *((*one, *other) for one in ours for other in theirs)]
+
+
+def _known_keys(spec: InputSpec) -> list[tuple[str, ...]]:
+    """The unique keys of an input; nulls apart, which are values like others there."""
+    return [key for key in spec.changes.unique_keys if set(key) <= set(spec.schema.names)]
+
+
+def matchable_keys(keys: KeyBatch, null_safe: bool) -> BoolArray | None:
+    """The unique keys (u) that can match; None if all can. A null matches nothing, unless ``null_safe``."""
+    return None if null_safe else valid_rows(keys.columns)
+
+
+def matching(keys: KeyBatch, null_safe: bool) -> tuple[KeyBatch, Int64Array]:
+    """The keys that can match, and the index of each row's key among them (-1: it never matches)."""
+    row_keys = keys.inverse.astype(np.int64)
+    matchable = matchable_keys(keys, null_safe)
+    if matchable is None:
+        return keys, row_keys
+    return keys.select(matchable), np.where(matchable, index_among(matchable), -1)[row_keys]

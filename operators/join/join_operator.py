@@ -1,0 +1,343 @@
+"""Join: the regular (unwindowed) join of two inputs, both of which may be changelogs.
+
+Owns: the operator: its checks, its reads and writes. What is put out is decided in ``rules`` and ``matches``, what a
+bundle changes in ``changes``, how rows are stored in ``sides``.
+Invariant: after every bundle the netted output is the join of the two tables seen so far.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.changelog import Changelog, ChangelogMode, accumulates
+from asyncstate.codec import KeyBatch
+from asyncstate.codec.sorting import rows_by
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture
+from asyncstate.growth import WITH_KEYS, StateGrowth, bounded_by, most, with_rows
+from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
+from asyncstate.program_text import said
+from asyncstate.state.columnar.list_columns import ListColumns
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
+
+from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
+from ..core.consolidation import Identified, net_by_content, net_by_unique_key, net_by_upsert_key
+from ..core.operator_checks import check_one_change
+from .delta_rows import DeltaRows, changes_of, insertions
+from .join_inputs import JoinCondition, TwoInputJoin, joined_keys, matching
+from .matches import JoinRows, Matches, Residual, equal_keys, join, oriented, partners
+from .rules import JoinKind, rules
+from .sides import Added, ListSide, Own, SideState, UniqueSide
+
+UniqueKey = Literal["join_key"] | Sequence[str] | None
+"""What identifies a row of an input: the join key alone, columns, or nothing (equal rows may repeat)."""
+
+_SIDES = ("left", "right")
+
+
+class Join(TwoInputJoin):
+    """Rows of two inputs with equal keys (``key`` of the inputs), and where ``condition`` holds.
+
+    Example, auctions with their sellers, both with key ``seller`` / ``id``::
+
+        Join("inner", right_unique="join_key", condition=pc.field("category") == 10)
+
+    ``kind``: inner, left, right, full, semi (left rows that have a partner) or anti (those that have none).
+    ``condition``: a pyarrow expression over the joined columns, or a function of a RecordBatch of joined
+    candidate rows to a boolean array; null is not true. ``left_unique`` / ``right_unique``: what identifies a
+    row of that input; ``"join_key"`` is the cheapest state, None (the default) always right. A row that comes
+    under a unique key that is taken replaces the row before it; a retraction takes back only a row that is equal to it
+    in all columns but those of the input's ``sequence``. ``suffixes`` are put behind column names that
+    both inputs have. A null in the key matches nothing, with ``null_safe`` it matches null.
+
+    Output: left columns, then right columns (semi and anti: left columns): the net change of each bundle, first what
+    is taken back, then what is added, each in arrival order of the rows that cause it and of the rows they meet.
+
+    * inner: a row's own kind (+U gives +U).
+    * left, right, full: +I and -D. A row without partner is padded with nulls; its first partner takes the
+      padded row back (-D) before it adds the pair, its last partner's going brings it back (+I).
+    * semi, anti: the left row's own kind when it arrives; +I or -D when right rows change the answer.
+
+    A retraction of a row that is not there is dropped and counted (``retractions_without_state``). Rows with
+    a null key are not stored, since they never match: where they are padded a retraction is believed.
+
+    ``left_ttl`` and ``right_ttl``: how long a row of that input is kept. A row that has expired is not there: it meets
+    nothing and counts as nobody's partner. Expiry itself puts nothing out, so a retraction that finds no row on a side
+    with a ttl is believed and counted (``retractions_of_expired_rows``): it takes back what its row has made together
+    with the rows of the other side that are still there. With a ttl, a stored row that is taken
+    back and comes again unchanged is stored and put out anew, so that what it keeps alive stays alive.
+
+    State: ``left`` and ``right``: all columns of the rows, under the join key: a list of rows, or one row
+    where the key is unique. A bundle reads the other side's rows for its keys, and of its own side the sizes
+    only, unless it takes rows back (or replaces them) or a condition asks who had a partner before. Partners
+    are counted afresh from the rows, so no association counts are stored.
+
+    Source: Flink's ``StreamingJoinOperator``, ``StreamingSemiAntiJoinOperator`` and their mini-batch forms.
+    """
+
+    def __init__(
+        self,
+        kind: JoinKind = "inner",
+        condition: JoinCondition | None = None,
+        *,
+        left_unique: UniqueKey = None,
+        right_unique: UniqueKey = None,
+        suffixes: tuple[str, str] = ("", "_right"),
+        null_safe: bool = False,
+        left_ttl: Ttl = None,
+        right_ttl: Ttl = None,
+    ) -> None:
+        super().__init__(kind, condition, suffixes, null_safe)
+        self.unique = tuple(
+            _unique(key, side, self.owner)
+            for key, side in zip((left_unique, right_unique), _SIDES, strict=True)
+        )
+        self.ttl = (
+            as_bundle_ttl(self.owner, left_ttl, "left_ttl"),
+            as_bundle_ttl(self.owner, right_ttl, "right_ttl"),
+        )
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """Left columns, then right columns; only the left ones for semi and anti."""
+        shown = self._shown_schema(inputs)
+        for unique, spec in zip(self.unique, inputs, strict=True):
+            for column in unique if isinstance(unique, tuple) else ():
+                spec.column(column)
+        return OutputSpec(shown, changes=self._shown_changes(inputs, shown))
+
+    def _shown_changes(self, inputs: Sequence[InputSpec], shown: pa.Schema) -> Changelog:
+        # Rows that come make pairs, and let a left row be shown; where one is padded or left out they take it back.
+        only_adds = self.kind in ("inner", "semi") and not any(spec.changelog for spec in inputs)
+        mode = ChangelogMode.INSERT_ONLY if only_adds else ChangelogMode.RETRACT
+        return Changelog(mode, tuple(joined_keys(self.kind, inputs, shown)))
+
+    def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
+        """By the unique keys, which have the join key: a row that changes this is another row."""
+        return [
+            unique is not None and spec.changes.upserts_by({*spec.key, *_columns_of(unique)})
+            for unique, spec in zip(self.unique, inputs, strict=True)
+        ]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        unique = {f"{side}_unique": said(key) for side, key in zip(_SIDES, self.unique, strict=True)}
+        return {**super().state_meaning(inputs), **unique}
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: of the input that is kept longest."""
+        return most(
+            bounded_by("ttl")
+            if ttl is not None
+            else WITH_KEYS
+            if unique == "join_key"
+            else with_rows(spec.changelog)
+            for ttl, unique, spec in zip(self.ttl, self.unique, inputs, strict=True)
+        )
+
+    def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """Those of the unique keys."""
+        return [None if unique is None else _columns_of(unique) for unique in self.unique]
+
+    def open(self, context: OperatorContext) -> None:
+        """See ``Operator``."""
+        self._inputs = tuple(context.inputs)
+        self._states: tuple[SideState, ...] = tuple(
+            (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context, ttl)
+            for name, unique, spec, ttl in zip(_SIDES, self.unique, self._inputs, self.ttl, strict=True)
+        )
+        self._missing = context.missing_rows()
+        self._expired = context.counter("retractions_of_expired_rows")
+        self._residual = self._condition_over(self._inputs)
+
+    # -- one bundle ---------------------------------------------------------------------------------
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        keys, _ = self._matchable(bundle)
+        if len(keys):
+            self._states[1 - bundle.input_index].prefetch(keys)
+            if self._reads_own(bundle):
+                self._states[bundle.input_index].prefetch(keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
+        """See ``BundleOperator``."""
+        side = bundle.input_index
+        keys, row_keys = self._matchable(bundle)
+        full = self._full(bundle, len(keys), row_keys)
+        watch = rules(self.kind, side).watch
+        others = self._states[1 - side].async_rows(keys)
+        own = self._states[side].async_own(keys, full, watch)
+        return others.then_combine(
+            own, lambda found, mine: self._join(bundle, keys, row_keys, found, mine, ctx)
+        )
+
+    def _matchable(self, bundle: Bundle) -> tuple[KeyBatch, Int64Array]:
+        """The keys that can match, and the index of each row's key among them (-1: it never matches)."""
+        return matching(bundle.keys, self.null_safe)
+
+    def _replaces(self, side: int) -> bool:
+        """True where an accumulated row may replace a stored one."""
+        return self.unique[side] is not None and self._inputs[side].changelog
+
+    def _reads_own(self, bundle: Bundle) -> bool:
+        """True where a bundle needs more of its own side than a blind write."""
+        side = bundle.input_index
+        blind = self.unique[side] == "join_key" and not self._replaces(side) and bundle.insert_only
+        return not blind or rules(self.kind, side).watch
+
+    def _full(self, bundle: Bundle, num_keys: int, row_keys: Int64Array) -> BoolArray:
+        """The keys whose own rows must be read: some may go, or the condition asks for their partners."""
+        side = bundle.input_index
+        if self._replaces(side) or (rules(self.kind, side).watch and self.condition is not None):
+            return np.ones(num_keys, np.bool_)
+        full = np.zeros(num_keys, np.bool_)
+        if not bundle.insert_only:
+            taken_back = row_keys[~bundle.accumulate]
+            full[taken_back[taken_back >= 0]] = True
+        return full
+
+    def _join(
+        self,
+        bundle: Bundle,
+        keys: KeyBatch,
+        row_keys: Int64Array,
+        found: ListColumns,
+        own: Own,
+        ctx: BundleContext,
+    ) -> None:
+        side = bundle.input_index
+        rule = rules(self.kind, side)
+        matchable = np.flatnonzero(row_keys >= 0)
+        changes = self._changes(bundle, matchable, row_keys, own)
+        self._count(bundle, side, matchable[changes.missing])
+        driving, kinds = _driving(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
+        others = JoinRows(found.columns, found.key_index)
+        residual = oriented(self._residual, side)
+        matches = Matches(driving, others, equal_keys(driving, others, len(keys)), residual)
+        before = None
+        if rule.watch:
+            expired = matchable[changes.believed]
+            gone = JoinRows(take_rows(bundle.batch.columns, expired), row_keys[expired])
+            before = self._partners_before(own, gone, others, len(keys), residual)
+        for emission in join(rule, kinds, matches, before):
+            mine, theirs = (driving.columns, emission.driving), (others.columns, emission.other)
+            self._emit(side, mine, theirs, emission.kinds, ctx)
+        added = matchable[changes.added]
+        state = self._states[side]
+        columns = take_rows(bundle.batch.columns, added)
+        rows = Added(columns, row_keys[added], state.stamps_of(bundle, added))
+        state.apply(keys, own, changes.removed, rows)
+
+    def _count(self, bundle: Bundle, side: int, missing: Int64Array) -> None:
+        if self.ttl[side] is None:
+            self._missing.add(missing, bundle)
+        else:
+            self._expired.add(len(missing))
+
+    def _changes(self, bundle: Bundle, matchable: Int64Array, row_keys: Int64Array, own: Own) -> DeltaRows:
+        """The net change of the rows that can match (indices into ``matchable``)."""
+        side, stored = bundle.input_index, own.rows
+        kinds = bundle.kinds[matchable]
+        if bundle.insert_only and not self._replaces(side):
+            return insertions(kinds, stored.num_rows)
+        columns = [
+            pa.concat_arrays([old, new])
+            for old, new in zip(stored.columns, take_rows(bundle.batch.columns, matchable), strict=True)
+        ]
+        groups = np.concatenate([stored.key_index, row_keys[matchable]])
+        spec = self._inputs[side]
+        names, sequence = spec.schema.names, spec.sequence
+        content = row_ids(
+            [column for column, name in zip(columns, names, strict=True) if name not in sequence], groups
+        )
+        size, unique = stored.num_rows, self.unique[side]
+        expires = self.ttl[side] is not None
+        # The sequence is part of the row, so one that comes again takes the place of its equal, as it would in any cut.
+        refresh = expires or bool(sequence)
+        if unique is None:
+            net = net_by_content(content[:size], content[size:], accumulates(kinds), refresh)
+            return changes_of(net, kinds, replaces=bool(sequence), believes=expires)
+        chosen = [] if unique == "join_key" else [columns[names.index(name)] for name in unique]
+        both = Identified(row_ids(chosen, groups), content)
+        if spec.changes.is_upsert:
+            check_one_change(bundle, both.ids[size:], content[size:], spec, self.owner, matchable)
+            accumulate = accumulates(kinds)
+            upserts = net_by_upsert_key(
+                both.slice(0, size), both.slice(size, len(content)), accumulate, refresh
+            )
+            return changes_of(upserts, kinds, replaces=True, believes=False)
+        net = net_by_unique_key(
+            both.slice(0, size), both.slice(size, len(content)), kinds, refresh, None, bool(sequence)
+        )
+        return changes_of(net, kinds, replaces=True, believes=expires)
+
+    def _partners_before(
+        self, own: Own, expired: JoinRows, others: JoinRows, num_keys: int, residual: Residual | None
+    ) -> Int64Array:
+        """Partners of each other row before the bundle; rows that are believed to have expired counted as such."""
+        if residual is not None:
+            before = partners(JoinRows(own.rows.columns, own.rows.key_index), others, num_keys, residual)
+            return before + partners(expired, others, num_keys, residual)
+        assert own.counts is not None
+        counts: Int64Array = own.counts + np.bincount(expired.key_index, minlength=num_keys)
+        before_bundle: Int64Array = counts[others.key_index]
+        return before_bundle
+
+
+def _driving(
+    bundle: Bundle,
+    matchable: Int64Array,
+    row_keys: Int64Array,
+    own: Own,
+    changes: DeltaRows,
+    with_null_keys: bool,
+) -> tuple[JoinRows, npt.NDArray[np.int8]]:
+    """The rows that drive the join, with their kinds: the changes and, where asked for, rows that never match. First
+    those that are taken back, then those that come, each in order of the rows that cause it."""
+    size, num_rows = len(matchable), bundle.num_rows
+    stored = changes.rows >= size
+    rows = np.where(stored, changes.rows - size + num_rows, 0)
+    rows[~stored] = matchable[changes.rows[~stored]]
+    kinds, at = changes.kinds, matchable[changes.at]
+    if with_null_keys and size < num_rows:
+        alone = _net_alone(bundle, np.flatnonzero(row_keys < 0))
+        rows, at = np.concatenate([rows, alone]), np.concatenate([at, alone])
+        kinds = np.concatenate([kinds, bundle.kinds[alone]])
+    order = rows_by(accumulates(kinds), at)
+    rows, kinds = rows[order], kinds[order]
+    columns, key_index = bundle.batch.columns, row_keys
+    if stored.any():
+        columns = [pa.concat_arrays(pair) for pair in zip(columns, own.rows.columns, strict=True)]
+        key_index = np.concatenate([row_keys, own.rows.key_index])
+    return JoinRows(take_rows(columns, rows), key_index[rows]), kinds
+
+
+def _net_alone(bundle: Bundle, rows: Int64Array) -> Int64Array:
+    """Of ``rows``, which are never stored, those that are no change together with another one."""
+    if bundle.insert_only:
+        return rows
+    columns = take_rows(bundle.batch.columns, rows)
+    ids = row_ids(columns, np.zeros(len(rows), np.int64))
+    net = net_by_content(np.empty(0, np.int64), ids, bundle.accumulate[rows])
+    left: Int64Array = rows[np.concatenate([net.missing, net.added])]
+    return left
+
+
+def _columns_of(unique: Literal["join_key"] | tuple[str, ...]) -> tuple[str, ...]:
+    """The columns that identify a row beside the join key."""
+    return () if unique == "join_key" else unique
+
+
+def _unique(key: UniqueKey, side: str, owner: str) -> Literal["join_key"] | tuple[str, ...] | None:
+    if key is None or key == "join_key":
+        return key
+    if isinstance(key, str) or not key or not all(isinstance(name, str) for name in key):
+        raise SchemaError(f"{owner}: {side}_unique is {key!r}; give 'join_key', a list of columns, or None")
+    return tuple(key)

@@ -1,0 +1,245 @@
+"""OverAggregate: each row with aggregates of the rows of its key before it.
+
+Owns: the operator. How rows are kept is decided by its form: ``running``, ``recent`` or ``kept``.
+Invariant: the netted output is SQL's OVER of the netted input, however it is cut.
+Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``operator`` and ``state``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from asyncstate.changelog import Changelog
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture
+from asyncstate.growth import StateGrowth, bounded_by, rows_per_key, with_rows
+from asyncstate.operator import Bundle, BundleContext, InputOrder, InputSpec, OperatorContext, OutputSpec
+from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
+
+from ..aggregate.aggregate_calls import Aggregate
+from ..aggregate.aggregate_operator import AggregateOperator
+from ..core.late_rows import check_late_output, with_late_output
+from ..core.operator_checks import KeepsKey, TimeDomain, check_has_time, check_time_domain
+from ..core.sort_orders import OrderBy, OrderColumn, check_order, order_columns
+from .bounded import RecentRange, RecentRows
+from .frames import Frame, check_frame, unbounded
+from .over_plan import OverPlan
+from .retractable_over import RetractableRows
+from .unbounded import RunningRows
+
+
+class _Form(Protocol):
+    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
+        """Put out the rows of a bundle."""
+
+    def clean_up(self, ctx: BundleContext) -> None:
+        """Remove what no row to come needs."""
+
+
+class OverAggregate(KeepsKey, AggregateOperator):
+    """SQL's ``aggregate OVER (PARTITION BY key ORDER BY ... frame)``: the input's columns, then a column an aggregate.
+
+    ``frame``: ``unbounded()`` (all rows of the key up to this one), ``rows(n)`` (and the n before it) or
+    ``range_("10 minutes")`` (and those at most so much earlier).
+
+    Without ``order_by`` and over an insert-only input rows come in order of time, each once, as +I. With
+    ``time="event"`` when the watermark has passed them; rows of equal times count for each other unless the frame
+    counts rows. Rows that the watermark had passed before their micro-batch are counted (``late_rows_dropped``) and
+    dropped, or go to the side output that ``late_output`` names.
+    With ``time="processing"`` at the end of their micro-batch, in the order in which they came; rows of one micro-batch
+    do not count for those before them, though they have one time. Rows without a time count for each other in a range.
+
+    With ``order_by`` (columns, ``asc(...)``, ``desc(...)``), and over a changelog, where it defaults to the event time,
+    rows come at once and in any order, and the result is kept up to date: for every row whose aggregates change, -U and
+    +U. The cost of a bundle is that of all rows of the keys that it changes. Retractions of rows that are not there are
+    dropped and counted (``retractions_without_state``).
+
+    Beside built-in aggregates and functions of the user's own: ``row_number``, ``rank_``, ``dense_rank``, ``lag`` and
+    ``lead``, where the rows that they need are known.
+
+    With ``distinct()`` each value counts once in a frame. A function of the user's own gets a value when its first row
+    comes and, in a bounded frame, takes it back when its last row leaves.
+
+    Example, the mean of each auction's last eleven bids::
+
+        OverAggregate([avg("price")], rows(10))
+
+    ``ttl``, for unbounded frames in order of time: a key that nothing has come for begins anew.
+
+    State: ``accumulators``, one row a key of unbounded frames in order of time, with the distinct values and the views
+    of functions beside it; for bounded frames ``recent``, what is
+    aggregated of rows that frames to come may have, which goes with the watermark or with the rows that follow; with an
+    order of its own ``rows``, all rows of each key.
+
+    Source: Flink's OVER operators in ``runtime.operators.over`` and ``NonTimeOverWindowOperator``. Raises SchemaError
+    for what does not fit.
+    """
+
+    def __init__(
+        self,
+        aggregates: Sequence[Aggregate],
+        frame: Frame | None = None,
+        *,
+        order_by: OrderBy | None = None,
+        time: TimeDomain = "event",
+        ttl: Ttl = None,
+        emit_update_before: bool = True,
+        late_output: str | None = None,
+    ) -> None:
+        super().__init__(aggregates)
+        if not self.aggregates:
+            raise SchemaError(f"{self.owner}: there are no aggregates; give at least one")
+        self.frame = unbounded() if frame is None else frame
+        check_frame(self.frame, self.owner)
+        check_time_domain(time, self.owner)
+        check_late_output(late_output, time, self.owner)
+        self.late_output = late_output
+        self.order_by = None if order_by is None else order_columns(order_by, self.owner)
+        self.time: TimeDomain = time
+        self.ttl = as_bundle_ttl(self.owner, ttl)
+        self.emit_update_before = emit_update_before
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """The input's columns and a column an aggregate."""
+        (spec,) = inputs
+        plan = self._plan(spec)
+        in_time = self._in_time(spec)
+        if in_time:
+            check_has_time(spec, self.time, self.owner)
+        else:
+            self._check_order(spec)
+        self._check_places(plan, in_time)
+        if self.ttl is not None and (not in_time or self.frame.kind != "unbounded"):
+            raise SchemaError(
+                f"{self.owner}: ttl is for unbounded frames in order of time; the rows of other frames go by "
+                "themselves, and an order of its own needs all of them"
+            )
+        schema = pa.schema([*spec.schema, *plan.result_fields])
+        return with_late_output(schema, self.late_output, spec, self._changes(spec))
+
+    def _changes(self, spec: InputSpec) -> Changelog:
+        keys = spec.changes.unique_keys
+        if self._in_time(spec):
+            return Changelog.insert_only(*keys)
+        if self.emit_update_before:
+            return Changelog.retract(*keys)
+        if not keys:
+            raise SchemaError(
+                f"{self.owner}: with emit_update_before=False a row replaces the one before it, but nothing is known "
+                f"that identifies a row of {spec.name}; give the source primary_key=, or leave emit_update_before out"
+            )
+        return Changelog.upsert(*spec.key, *(name for name in keys[0] if name not in spec.key))
+
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """See ``Operator``: of rows in order of time."""
+        return [self.late_output]
+
+    def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
+        """By time, unless there is an order of its own."""
+        return [InputOrder(self.time) if self._in_time(inputs[0]) else None]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: rows in order of time have been put out for good, others may be taken back."""
+        said = {**super().state_meaning(inputs), "frame": self.frame.text}
+        if self._in_time(inputs[0]):
+            return {**said, "order": f"{self.time} time"}
+        order = ", ".join(one.text for one in self._order(inputs[0]))
+        return {**said, "order": order, "peers": "yes" if self.frame.peers else "no"}
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: what frames to come need."""
+        if not self._in_time(inputs[0]):
+            return with_rows(inputs[0].changelog)
+        if self.frame.kind == "unbounded":
+            return super().state_growth(inputs)
+        if self.frame.kind == "rows":
+            return rows_per_key(self.frame.before)
+        return bounded_by("watermark" if self.time == "event" else "the range of time")
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        plan = self._plan(spec)
+        plan.open(context, stored=self._in_time(spec) and self.frame.kind == "unbounded")
+        self._form: _Form
+        if not self._in_time(spec):
+            self._form = RetractableRows(
+                plan, self.frame, self._order(spec), self.emit_update_before, context
+            )
+        elif self.frame.kind == "unbounded":
+            self._form = RunningRows(plan, self.frame, self.time, self.ttl, context)
+        elif self.frame.kind == "rows":
+            self._form = RecentRows(plan, self.frame, self.aggregates, context)
+        else:
+            self._form = RecentRange(plan, self.frame, self.time, self.aggregates, context)
+        if not isinstance(self._form, RunningRows):
+            # Always empty. What unbounded frames store has this name: a checkpoint of another form is refused by it.
+            form = f"{self.time} {self.frame.text}" if self._in_time(spec) else "an order of its own"
+            context.get_state(
+                ColumnStateDescriptor("accumulators", pa.schema([]), belongs_to=("frame", form))
+            )
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``: rows with an order of its own."""
+        return self._form.process(bundle, ctx) if bundle.num_rows else None
+
+    def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
+        """See ``BundleOperator``: rows in order of time."""
+        (bundle,) = bundles
+        return None if bundle is None else self._form.process(bundle, ctx)
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        self._form.clean_up(ctx)
+
+    def _plan(self, spec: InputSpec) -> OverPlan:
+        return OverPlan(self.aggregates, self.frame, spec, self.owner)
+
+    def _in_time(self, spec: InputSpec) -> bool:
+        return self.order_by is None and not spec.changelog
+
+    def _order(self, spec: InputSpec) -> tuple[OrderColumn, ...]:
+        if self.order_by is not None:
+            return self.order_by
+        if spec.event_time is None:
+            raise SchemaError(
+                f"{self.owner}: {spec.name} is a changelog without an event time, so its rows have no order; give "
+                "order_by"
+            )
+        return (OrderColumn(spec.event_time),)
+
+    def _check_order(self, spec: InputSpec) -> None:
+        order = self._order(spec)
+        check_order(order, spec, self.owner)
+        if self.frame.kind == "range":
+            (first, *more) = order or (OrderColumn(""),)
+            is_time = first.column in spec.schema.names and pa.types.is_timestamp(
+                spec.column(first.column).type
+            )
+            if more or first.descending or not is_time:
+                raise SchemaError(
+                    f"{self.owner}: a range needs one ascending timestamp column to be ordered by; use rows(...), or "
+                    "order by such a column alone"
+                )
+
+    def _check_places(self, plan: OverPlan, in_time: bool) -> None:
+        for at, place in plan.places.items():
+            name = self.aggregates[at].name
+            if place.name == "lead" and in_time:
+                raise SchemaError(
+                    f"{self.owner}: '{name}' needs rows that have not come yet; give order_by, so that rows are kept"
+                )
+            if place.name == "lag" and in_time:
+                if self.frame.kind != "rows" or self.frame.before < place.distance:
+                    raise SchemaError(
+                        f"{self.owner}: '{name}' needs the row {place.distance} before; use the frame "
+                        f"rows({place.distance}) or one of more rows, or give order_by"
+                    )
+            elif in_time and self.frame.kind != "unbounded":
+                raise SchemaError(
+                    f"{self.owner}: '{name}' counts all rows of a key; use the frame unbounded(), or give order_by"
+                )

@@ -1,0 +1,360 @@
+"""Rank: the first N rows of each key in an order, kept up to date, with or without their numbers; SortLimit and Limit:
+those of everything, in an order or by arrival, which are rankings without a key whose numbers are not put out.
+
+Owns: the operators. What is ranked how is decided in ``plan`` and ``numbers``, what is put out in ``changes``; rows are
+kept by ``best`` (the best ones) or ``all_rows``.
+Invariant: after every bundle the netted output is the ranking of the netted input.
+Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncstate.changelog import Changelog, RowKind
+from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.futures import StateFuture
+from asyncstate.growth import StateGrowth, rows_per_key, with_rows
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
+from asyncstate.partial_aggregation import PartialLimit, PartialStep
+from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
+
+from ..core.arrays import BoolArray, Int64Array, places_of
+from ..core.operator_checks import KeepsKey, check_choice, check_number
+from ..core.row_kinds import arrival_order
+from ..core.sort_orders import ARRIVAL, OrderBy, order_columns
+from ..core.state_meaning import meaning
+from .append_only import BestRows, MergedRanking, RankState
+from .limits import RankLimits, check_limit
+from .rank_changes import Identity, shown_changes
+from .rank_plan import RankPlan, RankRows, RankSettings, partial_top_n
+from .retractable.all_rows import AllRows
+from .row_numbers import Ranked, RankFunction, RankTable
+
+
+class Rank(KeepsKey, BundleOperator):
+    """The rows of each key whose number in the order of ``order_by`` is in (offset, offset + n].
+
+    Example, the ten highest bids on each auction with their places, with key="auction"::
+
+        Rank([desc("price"), "time"], 10, rank_column="place")
+
+    ``order_by``: a column, ``asc(column, nulls=...)``, ``desc(column, nulls=...)``, or a list of them; nulls come
+    first ascending and last descending unless told otherwise. ``n``: a number, or an integer column: the first row of
+    a key names its N, rows that name another one count as all others (``rows_with_another_limit``), rows that name
+    none are dropped (``rows_without_limit``). ``function``: "row_number" (rows of equal order in order of arrival),
+    "rank" or "dense_rank", as in SQL. ``rank_column`` names the column of the numbers, behind the others; without it
+    they are not put out.
+
+    ``unique``: columns that identify a row within its key; a row replaces the one before it with the same ones, and
+    keeps its place if both are of equal order; a retraction takes back only a row that is equal to it in all columns.
+    Without it a changelog input takes back rows by their whole content, the oldest of equal ones. ``monotonic=True``
+    promises that rows with a unique key only get better and never go (as counts and maxima do); of several in a
+    bundle the best counts, -U is ignored, and -D or a row that is worse than the stored one raises OperatorError.
+
+    Output: the net change of a bundle, in order of the keys' first rows in it, of a key first all that is taken back,
+    then all that is added. With row numbers put out -U and +U stand where another row has a number, in order of the
+    numbers, and +I and -D at the end. Otherwise -D for rows that leave, +I for rows that enter, and -U and +U for a
+    row of the same ``unique`` columns that has changed. ``emit_update_before=False`` leaves -U out. Retractions of
+    rows that are not there are dropped and counted (``retractions_without_state``).
+
+    ``ttl``, with an insert-only input or ``monotonic``: each row that is kept expires by itself. Expiry puts nothing
+    out: whoever reads the output still has the row when others have come in its place. So neither ``rank_column`` nor
+    ``offset`` can be given with it, since the rows behind get other numbers without being told, and ``n`` is a number
+    or a key column. A row that takes the place of an equal one of the same ``unique`` columns is put out, too.
+
+    State: with an insert-only input or ``monotonic``, only the rows with numbers up to offset + n. Else all rows:
+    the best ones and some more in one list a key, the others apart, read only by a bundle that takes back, or
+    replaces, some of them, or as many of the best as there were spare (see ``all_rows``).
+
+    Source: Flink's ``AppendOnlyTopNFunction``, ``UpdatableTopNFunction`` and ``RetractableTopNFunction``.
+    """
+
+    nets_output = True
+
+    def __init__(
+        self,
+        order_by: OrderBy,
+        n: int | str,
+        *,
+        offset: int = 0,
+        function: RankFunction = "row_number",
+        rank_column: str | None = None,
+        unique: Sequence[str] | None = None,
+        monotonic: bool = False,
+        emit_update_before: bool = True,
+        ttl: Ttl = None,
+    ) -> None:
+        check_choice(function, get_args(RankFunction), "function", self.owner)
+        if not isinstance(n, str):
+            check_number(n, 1, "n", self.owner)
+        check_number(offset, 0, "offset", self.owner)
+        _check_unique(unique, function, monotonic, self.owner)
+        _check_expiring(ttl, rank_column, offset, self.owner)
+        self.settings = RankSettings(
+            order_columns(order_by, self.owner),
+            n,
+            offset,
+            function,
+            None if unique is None else tuple(unique),
+            monotonic,
+        )
+        self.rank_column = rank_column
+        self.emit_update_before = emit_update_before
+        self.ttl = as_bundle_ttl(self.owner, ttl)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """The input's columns, and the number if it is asked for."""
+        spec = inputs[0]
+        check_limit(self.settings.n, spec, self.owner)
+        plan = RankPlan(self.settings, spec, self.owner)
+        if self.ttl is not None:
+            _check_can_expire(plan, spec)
+        if self.rank_column is None:
+            return OutputSpec(spec.schema, changes=self._changes(spec))
+        if self.rank_column in spec.schema.names:
+            raise SchemaError(
+                f"{self.owner}: {spec.name} has a column '{self.rank_column}' already; give another rank_column"
+            )
+        schema = spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
+        return OutputSpec(schema, changes=self._changes(spec))
+
+    def _changes(self, spec: InputSpec) -> Changelog:
+        settings, is_numbered = self.settings, self.settings.function == "row_number"
+        keys = list(spec.changes.unique_keys)
+        if settings.unique is not None:
+            keys.append((*spec.key, *settings.unique))
+        if is_numbered and self.rank_column is not None:
+            keys.append((*spec.key, self.rank_column))
+        if is_numbered and settings.n == 1 and self.ttl is None:
+            keys.append(spec.key)
+        if not settings.order and is_numbered and not spec.changelog and self.ttl is None:
+            return Changelog.insert_only(*keys)  # nothing comes before the rows that are there
+        identity = self._identity
+        if self.emit_update_before or identity == "nothing":
+            return Changelog.retract(*keys)
+        by = self.rank_column if identity == "number" else None
+        own = settings.unique if by is None else (by,)
+        return Changelog.upsert(*spec.key, *(name for name in own or () if name not in spec.key)).with_keys(
+            keys
+        )
+
+    @property
+    def _identity(self) -> Identity:
+        """By what a row that is shown takes the place of another one."""
+        if self.rank_column is not None and self.settings.function == "row_number":
+            return "number"
+        return "unique" if self.settings.unique is not None else "nothing"
+
+    def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
+        """Those of ``unique``."""
+        return [self.settings.unique]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: which rows are kept, and which of them have been put out."""
+        plan, settings = RankPlan(self.settings, inputs[0], self.owner), self.settings
+        return meaning(
+            self,
+            ranking=plan.text,
+            numbers="not put out" if self.rank_column is None else "put out",
+            monotonic=settings.monotonic,
+        )
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: the best rows, or all."""
+        settings = self.settings
+        if self.ttl is not None:
+            return None
+        if RankPlan(settings, inputs[0], self.owner).keeps_all:
+            return with_rows(inputs[0].changelog)
+        if isinstance(settings.n, str):
+            return rows_per_key(settings.n)
+        if settings.function != "row_number":
+            return StateGrowth(
+                f"grows with the rows of the first {settings.offset + settings.n} ranks of each key"
+            )
+        return rows_per_key(settings.offset + settings.n)
+
+    def partial_limit(self, inputs: Sequence[InputSpec]) -> PartialLimit | None:
+        """The rows with numbers up to offset + n; all where a row may replace another one."""
+        return None if self.settings.unique is not None else self.settings.partial_limit()
+
+    def partial_step(self, given: InputSpec) -> PartialStep:
+        """See ``BundleOperator``."""
+        return partial_top_n(given)
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        self._plan = RankPlan(self.settings, spec, self.owner)
+        self._state: RankState = (
+            AllRows(self._plan, context) if self._plan.keeps_all else BestRows(self._plan, context, self.ttl)
+        )
+        self._limits = RankLimits(self.settings.n, self.settings.offset, context)
+
+    def prefetch(self, bundle: Bundle) -> None:
+        """See ``BundleOperator``."""
+        self._state.prefetch(bundle.keys)
+        self._limits.prefetch(bundle.keys)
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        chosen = np.flatnonzero(self._taken(bundle))
+        return self._rank(bundle, chosen, ctx) if len(chosen) else None
+
+    def _taken(self, bundle: Bundle) -> BoolArray:
+        """The rows that are ranked (n)."""
+        named = self._limits.with_limit(bundle)
+        taken = np.ones(bundle.num_rows, np.bool_) if named is None else named
+        if not self.settings.monotonic:
+            return taken
+        if bool((bundle.kinds == RowKind.DELETE).any()):
+            raise OperatorError(
+                f"{self.owner}: a row is deleted (-D), but monotonic=True promises that rows only get better; leave "
+                "monotonic out, which keeps all rows, with a new uid"
+            )
+        return taken & bundle.accumulate
+
+    def _rank(
+        self, bundle: Bundle, chosen: Int64Array, ctx: BundleContext
+    ) -> Generator[StateFuture[Any], None, None]:
+        limits = self._limits.async_read(bundle.keys)
+        yield limits
+        ends = self._limits.ends(bundle, chosen, limits.get())
+        columns = self._plan.payload.of(bundle.batch)
+        if len(chosen) < bundle.num_rows:
+            rows = pa.array(chosen)
+            columns = [column.take(rows) for column in columns]
+        table = RankTable(columns, bundle.keys.inverse[chosen].astype(np.int64), np.arange(len(chosen)))
+        merged = yield from self._state.merge(bundle.keys, RankRows(table, bundle, chosen), ends)
+        self._limits.forget(bundle.keys, merged.emptied)
+        self._emit(bundle, merged, ends, ctx)
+
+    def _emit(self, bundle: Bundle, merged: MergedRanking, ends: Int64Array, ctx: BundleContext) -> None:
+        changes = shown_changes(
+            merged.table,
+            self._shown(merged.table, merged.before, ends),
+            self._shown(merged.table, merged.after, ends),
+            self._identity,
+            self._plan.unique_at,
+            self.rank_column is not None,
+            places_of(arrival_order(bundle.keys)),
+            self.emit_update_before,
+            renewed=self.ttl is not None,
+        )
+        if not len(changes.kinds):
+            return
+        owners = pa.array(changes.key)
+        keys = [column.take(owners) for column in bundle.keys.columns]
+        columns = self._plan.payload.row([*keys, *changes.columns])
+        if self.rank_column is not None:
+            columns.append(pa.array(changes.numbers))
+        ctx.emit(columns, changes.kinds)
+
+    def _shown(self, table: RankTable, ranked: Ranked, ends: Int64Array) -> Ranked:
+        last: npt.NDArray[np.int64] = ends[table.key[ranked.rows]]
+        return ranked.chosen((ranked.numbers > self.settings.offset) & (ranked.numbers <= last))
+
+
+class SortLimit(Rank):
+    """SQL's ORDER BY .. LIMIT over all rows: those with the places offset + 1 to offset + ``n`` in ``order_by``.
+
+    ``order_by`` as in ``Rank``; of rows of equal order the one that came first is the first. The input has no key, so
+    one partition has all rows; over an insert-only input only offset + n of them are stored, and on Spark only as many
+    travel (``Rank``'s local limit).
+
+    Output: the input's columns, +I for rows that enter, -D for rows that leave: the net change of a bundle, first what
+    is taken back. A changelog input takes rows back by their whole content, and the next row comes up.
+
+    Source: Flink's ``StreamExecSortLimit``, and for ``Limit`` ``StreamExecLimit``, which are rankings there, too.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> from asyncstate.operators import desc
+    >>> bids = pa.schema([("bidder", pa.string()), ("price", pa.int64())])
+    >>> with OperatorHarness(SortLimit(desc("price"), 2), bids, None) as harness:
+    ...     harness.push([("ann", 5), ("bob", 9), ("eve", 7)])
+    ...     print(harness.end_batch())
+    ...     harness.push([("bob", 9)], kinds=["-D"])
+    ...     print(harness.end_batch())
+    [('+I', 'bob', 9), ('+I', 'eve', 7)]
+    [('-D', 'bob', 9), ('+I', 'ann', 5)]
+    """
+
+    def __init__(self, order_by: OrderBy, n: int, *, offset: int = 0) -> None:
+        if isinstance(n, str):
+            raise SchemaError(f"{self.owner}: n is {n!r}; give a number from 1 on")
+        super().__init__(order_by, n, offset=offset)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """The input's columns."""
+        spec = inputs[0]
+        if spec.key:
+            raise SchemaError(
+                f"{self.owner}: {spec.name} has the key ({', '.join(spec.key)}), but the limit is one of all rows; "
+                "leave the key out, or use Rank for the first rows of each key"
+            )
+        return super().bind(inputs)
+
+
+class Limit(SortLimit):
+    """SQL's LIMIT over all rows: those with the places offset + 1 to offset + ``n`` in order of arrival.
+
+    Input, output and state are those of ``SortLimit``. Between the rows of a micro-batch there is no order that could
+    be relied on; those of earlier ones come first.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> words = pa.schema([("word", pa.string())])
+    >>> with OperatorHarness(Limit(2), words, None) as harness:
+    ...     harness.push([("a",), ("b",), ("c",)])
+    ...     print(harness.end_batch())
+    ...     harness.push([("a",)], kinds=["-D"])
+    ...     print(harness.end_batch())
+    [('+I', 'a'), ('+I', 'b')]
+    [('-D', 'a'), ('+I', 'c')]
+    """
+
+    def __init__(self, n: int, *, offset: int = 0) -> None:
+        super().__init__(ARRIVAL, n, offset=offset)
+
+
+def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:
+    n = plan.settings.n
+    if isinstance(n, str) and n not in spec.key:
+        raise SchemaError(
+            f"{plan.owner}: n is '{n}', of which a key keeps what its first row had, but with a ttl that row goes; "
+            "give a number or a key column, or leave ttl out"
+        )
+    if plan.keeps_all:
+        raise SchemaError(
+            f"{plan.owner}: rows of {spec.name} may be taken back or get worse, so that all are kept, and these cannot "
+            "expire; leave ttl out, or give an insert-only input or monotonic=True"
+        )
+
+
+def _check_expiring(ttl: Ttl, rank_column: str | None, offset: int, owner: str) -> None:
+    if as_bundle_ttl(owner, ttl) is not None and (rank_column is not None or offset):
+        raise SchemaError(
+            f"{owner}: with a ttl rows go without being taken back, and the numbers of those behind them change; leave "
+            f"out {'rank_column' if rank_column is not None else 'offset'}, or ttl"
+        )
+
+
+def _check_unique(unique: Sequence[str] | None, function: str, monotonic: bool, owner: str) -> None:
+    if unique is not None and (
+        isinstance(unique, str) or not unique or not all(isinstance(name, str) for name in unique)
+    ):
+        raise SchemaError(f"{owner}: unique is {unique!r}; give a list of columns, or None")
+    if monotonic and unique is None:
+        raise SchemaError(
+            f"{owner}: monotonic=True is a promise about rows with a unique key; name its columns with unique"
+        )
+    if monotonic and function == "dense_rank":
+        raise SchemaError(
+            f"{owner}: with dense_rank a row that gets better can let others in, so that the best rows are not "
+            "enough; leave monotonic out"
+        )

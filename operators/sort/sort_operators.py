@@ -1,0 +1,161 @@
+"""TemporalSort and Sort: the rows of the input, put out in order.
+
+Owns: both operators. The order is the engine's: they ask for it and hand on what comes.
+Must not import anything of ``asyncstate`` but ``changelog`` and ``operator``.
+
+Source: Flink's ``RowTimeSortOperator``, ``ProcTimeSortOperator`` and ``StreamSortOperator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from asyncstate.changelog import Changelog
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputOrder,
+    InputSpec,
+    OperatorContext,
+    OutputSpec,
+)
+
+from ..core.arrays import row_ids, take_rows
+from ..core.consolidation import net_by_content
+from ..core.late_rows import check_late_output, with_late_output
+from ..core.operator_checks import KeepsKey, TimeDomain, check_has_time, check_time_domain
+from ..core.sort_orders import OrderBy, check_order, order_columns, sort_keys
+from ..core.state_meaning import meaning
+
+
+class TemporalSort(KeepsKey, BundleOperator):
+    """The rows of an insert-only input in order of time, and of the columns of ``then`` where times are equal.
+
+    ``time``: "event": a row comes when the watermark has passed its event time; rows that the watermark had passed
+    before their micro-batch are counted (``late_rows_dropped``) and dropped, or go to the side output that
+    ``late_output`` names. "processing": all rows of a micro-batch
+    have its time, so they come at its end in the order of ``then``. ``then`` is a column, ``asc(column)``,
+    ``desc(column)`` or a list of these; rows that are equal in it come as they arrived.
+
+    Without a key the order is one over all rows, and one partition has them; with a key it holds for each key.
+
+    >>> import pyarrow as pa
+    >>> from asyncstate.testing import OperatorHarness
+    >>> from asyncstate.operators import desc
+    >>> bids = pa.schema([("item", pa.string()), ("price", pa.int64()), ("at", pa.timestamp("us"))])
+    >>> with OperatorHarness(TemporalSort(desc("price")), bids, None, event_time="at") as harness:
+    ...     harness.push([("pen", 3, 20), ("cup", 4, 10), ("hat", 7, 10), ("bag", 1, 30)])
+    ...     harness.advance_watermark(20)
+    ...     for row in harness.end_batch():
+    ...         print(row)
+    ('+I', 'hat', 7, 10)
+    ('+I', 'cup', 4, 10)
+    ('+I', 'pen', 3, 20)
+
+    State: the rows that wait. Source: Flink's ``RowTimeSortOperator`` and ``ProcTimeSortOperator``. Raises SchemaError
+    for what does not fit.
+    """
+
+    accepts_changelog: ClassVar[bool] = False
+
+    def __init__(
+        self, then: OrderBy | None = None, *, time: TimeDomain = "event", late_output: str | None = None
+    ) -> None:
+        check_time_domain(time, self.owner)
+        check_late_output(late_output, time, self.owner)
+        self.late_output = late_output
+        self.time: TimeDomain = time
+        self.then = () if then is None else order_columns(then, self.owner)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """The input's columns."""
+        (spec,) = inputs
+        check_has_time(spec, self.time, self.owner)
+        check_order(self.then, spec, self.owner)
+        return with_late_output(spec.schema, self.late_output, spec, spec.changes)
+
+    def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
+        """See ``Operator``."""
+        return [self.late_output]
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return meaning(self, then=self.then, time=self.time)
+
+    def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
+        """By time, then by the other columns."""
+        return [InputOrder(self.time, sort_keys(self.then))]
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Never called: all rows come in order."""
+
+    def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        (bundle,) = bundles
+        if bundle is not None:
+            ctx.emit(bundle.batch.columns)
+
+
+class Sort(KeepsKey, BundleOperator):
+    """All rows of a bounded input, put out at its end in the order ``order_by``.
+
+    ``order_by`` is a column, ``asc(column)``, ``desc(column)`` or a list of these; rows that are equal in it come as
+    they arrived. The input ends with ``StreamingJob.finish()``. A changelog input is netted: only rows that were not
+    taken back come, as +I; retractions of rows that are not there are dropped and counted
+    (``retractions_without_state``).
+
+    Without a key the order is one over all rows, and one partition has them; with a key it holds for each key.
+
+    >>> import pyarrow as pa
+    >>> from asyncstate.testing import OperatorHarness
+    >>> words = pa.schema([("word", pa.string())])
+    >>> with OperatorHarness(Sort("word"), words, None) as harness:
+    ...     harness.push([("pen",), ("cup",)])
+    ...     _ = harness.end_batch()
+    ...     harness.push([("hat",)])
+    ...     print(harness.finish())
+    [('+I', 'cup'), ('+I', 'hat'), ('+I', 'pen')]
+
+    State: the rows that wait. Source: Flink's ``StreamSortOperator``. Raises SchemaError for what does not fit.
+    """
+
+    def __init__(self, order_by: OrderBy) -> None:
+        self.order_by = order_columns(order_by, self.owner)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """The input's columns."""
+        (spec,) = inputs
+        check_order(self.order_by, spec, self.owner)
+        return OutputSpec(spec.schema, changes=Changelog.insert_only(*spec.changes.unique_keys))
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        return meaning(self, order_by=self.order_by)
+
+    def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
+        """At the end, by the columns."""
+        return [InputOrder("end", sort_keys(self.order_by))]
+
+    def open(self, context: OperatorContext) -> None:
+        """Nothing to declare: the rows wait in the engine."""
+        self._missing = context.missing_rows() if context.inputs[0].changelog else None
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """Never called: all rows come in order."""
+
+    def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
+        """See ``BundleOperator``; rows that are equal, and so in their order, come together."""
+        (bundle,) = bundles
+        if bundle is None:
+            return
+        columns = bundle.batch.columns
+        if self._missing is not None and not bundle.insert_only:
+            content = row_ids(columns, np.zeros(bundle.num_rows, np.int64))
+            net = net_by_content(np.empty(0, np.int64), content, bundle.accumulate)
+            self._missing.add(net.missing, bundle)
+            columns = take_rows(columns, net.added)
+        ctx.emit(columns)

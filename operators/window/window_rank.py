@@ -1,0 +1,302 @@
+"""WindowRank and WindowDeduplicate: the first rows of each key and window in an order, once the window is over.
+
+Owns: the operators. What is ranked how is decided by ``rank``, whose best rows are kept for each window.
+Invariant: what they put out is final: insert-only, each window once.
+Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
+``errors`` and ``partial_aggregation``.
+
+Source: Flink's ``WindowRankOperator`` and ``RowTimeWindowDeduplicateOperator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.changelog import Changelog
+from asyncstate.codec.sorting import rows_by
+from asyncstate.errors import SchemaError
+from asyncstate.futures import StateFuture
+from asyncstate.growth import StateGrowth, bounded_by
+from asyncstate.operator import (
+    Bundle,
+    BundleContext,
+    BundleOperator,
+    InputSpec,
+    OperatorContext,
+    OutputSpec,
+)
+from asyncstate.partial_aggregation import PartialLimit, PartialStep
+from asyncstate.state.columnar.time_first_lists import (
+    ListRange,
+    TimeFirstListDescriptor,
+    TimeFirstListState,
+)
+
+from ..core.arrays import Int64Array, take_rows
+from ..core.due_timers import DuePart, DueReader
+from ..core.late_rows import LateRows, check_late_output, with_late_output
+from ..core.operator_checks import KeepsKey, check_choice, check_event_time, check_insert_only, check_number
+from ..core.sort_orders import OrderBy, order_columns
+from ..core.state_meaning import meaning
+from ..rank.append_only import BestRows
+from ..rank.rank_plan import RankPlan, RankRows, RankSettings, partial_top_n
+from ..rank.row_numbers import RankFunction, RankTable
+from .pairs import by_time, subdivided
+from .window_plan import window_columns, window_fields, window_keys
+from .window_time import OUT_OF_RANGE
+from .windows import (
+    END,
+    START,
+    GivenWindows,
+    SlicedWindow,
+    check_given,
+    check_sliced,
+    due_until,
+    given_ends,
+)
+
+
+class WindowRank(KeepsKey, BundleOperator):
+    """The rows of each key and window of event time whose number in the order is in (offset, offset + n].
+
+    Example, the three highest bids on each auction in each ten seconds, with key=["auction"]::
+
+        WindowRank(desc("price"), 3, window=tumble("10 seconds"), rank_column="place")
+
+    ``order_by``, ``function`` and ``rank_column`` as in ``Rank``. ``window``: made with ``tumble``, ``hop`` or
+    ``cumulate``; a row is ranked in each of its windows. Without it rows carry their window as ``window_start`` and
+    ``window_end``, timestamps, as a window table function puts them out: equal starts and ends are the same window. Any
+    number of windows may be open at once.
+
+    Output: the input's columns; with ``window`` also ``window_start``, ``window_end`` and ``window_time`` (the end -
+    1 ms); then the number, if it is asked for. All rows are +I, in rank order, at the end of the micro-batch whose
+    watermark reaches the window's end - 1 us, by window end, then in the order of the store (key group, key), then by
+    window start.
+
+    Without ``window``, behind another operator of a graph, only rows come that can be among the first ones: the best of
+    each window in each task. Late ones among the others are not counted.
+
+    The input must be insert-only. Rows whose windows were all over before the micro-batch are counted (``late_rows``)
+    and dropped, or go to the side output that ``late_output`` names. Dropped and counted are also those
+    without a window (``null_windows``) or with event times that no window can have (``event_times_out_of_range``).
+
+    State: ``top``, time-first lists by window end and key of the rows with numbers up to offset + n, for windows that
+    end together by window start. Order and window belong to the state's declaration.
+
+    >>> from asyncstate.testing import OperatorHarness
+    >>> from asyncstate.operators import desc, tumble
+    >>> bids = pa.schema([("item", pa.string()), ("price", pa.int64()), ("at", pa.timestamp("us"))])
+    >>> best = WindowRank(desc("price"), 1, window=tumble("10 seconds"))
+    >>> with OperatorHarness(best, bids, ["item"], event_time="at") as harness:
+    ...     harness.push([("pen", 3, 1_000_000), ("pen", 4, 2_000_000), ("pen", 9, 12_000_000)])
+    ...     harness.advance_watermark(10_000_000)
+    ...     harness.end_batch()
+    [('+I', 'pen', 4, 2000000, 0, 10000000, 9999000)]
+    """
+
+    accepts_changelog: ClassVar[bool] = False
+
+    waits_for_watermark = True
+
+    def __init__(
+        self,
+        order_by: OrderBy,
+        n: int,
+        *,
+        window: SlicedWindow | None = None,
+        offset: int = 0,
+        function: RankFunction = "row_number",
+        rank_column: str | None = None,
+        late_output: str | None = None,
+    ) -> None:
+        check_late_output(late_output, "event", self.owner)
+        check_choice(function, get_args(RankFunction), "function", self.owner)
+        check_number(n, 1, "n", self.owner)
+        check_number(offset, 0, "offset", self.owner)
+        if window is not None:
+            check_sliced(window, self.owner)
+        self.window = window
+        self.rank_column = rank_column
+        self.late_output = late_output
+        self.settings = RankSettings(order_columns(order_by, self.owner), n, offset, function)
+
+    def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
+        """The input's columns, those of the window and the number if they are asked for."""
+        spec = inputs[0]
+        check_insert_only(spec, self.owner, "Rank")
+        if self.window is None:
+            check_given(spec, self.owner)
+        else:
+            check_event_time(spec, self.owner)
+        self._ranking(spec)
+        schema = pa.schema([*spec.schema, *self._more_fields(spec)])
+        return with_late_output(schema, self.late_output, spec, self._changes(spec))
+
+    def _changes(self, spec: InputSpec) -> Changelog:
+        window = [] if self.window is None or self.window.kind == "tumble" else [END]
+        keys: list[tuple[str, ...]] = [(*key, *window) for key in spec.changes.unique_keys]
+        numbered = self.settings.function == "row_number"
+        for key in window_keys(spec.key, self.window) if numbered else ():
+            if self.settings.n == 1:
+                keys.append(key)
+            elif self.rank_column is not None:
+                keys.append((*key, self.rank_column))
+        return Changelog.insert_only(*keys)
+
+    def _ranking(self, spec: InputSpec) -> RankPlan:
+        return self._plan_of(self.settings, spec)
+
+    def _plan_of(self, settings: RankSettings, spec: InputSpec) -> RankPlan:
+        # Where the window follows from its end the end alone tells windows apart.
+        apart = START if self.window is None and START not in spec.key else None
+        return RankPlan(replace(settings, apart=apart), spec, self.owner)
+
+    def _more_fields(self, spec: InputSpec) -> list[pa.Field]:
+        fields = [] if self.window is None else window_fields(spec)
+        if self.rank_column is not None:
+            fields.append(pa.field(self.rank_column, pa.int64(), nullable=False))
+        for field in fields:
+            if field.name in spec.schema.names:
+                raise SchemaError(
+                    f"{self.owner}: column '{field.name}' of {spec.name} has the name of an output column; rename it "
+                    "before the operator"
+                )
+        return fields
+
+    def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
+        """See ``Operator``: a window goes when it is over."""
+        return bounded_by("window")
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``: rows that an earlier ranking did not need are gone."""
+        windows = GivenWindows() if self.window is None else self.window
+        return meaning(self, ranking=self._ranking(inputs[0]).text, window=windows.text)
+
+    def partial_limit(self, inputs: Sequence[InputSpec]) -> PartialLimit | None:
+        """Of rows that carry their windows the best ones of each; all where late rows are asked for."""
+        if self.window is not None or self.late_output is not None:
+            return None
+        return self._ranking(inputs[0]).settings.partial_limit((START, END))
+
+    def partial_step(self, given: InputSpec) -> PartialStep:
+        """See ``BundleOperator``."""
+        return partial_top_n(given)
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare the state."""
+        spec = context.inputs[0]
+        self._plan = self._ranking(spec)
+        self._windows = GivenWindows() if self.window is None else self.window.whole()
+        ranking = f"{self._plan.belongs_to[1]} over {self._windows.text}"
+        self._top: TimeFirstListState = context.get_state(
+            TimeFirstListDescriptor("top", pa.schema(self._plan.fields), ("window ranking", ranking))
+        )
+        self._best = BestRows(self._plan, context, top=self._top)
+        self._reader = DueReader(self._top, self._windows, context.key_groups)
+        self._spec = spec
+        self._fired = due_until(context.previous_watermark)
+        self._late = LateRows(self.late_output, context)
+        self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``."""
+        rows, ends = self._filed(bundle, ctx)
+        return self._rank(bundle, rows, ends) if len(rows) else None
+
+    def _filed(self, bundle: Bundle, ctx: BundleContext) -> tuple[Int64Array, Int64Array]:
+        """Rows (m) of the bundle and the ends (m) of the windows that they are ranked in, row by row."""
+        if self.window is None:
+            ends, filed = given_ends(bundle.batch)
+            rows = inside = np.flatnonzero(filed)
+            ends = last = ends[rows]
+        else:
+            assert bundle.times is not None  # ``bind`` asks for an event time
+            first, until = self.window.time_span
+            filed = (first <= bundle.times) & (bundle.times <= until)
+            inside = np.flatnonzero(filed)
+            last = self.window.last_window(self.window.slice_of(bundle.times[inside]))
+            chosen, ends = self.window.assign(bundle.times[inside])
+            rows = inside[chosen]
+        self._unfiled.add(int((~filed).sum()))
+        late = np.zeros(bundle.num_rows, np.bool_)
+        late[inside] = last <= self._fired
+        self._late.add(bundle, late, int(late.sum()), ctx)
+        open_ones = ends > self._fired
+        return rows[open_ones], ends[open_ones]
+
+    def _rank(
+        self, bundle: Bundle, rows: Int64Array, ends: Int64Array
+    ) -> Generator[StateFuture[Any], None, None]:
+        keys = bundle.keys.in_namespaces(ends, bundle.keys.inverse[rows])
+        columns = take_rows(self._plan.payload.of(bundle.batch), rows)
+        table = RankTable(columns, keys.inverse.astype(np.int64), np.arange(len(rows)))
+        last = np.full(len(keys), self.settings.offset + int(self.settings.n), np.int64)
+        yield from self._best.merge(keys, RankRows(table, bundle, rows), last)
+
+    # -- windows ------------------------------------------------------------------------------------
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``; a step a part of the output."""
+        first = self._windows.next_end(due_until(ctx.previous_watermark) + 1)
+        last = self._windows.previous_end(due_until(ctx.watermark))
+        return self._fire(first, last, ctx) if first <= last else None
+
+    def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
+        for part in self._reader.parts(first, last):
+            self._emit(part, ctx)
+            self._top.remove_entries(part.entries.entry_keys())
+            yield
+
+    def _emit(self, part: DuePart, ctx: BundleContext) -> None:
+        found = cast(ListRange, part.entries)
+        lists = found.lists
+        windows = subdivided(by_time(found.namespaces)[lists], self._plan.starts(found.columns))
+        order = rows_by(windows)
+        numbers = self._plan.numbers(windows, self._plan.codes(found.columns), order)
+        shown = numbers > self.settings.offset
+        rows, numbers = order[shown], numbers[shown]
+        keys, stored = take_rows(found.key_columns, lists[rows]), take_rows(found.columns, rows)
+        columns = self._plan.payload.row([*keys, *stored])
+        if self.window is not None:
+            ends = found.namespaces[lists[rows]]
+            columns += window_columns(self.window.window_start(ends), ends, self._spec)
+        if self.rank_column is not None:
+            columns.append(pa.array(numbers))
+        if len(rows):
+            ctx.emit(columns)
+
+
+class WindowDeduplicate(WindowRank):
+    """The first or the last row of each key and window, by event time.
+
+    ``keep``: "first" (of equal times the one that came first) or "last" (the one that came last). ``order_by``: another
+    column than the input's event time. ``window``, input, output and state as in ``WindowRank``.
+    """
+
+    def __init__(
+        self,
+        keep: Literal["first", "last"] = "first",
+        *,
+        order_by: str | None = None,
+        window: SlicedWindow | None = None,
+        late_output: str | None = None,
+    ) -> None:
+        check_choice(keep, ("first", "last"), "keep", self.owner)
+        self.keep = keep
+        self.order_by = order_by
+        super().__init__(order_by or "event time", 1, window=window, late_output=late_output)
+
+    def _ranking(self, spec: InputSpec) -> RankPlan:
+        if self.order_by is None:
+            check_event_time(spec, self.owner)
+        last = self.keep == "last"
+        column = str(self.order_by or spec.event_time)
+        order = order_columns([(column, "desc" if last else "asc")], self.owner)
+        return self._plan_of(RankSettings(order, 1, 0, "row_number", newest_first=last), spec)
