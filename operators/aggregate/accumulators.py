@@ -226,7 +226,7 @@ class Extreme(MergingAggregator):
     """The smallest or largest value of a column, of any type that can be a key; NaN is the largest float.
 
     It cannot give values back: rows that are retracted do not lower it (see
-    ``operators.aggregate.retractable_minmax``). """
+    ``operators.aggregate.retractable_minmax``)."""
 
     column: str
 
