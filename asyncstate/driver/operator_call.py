@@ -24,7 +24,7 @@ from asyncstate.runtime import (
     OrderBy,
     OutputPipeline,
     SequenceBy,
-    drop_seen_of_inputs,
+    drop_stale_of_inputs,
     each_input,
     keys_of_inputs,
     names_files,
@@ -102,7 +102,7 @@ def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Input
     times, delays = times_of_inputs(uid, call.event_time, call.watermark_delay, count)
     orders = sort_keys_of_inputs(uid, call.order_by, count)
     sequences = sequences_of_inputs(uid, call.sequence, count)
-    drops = drop_seen_of_inputs(uid, call.drop_stale, sequences)
+    drops = drop_stale_of_inputs(uid, call.drop_stale, sequences)
     given = each_input("changes", uid, call.changes, count)
     said = [one if isinstance(one, Changelog) else None for one in given]
     specs = [

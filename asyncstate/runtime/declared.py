@@ -214,7 +214,7 @@ def sequences_of_inputs(uid: str, sequence: SequenceBy, num_inputs: int) -> list
     return [_sequence(uid, entry) for entry in sequence]
 
 
-def drop_seen_of_inputs(
+def drop_stale_of_inputs(
     uid: str, drop_stale: bool | Sequence[bool], sequences: Sequence[tuple[str, ...]]
 ) -> list[bool]:
     """``drop_stale`` of each input; True holds for those that have a sequence, if there is one. Raises JobError for

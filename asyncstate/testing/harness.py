@@ -50,7 +50,7 @@ from asyncstate.runtime import (
     check_uid,
     checked_inputs,
     choose_partial_aggregation,
-    drop_seen_of_inputs,
+    drop_stale_of_inputs,
     each_input,
     fingerprint,
     growth_of,
@@ -186,7 +186,7 @@ class OperatorHarness:
         times, self._delays = times_of_inputs(uid, event_time, watermark_delay, count)
         orders = sort_keys_of_inputs(uid, order_by, count)
         sequences = sequences_of_inputs(uid, sequence, count)
-        drops = drop_seen_of_inputs(uid, drop_stale, sequences)
+        drops = drop_stale_of_inputs(uid, drop_stale, sequences)
         changes = _changes(uid, operator.accepts_changelog if changelog is None else changelog, count)
         self._specs = tuple(
             InputSpec(

@@ -139,7 +139,7 @@ histories = st.lists(
 
 @settings(max_examples=at_most(15))
 @given(batches=histories, size=st.sampled_from(["1", "3", "100"]), parallelism=st.integers(1, 3))
-def test_drop_seen_against_a_dict(batches: list[Any], size: str, parallelism: int) -> None:
+def test_drop_stale_against_a_dict(batches: list[Any], size: str, parallelism: int) -> None:
     outputs = []
     for enabled in (False, True):
         with OperatorHarness(
