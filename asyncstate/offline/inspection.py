@@ -36,7 +36,7 @@ from asyncstate.storage import (
     checkpoint_files,
     existing_files,
     group_range,
-    restore_plan,
+    partition_restore_plan,
     verify_file,
 )
 
@@ -243,7 +243,7 @@ def restored(piece: StatePartition, local_dir: str | None = None) -> Iterator[Ke
     config = piece.config
     files = checkpoint_files(piece.checkpoint)
     parallelism = piece.manifest.operators[piece.uid].parallelism
-    base = restore_plan(piece.manifest, piece.uid, piece.partition, parallelism)
+    base = partition_restore_plan(piece.manifest, piece.uid, piece.partition, parallelism)
     with scratch_folder(local_dir) as folder:
         fetcher = Fetcher(files, piece.version)
         store = build_store(folder / "db", base, fetcher, rocksdb_options(config))

@@ -33,7 +33,7 @@ from asyncstate.storage import (
     RocksDBStore,
     StateSpec,
     group_range,
-    restore_plan,
+    partition_restore_plan,
 )
 from asyncstate.storage.manifest import snapshot_folder
 from asyncstate.storage.snapshot import create_snapshot
@@ -170,7 +170,7 @@ class _Migration:
         self, stores: LocalStores, checkpoint: Checkpoint, config: Config, number: int
     ) -> PartitionManifest:
         manifest, uid = self.manifest, self._operator.uid
-        base = restore_plan(manifest, uid, number, self._operator.parallelism)
+        base = partition_restore_plan(manifest, uid, number, self._operator.parallelism)
         with stores.acquire(uid, number, base, rocksdb_options(config)) as lease:
             changed = 0
             for changes in self._changes(lease.store, number):

@@ -33,7 +33,7 @@ from asyncstate.storage import (
     WriteBound,
     checkpoint_files,
     commit_partition,
-    restore_plan,
+    partition_restore_plan,
 )
 
 
@@ -175,4 +175,4 @@ def _base(spec: TaskSpec, partition: int) -> RestorePlan:
         max_parallelism=spec.max_parallelism,
         operators={spec.uid: spec.base},
     )
-    return restore_plan(manifest, spec.uid, partition, spec.parallelism)
+    return partition_restore_plan(manifest, spec.uid, partition, spec.parallelism)

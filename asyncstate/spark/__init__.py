@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncstate.driver.progress import Progress, ProgressFormatter
-    from asyncstate.spark.apply_batch import apply_batch
+    from asyncstate.spark.bounded_input import apply_batch
     from asyncstate.spark.job import StreamingJob
     from asyncstate.spark.net_changes import last_changes, netted
     from asyncstate.spark.prometheus import PrometheusProgress
@@ -40,7 +40,7 @@ _HOMES = {
     "ProgressFormatter": "asyncstate.driver.progress",
     "PrometheusProgress": "asyncstate.spark.prometheus",
     "StreamingJob": "asyncstate.spark.job",
-    "apply_batch": "asyncstate.spark.apply_batch",
+    "apply_batch": "asyncstate.spark.bounded_input",
     "build_session": "asyncstate.spark.session",
     "last_changes": "asyncstate.spark.net_changes",
     "netted": "asyncstate.spark.net_changes",

@@ -36,7 +36,7 @@ from asyncstate.storage.manifest import (
 from asyncstate.storage.memtable import LIST_GET_KEYS, MemTable, MemTableStatistics
 from asyncstate.storage.object_files import ObjectFiles, Retries, checkpoint_files, existing_files
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
-from asyncstate.storage.restore_plan import RestorePlan, group_bounds, group_range, restore_plan
+from asyncstate.storage.restore_plan import RestorePlan, group_bounds, group_range, partition_restore_plan
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.spill import SpilledWrites, WriteBound, changes_from
@@ -94,6 +94,6 @@ __all__ = [
     "extend_lineage",
     "group_bounds",
     "group_range",
-    "restore_plan",
+    "partition_restore_plan",
     "verify_file",
 ]

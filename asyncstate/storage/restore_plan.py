@@ -74,7 +74,9 @@ def group_bounds(first: int, end: int) -> tuple[bytes, bytes | None]:
     return first.to_bytes(GROUP_BYTES, "big"), None if end >= top else end.to_bytes(GROUP_BYTES, "big")
 
 
-def restore_plan(manifest: Manifest | None, uid: str, partition: int, parallelism: int) -> RestorePlan:
+def partition_restore_plan(
+    manifest: Manifest | None, uid: str, partition: int, parallelism: int
+) -> RestorePlan:
     """Derive where a partition starts from the newest manifest, at any parallelism up to the maximum."""
     if manifest is None:
         return RestorePlan()

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from asyncstate.codec import BROADCAST_GROUP
-from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, restore_plan
+from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, partition_restore_plan
 
 Stored = dict[str, dict[bytes, bytes]]
 """Operator uid to store key to value."""
@@ -24,7 +24,7 @@ def stored_state(checkpoint: Path, version: int | None = None) -> Stored:
         for uid, operator in manifest.operators.items():
             entries = state[uid] = {}
             for partition in range(operator.parallelism):
-                base = restore_plan(manifest, uid, partition, operator.parallelism)
+                base = partition_restore_plan(manifest, uid, partition, operator.parallelism)
                 with stores.acquire(uid, partition, base) as lease:
                     own = dict(lease.store.iterate())
                 twice = entries.keys() & own.keys()

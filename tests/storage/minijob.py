@@ -24,7 +24,7 @@ from asyncstate.storage import (
     checkpoint_files,
     commit_partition,
     group_range,
-    restore_plan,
+    partition_restore_plan,
 )
 
 Writes = Mapping[bytes, bytes | None]
@@ -70,7 +70,7 @@ class MiniJob:
 
     def lease(self, manifest: Manifest | None, partition: int, parallelism: int) -> Lease:
         """A lease on one partition at the manifest's version."""
-        base = restore_plan(manifest, self.uid, partition, parallelism)
+        base = partition_restore_plan(manifest, self.uid, partition, parallelism)
         lease = self.stores.acquire(self.uid, partition, base, self.options, export_cache=self.export_cache)
         self.ways.append(lease.restored.way)
         return lease

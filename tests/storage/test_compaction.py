@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate.storage import LocalStores, Manifest, RocksDBStore, StorePool, restore_plan
+from asyncstate.storage import LocalStores, Manifest, RocksDBStore, StorePool, partition_restore_plan
 from asyncstate.storage.compaction import BackgroundCompactions, CopyRecord, copies
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import SMALL, MiniJob, applied, key
@@ -165,7 +165,7 @@ def test_a_copy_takes_along_what_is_cached_of_the_store_that_it_replaces(tmp_pat
         number += 1
     second = MiniJob(tmp_path, 100, open_stores=workers[1])
     second.options = LARGE
-    base = restore_plan(newest(first), "op", 0, 1)
+    base = partition_restore_plan(newest(first), "op", 0, 1)
     (held,) = workers[0]._kept
     workers[0]._kept[held].export_cache = lambda: (base.lineage, "cached")
     with second.lease(newest(second), 0, 1) as lease:

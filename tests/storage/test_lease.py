@@ -21,7 +21,7 @@ from asyncstate.storage import (
     LocalStores,
     Manifest,
     RocksDBStore,
-    restore_plan,
+    partition_restore_plan,
 )
 from tests.storage.minijob import SMALL, MiniJob, applied, key
 
@@ -59,7 +59,7 @@ def test_another_machine_builds_from_snapshot_and_deltas(job: MiniJob, tmp_path:
     assert partition.snapshot is not None
     assert 0 < len(partition.deltas) <= 3
     elsewhere = LocalStores(tmp_path / "elsewhere", "job", job.files)
-    with elsewhere.acquire("op", 0, restore_plan(newest(job), "op", 0, 1)) as lease:
+    with elsewhere.acquire("op", 0, partition_restore_plan(newest(job), "op", 0, 1)) as lease:
         assert lease.restored.way == "rebuilt"
         assert dict(lease.store.iterate()) == expected
 
@@ -108,7 +108,7 @@ def test_two_attempts_at_once_use_two_folders(job: MiniJob) -> None:
 
 def test_all_slots_taken_is_an_error_after_the_wait(job: MiniJob, tmp_path: Path) -> None:
     stores = LocalStores(tmp_path / "l", "job", job.files, slots_max=1, wait_seconds_max=0.05)
-    base = restore_plan(None, "op", 0, 1)
+    base = partition_restore_plan(None, "op", 0, 1)
     with stores.acquire("op", 0, base), pytest.raises(StoreError, match="all 1 local stores.*hanging tasks"):
         stores.acquire("op", 0, base)
     stores.acquire("op", 0, base).release()
@@ -116,7 +116,7 @@ def test_all_slots_taken_is_an_error_after_the_wait(job: MiniJob, tmp_path: Path
 
 def test_waiting_attempt_gets_the_slot_that_is_given_back(job: MiniJob, tmp_path: Path) -> None:
     stores = LocalStores(tmp_path / "l", "job", job.files, slots_max=1, wait_seconds_max=30)
-    base = restore_plan(None, "op", 0, 1)
+    base = partition_restore_plan(None, "op", 0, 1)
     first = stores.acquire("op", 0, base)
     taken: list[Lease] = []
     waiting = threading.Thread(target=lambda: taken.append(stores.acquire("op", 0, base)))
@@ -141,7 +141,7 @@ def test_stale_slots_are_removed(job: MiniJob) -> None:
 @pytest.mark.parametrize(("uid", "job_id"), [("../x", "job"), ("a/b", "job"), ("op", ".."), ("", "job")])
 def test_names_that_leave_the_folder_are_refused(job: MiniJob, tmp_path: Path, uid: str, job_id: str) -> None:
     with pytest.raises(StoreError, match="cannot name a folder"):
-        LocalStores(tmp_path, job_id, job.files).acquire(uid, 0, restore_plan(None, "op", 0, 1))
+        LocalStores(tmp_path, job_id, job.files).acquire(uid, 0, partition_restore_plan(None, "op", 0, 1))
 
 
 def test_damaged_local_store_is_rebuilt_at_the_next_lease(
@@ -229,9 +229,9 @@ def test_damaged_checkpoint_file_is_named_with_the_way_back(
     damage(job.files.root / name, how)
     elsewhere = LocalStores(tmp_path / "elsewhere", "job", job.files)
     with pytest.raises(CheckpointCorruptionError, match=f"{name}.*whose files are all present is {usable}"):
-        elsewhere.acquire("op", 0, restore_plan(newest(job), "op", 0, 1))
+        elsewhere.acquire("op", 0, partition_restore_plan(newest(job), "op", 0, 1))
     job.checkpoint.rollback(usable)
-    with elsewhere.acquire("op", 0, restore_plan(newest(job), "op", 0, 1)) as lease:
+    with elsewhere.acquire("op", 0, partition_restore_plan(newest(job), "op", 0, 1)) as lease:
         assert lease.store.get(A) == b"%d" % usable
 
 
@@ -240,18 +240,18 @@ def test_first_version_damaged_has_no_way_back(job: MiniJob, tmp_path: Path) -> 
     damage(job.files.root / manifest.files()[0].name, "delete")
     elsewhere = LocalStores(tmp_path / "elsewhere", "job", job.files)
     with pytest.raises(CheckpointCorruptionError, match="start with a new checkpoint"):
-        elsewhere.acquire("op", 0, restore_plan(manifest, "op", 0, 1))
+        elsewhere.acquire("op", 0, partition_restore_plan(manifest, "op", 0, 1))
 
 
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, RocksDBStore, restore_plan
+from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, RocksDBStore, partition_restore_plan
 from asyncstate.storage import lease as leases
 root = Path(sys.argv[1])
 files = LocalFiles(root / "checkpoint")
 stores = LocalStores(root / "local", "job", files, slots_max=int(sys.argv[2]), wait_seconds_max=60.0)
-base = restore_plan(Checkpoint(files).latest(), "op", 0, 1)
+base = partition_restore_plan(Checkpoint(files).latest(), "op", 0, 1)
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -402,7 +402,7 @@ def test_local_store_is_not_trusted_after_a_reboot(job: MiniJob, monkeypatch: py
 
 def test_lease_of_plain_files_object(tmp_path: Path) -> None:
     stores = LocalStores(tmp_path / "local", "job", LocalFiles(tmp_path / "checkpoint"))
-    with stores.acquire("op", 3, restore_plan(None, "op", 3, 4)) as lease:
+    with stores.acquire("op", 3, partition_restore_plan(None, "op", 3, 4)) as lease:
         assert isinstance(lease.store, RocksDBStore)
         assert lease.store.version == -1
 
@@ -485,7 +485,7 @@ def test_a_rebuilt_store_is_not_compacted_by_its_first_task(job: MiniJob, tmp_pa
     elsewhere = LocalStores(tmp_path / "elsewhere", "job", job.files)
     runs = []
     for _ in range(3):
-        with elsewhere.acquire("op", 0, restore_plan(newest(job), "op", 0, 1), SMALL) as lease:
+        with elsewhere.acquire("op", 0, partition_restore_plan(newest(job), "op", 0, 1), SMALL) as lease:
             runs.append(lease.store.sorted_runs())
             if len(runs) == 2:
                 assert lease.store.settle()

@@ -24,12 +24,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import LocalStores, Manifest, RocksDBStore, StorePool, restore_plan
+from asyncstate.storage import LocalStores, Manifest, RocksDBStore, StorePool, partition_restore_plan
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import PLENTY_BYTES, MiniJob, Writes, applied, key
 
 A, B = key(0, "a"), key(9, "b")
-EMPTY = restore_plan(None, "op", 0, 1)
+EMPTY = partition_restore_plan(None, "op", 0, 1)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def handed(tmp_path: Path, kept: StorePool, others: StorePool) -> Handed:
     first = MiniJob(tmp_path, open_stores=kept)
     manifest = first.batch({A: b"1"})
     second = MiniJob(tmp_path, open_stores=others)
-    return Handed(first, second, manifest, (restore_plan(manifest, "op", 0, 1).lineage, CACHED))
+    return Handed(first, second, manifest, (partition_restore_plan(manifest, "op", 0, 1).lineage, CACHED))
 
 
 def test_what_is_cached_goes_with_the_store(handed: Handed, tmp_path: Path) -> None:
@@ -279,14 +279,14 @@ def test_what_was_left_for_another_is_not_read(handed: Handed, tmp_path: Path) -
 WORKER = """
 import os, signal, sys
 from pathlib import Path
-from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, StorePool, RocksDBStore, restore_plan
+from asyncstate.storage import Checkpoint, LocalFiles, LocalStores, StorePool, RocksDBStore, partition_restore_plan
 from asyncstate.storage import lease as leases
 root = Path(sys.argv[1])
 files = LocalFiles(root / "checkpoint")
 kept = StorePool()
 stores = LocalStores(root / "local", "job", files, open_stores=kept, open_bytes_max=1 << 30)
 def run():
-    base = restore_plan(Checkpoint(files).latest(), "op", 0, 1)
+    base = partition_restore_plan(Checkpoint(files).latest(), "op", 0, 1)
     with stores.acquire("op", 0, base) as lease:
         return lease.restored.way, dict(lease.store.iterate()), Path(lease.store.path).parent.name
 def die():
@@ -350,7 +350,9 @@ def test_a_deleted_folder_is_not_used_any_more(tmp_path: Path, kept: StorePool, 
     job = MiniJob(tmp_path, open_stores=kept)
     manifest = job.batch({A: b"1"})
     shutil.rmtree(tmp_path / "local")
-    worker.do("lease = stores.acquire('op', 0, restore_plan(Checkpoint(files).latest(), 'op', 0, 1))")
+    worker.do(
+        "lease = stores.acquire('op', 0, partition_restore_plan(Checkpoint(files).latest(), 'op', 0, 1))"
+    )
     with job.lease(manifest, 0, 1) as lease:
         assert Path(lease.store.path).parent.name == "slot-1"
         assert dict(lease.store.iterate()) == {A: b"1"}

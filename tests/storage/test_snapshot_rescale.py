@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncstate.errors import CheckpointError
-from asyncstate.storage import Manifest, PartitionManifest, group_bounds, group_range, restore_plan
+from asyncstate.storage import Manifest, PartitionManifest, group_bounds, group_range, partition_restore_plan
 from asyncstate.storage.manifest import DeltaRef, FileRef, OperatorManifest
 from asyncstate.storage.restore_plan import RestorePlan
 from tests.storage.minijob import MAX_PARALLELISM, MiniJob, applied, key
@@ -38,7 +38,7 @@ def test_rescaled_base_takes_every_overlapping_partition(most: int, data: st.Dat
     operator = OperatorManifest("op", "Op", old, [PartitionManifest(p, None, [delta]) for p in range(old)])
     manifest = Manifest("job", 3, 2, most, {"op": operator})
     for partition in range(new):
-        base = restore_plan(manifest, "op", partition, new)
+        base = partition_restore_plan(manifest, "op", partition, new)
         groups = range(*group_range(partition, new, most))
         if old == new:
             assert not base.rescaled
@@ -50,19 +50,19 @@ def test_rescaled_base_takes_every_overlapping_partition(most: int, data: st.Dat
 def test_an_operator_that_has_kept_nothing_is_not_collected() -> None:
     """A snapshot of its empty partitions would make it one with state, which a program cannot drop unasked."""
     operator = OperatorManifest("op", "Op", 2, [PartitionManifest(0), PartitionManifest(1)])
-    assert restore_plan(Manifest("job", 3, 2, 8, {"op": operator}), "op", 0, 1) == RestorePlan(3)
+    assert partition_restore_plan(Manifest("job", 3, 2, 8, {"op": operator}), "op", 0, 1) == RestorePlan(3)
 
 
 @pytest.mark.parametrize("parallelism", [0, -1, MAX_PARALLELISM + 1])
 def test_parallelism_beyond_the_maximum_is_refused(job: MiniJob, parallelism: int) -> None:
     manifest = job.batch({key(0, "a"): b"1"})
     with pytest.raises(CheckpointError, match=f"'op' cannot run with parallelism {parallelism}.*1 to 16"):
-        restore_plan(manifest, "op", 0, parallelism)
+        partition_restore_plan(manifest, "op", 0, parallelism)
 
 
 def test_unknown_operator_starts_empty(job: MiniJob) -> None:
     manifest = job.batch({key(0, "a"): b"1"})
-    assert restore_plan(manifest, "new", 0, 2) == RestorePlan(0)
+    assert partition_restore_plan(manifest, "new", 0, 2) == RestorePlan(0)
 
 
 def test_snapshot_uploads_new_files_only(tmp_path: Path) -> None:

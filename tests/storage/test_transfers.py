@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncstate.errors import CheckpointCorruptionError
-from asyncstate.storage import LocalFiles, LocalStores, restore_plan
+from asyncstate.storage import LocalFiles, LocalStores, partition_restore_plan
 from asyncstate.storage.files import TRANSFERS_MAX, at_once
 from tests.storage.minijob import MiniJob, key
 
@@ -38,7 +38,7 @@ def job(tmp_path: Path) -> MiniJob:
 
 def test_files_of_a_store_are_fetched_at_the_same_time(job: MiniJob, tmp_path: Path) -> None:
     stores = LocalStores(tmp_path / "elsewhere", "job", MeetingFiles(job.files.root))
-    with stores.acquire("op", 0, restore_plan(job.checkpoint.latest(), "op", 0, 1)) as lease:
+    with stores.acquire("op", 0, partition_restore_plan(job.checkpoint.latest(), "op", 0, 1)) as lease:
         found = dict(lease.store.iterate())
         restored = lease.restored
     newest = TRANSFERS_MAX - 1
@@ -55,7 +55,7 @@ def test_of_several_damaged_files_the_oldest_is_named(job: MiniJob, tmp_path: Pa
         (job.files.root / name).unlink()
     stores = LocalStores(tmp_path / "elsewhere", "job", MeetingFiles(job.files.root))
     with pytest.raises(CheckpointCorruptionError, match=f"{names[3]}.*all present is 2: roll back"):
-        stores.acquire("op", 0, restore_plan(manifest, "op", 0, 1))
+        stores.acquire("op", 0, partition_restore_plan(manifest, "op", 0, 1))
     left = [path for path in (tmp_path / "elsewhere").rglob("*") if path.suffix == ".sst"]
     assert left == []
 
