@@ -43,11 +43,11 @@ def test_every_module_has_both_names_and_is_loaded_once() -> None:
         assert (module.__name__, module.__spec__.name) == (name, name)
 
 
-@pytest.mark.parametrize("first", ["operators.join.join_operator", "asyncstate.operators.join.regular"])
+@pytest.mark.parametrize("first", ["operators.join.join_operator", "asyncstate.operators.join.join_operator"])
 def test_the_order_of_imports_does_not_matter(first: str) -> None:
     code = (
         f"import sys, {first}\n"
-        "from asyncstate.operators.join.regular import Join\n"
+        "from asyncstate.operators.join.join_operator import Join\n"
         "import operators.join.join_operator, asyncstate.operators as named\n"
         "assert Join is operators.join.join_operator.Join is named.Join is operators.Join\n"
         "assert not [name for name in sys.modules if 'asyncstate.operators' in sys.modules[name].__name__]"

@@ -107,10 +107,10 @@ def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -
 def test_a_package_of_the_user_called_operators_is_left_alone(python: Path, project: Path) -> None:
     program = project / "program.py"
     program.write_text(
-        "import importlib.util, operators, asyncstate, asyncstate.operators.join.regular\n"
+        "import importlib.util, operators, asyncstate, asyncstate.operators.join.join_operator\n"
         "from asyncstate.operators import Join\n"
-        "assert asyncstate.operators.join.regular.Join is Join\n"
-        "assert Join.__module__ == 'asyncstate.operators.join.regular'\n"
+        "assert asyncstate.operators.join.join_operator.Join is Join\n"
+        "assert Join.__module__ == 'asyncstate.operators.join.join_operator'\n"
         "assert importlib.util.find_spec('bench') is None\n"
         "print(operators.WHOSE, asyncstate.__file__)\n"
     )
