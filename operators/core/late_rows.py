@@ -75,7 +75,7 @@ class LateRows:
         self._counter = context.counter(LATE_ROWS)
 
     def add(self, bundle: Bundle, late: BoolArray, rows: int, ctx: BundleContext) -> None:
-        """Count and emit the rows of ``bundle`` where ``late`` (n) is true, which represent ``rows`` rows of the input."""
+        """Count and emit the rows of ``bundle`` where ``late`` (n) is true, ``rows`` rows of the input."""
         self._counter.add(rows)
         if self._output is not None and rows:
             ctx.emit(bundle.batch.filter(pa.array(late)).columns, bundle.kinds[late], output=self._output)

@@ -222,7 +222,7 @@ class UpdatedSessionRows(UpdatedSessions, SessionValues):
         self._show(values, emission, context)
 
     def _renew(self, windows: KeyBatch, stay: bool, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """The same, some keys at a time, so that few rows are in memory."""
+        """The same, some keys at a time, so that only the rows of few keys are in memory."""
         keys = self._codec.group(windows.columns, num_rows=len(windows))
         held: list[ListColumns] = []
         yield self._sessions.async_get(keys).then_accept(held.append)

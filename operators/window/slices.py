@@ -223,7 +223,7 @@ class SliceAggregation:
         )
 
     def _forget(self, entries: TimeRange, last: int) -> None:
-        """Remove the slices that no window with an end after ``last`` has."""
+        """Remove the slices that are in no window with an end after ``last``."""
         done = self._window.last_window(entries.namespaces) <= last
         self._slices.remove_entries(entries.entry_keys(done))
         if self._states.keeps_more and done.any():

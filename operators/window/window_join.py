@@ -96,7 +96,8 @@ class WindowJoin(TwoInputJoin):
     of a hopping window that is late for some windows counts for the others. Rows whose ``window_start`` or
     ``window_end`` is null are dropped and counted (``null_windows``), as are rows with event times so close to the
     limits of int64 that one of their windows would not fit (``event_times_out_of_range``). A null in the key matches
-    nothing; with ``null_safe`` it matches null. Rows that match nothing and are not padded are not stored.
+    nothing; with ``null_safe`` it matches null. Rows whose key can match nothing are stored only if they are emitted
+    without a match.
 
     State: ``left`` and ``right``: lists of the columns outside the key, time-first, under the end of the window; with
     hopping and cumulating windows under that of the slice, once for all windows that share it. They are read when a

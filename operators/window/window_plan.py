@@ -1,4 +1,4 @@
-"""What the window aggregations share: their plan, the declarations of their state, and their output rows.
+"""The common parts of window aggregations: their plan, the declarations of their state, and their output rows.
 
 Owns: ``WindowPlan``, ``declare_form``; the checks that all functions over windows share.
 Invariant: a state declares its window, so that a checkpoint is never read with another one.

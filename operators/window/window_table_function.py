@@ -60,10 +60,10 @@ class WindowTableFunction(Named, BundleOperator):
     A session belongs to a key of the input and is known only when it is over: rows are buffered until the watermark has
     passed the end of their session. They are then emitted, +I, by key, session and time. Rows whose session was over
     before their micro-batch are counted (``late_rows``) and dropped, or go to the side output that ``late_output``
-    names. Until a session is over, rows that are equal in all columns but those of the input's ``sequence`` can be
-    retracted; as in ``WindowAggregate`` that neither shortens nor splits the session. Retractions of rows that do not
-    exist are counted (``retractions_without_state``). With ``time="processing"`` sessions take insert-only inputs.
-    State: ``rows``, and ``sessions`` and ``session_ends`` as in ``WindowAggregate``.
+    names. Until a session is over, a retraction removes a row that is equal to it in all columns but those of the
+    input's ``sequence``; as in ``WindowAggregate`` that neither shortens nor splits the session. Retractions of rows
+    that do not exist are counted (``retractions_without_state``). With ``time="processing"`` sessions take insert-only
+    inputs. State: ``rows``, and ``sessions`` and ``session_ends`` as in ``WindowAggregate``.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from asyncstate.operators import hop

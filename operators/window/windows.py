@@ -72,7 +72,7 @@ class SlicedWindow:
         return self.window_start(slices) + self.size
 
     def last_over(self, end: int) -> int:
-        """The last slice that no window with an end after ``end``, itself a window end, needs."""
+        """The last slice that is in no window with an end after ``end``, itself a window end."""
         if self.kind != "cumulate":
             return end - self.size + self.step
         return end - (end - self.offset) % self.size

@@ -209,9 +209,7 @@ class TriggeredRows(WindowRows):
     async def _ask(self, one: _Open, processing: bool, until: int, ctx: RecordContext) -> None:
         """Call the trigger for each of its timers up to ``until``, in order: timers that it registers meanwhile would
         otherwise fire after others that are already due."""
-        ends = self._time.domain == "event" and not _is_global(
-            one.window
-        )  # when the watermark passes its end
+        ends = self._time.domain == "event" and not _is_global(one.window)  # by the watermark
         endless = not ends and ctx.watermark == MAX_WATERMARK
         context = _Context(ctx, self._time, one, endless)
         asked = self._trigger.on_processing_time if processing else self._trigger.on_event_time

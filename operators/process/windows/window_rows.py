@@ -1,7 +1,6 @@
 """The rows of open windows, and when the windows fire.
 
 Owns: ``WindowRows`` and two of its forms: ``AlignedRows`` (tumble, hop, cumulate) and ``ProcessSessionRows``.
-Invariant: a row is kept once for each of its windows, until the window expires; then nothing of it is left.
 Invariant: a row is stored once for each of its windows, until the window expires; then no state of it is left.
 Must not import anything of ``asyncstate`` but ``codec``, ``functions``, ``futures``, ``operator``, ``state``.
 
