@@ -123,7 +123,7 @@ def final_rows(
         matched[emission.other[emission.other >= 0]] = True
         begun = (
             left.key_index[high] if high < len(left) else last + 1
-        )  # its right rows may still find partners
+        )  # its right rows may still find matches
         until = int(np.searchsorted(right.key_index, begun))
         yield _with_alone(left, right, emission, np.flatnonzero(~matched[done:until]) + done)
         done = until
