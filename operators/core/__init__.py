@@ -1,1 +1,1 @@
-"""What operators of several families stand on: columns in, columns out; knows no operator."""
+"""Common code of several operator families: columns in, columns out; knows no operator."""

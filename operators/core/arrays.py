@@ -1,7 +1,7 @@
-"""Arrays of rows: taking some, putting others behind, which are equal, and the place of each among others.
+"""Arrays of rows: selection, concatenation, equality, and positions.
 
-Owns: the aliases of arrays, ``take_rows``, ``concat_rows``, ``row_ids`` and the places.
-Invariant: nothing here changes what it is given.
+Owns: the aliases of arrays, ``take_rows``, ``concat_rows``, ``row_ids`` and the positions.
+Invariant: no function changes its arguments.
 Pure functions over numpy and Arrow; must not know of keys, kinds or operators.
 """
 
@@ -39,12 +39,12 @@ def take_rows(columns: Sequence[pa.Array], rows: IntArray) -> list[pa.Array]:
 
 
 def int64_values(column: pa.Array) -> Int64Array:
-    """The values (n) of a column of whole numbers; 0 for null."""
+    """The values (n) of a column of integers; 0 for null."""
     return np.asarray((column.fill_null(0) if column.null_count else column).to_numpy(), np.int64)
 
 
 def valid_rows(columns: Sequence[pa.Array]) -> BoolArray | None:
-    """The rows (n) that have a value in all columns; None: all rows have."""
+    """The rows (n) that have a value in all columns; None: all rows do."""
     valid: BoolArray | None = None
     for column in columns:
         if column.null_count:
@@ -73,11 +73,11 @@ def row_ids(columns: Sequence[pa.Array], groups: IntArray) -> Int64Array:
 
 def _column_codes(column: pa.Array) -> tuple[Int64Array, int]:
     if pa.types.is_nested(column.type):
-        # The stored form stands for the value: Arrow hashes flat values only.
+        # Encode nested values: Arrow hashes flat values only.
         rows = RowCodec(pa.schema([("value", column.type)])).encode([column])
         column = pa.array(rows, pa.large_binary())
     if pa.types.is_floating(column.type):
-        # Arrow hashes bits; equal are -0.0 and 0.0, and one NaN and another, as in keys.
+        # Arrow hashes bits, but -0.0 equals 0.0 and all NaN are equal, as in keys.
         values, is_null = canonical_floats(to_storage(column)), column.is_null().to_numpy(False)
         column = pa.array(values, column.type, mask=is_null)
     encoded = pc.dictionary_encode(column, null_encoding="encode")
@@ -93,14 +93,14 @@ def place_among_equals(ids: IntArray) -> Int64Array:
 
 
 def place_in_run(values: IntArray) -> Int64Array:
-    """The place of each element in its run of equal ones, from 0."""
+    """The position of each element in its run of equal ones, from 0."""
     at = np.arange(len(values))
     places: Int64Array = at - np.maximum.accumulate(np.where(run_begins(values), at, 0))
     return places
 
 
 def run_begins(*arrays: npt.NDArray[Any]) -> BoolArray:
-    """Where a run of rows begins that are equal in all of ``arrays`` (n each, at least one)."""
+    """Where a run of rows that are equal in all of ``arrays`` (n each, at least one) begins."""
     begins = np.zeros(len(arrays[0]), np.bool_)
     begins[:1] = True
     for values in arrays:
@@ -109,7 +109,7 @@ def run_begins(*arrays: npt.NDArray[Any]) -> BoolArray:
 
 
 def places_of(order: Int64Array) -> Int64Array:
-    """Where each of n rows stands in ``order`` (n), which has all of them."""
+    """The position of each of n rows in ``order`` (n), a permutation."""
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
     return places
@@ -118,16 +118,16 @@ def places_of(order: Int64Array) -> Int64Array:
 def last_of(owners: IntArray, rows: IntArray, count: int) -> Int64Array:
     """The last of ``rows`` (m) of each of ``count`` owners, -1 where there is none."""
     last = np.full(count, -1, np.int64)
-    last[owners] = rows  # of repeated indices the last assignment stays
+    last[owners] = rows  # for repeated indices the last assignment wins
     return last
 
 
 def count_up(counts: Int64Array) -> Int64Array:
-    """0, 1, ... count - 1 for each of ``counts``, one behind the other."""
+    """0, 1, ... count - 1 for each of ``counts``, concatenated."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
 def index_among(chosen: BoolArray) -> Int64Array:
-    """The index of each chosen element among the chosen ones; that of others means nothing."""
+    """The index of each chosen element among the chosen ones; undefined for the others."""
     return np.cumsum(chosen) - 1

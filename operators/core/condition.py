@@ -1,6 +1,6 @@
-"""Conditions that users give: a function or a pyarrow expression, made into a mask of rows.
+"""User conditions: a function or a pyarrow expression, evaluated to a mask of rows.
 
-Owns: ``RowCondition``, what it is made of (``ConditionLike``) and the check of a parameter that takes one.
+Owns: ``RowCondition``, its accepted forms (``ConditionLike``) and the check of a parameter that takes one.
 Invariant: null is not true.
 Must not know of state or of operators.
 """
@@ -20,15 +20,15 @@ from asyncstate.errors import OperatorError, SchemaError
 from .arrays import BoolArray
 
 ConditionLike: TypeAlias = Callable[[pa.RecordBatch], Any] | pc.Expression
-"""A function of a batch of rows to one boolean a row, or a pyarrow expression over their columns."""
+"""A function of a batch of rows to one boolean per row, or a pyarrow expression over their columns."""
 
-# Columns that point into bytes of a message lie where its header ends. Acero copies those that are not aligned; by
-# default it also writes a line to stderr for each of them. It reads this once, with its first plan.
+# Columns that reference the bytes of a message start where its header ends. Acero copies those that are not aligned; by
+# default it also writes a line to stderr for each of them. It reads this variable once, with its first plan.
 os.environ.setdefault("ACERO_ALIGNMENT_HANDLING", "reallocate")
 
 
 def check_condition(condition: object, owner: str) -> None:
-    """SchemaError if ``condition`` is no ``ConditionLike`` and not None."""
+    """SchemaError if ``condition`` is neither a ``ConditionLike`` nor None."""
     if condition is not None and not callable(condition) and not isinstance(condition, pc.Expression):
         raise SchemaError(f"{owner}: condition is {condition!r}; give a pyarrow expression or a function")
 
@@ -36,7 +36,7 @@ def check_condition(condition: object, owner: str) -> None:
 class RowCondition:
     """Evaluates ``condition`` over rows of ``schema``.
 
-    Errors name ``owner``, the operator, and say ``columns`` of what the condition is over.
+    Errors name the operator ``owner`` and call the inputs of the condition ``columns``.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RowCondition:
         plan = acero.Declaration.from_sequence(
             [acero.Declaration("table_source", source), acero.Declaration("project", project)]
         )
-        # One thread: rows must come back in their order.
+        # One thread: rows must stay in order.
         return plan.to_table(use_threads=False).column(0)
 
 

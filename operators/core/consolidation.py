@@ -1,9 +1,9 @@
-"""What the rows of a micro-batch change in a table: which stored rows go, which rows come, which find nothing.
+"""The changes that the rows of a micro-batch make to a table: rows removed, rows added, unmatched retractions.
 
-Owns: ``ConsolidatedRows`` and the two ways to it: rows known by their whole content, and rows known by a unique key.
-Invariant: the rows of one call count as a set. A retraction takes back a row of equal content, whether that one is
-stored, came before it or comes behind it; what is left of both is the change. Only updates that replace a row without
-taking it back (+U without -U) need an order.
+Owns: ``ConsolidatedRows`` and its two computations: for rows identified by content, and by a unique key.
+Invariant: the rows of one call count as a set. A retraction removes a row of equal content, whether that row is
+stored, came before the retraction or comes after it; what is left of both is the change. Only updates that replace a
+row without retracting it (+U without -U) need an order.
 Pure functions over numpy and Arrow; must not know of state or of operators.
 
 Source: the netting of Z-sets (DBSP), and the unique-key states of Flink's ``StreamingJoinOperator``.
@@ -27,9 +27,9 @@ _NO_ROWS: Int64Array = np.empty(0, np.int64)
 class ConsolidatedRows:
     """The net change of n rows against m stored ones.
 
-    ``removed`` (m) marks the stored rows that go, ``added`` the rows (indices, ascending) that come. ``cause`` has a
-    row for each stored row that goes, in their order: the retraction that takes it back, or the row that replaces it.
-    ``missing`` are the retractions (ascending) of rows that are not there.
+    ``removed`` (m) marks the stored rows to remove, ``added`` the rows (indices, ascending) to add. ``cause`` has one
+    row for each removed row, in their order: the retraction that removes it, or the row that replaces it.
+    ``missing`` are the retractions (ascending) without a matching row.
     """
 
     removed: BoolArray
@@ -41,10 +41,10 @@ class ConsolidatedRows:
 def net_by_content(
     stored: Int64Array, rows: Int64Array, accumulate: BoolArray, refresh: bool = False
 ) -> ConsolidatedRows:
-    """The change where a row is known by its content: ids of m stored and n other rows, ``accumulate`` (n).
+    """The change where content identifies a row: ids of m stored and n other rows, ``accumulate`` (n).
 
-    Of equal rows the oldest stored ones go and the last ones come. A row that is stored and is taken back and comes
-    again is no change; with ``refresh`` it goes, and comes as a new one.
+    Of equal rows the oldest stored ones are removed and the last ones added. A row that is stored and is retracted and
+    added again is no change; with ``refresh`` it is removed, and added as a new one.
     """
     total = int(max(stored.max(initial=-1), rows.max(initial=-1))) + 1
     plus, minus = np.flatnonzero(accumulate), np.flatnonzero(~accumulate)
@@ -71,7 +71,7 @@ def net_by_content(
 
 
 def _in_order_of(wanted: Int64Array, rows: Int64Array, ids: Int64Array) -> Int64Array:
-    """``rows`` with these ``ids``, put in the order in which ``wanted`` names the same ids."""
+    """``rows`` with these ``ids``, in the order in which ``wanted`` has the same ids."""
     matched = np.empty(len(rows), np.int64)
     matched[rows_by(wanted)] = rows[rows_by(ids)]
     return matched
@@ -98,15 +98,15 @@ def net_by_unique_key(
     in_order: bool = False,
     by_key: bool = False,
 ) -> ConsolidatedRows:
-    """The change where a row is known by a unique key: m stored rows (one a key), n others and their kinds.
+    """The change where a unique key identifies a row: m stored rows (one per key), n others and their kinds.
 
-    Rows that cancel out by content are no change. Of the rows that are left the newest one of a key replaces the
+    Rows that cancel out by content are no change. Of the remaining rows the newest one of a key replaces the
     stored one: the last, or the one with the highest ``newness`` (n, distinct). Where the rows of a key have +U but
-    no -U, and each retraction takes back the row that the key has then, they replace each other without being taken
-    back, so there the newest row counts alone: a retraction of it that is newer still removes the key. A retraction
-    takes back only a row of its own content. With ``refresh`` a row replaces one of equal content, too.
-    ``in_order``: the order is known to be right, so it decides for every key. ``by_key``: a retraction that finds no
-    row of its content takes back one of its key, if there is no other row left that replaces it.
+    no -U, and each retraction is for the row that the key has then, they replace each other without being
+    retracted, so only the newest row counts: a newer retraction of it still removes the key. A retraction
+    removes only a row of its own content. With ``refresh`` a row replaces one of equal content, too.
+    ``in_order``: the order is known to be right, so it decides for every key. ``by_key``: a retraction without a
+    row of its content removes one of its key, if no other remaining row replaces that one.
     """
     if not len(kinds):
         return ConsolidatedRows(np.zeros(len(stored.ids), np.bool_), _NO_ROWS, _NO_ROWS, _NO_ROWS)
@@ -144,9 +144,9 @@ def net_by_unique_key(
 def net_by_upsert_key(
     stored: Identified, rows: Identified, accumulate: BoolArray, refresh: bool
 ) -> ConsolidatedRows:
-    """The change where rows replace each other by a key: m stored rows (one a key), n others (``accumulate``: n).
+    """The change where rows replace each other by a key: m stored rows (one per key), n others (``accumulate``: n).
 
-    The last row of a key counts, a retraction for whatever row the key has. With ``refresh`` a row replaces one of
+    The last row of a key counts; a retraction removes whatever row the key has. With ``refresh`` a row replaces one of
     equal content, too.
     """
     keys = int(max(stored.ids.max(initial=-1), rows.ids.max(initial=-1))) + 1
@@ -165,8 +165,8 @@ def net_by_upsert_key(
 def _taken_by_key(
     stored: Identified, rows: Identified, balance: _Balance, missing: Int64Array, keys: int
 ) -> tuple[BoolArray, Int64Array]:
-    """The keys that are left without a row when each retraction of ``missing`` takes one of its key, and those of
-    ``missing`` that find none."""
+    """The keys that have no row left when each retraction of ``missing`` removes one of its key, and those of
+    ``missing`` that still have no match."""
     have = np.bincount(stored.ids[~balance.taken[stored.content]], minlength=keys)
     first = np.unique(rows.content, return_index=True)[1]
     left = np.maximum(balance.left[rows.content[first]], 0)
@@ -178,8 +178,8 @@ def _taken_by_key(
 
 @dataclass(frozen=True)
 class _Balance:
-    """By content: how many rows are ``left`` to come, whether the stored one is ``taken``, a ``retraction`` of it (-1:
-    none), and how many retractions find nothing (``short``)."""
+    """By content: how many rows remain to be added (``left``), whether the stored one is removed (``taken``), a
+    ``retraction`` of it (-1: none), and how many retractions have no match (``short``)."""
 
     left: Int64Array
     taken: BoolArray
@@ -196,13 +196,13 @@ class _Balance:
         retraction = np.full(total, -1, np.int64)
         backwards = np.flatnonzero(~accumulate)[::-1]
         retraction[rows[backwards]] = (
-            backwards  # of repeated indices the last assignment stays: the first row
+            backwards  # for repeated indices the last assignment wins: the first row
         )
         left = plus - (np.maximum(minus - have, 0) if refresh else minus)
         return _Balance(left, minus > plus, retraction, np.maximum(minus - plus - have, 0))
 
     def missing(self, rows: Int64Array, accumulate: BoolArray) -> Int64Array:
-        """The last retractions of each content that finds nothing."""
+        """The last retractions of each content without a match."""
         if not self.short.any():
             return _NO_ROWS
         backwards = np.flatnonzero(~accumulate)[::-1]
@@ -223,7 +223,7 @@ def _only_replaces(ids: Int64Array, kinds: Int8Array, keys: int) -> BoolArray:
 def _out_of_order(
     stored: Identified, rows: Identified, accumulate: BoolArray, order: Int64Array, keys: int
 ) -> BoolArray:
-    """The keys with a retraction that, in ``order``, is not of the row that the key has then."""
+    """The keys with a retraction that, in ``order``, does not match the row that the key has then."""
     found = np.zeros(keys, np.bool_)
     if accumulate.all():
         return found
@@ -232,7 +232,7 @@ def _out_of_order(
     events = order[rows_by(rows.ids[order])]
     ids, content = rows.ids[events], rows.content[events]
     begins = run_begins(ids)
-    there = np.empty(len(events), np.int64)  # the content of the row before each event, -1: none
+    there = np.empty(len(events), np.int64)  # the content of the key's row before each event, -1: none
     there[1:] = np.where(accumulate[events][:-1], content[:-1], -1)
     there[begins] = has[ids[begins]]
     found[ids[~accumulate[events] & (there != content)]] = True

@@ -1,8 +1,8 @@
-"""What windows that have come due are made of, read in parts of bounded size and in order of time.
+"""The state of windows that are due, read in parts of bounded size and in order of time.
 
 Owns: ``DueReader`` and ``DuePart``.
-Invariant: the parts come by ascending window ends; each has every entry of its windows, or, for one window
-that is too large for a part, of whole key groups. Several states are cut at the same places.
+Invariant: the parts are in order of window ends; each has every entry of its windows, or, for one window
+that is too large for a part, of whole key groups. Several states are split at the same places.
 Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
 """
 
@@ -19,12 +19,12 @@ from asyncstate.state.columnar.aligned_scan import cut_alike
 from asyncstate.state.columnar.state_columns import TimeRange
 
 PART_ROWS = 1 << 19
-"""Entries that are held at a time, at most."""
+"""The maximum number of entries in memory at a time."""
 PART_BYTES = 1 << 26
-"""Bytes of their values: wide ones are fewer."""
+"""The maximum number of bytes of their values: wide entries are fewer."""
 
 _GROUP_BYTES = 2
-_SAFETY = 0.75  # a cut aims at this share of a part, so that the estimate may be somewhat off
+_SAFETY = 0.75  # a split aims at this share of a part, which leaves room for errors of the estimate
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class DuePart:
 
     @property
     def entries(self) -> TimeRange:
-        """Those (m) of the first state."""
+        """The entries (m) of the first state."""
         return self.ranges[0]
 
 
 def rows_fitting(row_bytes: float, rows_max: int = PART_ROWS) -> int:
-    """How many rows of so many bytes are held at a time, ``rows_max`` at most."""
+    """How many rows of ``row_bytes`` bytes fit in memory at a time, ``rows_max`` at most."""
     return min(rows_max, max(int(PART_BYTES / max(row_bytes, 1.0)), 1))
 
 
 class Ends(Protocol):
-    """What the reader has to know of a window."""
+    """The methods of a window that the reader needs."""
 
     def next_end(self, time: int) -> int:
         """The first window end that is not before ``time``."""
@@ -64,11 +64,11 @@ class TimeFirst(Protocol):
 
 
 class DueReader:
-    """Reads a time-first state whose namespaces are window ends or the ends of slices of windows, or several at once.
+    """Reads a time-first state whose namespaces are window ends or slice ends, or several states at once.
 
-    ``part_rows``: what a part has of each state, fewer where they are wide, but for a single window and key group;
-    ``row_bytes``: how wide what belongs to an entry is, where it lies elsewhere. What a part has may be removed before
-    the next one is asked for.
+    ``part_rows``: the rows of a part per state, fewer where they are wide; a single window and key group may have more.
+    ``row_bytes``: the width of an entry's data that is stored elsewhere. The entries of a part may be removed before
+    the next part is requested.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class DueReader:
         return state.up_to(last, max(self._window.first_slice(first), MIN_WATERMARK))
 
     def _hold(self, first: int, last: int) -> tuple[list[TimeRange], TimeRange | None]:
-        """The entries of each state; where one has too many for a part, how those begin."""
+        """The entries of each state; where one has too many for a part, its first entries."""
         held: list[TimeRange] = []
         for state in self._states:
             pages: list[TimeRange] = []
@@ -118,11 +118,11 @@ class DueReader:
         return held, None
 
     def _fitting(self, entries: TimeRange) -> int:
-        """The rows of a part, judged by some of them."""
+        """The number of rows of a part, estimated from some of them."""
         return rows_fitting(max(entries.row_bytes, self._row_bytes), self._rows_max)
 
     def _cut(self, first: int, last: int, held: TimeRange) -> list[tuple[int, int]]:
-        """Ranges of window ends to be read one by one; ``held`` is how the entries begin."""
+        """Ranges of window ends to read one by one; ``held`` has the first entries."""
         ends = np.sort(np.maximum(held.row_namespaces, first))  # the first due window of each row
         lowest, highest = int(ends[0]), int(ends[-1])
         if lowest == highest:
@@ -145,7 +145,7 @@ def _group_of(store_key: bytes) -> bytes:
 
 
 def joined(ranges: Sequence[TimeRange]) -> TimeRange:
-    """Ranges that follow each other as one."""
+    """Consecutive ranges as one."""
     if not ranges:
         return TimeRange([], np.empty(0, np.int64), [], [])
     return ranges[0].followed_by(ranges[1:]) if len(ranges) > 1 else ranges[0]

@@ -1,7 +1,7 @@
-"""What operators with a time to live share: the event times that their state is stamped with.
+"""Shared code of operators with a time to live: the event times that stamp their state.
 
 Owns: ``row_times``, ``key_times`` and the stamps of rows.
-Invariant: None wherever times do not count, so that operators without a ttl, or with one in processing time, compute
+Invariant: None wherever times are not used, so that operators without a ttl, or with one in processing time, compute
 nothing.
 Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
 """
@@ -19,20 +19,20 @@ from .arrays import Int64Array
 
 
 def row_times(bundle: Bundle, ttl: StateTtl | None) -> Int64Array | None:
-    """The event times of the rows (n, microseconds) for a ``ttl`` in event time; None if these do not count."""
+    """The event times of the rows (n, microseconds) for a ``ttl`` in event time; None for any other ttl."""
     return bundle.times if ttl is not None and ttl.time is TtlTime.EVENT else None
 
 
 def row_stamps(
     state: ColumnState | ListColumnState, bundle: Bundle, ttl: StateTtl | None, rows: Int64Array
 ) -> Int64Array | None:
-    """The stamps that ``rows`` (m) of the bundle get in ``state``; None if they do not expire."""
+    """The stamps of ``rows`` (m) of the bundle in ``state``; None if they do not expire."""
     times = row_times(bundle, ttl)
     return state.stamps_at(None if times is None else times[rows], len(rows))
 
 
 def stamps_behind(stored: Int64Array | None, new: Int64Array | None) -> Int64Array | None:
-    """The stamps of stored rows, which keep theirs, then those of ``new`` ones; None if rows do not expire."""
+    """The stamps of stored rows, which keep theirs, followed by those of ``new`` ones; None if rows do not expire."""
     if new is None:
         return None
     assert stored is not None

@@ -1,7 +1,7 @@
-"""Rows that come too late: where they go.
+"""Late rows and their side output.
 
-Owns: ``LateRows``, which counts them and puts them out, and what operators declare and refuse of their output.
-Invariant: a late row is counted whether it is put out or dropped, and is put out once, with its kind.
+Owns: ``LateRows``, which counts and emits them, and the declaration and checks of their output.
+Invariant: a late row is counted whether it is emitted or dropped, and is emitted once, with its kind.
 Must not import anything of ``asyncstate`` but ``changelog``, ``errors`` and ``operator``.
 
 Source: ``sideOutputLateData`` of Flink's ``WindowedStream``.
@@ -21,11 +21,11 @@ from .arrays import BoolArray
 from .operator_checks import TimeDomain
 
 LATE_ROWS = "late_rows"
-"""The counter of rows that come too late for their windows."""
+"""The counter of rows that arrive too late for their windows."""
 
 
 def check_late_output(late_output: object, time: TimeDomain, owner: str) -> None:
-    """The parameter ``late_output`` is a name or None, and there are late rows."""
+    """Check that the parameter ``late_output`` is a name or None, and that rows can be late."""
     if late_output is None:
         return
     if not isinstance(late_output, str):
@@ -39,7 +39,7 @@ def check_late_output(late_output: object, time: TimeDomain, owner: str) -> None
 
 
 def check_not_own(late_output: str | None, side_outputs: Collection[str], owner: str) -> None:
-    """A function's own side output has rows of the function's, and ``late_output`` those of the input."""
+    """Check that ``late_output``, which has rows of the input, is not a side output of the function."""
     if late_output in side_outputs:
         raise SchemaError(
             f"{owner}: '{late_output}' is both a side output of the function and the output of late rows; what is "
@@ -48,7 +48,7 @@ def check_not_own(late_output: str | None, side_outputs: Collection[str], owner:
 
 
 def check_late_pair(late_outputs: object, owner: str) -> None:
-    """The parameter ``late_outputs`` is a pair of names or None, of the left and of the right input."""
+    """Check that the parameter ``late_outputs`` is a pair of names or None, for the left and the right input."""
     if not isinstance(late_outputs, tuple) or len(late_outputs) != 2:
         raise SchemaError(
             f"{owner}: late_outputs is {late_outputs!r}; give a pair, of the left and of the right input the name of a "
@@ -61,8 +61,8 @@ def check_late_pair(late_outputs: object, owner: str) -> None:
 def with_late_output(
     schema: pa.Schema, late_output: str | None, spec: InputSpec, changes: Changelog
 ) -> OutputSpec:
-    """What ``bind`` returns: ``schema``, whose rows are ``changes``, and the side output for late rows of ``spec`` if
-    it is asked for."""
+    """The result of ``bind``: ``schema``, whose rows are ``changes``, and the side output for late rows of ``spec`` if
+    requested."""
     return OutputSpec(schema, changes=changes).with_late_rows(late_output, spec)
 
 
@@ -70,12 +70,12 @@ class LateRows:
     """Late rows of one input, at bundle grain."""
 
     def __init__(self, output: str | None, context: OperatorContext) -> None:
-        """``output``: the side output that they go to; None: they are dropped."""
+        """``output``: the side output for late rows; None: they are dropped."""
         self._output = output
         self._counter = context.counter(LATE_ROWS)
 
     def add(self, bundle: Bundle, late: BoolArray, rows: int, ctx: BundleContext) -> None:
-        """The rows of ``bundle`` where ``late`` (n) is true, which stand for ``rows`` rows of the input."""
+        """Count and emit the rows of ``bundle`` where ``late`` (n) is true, ``rows`` rows of the input."""
         self._counter.add(rows)
         if self._output is not None and rows:
             ctx.emit(bundle.batch.filter(pa.array(late)).columns, bundle.kinds[late], output=self._output)

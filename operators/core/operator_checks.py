@@ -1,4 +1,4 @@
-"""What operators of one name, or of one key, have alike, and what they refuse before any row is read: one text each.
+"""Base classes of operators with a name or a key, and the checks before any row is read, each with one error text.
 
 Owns: ``Named``, ``KeepsKey`` and the checks. Each raises SchemaError that names the operator (``owner``) and the input
 or the parameter.
@@ -19,7 +19,7 @@ from asyncstate.operator import Bundle, InputSpec
 from .arrays import Int64Array
 
 TimeDomain = Literal["event", "processing"]
-"""Whether the time of a row is its event time, or that at which its micro-batch started."""
+"""Whether the time of a row is its event time, or the start of its micro-batch."""
 
 
 class Named:
@@ -27,7 +27,7 @@ class Named:
 
     @property
     def owner(self) -> str:
-        """How errors name the operator."""
+        """The operator's name in errors."""
         return type(self).__name__
 
 
@@ -40,25 +40,25 @@ class KeepsKey(Named):
 
 
 def check_choice(value: object, choices: Sequence[str], name: str, owner: str) -> None:
-    """The parameter ``name`` is one of ``choices``."""
+    """Check that the parameter ``name`` is one of ``choices``."""
     if value not in choices:
         *others, last = map(repr, choices)
         raise SchemaError(f"{owner}: {name} is {value!r}; choose {', '.join(others)} or {last}")
 
 
 def check_time_domain(time: object, owner: str) -> None:
-    """The parameter ``time`` is a ``TimeDomain``."""
+    """Check that the parameter ``time`` is a ``TimeDomain``."""
     check_choice(time, ("event", "processing"), "time", owner)
 
 
 def check_number(value: object, least: int, name: str, owner: str) -> None:
-    """The parameter ``name`` is a whole number from ``least`` on."""
+    """Check that the parameter ``name`` is an integer >= ``least``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise SchemaError(f"{owner}: {name} is {value!r}; give a number from {least} on")
 
 
 def check_has_time(spec: InputSpec, time: TimeDomain, owner: str) -> None:
-    """An operator that chooses its ``time`` has an input with an event time where that is its choice."""
+    """Check that the input has an event time if the operator's ``time`` is "event"."""
     if time == "event" and spec.event_time is None:
         raise SchemaError(
             f"{owner}: time='event' needs an event time but {spec.name} declares none; name its event time column, "
@@ -67,7 +67,7 @@ def check_has_time(spec: InputSpec, time: TimeDomain, owner: str) -> None:
 
 
 def check_event_time(spec: InputSpec, owner: str) -> None:
-    """The input of an operator that knows no other time has an event time."""
+    """Check that the input of an operator without a choice of time has an event time."""
     if spec.event_time is None:
         raise SchemaError(
             f"{owner} needs an event time but {spec.name} declares none; name its event time column"
@@ -75,7 +75,7 @@ def check_event_time(spec: InputSpec, owner: str) -> None:
 
 
 def check_insert_only(spec: InputSpec, owner: str, instead: str) -> None:
-    """The input takes no rows back; ``instead`` names what can."""
+    """Check that the input has no retractions; ``instead`` names an alternative that accepts them."""
     if spec.changelog:
         raise SchemaError(
             f"{owner}: {spec.name} is a changelog{_of(spec)}, but rows cannot be taken back here; put {owner} before "
@@ -84,7 +84,7 @@ def check_insert_only(spec: InputSpec, owner: str, instead: str) -> None:
 
 
 def check_whole_updates(spec: InputSpec, owner: str) -> None:
-    """No condition on other columns than the key has let one half of an update pass and held the other one back."""
+    """Check that no condition on columns outside the key could pass one half of an update and drop the other."""
     by = sorted(column for column in spec.changes.filtered_by if column not in spec.key)
     if by:
         what = ", ".join(repr(column) for column in by if column.isprintable()) or "what a function says"
@@ -103,8 +103,8 @@ def check_one_change(
     owner: str,
     rows: Int64Array | None = None,
 ) -> None:
-    """Raise OperatorError where upserts without a ``sequence`` have different changes of a key in a micro-batch: which
-    is the last is not known. ``ids`` and ``content`` (n): equal for equal upsert keys and rows; of all rows of the
+    """Raise OperatorError where upserts without a ``sequence`` have different changes of a key in a micro-batch: the
+    last one is then unknown. ``ids`` and ``content`` (n): equal for equal upsert keys and rows; of all rows of the
     bundle, or of ``rows`` (n)."""
     if spec.sequence or len(ids) < 2:
         return
@@ -127,7 +127,7 @@ def check_one_change(
 
 
 def keyed_changes(key: Sequence[str], emit_update_before: bool) -> Changelog:
-    """The changes of a row a key."""
+    """The changelog of a table with one row per key."""
     return Changelog.retract(tuple(key)) if emit_update_before else Changelog.upsert(*key)
 
 
@@ -136,7 +136,7 @@ def _of(spec: InputSpec) -> str:
 
 
 def check_distinct_names(names: Sequence[str], owner: str) -> None:
-    """No two output columns have one name."""
+    """Check that all output columns have distinct names."""
     for name in names:
         if list(names).count(name) > 1:
             raise SchemaError(

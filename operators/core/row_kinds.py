@@ -1,7 +1,7 @@
 """From old and new rows of keys to changelog rows: the net change of a bundle.
 
 Owns: ``net_changes``, ``take_changes``, ``distinct`` and ``distinct_rows``; pure functions of numpy and Arrow arrays.
-Invariant: at most one change a key; -U stands directly before its +U; keys come in order of first appearance.
+Invariant: at most one change per key; -U comes directly before its +U; keys are in order of first appearance.
 Must not import anything of ``asyncstate`` but ``codec`` and ``changelog``.
 
 Source: the emission rules of Flink's ``MiniBatchGroupAggFunction``.
@@ -24,7 +24,7 @@ from .arrays import BoolArray, Int64Array
 
 
 class NetChanges(NamedTuple):
-    """r changelog rows: the key of each, whether it shows the new row (else the old one), and its kind."""
+    """r changelog rows: the key of each, whether it has the new row (else the old one), and its kind."""
 
     keys: Int64Array
     new: BoolArray
@@ -52,7 +52,7 @@ def net_changes(
 ) -> NetChanges:
     """The changes of u keys, in ``order``.
 
-    ``before`` and ``after`` tell where a key has a row, ``changed`` where old and new differ (read only
+    ``before`` and ``after`` mark the keys that have a row, ``changed`` those whose old and new rows differ (read only
     where a key has both). New: +I; gone: -D; changed: -U and +U, or only +U.
     """
     update = before & after & changed
@@ -76,7 +76,7 @@ def net_changes(
 def take_changes(
     changes: NetChanges, key_columns: Sequence[pa.Array], old: Sequence[pa.Array], new: Sequence[pa.Array]
 ) -> list[pa.Array]:
-    """The columns of the changelog rows: key columns, then those of the old or new rows (each of u rows)."""
+    """The columns of the changelog rows: key columns, then those of the old or new rows (u rows each)."""
     keys = pa.array(changes.keys)
     columns = [column.take(keys) for column in key_columns]
     if changes.new.all():
@@ -95,7 +95,7 @@ def distinct(left: Sequence[pa.Array], right: Sequence[pa.Array], rows: int) -> 
 
 
 def distinct_rows(old: Sequence[pa.Array], new: Sequence[pa.Array], candidates: BoolArray) -> BoolArray:
-    """Whether old and new rows differ, for the rows that are ``candidates``: as many as these are."""
+    """Whether old and new rows differ, only for the rows that are ``candidates``; the result has as many elements."""
     count = int(candidates.sum())
     if count == len(candidates):
         return distinct(old, new, count)
@@ -105,7 +105,7 @@ def distinct_rows(old: Sequence[pa.Array], new: Sequence[pa.Array], candidates: 
 
 def _distinct_column(left: pa.Array, right: pa.Array) -> BoolArray:
     if pa.types.is_nested(left.type):
-        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)  # Arrow compares no nested values
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)  # Arrow does not compare nested values
         return np.fromiter((first != second for first, second in pairs), np.bool_, len(left))
     unequal = pc.not_equal(left, right)
     if pa.types.is_floating(left.type):

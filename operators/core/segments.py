@@ -1,8 +1,8 @@
-"""Reducing the rows of each group: sums, smallest and largest values, values that counters cannot go below.
+"""Reductions of the rows of each group: sums, minima, maxima, and retractions without a matching row.
 
-Owns: ``Groups``, the reductions over it, and which retractions a group has no rows for; pure functions of numpy and
+Owns: ``Groups``, the reductions over it, and the check for unmatched retractions; pure functions of numpy and
 Arrow arrays.
-Invariant: integer and decimal sums are exact or refused, never wrapped; a group without a value gives null;
+Invariant: integer and decimal sums are exact or raise, and never wrap; a group without a value gives null;
 NaN is the largest float.
 Must not import anything of ``asyncstate`` but ``codec``.
 """
@@ -29,7 +29,7 @@ _LOW_BITS = 0xFFFFFFFF
 
 
 class Groups(NamedTuple):
-    """n rows in u groups: ``order`` (n) has the rows group by group, ``starts`` (u) where each group begins.
+    """n rows in u groups: ``order`` (n) has the rows group by group, ``starts`` (u) the beginning of each group.
 
     No group is empty. Within a group rows keep their order of arrival.
     """
@@ -44,7 +44,7 @@ class Groups(NamedTuple):
 
     @staticmethod
     def of_ids(ids: npt.NDArray[np.integer], count: int) -> Groups:
-        """Groups from a group number in [0, count) a row; each number must occur."""
+        """Groups from one group number in [0, count) per row; each number must occur."""
         sizes = np.bincount(ids, minlength=count)
         return Groups(rows_by(ids), np.cumsum(sizes) - sizes)
 
@@ -78,7 +78,7 @@ def group_sum(values: npt.NDArray[Any], groups: Groups) -> npt.NDArray[Any]:
         return ordered
     if ordered.dtype == np.int64 and _may_overflow(ordered, groups):
         return _exact_sum(ordered, groups)
-    with np.errstate(over="ignore", invalid="ignore"):  # infinities that make NaN
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities may sum to NaN
         return np.asarray(np.add.reduceat(ordered, groups.starts))
 
 
@@ -88,7 +88,7 @@ def _may_overflow(values: Int64Array, groups: Groups) -> bool:
 
 
 def _exact_sum(values: Int64Array, groups: Groups) -> Int64Array:
-    """Sum the two halves of each value apart: partial sums may pass int64 as long as the total fits."""
+    """Sum the two halves of each value separately: partial sums may exceed int64 as long as the total fits."""
     return _joined_halves(*_halves(values, groups, 1))
 
 
@@ -136,7 +136,7 @@ def narrow_decimal(column: pa.Array, decimal_type: pa.DataType) -> pa.Array:
 
 
 def group_extreme(column: pa.Array, groups: Groups, largest: bool) -> pa.Array:
-    """The largest (or smallest) value of each group, nulls left out; null for a group of nulls only."""
+    """The largest (or smallest) value of each group, without nulls; null for a group of nulls only."""
     if groups.single:
         return column.take(pa.array(groups.order))
     valid = None if column.null_count == 0 else pc.is_valid(column).to_numpy(zero_copy_only=False)
@@ -160,8 +160,8 @@ def _reduce_extreme(
         values = np.where(valid, values, _neutral(values.dtype, largest))
     ordered = values[groups.order]
     if largest:
-        return np.asarray(np.maximum.reduceat(ordered, groups.starts))  # carries NaN on: the largest float
-    reduce = np.fmin if floating else np.minimum  # fmin passes over NaN
+        return np.asarray(np.maximum.reduceat(ordered, groups.starts))  # propagates NaN: the largest float
+    reduce = np.fmin if floating else np.minimum  # fmin ignores NaN
     return np.asarray(reduce.reduceat(ordered, groups.starts))
 
 
@@ -212,7 +212,7 @@ def _ranks(column: pa.Array) -> Int64Array:
 
 
 def value_order(column: pa.Array) -> Int64Array:
-    """A number a row that sorts like the values (n, no nulls): equal values share one."""
+    """One number per row that sorts like the values (n, no nulls): equal values share one."""
     return _ranks(column)
 
 
@@ -231,18 +231,18 @@ def pair_extreme(left: pa.Array, right: pa.Array, largest: bool) -> pa.Array:
 
 
 def content_of(batch: pa.RecordBatch, sequence: Sequence[str]) -> list[pa.Array]:
-    """The columns in which a row and its retraction are equal: all but those of the input's ``sequence``."""
+    """The columns that must be equal in a row and its retraction: all but those of the input's ``sequence``."""
     return [batch.column(name) for name in batch.schema.names if name not in sequence]
 
 
 def without_missing(
     signs: Int8Array, groups: Groups, counts: Int64Array, columns: Sequence[pa.Array]
 ) -> tuple[Int8Array, Int64Array]:
-    """Signs with 0 for retractions of rows that are not there, and the rows that these are (ascending).
+    """Signs with 0 for retractions without a matching row, and the indices of these retractions (ascending).
 
-    ``signs`` (n) is +1 or -1, ``counts`` (u) the rows each group had before. The rows of a group count as a set: those
-    that cancel out, being equal in ``columns`` (of n rows), need no stored row; of what is left only as many as there
-    were before can be taken back. Which of them are not there nobody knows: the last ones are taken for it.
+    ``signs`` (n) is +1 or -1, ``counts`` (u) the rows that each group had before. The rows of a group count as a set:
+    those that cancel out, being equal in ``columns`` (of n rows), need no stored row; of the rest only as many as there
+    were before can be retracted. Which of them are unmatched is unknown: the last ones are assumed to be.
     """
     ordered = signs[groups.order]
     taken_back = np.add.reduceat((ordered < 0).astype(np.int64), groups.starts) if len(signs) else counts

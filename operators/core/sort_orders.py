@@ -1,4 +1,4 @@
-"""ORDER BY inside operators: which columns, in which direction, and where nulls go.
+"""ORDER BY inside operators: the columns, their direction, and the position of nulls.
 
 Owns: ``OrderColumn``, ``asc``, ``desc``, ``ARRIVAL``, and numbers that sort as the values of ordered columns do.
 Invariant: equal values have equal numbers; NaN is the largest float and -0.0 equals 0.0, as in keys.
@@ -29,7 +29,7 @@ Nulls = Literal["first", "last"]
 
 
 class OrderColumn(SortKey):
-    """One column of an order, whose nulls have a place in any case; make it with ``asc`` or ``desc``."""
+    """One column of an order, always with a position for nulls; make it with ``asc`` or ``desc``."""
 
     __slots__ = ()
 
@@ -39,12 +39,12 @@ class OrderColumn(SortKey):
 
     @property
     def text(self) -> str:
-        """As it is kept in a checkpoint."""
+        """The column in the form that a checkpoint stores."""
         direction = "descending" if self.descending else "ascending"
         return f"{self.column} {direction} nulls {'first' if self.nulls_first else 'last'}"
 
     def __repr__(self) -> str:
-        """The call that makes it."""
+        """The call that makes the column."""
         return f"{'desc' if self.descending else 'asc'}({self.column!r}{self._nulls_text})"
 
     @property
@@ -54,13 +54,13 @@ class OrderColumn(SortKey):
 
 
 class _Arrival(enum.Enum):
-    """The order in which rows came."""
+    """The order of arrival."""
 
     ARRIVAL = "arrival"
 
 
 ARRIVAL: Final = _Arrival.ARRIVAL
-"""Rows by when they came, the first one first: an order without columns."""
+"""Rows in order of arrival, the first one first: an order without columns."""
 
 OrderBy = str | SortKey | OrderColumn | Sequence[str | SortKey | OrderColumn | tuple[str, str]] | _Arrival
 """A column (ascending), ``asc(column)``, ``desc(column)``, a list of these and of ``(column, "desc")``; ``ARRIVAL``."""
@@ -83,7 +83,7 @@ def _nulls_first(column: str, nulls: str) -> bool:
 
 
 def order_columns(given: OrderBy, owner: str) -> tuple[OrderColumn, ...]:
-    """The columns of an order, as they were given, none for ``ARRIVAL``; SchemaError for anything that is no order."""
+    """The columns of an order, as given, none for ``ARRIVAL``; SchemaError for anything that is not an order."""
     if given is ARRIVAL:
         return ()
     single = isinstance(given, str | SortKey | OrderColumn) or not isinstance(given, list | tuple)
@@ -111,7 +111,7 @@ def _order_column(given: Any, owner: str) -> OrderColumn:
 
 
 def sort_keys(order: Sequence[OrderColumn]) -> tuple[SortKey, ...]:
-    """As an operator asks the engine for it."""
+    """The order in the form that the engine accepts."""
     return tuple(SortKey(*one) for one in order)
 
 
@@ -131,7 +131,7 @@ def check_order(order: Sequence[OrderColumn], spec: InputSpec, owner: str) -> No
 
 
 def order_codes(columns: Sequence[pa.Array], order: Sequence[OrderColumn]) -> Codes:
-    """Codes of n rows from their ordered columns, an array (n) a column of ``order``."""
+    """Codes of n rows from their ordered columns, one array (n) per column of ``order``."""
     return [code for column, one in zip(columns, order, strict=True) for code in _column_codes(column, one)]
 
 
@@ -153,14 +153,14 @@ def _column_codes(column: pa.Array, order: OrderColumn) -> Codes:
 def sorted_by(
     codes: Codes, *, major: npt.NDArray[Any], minor: Sequence[npt.NDArray[Any]]
 ) -> npt.NDArray[np.int64]:
-    """The rows (n) by ``major``, then their codes, then each of ``minor``."""
+    """The rows (n) sorted by ``major``, then their codes, then each of ``minor``."""
     return rows_by(major, *codes, *minor)
 
 
 def differs_from_last(
     arrays: Sequence[npt.NDArray[Any]], rows: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Where one of ``rows`` differs in one of ``arrays`` from the one before it; true for the first."""
+    """Where one of ``rows`` differs in one of ``arrays`` from the previous one; true for the first."""
     differs = np.zeros(len(rows), np.bool_)
     differs[:1] = True
     for array in arrays:
@@ -170,7 +170,7 @@ def differs_from_last(
 
 
 def order_levels(codes: Codes, num_rows: int) -> npt.NDArray[np.int64]:
-    """One number a row that sorts as its codes do."""
+    """One number per row that sorts as its codes do."""
     levels = np.zeros(num_rows, np.int64)
     if codes:
         rows = rows_by(*codes)

@@ -1,4 +1,4 @@
-"""How operators write down what their stored state means: parameters as texts that can be compared after a restart.
+"""How operators record the meaning of their stored state: parameters as texts to compare after a restart.
 
 Owns: ``meaning``.
 Must not import anything of ``asyncstate`` but ``operator`` and ``program_text``.
@@ -15,7 +15,7 @@ _OWN_PACKAGE: Final = __name__.split("operators", maxsplit=1)[0] + "operators"
 
 
 def meaning(operator: Operator, **parts: object) -> dict[str, str]:
-    """The texts of ``parts``, behind the operator's own name: that of the class of this package that it derives from.
+    """The texts of ``parts``, after the operator's name: that of the class in this package from which it derives.
 
     >>> from asyncstate.operators import Limit
     >>> meaning(Limit(3), n=3, null_safe=False, keep=None)

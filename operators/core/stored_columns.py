@@ -1,7 +1,7 @@
-"""Which columns of its rows a keyed state stores, and how the rows come together again.
+"""The columns of its rows that a keyed state stores, and how to restore the rows.
 
 Owns: ``StoredColumns``.
-Invariant: a column of the key is never stored: the key gives it.
+Invariant: a column of the key is never stored: the key provides it.
 Must not import anything of ``asyncstate`` but ``operator``.
 """
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class StoredColumns:
-    """The columns of an input that are not key: ``indices`` in its schema, and ``fields``, all of which may be null.
+    """The columns of an input outside the key: ``indices`` in its schema, and ``fields``, all of which may be null.
 
-    ``at_least_one``: where all columns are key the first one is stored none the less.
+    ``at_least_one``: where all columns are in the key the first one is stored nevertheless.
     """
 
     def __init__(self, spec: InputSpec, at_least_one: bool = False) -> None:
@@ -37,5 +37,5 @@ class StoredColumns:
         return [batch.column(index) for index in self.indices]
 
     def row(self, columns: Sequence[T]) -> list[T]:
-        """The input's columns, in its order, of the key columns with the stored ones behind them."""
+        """The input's columns, in its order, from the key columns followed by the stored ones."""
         return [columns[source] for source in self._sources]

@@ -1,1 +1,1 @@
-"""The user's own functions of rows, one row at a time."""
+"""User-defined functions of rows, one row at a time."""

@@ -1,10 +1,10 @@
-"""Map, flat map, filter, reduce and process: on one keyed input, on two with the same key, beside a broadcast input.
+"""Map, flat map, filter, reduce and process: on one keyed input, on two with the same key, with a broadcast input.
 
 Owns: ``KeyedMap``, ``KeyedFlatMap``, ``KeyedFilter``, ``KeyedReduce``, ``KeyedProcess``; ``CoMap``, ``CoFlatMap``,
 ``CoProcess``, whose two inputs share their state; ``BroadcastProcess``.
-Invariant: the rows that a record gives stand where the record stood. Rows of one key run one at a time, of whichever
-input they are, and only rows of the broadcast input write broadcast state. What ``KeyedReduce`` has stored of a key is
-what the function made of all its rows, in order of arrival.
+Invariant: the output rows of a record take the record's place in the order. Rows of one key run one at a time,
+whichever input they come from, and only rows of the broadcast input write broadcast state. The value that
+``KeyedReduce`` stores for a key is the function's result for all its rows, in order of arrival.
 Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``functions``, ``operator`` and ``state``.
 
 Source: the operations of Flink's ``KeyedStream`` and ``ConnectedStreams``, and its broadcast state pattern.
@@ -48,7 +48,7 @@ REDUCED_STATE = "_reduced"
 
 
 class _PlainOperator(FunctionOperator):
-    """Runs a function of one method, or a plain callable in its place."""
+    """Runs a function with one method, or a plain callable in its place."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -59,7 +59,7 @@ class KeyedMap(_PlainOperator):
     """One row of ``output`` for each row: ``function`` is a MapFunction or a plain function of the row.
 
     Rows have the kind of the row they come from; a changelog is accepted if the function's ``accepts_changelog``
-    says so: the same row must then always give the same result, so that it can be taken back.
+    is True: the same row must then always give the same result, so that it can be retracted.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> lengths = KeyedMap(lambda row: (row.word, len(row.word)), "word string, length bigint")
@@ -100,7 +100,7 @@ class KeyedFlatMap(_PlainOperator):
 
 
 class KeyedFilter(_PlainOperator):
-    """The rows for which ``function``, a FilterFunction or a plain function of the row, gives True.
+    """The rows for which ``function``, a FilterFunction or a plain function of the row, returns True.
 
     Output: the input's columns. Kinds as with ``KeyedMap``.
     """
@@ -129,14 +129,14 @@ class KeyedFilter(_PlainOperator):
 
 
 class KeyedReduce(FunctionOperator):
-    """The first row of a key as it is, then ``function(what the rows so far gave, next row)`` for each further row.
+    """The first row of a key as it is, then ``function(the result so far, next row)`` for each further row.
 
     ``function`` is a ReduceFunction or a plain function of two rows. Output: the input's columns, and for each row of
-    the input one row ``+I`` with the value then reached. With ``changelog=True`` the value is kept up to date instead:
-    ``+I`` first, then ``-U`` of the old and ``+U`` of the new value; nothing when they are equal. The input must be
-    insert-only: what has been reduced cannot be taken apart.
+    the input one row ``+I`` with the current value. With ``changelog=True`` the value is updated instead: ``+I`` first,
+    then ``-U`` of the old and ``+U`` of the new value; nothing when they are equal. The input must be insert-only: a
+    reduced row cannot be retracted.
 
-    State: ``_reduced``, a row of the input's columns for each key, kept for ever.
+    State: ``_reduced``, a row of the input's columns for each key, kept forever.
 
     >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
@@ -189,7 +189,7 @@ class KeyedReduce(FunctionOperator):
 
 
 class _TimedOperator(FunctionOperator):
-    """Runs a function with timers, which puts its rows out by the context."""
+    """Runs a function with timers, which emits its rows with the context."""
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
         """See ``RecordOperator``."""
@@ -197,10 +197,10 @@ class _TimedOperator(FunctionOperator):
 
 
 class KeyedProcess(_TimedOperator):
-    """Runs a KeyedProcessFunction: rows, timers, ``ctx.emit``. ``output`` are the columns of what it emits.
+    """Runs a KeyedProcessFunction: rows, timers, ``ctx.emit``. ``output``: the columns of the emitted rows.
 
     ``side_outputs``: further outputs by name, for ``ctx.emit(..., output=name)``. ``late_output``, with ``order_by`` of
-    the input: the side output for rows that come too late for it, which are dropped otherwise.
+    the input: the side output for rows that arrive too late for the order, which are dropped otherwise.
     """
 
     function_type: ClassVar[type[Function]] = KeyedProcessFunction
@@ -245,7 +245,7 @@ class CoMap(FunctionOperator):
 class CoFlatMap(FunctionOperator):
     """Any number of rows of ``output`` for each row of either input: ``flat_map1`` or ``flat_map2``.
 
-    As ``CoMap``; what may be returned is said with ``KeyedFlatMap``.
+    As ``CoMap``; the methods may return the same as in ``KeyedFlatMap``.
     """
 
     num_inputs: ClassVar[int] = 2
@@ -288,7 +288,7 @@ class CoProcess(_TimedOperator):
 class BroadcastProcess(_TimedOperator):
     """Runs a KeyedBroadcastProcessFunction over a keyed input (0) and a broadcast input (1, without a key).
 
-    ``side_outputs`` and ``late_output``, of the keyed input, as ``KeyedProcess``.
+    ``side_outputs`` and ``late_output``, for the keyed input, as ``KeyedProcess``.
     """
 
     num_inputs: ClassVar[int] = 2

@@ -1,9 +1,9 @@
-"""What the operators that run functions have in common.
+"""The common base of the operators that run functions.
 
-Owns: ``FunctionOperator``: the function's checks and its life cycle; ``deliver`` and ``emit_rows``, which give what
-functions return to whom it is for: results that are there, futures and coroutines alike.
-Invariant: the function is opened once, before any row, and closed as often as it was opened. Rows leave in the order in
-which the function gave them.
+Owns: ``FunctionOperator``: the function's checks and its life cycle; ``deliver`` and ``emit_rows``, which pass on what
+functions return: plain results, futures and coroutines alike.
+Invariant: the function is opened once, before any row, and closed as often as it was opened. Rows are emitted in the
+order in which the function returned them.
 Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``errors``, ``functions``, ``futures``,
 ``operator``, ``row_shape``.
 """
@@ -29,23 +29,23 @@ from ..core.late_rows import check_late_output, check_not_own
 from ..core.operator_checks import Named
 
 Emit = Callable[[Any], None]
-"""Puts out one row as a function returned it."""
+"""Emits one row as a function returned it."""
 
 
 class FunctionOperator(Named, RecordOperator):
-    """Runs one function. ``output`` are the columns of the rows that it gives; None: those of the input.
+    """Runs one function. ``output``: the columns of the rows that it returns; None: those of the input.
 
-    A function whose rows are not all +I, over inputs whose rows are, takes an ``OutputSpec`` as ``output``, which says
-    what they change: ``OutputSpec("id long, n long", changes=Changelog.retract("id"))``.
+    A function whose rows are not all +I, over inputs whose rows are, needs an ``OutputSpec`` as ``output``, which
+    declares their changes: ``OutputSpec("id long, n long", changes=Changelog.retract("id"))``.
     """
 
     function_type: ClassVar[type[Function]]
     plain_method: ClassVar[str | None] = None
-    """The method that a plain callable stands for; None where only a function object will do."""
+    """The method that a plain callable replaces; None where only a function object is accepted."""
     emitting_methods: ClassVar[tuple[str, ...]] = ()
-    """Methods that put rows out by ``ctx.emit``; a generator there would never run."""
+    """Methods that emit rows with ``ctx.emit``; a generator there would never run."""
     takes_rows_back: ClassVar[bool] = True
-    """False where no function could take a row back, because what has become of it is not known any more."""
+    """False where no function could retract a row, because its effect is no longer known."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class FunctionOperator(Named, RecordOperator):
         side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
     ) -> None:
-        """``side_outputs``: what the function may name as ``ctx.emit(..., output=name)``, with their columns.
+        """``side_outputs``: the names for ``ctx.emit(..., output=name)`` in the function, with their columns.
         ``late_output``: see ``late_outputs``."""
         self.function = function
         self.declared = output if isinstance(output, OutputSpec) else None
@@ -71,18 +71,18 @@ class FunctionOperator(Named, RecordOperator):
         if output is not None:
             self._check_output(output)
         accepts = self.takes_rows_back and getattr(function, "accepts_changelog", False)
-        self.accepts_changelog = accepts  # type: ignore[misc]  # of the object: its function decides
+        self.accepts_changelog = accepts  # type: ignore[misc]  # set per object: its function decides
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The declared outputs."""
         return self._outputs(inputs[0].schema if self.output is None else self.output, inputs)
 
     def _outputs(self, schema: pa.Schema, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """``schema``, the side outputs, and that of late rows of the first input, as far as they are asked for."""
+        """``schema``, the side outputs, and that of late rows of the first input, if requested."""
         return self._spec_of(schema, inputs).with_late_rows(self.late_output, inputs[0])
 
     def _spec_of(self, schema: pa.Schema, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """With the changes that were declared; else a function over a changelog is taken to emit one."""
+        """The output with the declared changes; by default a function over a changelog is assumed to emit one."""
         if self.declared is not None:
             sides = self.declared.side_changes
             return OutputSpec(schema, self.side_outputs, self.declared.changes, sides)
@@ -93,7 +93,7 @@ class FunctionOperator(Named, RecordOperator):
         return Changelog.retract() if any(spec.changelog for spec in inputs) else Changelog.insert_only()
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``: of the first input."""
+        """See ``Operator``: for the first input."""
         return [self.late_output, *[None] * (len(inputs) - 1)]
 
     def open(self, context: OperatorContext) -> None:
@@ -119,7 +119,7 @@ class FunctionOperator(Named, RecordOperator):
 
     @property
     def handles_timers(self) -> bool:
-        """See ``RecordOperator``: the function's own method counts."""
+        """See ``RecordOperator``: it is the function's own method that counts."""
         own, base = (
             getattr(type(self.function), "on_timer", None),
             getattr(self.function_type, "on_timer", None),
@@ -127,13 +127,13 @@ class FunctionOperator(Named, RecordOperator):
         return super().handles_timers and (base is None or own is not base)
 
     def _method(self) -> Any:
-        """The function's one method, or the plain callable itself."""
+        """The function's only method, or the plain callable itself."""
         if self.plain_method is None or not isinstance(self.function, Function):
             return self.function
         return getattr(self.function, self.plain_method)
 
     def _emitter(self, ctx: RecordContext) -> Emit:
-        """Puts out rows as the function returned them, with the kind of the record."""
+        """Emits rows as the function returned them, with the kind of the record."""
         values, emit, kind = self._shape.values, ctx.emit, ctx.row_kind
         return lambda row: emit(*values(row), kind=kind)
 
@@ -185,7 +185,7 @@ def _checked(side_outputs: Any, owner: str) -> Mapping[str, pa.Schema]:
 
 
 def deliver(result: Any, take: Callable[[Any], object]) -> Any:
-    """Call ``take`` with what ``result`` stands for, now or when it is there; what ``process`` may return."""
+    """Call ``take`` with the value of ``result``, now or when it is available; returns what ``process`` may return."""
     if isinstance(result, StateFuture):
         return result.then_accept(take)
     if type(result) is CoroutineType:
@@ -199,14 +199,14 @@ async def _deliver_later(coroutine: Any, take: Callable[[Any], object]) -> None:
 
 
 async def resolved(result: Any) -> Any:
-    """What ``result`` stands for: itself, or what a future or coroutine gives."""
+    """The value of ``result``: itself, or the result of a future or coroutine."""
     if isinstance(result, StateFuture) or type(result) is CoroutineType:
         return await result
     return result
 
 
 def emit_rows(result: Any, emit: Emit, owner: str) -> Any:
-    """Put out the rows of an iterable (or a future of one, or None); what ``process`` may return."""
+    """Emit the rows of an iterable (or a future of one, or None); returns what ``process`` may return."""
     if result is None:
         return None
     if isinstance(result, Iterable) and not isinstance(result, AsyncIterable):

@@ -1,8 +1,8 @@
 """TableFunction: runs a process table function over one or several inputs.
 
-Owns: the operator: its inputs, its states and how the parameters of a call are filled. What is declared is read in
-``operators.process.signature``.
-Invariant: a state that a call does not ask for is neither read nor written; a dataclass is read before the call and
+Owns: the operator: its inputs, its states and how the parameters of a call are filled. ``operators.process.signature``
+reads the declarations.
+Invariant: a state that a call does not request is neither read nor written; a dataclass is read before the call and
 written after it, if it has changed.
 Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``errors``, ``functions``, ``futures``,
 ``operator``, ``row_shape``, ``state``.
@@ -41,11 +41,11 @@ Given = dict[str, Any]
 class TableFunction(FunctionOperator):
     """Runs a ProcessTableFunction, or a plain function with the hints of its ``eval``.
 
-    The inputs are its tables, in the order of its parameters; ``key`` in ``apply`` is what sets are made by (of a table
-    with row semantics it only spreads the rows), ``order_by`` the order in which a table's rows come. Without an order
-    late rows come as any others; with one they are dropped, or go to the side output that ``late_outputs`` names for
-    the parameter. ``output`` and ``side_outputs``, unless the function declares them: the columns of what is put out,
-    behind those that a table has passed through (``TableHint.pass_through``).
+    The inputs are its tables, in the order of its parameters. ``key`` in ``apply`` defines the sets (for a table with
+    row semantics it only distributes the rows), ``order_by`` the order of a table's rows. Without an order late rows
+    are processed like any others; with one they are dropped, or go to the side output that ``late_outputs`` names for
+    the parameter. ``output`` and ``side_outputs``, unless the function declares them: the columns of the emitted rows,
+    after those that a table passes through (``TableHint.pass_through``).
 
     >>> import pyarrow as pa
     >>> from asyncstate import ValueView
@@ -87,7 +87,7 @@ class TableFunction(FunctionOperator):
         self.signature = read_signature(self._eval(), f"{self.owner}, {self._name}")
         self.timer_signature = self._read_timer()
         tables = [parameter.table for parameter in self.signature.tables]
-        # Of the object: its function decides.
+        # Set per object: its function decides.
         self.num_inputs = len(tables)  # type: ignore[misc]
         self.broadcast_input = self.signature.broadcast  # type: ignore[misc]
         self.accepts_changelog = any(table.changelog for table in tables)  # type: ignore[misc]
@@ -104,7 +104,7 @@ class TableFunction(FunctionOperator):
         method: Any = self.function if is_plain else getattr(self.function, "eval", None)
         if method is None:
             raise SchemaError(f"{self.owner}: {self._name} has no method eval; write one")
-        return method  # type: ignore[no-any-return]  # callable, as ``_check_function`` found
+        return method  # type: ignore[no-any-return]  # ``_check_function`` has checked that it is callable
 
     def _read_timer(self) -> Signature | None:
         method = getattr(self.function, "on_timer", None) if isinstance(self.function, Function) else None
@@ -161,7 +161,7 @@ class TableFunction(FunctionOperator):
         return output
 
     def _passed_fields(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """The columns before those of the function."""
+        """The columns that precede those of the function."""
         passing = self.signature.passing
         if not passing:
             return pa.schema([])
@@ -230,7 +230,7 @@ class TableFunction(FunctionOperator):
             raise self._of_no_set(error) from error
 
     def _of_no_set(self, error: Exception) -> Exception:
-        """``error``, or what it means if it is of a state that is None."""
+        """``error``, or an explanation if it comes from a state that is None."""
         states = [one.name for one in self.signature.states if not one.state.broadcast]
         if not states or "NoneType" not in str(error):
             return error
@@ -242,7 +242,7 @@ class TableFunction(FunctionOperator):
         )
 
     def process_notification(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``: the row once more, for a set."""
+        """See ``RecordOperator``: the row again, for a set."""
         return self.process(row, ctx)
 
     @property
@@ -262,12 +262,12 @@ class TableFunction(FunctionOperator):
         return self._run(self.function.on_timer, given, values, self._passing(None, ctx), signature)
 
     def _passing(self, row: Row | None, ctx: RecordContext) -> Any:
-        """``ctx``, of which emitted rows get the columns that are passed through."""
+        """``ctx``, extended by the passed-through columns of emitted rows."""
         if self._pass_through is None:
             return ctx
         if self._pass_through == "key":
             return _PassingContext(ctx, ctx.key, self._emitted)
-        assert row is not None  # timers and other tables are refused
+        assert row is not None  # the signature allows no timers and no other tables
         return _PassingContext(ctx, tuple(row), self._emitted)
 
     def _table(self, ctx: RecordContext) -> str:
@@ -309,7 +309,7 @@ class TableFunction(FunctionOperator):
         self._clear(context)
 
     def _clear(self, context: _SetContext) -> None:
-        """Remove the states of the set if the call has asked for it."""
+        """Remove the states of the set if the call has requested it."""
         if not context.clears_state:
             return
         for name in self._of_set:
@@ -329,7 +329,7 @@ class TableFunction(FunctionOperator):
             value.keep(old, dataclasses.asdict(now))
 
     def _emit(self, result: Any, ctx: RecordContext) -> Any:
-        """The rows that a call has given, as +I; other kinds go by ``ctx.emit``."""
+        """Emit the rows that a call has returned, as +I; ``ctx.emit`` emits other kinds."""
         if result is None:
             return None
         values = self._shape.values
@@ -352,9 +352,9 @@ class _Context:
 
 
 class _PassingContext(_Context):
-    """``ctx``, of which emitted rows have the values ``passed`` before those of the function.
+    """``ctx``, but emitted rows have the values ``passed`` before those of the function.
 
-    ``shape``: of the latter.
+    ``shape``: that of the function's values.
     """
 
     __slots__ = ("_passed", "_shape")
@@ -373,12 +373,12 @@ class _PassingContext(_Context):
             self.put(self._shape.emitted(values, columns), kind)
 
     def put(self, values: tuple[Any, ...], kind: RowKind = RowKind.INSERT) -> None:
-        """Emit a row that has a value a column."""
+        """Emit a row with one value per column."""
         self._ctx.emit(*self._passed, *values, kind=kind)
 
 
 class _SetContext(_Context):
-    """See ``TableContext``: ``ctx``, and what is to become of the set when the call has ended."""
+    """See ``TableContext``: ``ctx``, and whether to clear the set when the call has ended."""
 
     __slots__ = ("clears_state",)
 
@@ -398,7 +398,7 @@ class _SetContext(_Context):
 
 
 class _Value:
-    """A dataclass of a set and where it is kept."""
+    """A dataclass of a set and the state that stores it."""
 
     def __init__(self, parameter: StateParameter, state: ValueState[dict[str, Any]]) -> None:
         self.state = state
@@ -406,10 +406,10 @@ class _Value:
         self._new = dataclasses.asdict(parameter.kind())
 
     def made(self, stored: dict[str, Any] | None) -> Any:
-        """What is stored, or a new one."""
+        """The stored value, or a new one."""
         return self._kind() if stored is None else self._kind(**stored)
 
     def keep(self, before: dict[str, Any], now: dict[str, Any]) -> None:
-        """Write what has changed; a value like a new one is cleared."""
+        """Write the value if it has changed; a value equal to a new one is cleared."""
         if now != before:
             self.state.update(None if now == self._new else now)

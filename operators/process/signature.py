@@ -1,7 +1,7 @@
-"""What a process table function declares by the type hints of its parameters.
+"""The declarations of a process table function: the type hints of its parameters.
 
-Owns: ``Signature``, ``read_signature`` and what is refused of it.
-Invariant: a signature that exists can be run: its tables go together, and each of its states can be declared.
+Owns: ``Signature``, ``read_signature`` and the checks of a signature.
+Invariant: a signature that exists can be run: its tables can be combined, and each of its states can be declared.
 Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``operator``, ``state``.
 
 Source: the signatures of Flink's ``ProcessTableFunction``.
@@ -44,7 +44,7 @@ _EXPECTED: Final = (
 
 @dataclass(frozen=True)
 class TableParameter:
-    """A parameter that gets the rows of a table."""
+    """A parameter that receives the rows of a table."""
 
     name: str
     table: TableHint
@@ -52,7 +52,7 @@ class TableParameter:
 
 @dataclass(frozen=True)
 class StateParameter:
-    """A parameter that gets a state: a view (its class), or a dataclass whose fields are stored as a struct."""
+    """A parameter that receives a state: a view (its class), or a dataclass whose fields are stored as a struct."""
 
     name: str
     kind: type
@@ -61,7 +61,7 @@ class StateParameter:
 
     @property
     def is_view(self) -> bool:
-        """Whether the function reads and writes it itself."""
+        """Whether the function reads and writes the state itself."""
         return self.kind in _VIEWS
 
     def view_of(self, state: Any) -> Any:
@@ -71,7 +71,7 @@ class StateParameter:
         return self.kind(state)
 
     def descriptor(self) -> StateDescriptor[Any]:
-        """The declaration of the state. Raises SchemaError or StateDeclarationError for types that it cannot have."""
+        """The declaration of the state. Raises SchemaError or StateDeclarationError for types it cannot have."""
         more: dict[str, Any] = {"ttl": self.state.ttl, "pickled": self.state.pickled}
         if self.state.broadcast:
             keys = () if self.kind is MapView else (int,)
@@ -86,8 +86,8 @@ class StateParameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a method. ``context`` and ``timer`` name those that get them; ``may_clear``: the context is a
-    ``TableContext``."""
+    """The parameters of a method. ``context`` and ``timer`` name the parameters that receive them; ``may_clear``: the
+    context is a ``TableContext``."""
 
     tables: tuple[TableParameter, ...]
     states: tuple[StateParameter, ...]
@@ -103,7 +103,7 @@ class Signature:
 
     @property
     def passing(self) -> list[TableParameter]:
-        """The tables that have columns passed through."""
+        """The tables with columns that are passed through."""
         return [parameter for parameter in self.tables if parameter.table.pass_through is not None]
 
     @property
@@ -113,10 +113,10 @@ class Signature:
 
 
 def read_signature(method: Callable[..., Any], owner: str, timer: bool = False) -> Signature:
-    """What the hints of ``method`` declare; ``owner`` is how errors name it. ``timer``: it is called for timers.
+    """The declarations in the hints of ``method``; ``owner`` names it in errors. ``timer``: it is called for timers.
 
-    Raises SchemaError for a parameter that is nothing of what a method can have, and for tables and states that do not
-    go together.
+    Raises SchemaError for a parameter of a kind that a method cannot have, and for tables and states that cannot be
+    combined.
     """
     hints = _hints(method, owner)
     kinds: tuple[type, ...] = (TableParameter, StateParameter, RecordContext, TableContext, Timer)
@@ -152,7 +152,7 @@ def _only(names: list[str], what: str, owner: str) -> str | None:
 def _hints(method: Callable[..., Any], owner: str) -> Mapping[str, Any]:
     try:
         return get_type_hints(method, include_extras=True)
-    except Exception as error:  # whatever a name in a hint stands for
+    except Exception as error:  # evaluating a name in a hint can raise anything
         raise SchemaError(
             f"{owner}: its type hints cannot be read: {type(error).__name__}: {error}. Names in hints must be known "
             "where the function is defined, at the top of its module"
@@ -160,7 +160,7 @@ def _hints(method: Callable[..., Any], owner: str) -> Mapping[str, Any]:
 
 
 def _parameter(name: str, hint: Any, owner: str) -> tuple[type, Any]:
-    """What a parameter is, and the name or the declaration of it."""
+    """The kind of a parameter, and its name or its declaration."""
     kind, more = _taken_apart(hint)
     if kind in (RecordContext, TableContext, Timer):
         return kind, name
@@ -178,7 +178,7 @@ def _parameter(name: str, hint: Any, owner: str) -> tuple[type, Any]:
 
 
 def _taken_apart(hint: Any) -> tuple[Any, list[Any]]:
-    """A hint without ``| None`` and ``Annotated``, and what was annotated."""
+    """A hint without ``| None`` and ``Annotated``, and its annotations."""
     more: list[Any] = []
     while True:
         if get_origin(hint) is Annotated:
@@ -197,10 +197,10 @@ def _view(name: str, hint: Any, state: StateHint, owner: str) -> StateParameter:
     kind = get_origin(hint) or hint
     hinted = get_args(hint)[
         : _VIEWS[kind]
-    ]  # of a ValueView the second one is what reads give, for type checkers
+    ]  # the second one of a ValueView is the type of reads, for type checkers
     declared = () if state.pickled and kind is not MapView else state.types or hinted
     if state.pickled:
-        declared = declared[:1]  # of a map the keys, which are never pickled
+        declared = declared[:1]  # the keys of a map, which are never pickled
     wanted = _VIEWS[kind] - state.pickled
     if len(declared) != wanted:
         raise SchemaError(
@@ -230,7 +230,7 @@ def _field_type(name: str, hints: Mapping[str, Any], owner: str, kind: type) -> 
         ) from error
 
 
-# -- what goes together -------------------------------------------------------------------------------------
+# -- combinations -------------------------------------------------------------------------------------------
 
 
 def _check_tables(signature: Signature, owner: str) -> None:

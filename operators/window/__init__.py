@@ -1,1 +1,1 @@
-"""Windows of time and what is computed over them."""
+"""Windows of time and computations over them."""

@@ -1,8 +1,8 @@
 """Windows of a number of rows, and the aggregates over them.
 
 Owns: ``CountWindow``, ``count_tumble``, ``count_hop`` and ``CountAggregation``.
-Invariant: a window is put out once, when its last row has come; of a key that falls silent the rows of its last,
-unfinished windows stay.
+Invariant: a window is emitted once, when its last row has arrived; if a key receives no more rows, the rows of its
+last, incomplete windows stay.
 Must not import anything of ``asyncstate`` but ``futures``, ``operator`` and ``state``.
 
 Source: Flink's ``CountTumblingWindowAssigner`` and ``CountSlidingWindowAssigner``.
@@ -40,23 +40,23 @@ class CountWindow:
 
     @property
     def text(self) -> str:
-        """The window as it is noted beside its state."""
+        """The window as stored in the state's declaration."""
         return f"count(size={self.size}, slide={self.slide})"
 
     def __repr__(self) -> str:
-        """The call that makes it."""
+        """The call that makes the window."""
         tumbles = self.size == self.slide
         return f"count_tumble({self.size})" if tumbles else f"count_hop({self.size}, {self.slide})"
 
     def assign(self, places: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Rows (m) and the numbers (m) of the windows they are in; ``places`` (n): of the rows of a key, from 0."""
+        """Rows (m) and the numbers (m) of their windows; ``places`` (n): row numbers within the key, from 0."""
         first = np.maximum((places - self.size) // self.slide + 1, 0)
         counts = np.maximum(places // self.slide - first + 1, 0)
         rows = np.repeat(np.arange(len(places)), counts)
         return rows, first[rows] + count_up(counts)
 
     def last_row(self, windows: Int64Array) -> Int64Array:
-        """The place of the last row of each window."""
+        """The number within the key of each window's last row."""
         return windows * self.slide + self.size - 1
 
 
@@ -74,8 +74,8 @@ def count_hop(size: int, slide: int) -> CountWindow:
 
 
 class CountAggregation:
-    """State: ``counts``, the number of rows a key has had; ``windows``, by number and key the accumulators of windows
-    that are not full yet."""
+    """State: ``counts``, the number of rows that a key has received; ``windows``, by number and key the accumulators of
+    windows that are not full yet."""
 
     def __init__(self, window: CountWindow, plan: AggregatePlan, context: OperatorContext) -> None:
         belongs_to = "window", window.text
@@ -100,7 +100,7 @@ class CountAggregation:
         """Nothing: time ends no window."""
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
-        """Add the rows, in the order in which they come, to their windows, and put out those that are full."""
+        """Add the rows, in order of arrival, to their windows, and emit the windows that are full."""
         if not bundle.num_rows:
             return None
         return self._counts.async_get(bundle.keys).then_compose(lambda old: self._ingest(bundle, old, ctx))
@@ -118,7 +118,7 @@ class CountAggregation:
         )
 
     def _emit(self, rows: Addition, change: AggregateChange, full: IntArray, ctx: BundleContext) -> None:
-        """Put out the windows ``full`` (m), in the order of the rows that fill them."""
+        """Emit the windows ``full`` (m), in the order of the rows that complete them."""
         if not len(full):
             return
         with naming(rows.keys):
@@ -132,7 +132,7 @@ class CountAggregation:
 def count_schema(
     aggregates: tuple[Aggregate, ...], spec: InputSpec, owner: str
 ) -> tuple[AggregatePlan, pa.Schema]:
-    """The aggregates bound to the input, and the columns that are put out; SchemaError for what does not fit."""
+    """The aggregates bound to the input, and the output columns; SchemaError for what does not fit."""
     check_insert_only(spec, owner, "windows of time")
     plan = AggregatePlan(aggregates, spec.schema, owner)
     table = table_of(plan.parts)

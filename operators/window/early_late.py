@@ -1,8 +1,8 @@
-"""Windows that put out a row before they are over, or more after it, and take the one before back.
+"""Windows that emit a row before they are over, or after it, and retract the previous one.
 
 Owns: ``UpdatedSlices``, ``UpdatedSessions`` and ``UpdatedSessionRows``: the windows of ``SliceAggregation``,
-``SessionAggregation`` and ``SessionValues``, shown as ``EmittedWindows`` says.
-Invariant: when a window has expired, the netted rows that it has put out are its aggregates, and nothing is left of it.
+``SessionAggregation`` and ``SessionValues``, emitted on the schedule of ``EmittedWindows``.
+Invariant: when a window has expired, the net rows that it has emitted are its aggregates, and its state is empty.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 
 Source: Flink's ``AggregateWindowOperator`` with early and late firing.
@@ -35,11 +35,11 @@ from .slices import SliceAggregation
 from .window_plan import WindowPlan
 from .windows import SessionWindow, SlicedWindow
 
-_ACCUMULATORS = 2  # of a stored session: behind its start and end
+_ACCUMULATORS = 2  # the first one of a stored session: after its start and end
 
 
 class UpdatedSlices(SliceAggregation):
-    """``SliceAggregation`` of whole windows, which are shown again when they have changed."""
+    """``SliceAggregation`` of whole windows, which are emitted again when they have changed."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class UpdatedSlices(SliceAggregation):
         return taken.then_compose(lambda _: self._shown.async_changed(rows.keys, starts, before, ctx))
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
-        """Put out what is to be shown, then the windows that have come due, then forget those that have expired."""
+        """Emit the scheduled updates, then the windows that are due, then remove those that have expired."""
         before, due = self._time.due(ctx)
         for windows in self._shown.due(ctx):
             yield self._async_renew(windows, ctx)
@@ -82,7 +82,7 @@ class UpdatedSlices(SliceAggregation):
         )
 
     def _close(self, before: int, due: int, stay: bool, ctx: BundleContext) -> Iterator[None]:
-        """Put out the windows with before < end <= due as they are now."""
+        """Emit the windows with before < end <= due as they are now."""
         first, last = self._window.next_end(before + 1), self._window.previous_end(due)
         if first > last:
             return
@@ -97,7 +97,7 @@ class UpdatedSlices(SliceAggregation):
             yield
 
     def _joined(self, stored: TimeRange, shown: TimeRange) -> tuple[KeyBatch, Int64Array, Int64Array]:
-        """The windows (u) of both ranges, and the place (u) of each in one and the other; -1: it is not there."""
+        """The windows (u) of both ranges, and the index (u) of each in one and the other; -1: not in that range."""
         parts = [part for part in (stored, shown) if part.num_rows]
         pieces = zip(*(part.key_columns for part in parts), strict=True)
         ends = np.concatenate([part.namespaces for part in parts])
@@ -117,7 +117,7 @@ class UpdatedSlices(SliceAggregation):
 
 
 class UpdatedSessions(SessionAggregation):
-    """``SessionAggregation`` whose sessions are shown before they are over, and taken back when they grow."""
+    """``SessionAggregation`` whose sessions are emitted before they are over, and retracted when they grow."""
 
     def __init__(
         self, window: SessionWindow, plan: WindowPlan, emission: WindowEmission, context: OperatorContext
@@ -148,7 +148,7 @@ class UpdatedSessions(SessionAggregation):
         return changed.then_compose(lambda _: self._shown.async_replaced(old, new, new_of, ctx))
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """Put out what is to be shown, then the sessions that have come due, then forget those that have expired."""
+        """Emit the scheduled updates, then the sessions that are due, then remove those that have expired."""
         for windows in self._shown.due(ctx):
             yield from self._renew(windows, True, ctx)
         before, due = self._time.due(ctx)
@@ -164,7 +164,7 @@ class UpdatedSessions(SessionAggregation):
     def _renew_ending(
         self, before: int, last: int, stay: bool, ctx: BundleContext
     ) -> Iterator[StateFuture[None]]:
-        """Show the sessions with before < end <= last."""
+        """Emit the sessions with before < end <= last."""
         if before < last:
             for part in self._reader.parts(before + 1, last):
                 entries = part.entries
@@ -172,14 +172,14 @@ class UpdatedSessions(SessionAggregation):
                 yield from self._renew(windows, stay, ctx)
 
     def _renew(self, windows: KeyBatch, stay: bool, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """Show the sessions with these keys and ends as they are now."""
+        """Emit the sessions with these keys and ends as they are now."""
         keys = self._codec.group(windows.columns, num_rows=len(windows))
         yield self._async_renew(windows, keys, keys.inverse, stay, ctx)
 
     def _async_renew(
         self, windows: KeyBatch, keys: KeyBatch, index: IntArray, stay: bool, ctx: BundleContext
     ) -> StateFuture[None]:
-        """``index``: the key of each of the windows (u) among ``keys``."""
+        """``index``: the index among ``keys`` of each window's key (u)."""
         shown = self._shown.state.async_get(windows)
         now = self._sessions.async_get(keys).then_compose(
             lambda stored: self._async_windows(windows, keys, _found(windows, index, stored), stored, ctx)
@@ -189,8 +189,8 @@ class UpdatedSessions(SessionAggregation):
     def _async_windows(
         self, windows: KeyBatch, keys: KeyBatch, at: Int64Array, stored: ListColumns, ctx: BundleContext
     ) -> StateFuture[Windows]:
-        """A future of the windows (u) as they are now: sessions ``at`` (u) of the ``stored`` ones of ``keys``, -1 for
-        one that is not there any more."""
+        """A future of the current windows (u): sessions ``at`` (u) of the ``stored`` ones of ``keys``, -1 for one
+        that no longer exists."""
         columns = take_rows(stored.columns, at)
         known = Columns(columns, at >= 0)
         starts = known.numpy(0).astype(np.int64)
@@ -202,11 +202,11 @@ class UpdatedSessions(SessionAggregation):
     def emit_results(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
     ) -> None:
-        """Nothing: what goes has been shown."""
+        """Nothing: the sessions have been emitted."""
 
 
 class UpdatedSessionRows(UpdatedSessions, SessionValues):
-    """``UpdatedSessions`` that are computed of their rows whenever they are shown: ``SessionValues``."""
+    """``UpdatedSessions`` that are computed from their rows whenever they are emitted: ``SessionValues``."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class UpdatedSessionRows(UpdatedSessions, SessionValues):
         self._show(values, emission, context)
 
     def _renew(self, windows: KeyBatch, stay: bool, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """The same, some keys at a time, so that the rows of few are held."""
+        """The same, some keys at a time, so that only the rows of few keys are in memory."""
         keys = self._codec.group(windows.columns, num_rows=len(windows))
         held: list[ListColumns] = []
         yield self._sessions.async_get(keys).then_accept(held.append)
@@ -260,7 +260,7 @@ class UpdatedSessionRows(UpdatedSessions, SessionValues):
         chosen = np.flatnonzero(wanted[session]) if len(session) else np.zeros(0, np.int64)
         chosen = chosen[rows_by(session[chosen], times[chosen])]
         numbers, first = np.unique(session[chosen], return_index=True)
-        place = np.full(len(starts) + 1, -1)  # the last one is that of -1
+        place = np.full(len(starts) + 1, -1)  # the last entry is for -1
         place[numbers] = np.arange(len(numbers))
         of_window = place[at]
         shown_starts = np.append(starts, 0)[at]
@@ -279,7 +279,7 @@ class UpdatedSessionRows(UpdatedSessions, SessionValues):
     def emit_results(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
     ) -> None:
-        """Note them, so that their rows go."""
+        """Note the sessions, so that their rows are removed."""
         SessionValues.emit_results(self, keys, stored, left, due, ctx)
 
     def emit_session_rows(
@@ -290,12 +290,12 @@ class UpdatedSessionRows(UpdatedSessions, SessionValues):
         ends: Int64Array,
         ctx: BundleContext,
     ) -> StateFuture[None]:
-        """Nothing: what goes has been shown."""
+        """Nothing: the rows have been emitted."""
         return completed_void_future()
 
 
 def _found(windows: KeyBatch, index: IntArray, stored: ListColumns) -> Int64Array:
-    """Which of the ``stored`` sessions of keys have the ends of windows (u) of the keys ``index`` (u); -1: none."""
+    """The indices (u) of the ``stored`` sessions with the ends of ``windows`` and keys ``index`` (u); -1: none."""
     assert windows.namespaces is not None
     ends = np.concatenate([windows.namespaces, stored.columns[1].to_numpy()])
     ids = row_ids([pa.array(ends)], np.concatenate([index, stored.key_index]))
@@ -305,12 +305,12 @@ def _found(windows: KeyBatch, index: IntArray, stored: ListColumns) -> Int64Arra
 
 
 def _columns(entries: TimeRange, places: Int64Array, nothing: list[pa.Array]) -> Columns:
-    """The rows of a range at ``places`` (u), of which -1 is none."""
+    """The rows of a range at ``places`` (u); -1: no row."""
     columns = take_rows(entries.columns, places) if entries.num_rows else nothing
     return Columns(columns, places >= 0)
 
 
 def _present(states: Columns, count: int) -> BoolArray:
-    """Which states (u) have rows; ``count``: the column of their number."""
+    """Which states (u) have rows; ``count``: the index of the column of row counts."""
     present: BoolArray = states.numpy(count).astype(np.int64) > 0
     return present

@@ -1,8 +1,8 @@
-"""What windows have put out before they are done, and when they put out what has changed since.
+"""Results that windows emit before they are over, and the schedule of their early and late updates.
 
 Owns: ``WindowEmission`` and ``EmittedWindows``.
-Invariant: ``firings`` has exactly one entry, under its time, for each window with a change that is to be shown later;
-what a window has put out, netted, is its row in ``shown``.
+Invariant: ``firings`` has exactly one entry, under its time, for each window with a change to be emitted later;
+the net output of a window is its row in ``shown``.
 Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``errors``, ``futures``, ``operator``,
 ``state`` and ``durations``.
 
@@ -39,8 +39,8 @@ _DUE, _START, _RESULTS = 0, 1, 2
 
 @dataclass(frozen=True)
 class WindowEmission:
-    """When a window shows its row, in microseconds of processing time after a change; None: not before its end
-    (``early``), or at the end of the change's micro-batch (``late``). ``lateness``: how long it goes on after its end.
+    """When a window emits its row, in microseconds of processing time after a change; None: not before its end
+    (``early``), or at the end of the change's micro-batch (``late``). ``lateness``: how long it stays after its end.
     """
 
     early: int | None
@@ -58,7 +58,7 @@ class WindowEmission:
         time: TimeDomain,
         owner: str,
     ) -> WindowEmission:
-        """SchemaError for what is no duration, or means nothing."""
+        """Raise SchemaError for values that are not durations or have no effect."""
         allowed = _duration(lateness, "allowed_lateness", owner)
         if allowed and time == "processing":
             raise SchemaError(
@@ -78,7 +78,7 @@ class WindowEmission:
 
     @property
     def updates(self) -> bool:
-        """Whether a window may put out more than one row."""
+        """Whether a window may emit more than one row."""
         return self.early is not None or self.lateness > 0
 
     def expired(self, end: int) -> int:
@@ -96,7 +96,7 @@ class WindowEmission:
 
 
 class Windows(NamedTuple):
-    """Windows (u) as they are now: ``keys`` with their ends as namespaces, and ``present``, which have rows."""
+    """The current windows (u): ``keys`` with their ends as namespaces, and ``present`` (u), which ones have rows."""
 
     keys: KeyBatch
     starts: Int64Array
@@ -105,7 +105,7 @@ class Windows(NamedTuple):
 
 
 class EmittedWindows:
-    """State: ``shown``, time-first by window end, what a window has put out and when a change of it is due;
+    """State: ``shown``, time-first by window end, the emitted row of a window and when its next change is due;
     ``firings``, time-first by that time, the ends of the windows of a key."""
 
     def __init__(
@@ -132,9 +132,9 @@ class EmittedWindows:
     def async_changed(
         self, windows: KeyBatch, starts: Int64Array, before: int, ctx: BundleContext
     ) -> StateFuture[None]:
-        """A future of having noted when the windows (u), which have changed, are to be shown.
+        """Schedule the emission of the windows (u), which have changed.
 
-        One that has another start than the one shown takes that back in this micro-batch.
+        A window whose start differs from the emitted one retracts that row in this micro-batch.
         """
         assert windows.namespaces is not None
         delays = self._emission.delays(windows.namespaces, before)
@@ -152,10 +152,10 @@ class EmittedWindows:
     def async_replaced(
         self, old: KeyBatch, new: KeyBatch, new_of: Int64Array, ctx: BundleContext
     ) -> StateFuture[None]:
-        """A future of having noted that windows ``old`` (u) are now part of others: ``new`` number ``new_of`` (u).
+        """Record that the windows ``old`` (u) are now part of others: ``new`` number ``new_of`` (u).
 
-        What was shown is taken back, and the new ones are shown, in this micro-batch. A change that was to be shown
-        later waits no longer than it would have.
+        Emitted rows are retracted, and the new windows are emitted, in this micro-batch. A change that was scheduled
+        for later waits no longer than before.
         """
 
         def note(gone: Columns) -> StateFuture[None]:
@@ -175,7 +175,7 @@ class EmittedWindows:
         return self.state.async_get(old).then_compose(note)
 
     def _schedule(self, windows: KeyBatch, shown: Columns, due: Int64Array) -> None:
-        """Have the windows (u) shown at ``due`` (u), unless they are sooner."""
+        """Schedule the windows (u) at ``due`` (u), unless they are scheduled sooner."""
         pending = shown.numpy(_DUE, MAX_WATERMARK).astype(np.int64)
         sooner = due < pending
         if not sooner.any():
@@ -186,16 +186,16 @@ class EmittedWindows:
         columns = _select(shown, sooner).columns
         self.state.put(windows, [pa.array(due), *columns[_START:]])
 
-    # -- what is shown ----------------------------------------------------------------------------------
+    # -- emission ---------------------------------------------------------------------------------------
 
     def due(self, ctx: BundleContext) -> Iterator[KeyBatch]:
-        """The windows with changes that are to be shown in this micro-batch, some at a time."""
+        """The windows with changes to be emitted in this micro-batch, some at a time."""
         for page in self._firings.up_to(ctx.processing_time):
             self._firings.remove_entries(page.store_keys)
             yield self._codec.group(page.key_columns, page.user_columns[0].to_numpy())
 
     def renew(self, windows: Windows, shown: Columns, stay: bool, ctx: BundleContext) -> None:
-        """Put out what has changed since the windows were shown; note it for those that ``stay``."""
+        """Emit what has changed since the windows were last emitted; remember it for those that ``stay``."""
         keys = windows.keys
         self._emit(windows, shown, ctx)
         self._take_off(keys, shown.numpy(_DUE, MIN_WATERMARK).astype(np.int64))
@@ -210,7 +210,7 @@ class EmittedWindows:
             self.state.put(keys.select(kept), columns)
 
     def nothing(self, rows: int) -> list[pa.Array]:
-        """The columns of ``rows`` windows that have shown nothing."""
+        """The columns of ``rows`` windows that have emitted nothing."""
         return [pa.nulls(rows, kind) for kind in (pa.int64(), pa.int64(), *self._results)]
 
     def _emit(self, windows: Windows, shown: Columns, ctx: BundleContext) -> None:
@@ -223,7 +223,7 @@ class EmittedWindows:
             return
         old = [*window_columns(old_starts, ends, self._spec), *shown.columns[_RESULTS:]]
         new = [*window_columns(windows.starts, ends, self._spec), *windows.results]
-        # A row is known by the bounds of its window: one with another start is another row.
+        # The bounds of its window identify a row: one with another start is another row.
         stays = was_shown & windows.present & (old_starts == windows.starts)
         changed = distinct(old, new, len(ends))
         order = rows_by(ends)
@@ -235,7 +235,7 @@ class EmittedWindows:
     def _emit_rows(
         self, windows: Windows, old: RowsOfKeys, old_starts: Int64Array, ctx: BundleContext
     ) -> None:
-        """The same where results are lists of rows: -D for rows that are gone, +I for those that are new."""
+        """The same where results are lists of rows: -D for rows that are gone, +I for new ones."""
         ends = windows.keys.namespaces
         assert ends is not None
         new = RowsOfKeys(windows.results[0], windows.present)
@@ -256,18 +256,18 @@ class EmittedWindows:
             self.state.remove(windows.select(shown.present))
 
     def _take_off(self, windows: KeyBatch, due: Int64Array) -> None:
-        """Remove the firings at ``due`` (u); none at the ends of time."""
+        """Remove the firings at ``due`` (u); the minimum and maximum time have none."""
         known = (due != MIN_WATERMARK) & (due != MAX_WATERMARK)
         if known.any():
             self._firings.remove(self._at(windows.select(known), due[known]))
 
     def _at(self, windows: KeyBatch, due: Int64Array) -> KeyBatch:
-        """The entries of ``firings`` of windows (u) that are due then (u)."""
+        """The entries of ``firings`` of windows (u) that are due at ``due`` (u)."""
         return self._codec.group(windows.columns, due).with_user_keys([pa.array(windows.namespaces)])
 
 
 def _stored(result: pa.Field) -> pa.Field:
-    """A result as it is stored, under a name that no column beside it has."""
+    """A result as it is stored, under a name that no other stored column has."""
     taken = result.name in ("due", "start")
     return result.with_nullable(True).with_name(f"result:{result.name}" if taken else result.name)
 
@@ -277,12 +277,12 @@ def _now(chosen: BoolArray, ctx: BundleContext) -> Int64Array:
 
 
 def _visible(shown: Columns) -> BoolArray:
-    """Which windows (u) have put out a row that stands."""
+    """Which windows (u) have an emitted row that is not retracted."""
     return _has(shown, _START)
 
 
 def _pending(shown: Columns) -> BoolArray:
-    """Which windows (u) have a change that is to be shown."""
+    """Which windows (u) have a change to be emitted."""
     return _has(shown, _DUE)
 
 

@@ -1,8 +1,8 @@
-"""GroupWindowAggregate: windows of time or of rows, which may show their aggregates before they are over and after.
+"""GroupWindowAggregate: windows of time or of rows that can also emit their aggregates early and late.
 
-Owns: the operator. When a row is shown is in ``operators.window.emitted``, what of in ``updated``; windows that are put
-out once are those of ``WindowAggregate``; windows of rows are in ``counts``.
-Invariant: the netted output is a row for each key and window.
+Owns: the operator. ``operators.window.emitted`` decides when a row is emitted, ``early_late`` from which state; windows
+that are emitted once are those of ``WindowAggregate``; windows of rows are in ``counts``.
+Invariant: the net output is one row for each key and window.
 Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``partial_aggregation``, ``operator`` and
 ``durations``.
 """
@@ -32,43 +32,43 @@ from .windows import SessionWindow, Window
 
 
 class GroupWindowAggregate(WindowAggregate):
-    """``WindowAggregate`` that can show a window early, and again when late rows come; and windows of so many rows.
+    """``WindowAggregate`` that can emit a window early, and again when late rows arrive; and windows of n rows.
 
-    Example, the bids on each auction by the hour, brought up to date every ten seconds, with rows that come up to a
-    minute late::
+    Example, the bids on each auction by the hour, updated every ten seconds, with rows that arrive up to a minute
+    late::
 
         GroupWindowAggregate(tumble("1 hour"), [count()], early="10 seconds", allowed_lateness="1 minute")
 
     ``window``: ``tumble``, ``hop``, ``cumulate``, ``session``, ``count_tumble(n)`` or ``count_hop(n, slide)``.
 
-    ``early``: a change of a window is shown so long after it came, in processing time, as soon as a micro-batch starts
-    then or later; 0: at the end of its micro-batch; None: not before the window's end. When the window is due it is
-    shown in any case. ``allowed_lateness``: so long (in event time) a window goes on after its end and rows for it
-    still count; ``late``: how long their change waits, in processing time, by default 0. When a window expires
-    all its changes have been shown.
+    ``early``: a change of a window is emitted this long after its arrival, in processing time, in the first micro-batch
+    that starts then or later; 0: at the end of its micro-batch; None: not before the window's end. When the window is
+    due it is emitted in any case. ``allowed_lateness``: how long (in event time) a window is kept after its end while
+    rows for it still count; ``late``: how long their change waits, in processing time, by default 0. When a window
+    expires all its changes have been emitted.
 
     Output: as that of ``WindowAggregate``. The first row of a window is +I; when its aggregates have changed -U and +U
-    (only +U with ``emit_update_before=False``); one that has lost all its rows -D. A session that has grown is another
-    row: the one shown is taken back (-D), and the new one shown (+I), at the end of that micro-batch. Without ``early``
-    and ``allowed_lateness`` a window puts out one row, and the operator is ``WindowAggregate``. Rows for windows that
-    have expired are dropped and counted (``late_rows``).
+    (only +U with ``emit_update_before=False``); when it has lost all its rows -D. A session that has grown is another
+    row: the emitted one is retracted (-D), and the new one emitted (+I), at the end of that micro-batch. Without
+    ``early`` and ``allowed_lateness`` a window emits one row, and the operator is ``WindowAggregate``. Rows for windows
+    that have expired are dropped and counted (``late_rows``).
 
-    Sessions that are shown more than once keep their rows, and read them whenever they are shown, where aggregates do
-    not merge (distinct values, functions without ``merge`` or with views) or cannot take rows back (extremes, functions
-    without ``retract``), and with ``late_output``.
+    Sessions that are emitted more than once keep their rows, and read them whenever they are emitted, where aggregates
+    do not merge (distinct values, functions without ``merge`` or with views) or cannot retract rows (extremes,
+    functions without ``retract``), and with ``late_output``.
 
-    With a function of ``udtaf`` (see ``WindowAggregate``) a window that has changed puts out -D for rows that are gone
-    and +I for rows that are new; ``emit_update_before=False`` is refused then.
+    With a function of ``udtaf`` (see ``WindowAggregate``) a window that has changed emits -D for rows that are gone
+    and +I for rows that are new; ``emit_update_before=False`` is then rejected.
 
     Count windows have the key's rows in order of event time (``time="event"``; rows that the watermark had passed are
-    dropped and counted, ``late_rows_dropped``) or as they come (``time="processing"``). A window is put out, as +I,
-    when its last row has come; the output has key columns and aggregates alone. ``early`` and lateness are not for
+    dropped and counted, ``late_rows_dropped``) or of arrival (``time="processing"``). A window is emitted, as +I, when
+    its last row has arrived; the output has only key columns and aggregates. ``early`` and lateness do not apply to
     them, and the input must be insert-only.
 
     ``late_output``: as of ``WindowAggregate``, for rows of windows that have expired.
 
-    State: as that of ``WindowAggregate``; with updates also ``shown``, a row a window that has been shown or is to be,
-    and ``firings``; for count windows see ``CountAggregation``.
+    State: as that of ``WindowAggregate``; with updates also ``shown``, one row per window that has been emitted or is
+    scheduled to be, and ``firings``; for count windows see ``CountAggregation``.
 
     Source: Flink's group windows, ``AggregateWindowOperator``. Raises SchemaError for what does not fit.
     """
@@ -110,7 +110,7 @@ class GroupWindowAggregate(WindowAggregate):
     nets_output = True
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """Key columns, window columns (not of count windows) and a column an aggregate."""
+        """Key columns, window columns (not for count windows) and one column per aggregate."""
         if self.counts is None:
             return super().bind(inputs)
         self._check_none_later("count windows")
@@ -123,11 +123,11 @@ class GroupWindowAggregate(WindowAggregate):
             return super()._changes(keys, spec)
         if self.emission.update_before:
             return Changelog.retract(*keys)
-        # A session that grows is another row, so the key has both of its ends.
+        # A session that grows is another row, so the key contains its start and its end.
         return Changelog.upsert(*spec.key, *WINDOW_COLUMNS[:2]).with_keys(keys)
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``: of count windows, whose rows come in order; others say themselves which rows are late."""
+        """See ``Operator``: for count windows, whose rows arrive in order; others detect late rows themselves."""
         return [self.late_output if self.counts is not None else None]
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
@@ -141,11 +141,11 @@ class GroupWindowAggregate(WindowAggregate):
         return self.emission.updates
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: a window goes when it is over."""
+        """See ``Operator``: a window is removed when it is over."""
         return bounded_by("window") if self.counts is None else rows_per_key(self.counts.size)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: with updates also which windows have been shown, and how long they are kept."""
+        """See ``Operator``: with updates also whether windows are emitted early, and how long they are kept."""
         if self.counts is not None:
             said = AggregateOperator.state_meaning(self, inputs)
             return {**said, "window": self.counts.text, "time": self.time}
@@ -159,7 +159,7 @@ class GroupWindowAggregate(WindowAggregate):
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
     ) -> str | None:
-        """See ``Operator``: windows that have been shown may be taken back."""
+        """See ``Operator``: windows that have been emitted may be retracted."""
         if self.emission.updates:
             return AggregateOperator.change_refusal(self, name, was, now, inputs)
         return super().change_refusal(name, was, now, inputs)
@@ -192,7 +192,7 @@ class GroupWindowAggregate(WindowAggregate):
         )
 
     def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
-        """As ``WindowAggregate`` where a window is put out once; else none."""
+        """As ``WindowAggregate`` where a window is emitted once; else none."""
         return (
             None if self.counts is not None or self.emission.updates else super().partial_aggregation(inputs)
         )

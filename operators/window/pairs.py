@@ -1,9 +1,9 @@
-"""What a window join puts out for windows that have come due.
+"""The output of a window join for windows that are due.
 
-Owns: ``groups_of``, which rows may meet, ``Runs`` and ``Due``, in which order they do, and ``final_rows``, who met
-whom.
-Invariant: each pair and each row without partner stands once; groups come in their order, and in a group the left rows
-with their partners, then the right rows that have none.
+Owns: ``groups_of``, which rows may match; ``Runs`` and ``Due``, in which order; and ``final_rows``, the pairs that
+matched.
+Invariant: each pair and each row without match is emitted once; groups are in order, and in a group the left rows with
+their matches come before the right rows that have none.
 Pure functions over numpy and Arrow; must not know of state or contexts.
 
 Source: the join of a window's records in Flink's ``WindowJoinOperator``.
@@ -31,7 +31,7 @@ Take: TypeAlias = Callable[[Int64Array], list[pa.Array]]
 
 
 class Runs(NamedTuple):
-    """Rows of one input in runs of one window: of each run the first row, how many it has, and the list it is in."""
+    """Rows of one input in runs of one window: the first row, the row count and the list of each run."""
 
     firsts: Int64Array
     counts: Int64Array
@@ -39,7 +39,7 @@ class Runs(NamedTuple):
 
     @staticmethod
     def of(counts: Int64Array, alone: bool) -> Runs:
-        """Of lists that have so many rows each; ``alone``: each row is a run."""
+        """The runs of lists with ``counts`` rows each; ``alone``: each row is a run."""
         every = np.arange(len(counts))
         if not alone:
             return Runs(np.cumsum(counts) - counts, counts, every)
@@ -48,7 +48,7 @@ class Runs(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Rows of one input in the order in which they meet others: n ``rows`` of those to ``take_from``, by group."""
+    """Rows of one input in the order in which they are joined: n ``rows`` of those to ``take_from``, by group."""
 
     take_from: Take
     rows: Int64Array
@@ -57,13 +57,13 @@ class Due(NamedTuple):
 
     @staticmethod
     def of(take_from: Take, runs: Runs, chosen: Int64Array, groups: Int64Array, ends: Int64Array) -> Due:
-        """The rows of ``chosen`` runs (m), in this order, with the groups and the windows' ends (m) of these."""
+        """The rows of ``chosen`` runs (m), in this order, with the runs' groups and window ends (m)."""
         counts = runs.counts[chosen]
         rows = np.repeat(runs.firsts[chosen], counts) + count_up(counts)
         return Due(take_from, rows, np.repeat(groups, counts), np.repeat(ends, counts))
 
     def keyed(self, with_columns: bool) -> JoinRows:
-        """As what is to be matched."""
+        """The rows as input of the matching."""
         return JoinRows(self.take_from(self.rows) if with_columns else [], self.groups)
 
     def take(self, indices: Int64Array) -> list[pa.Array]:
@@ -79,8 +79,8 @@ def groups_of(
 ) -> Int64Array:
     """The groups of m rows, numbered from 0 by window end, then in the order of the store.
 
-    ``rows`` (m) are rows of ``keys``, ``ends`` (m) their windows. There may be the ``starts`` (m) of the windows, which
-    must be equal in a group, and, per row of ``keys`` (n), numbers that keep rows ``apart``.
+    ``rows`` (m) are rows of ``keys``, ``ends`` (m) their windows. If given, the ``starts`` (m) of the windows must be
+    equal in a group, and the numbers ``apart``, per row of ``keys`` (n), separate rows.
     """
     pairs = keys.in_namespaces(ends, keys.inverse[rows])
     assert pairs.namespaces is not None
@@ -89,13 +89,13 @@ def groups_of(
 
 
 def by_time(namespaces: Int64Array) -> Int64Array:
-    """The place of each of u keys in the order of the store in their order by namespace, then in that of the store."""
+    """The positions of u keys, given in the order of the store, by namespace, then in that order."""
     return places_of(rows_by(namespaces))
 
 
 def subdivided(groups: Int64Array, values: IntArray | None) -> Int64Array:
-    """The groups (n) that rows are in if those of one group must have equal ``values`` (n), too; numbered from 0 by
-    group, then by value. None: the groups themselves."""
+    """The groups (n) if the rows of a group must also have equal ``values`` (n); numbered from 0 by group, then by
+    value. None: the groups themselves."""
     if values is None:
         return groups
     distinct, ranks = np.unique(values, return_inverse=True)
@@ -106,9 +106,9 @@ def subdivided(groups: Int64Array, values: IntArray | None) -> Int64Array:
 def final_rows(
     kind: JoinKind, left: JoinRows, right: JoinRows, residual: Residual | None
 ) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """The rows that are put out, in parts: indices of left and right rows, -1 for none.
+    """The output rows, in parts: indices of left and right rows, -1 for none.
 
-    Rows have groups (ascending) as their keys. None of them has been put out before, so that nothing is taken back.
+    The keys of the rows are groups (ascending). None of them has been emitted before, so nothing is retracted.
     """
     last = max(left.key_index.max(initial=-1), right.key_index.max(initial=-1))
     matches = Matches(left, right, equal_keys(left, right, int(last) + 1), residual)
@@ -118,12 +118,12 @@ def final_rows(
         yield from ((emission.driving, emission.other) for emission in emissions)
         return
     matched = np.zeros(len(right), np.bool_)
-    done = 0  # the right rows before are put out
+    done = 0  # the right rows before it are emitted
     for (_, high), emission in zip(matches.chunks, emissions, strict=True):
         matched[emission.other[emission.other >= 0]] = True
         begun = (
             left.key_index[high] if high < len(left) else last + 1
-        )  # its right rows may still find partners
+        )  # its right rows may still find matches
         until = int(np.searchsorted(right.key_index, begun))
         yield _with_alone(left, right, emission, np.flatnonzero(~matched[done:until]) + done)
         done = until
@@ -135,7 +135,7 @@ def final_rows(
 def _with_alone(
     left: JoinRows, right: JoinRows, emission: JoinEmission, alone: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """The right rows that stand ``alone``, each behind what its group has put out."""
+    """Insert the right rows ``alone``, which have no match, each after the emission of its group."""
     groups = np.concatenate([left.key_index[emission.driving], right.key_index[alone]])
     order = rows_by(groups)
     driving = np.concatenate([emission.driving, np.full(len(alone), -1)])

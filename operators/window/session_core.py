@@ -1,7 +1,7 @@
-"""Which sessions rows and stored sessions make together.
+"""Merging of rows and stored sessions into sessions.
 
 Owns: ``MergedSessions``, ``merge_sessions`` and ``sessions_at``; pure functions of numpy arrays.
-Invariant: the sessions of a key are disjoint. Two that touch are one, unless ``touching`` says otherwise.
+Invariant: the sessions of a key are disjoint. Two that touch are one, unless ``touching`` is false.
 Must not import anything of ``asyncstate``.
 
 Source: the merging of Flink's ``TimeWindow.mergeWindows``.
@@ -66,7 +66,7 @@ def merge_sessions(
 
 
 def _last_end(keys: Int64Array, ends: Int64Array, chosen: npt.NDArray[np.bool_]) -> Int64Array:
-    """The end of the last chosen item up to each item of the same key; far back where there is none.
+    """The end of the last chosen item up to each item of the same key; the int64 minimum where there is none.
 
     Among stored sessions (disjoint) and among rows (all of one length) the last end is the highest.
     """
@@ -76,9 +76,9 @@ def _last_end(keys: Int64Array, ends: Int64Array, chosen: npt.NDArray[np.bool_])
 
 
 def sessions_at(spans: Spans, row_keys: IntArray, row_times: Int64Array, gap: int) -> Int64Array:
-    """The session (n) that has each time at least ``gap`` before its end, -1 where there is none.
+    """The session (n) that contains each time at least ``gap`` before its end, -1 where there is none.
 
-    With the gap that they were made with: between their first and last row.
+    With the gap of the sessions that means between their first and last row.
     """
     count = len(spans.keys)
     if not count:

@@ -1,9 +1,9 @@
-"""The rows of sessions, kept until their session is over.
+"""The rows of sessions, buffered until their session is over.
 
-Owns: ``SessionRows``: the rows of each key's open sessions, beside the sessions themselves; ``SessionValues``, of which
-they leave as aggregates.
-Invariant: a stored row is in exactly one stored session of its key. What ``SessionValues`` puts out is what
-``SessionAggregation`` would put out, if its aggregates could be merged.
+Owns: ``SessionRows``: the rows of each key's open sessions, in addition to the sessions themselves; ``SessionValues``,
+which emits them as aggregates.
+Invariant: a stored row is in exactly one stored session of its key. ``SessionValues`` emits what
+``SessionAggregation`` would emit if its aggregates could be merged.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``.
 
 Source: Flink's ``UnalignedWindowTableFunctionOperator``.
@@ -40,9 +40,9 @@ from .windows import SessionWindow
 
 
 class SessionRows(SessionAggregation):
-    """``SessionAggregation`` of counts, with all rows in ``rows``, a list a key: their columns that are not key, and
-    their time. A bundle appends to it, and reads only the rows of keys that lose some; those of a session are read when
-    it is over."""
+    """``SessionAggregation`` of counts that also stores all rows in ``rows``, a list per key: their time and their
+    columns outside the key. A bundle appends to the list and reads only the rows of keys that lose some; the rows of a
+    session are read when it is over."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class SessionRows(SessionAggregation):
         needed: Collection[str] | None = None,
         late_output: str | None = None,
     ) -> None:
-        """``needed``: the columns that are kept, beside key and event time; None: all. ``late_output``: the side output
-        that late rows go to, of which all columns are kept then; None: they are dropped."""
+        """``needed``: the columns to store in addition to key and event time; None: all. ``late_output``: the side
+        output of late rows, for which all columns are stored; None: late rows are dropped."""
         super().__init__(window, plan, context)
         self._late_output = late_output
         (spec,) = context.inputs
@@ -97,10 +97,10 @@ class SessionRows(SessionAggregation):
     def _take_back(
         self, bundle: Bundle, own: Own, sessions: ListColumns | None, ctx: BundleContext
     ) -> StateFuture[None]:
-        """Store what is left of the bundle's rows; its retractions of rows that are there also change the sessions.
+        """Store the net rows of the bundle; retractions of rows that are stored also change the sessions.
 
-        ``sessions``: in processing time those of the keys. When a row came is no part of its content then, but only
-        sessions that are not over yet give rows back.
+        ``sessions``: in processing time the sessions of the keys. The arrival time of a row is then not part of its
+        content, but only sessions that are not over yet can lose rows.
         """
         index, accumulate = bundle.keys.inverse, bundle.accumulate
         columns, known = self._columns(bundle), own.rows.columns
@@ -113,13 +113,13 @@ class SessionRows(SessionAggregation):
         self._store(bundle, own, net.removed, net.added)
         found = np.ones(bundle.num_rows, np.bool_)
         found[net.missing] = False
-        # As the rows of a bundle count as a set, so do those of its sessions: first all that come.
+        # The rows of a bundle count as a set, and so do those of its sessions: all additions go first.
         rows = np.concatenate([np.flatnonzero(accumulate), np.flatnonzero(found & ~accumulate)])
         merged = super().process(self._part(bundle, rows), ctx)
         return completed_void_future() if merged is None else merged
 
     def _is_over(self, rows: ListColumns, sessions: ListColumns, ctx: BundleContext) -> Int64Array:
-        """1 for the rows (n) in sessions that are over, though not put out yet; else 0."""
+        """1 for the rows (n) in sessions that are over but not emitted yet; else 0."""
         starts, ends, _ = (column.to_numpy() for column in sessions.columns)
         spans = Spans(sessions.key_index, starts, ends)
         at = sessions_at(spans, rows.key_index, rows.columns[0].to_numpy(), self._gap)
@@ -137,20 +137,20 @@ class SessionRows(SessionAggregation):
         self._lists.apply(bundle.keys, own, removed, Added(take_rows(self._columns(bundle), added), index))
 
     def _columns(self, bundle: Bundle) -> list[pa.Array]:
-        """What is stored of rows."""
+        """The stored columns of the rows."""
         kept = bundle.batch.select(self._spec.schema.names)
         return [pa.array(self._time.of_rows(bundle)), *self._payload.of(kept)]
 
     def emit_results(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
     ) -> None:
-        """Note them: their rows are read some at a time."""
+        """Note the sessions: their rows are read some at a time."""
         is_due = np.zeros(len(left), np.bool_)
         is_due[due] = True
         self._over = _Over(keys, stored, left, is_due)
 
     def emit_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """The rows of the sessions that are over, some keys at a time."""
+        """Emit the rows of the sessions that are over, some keys at a time."""
         over, self._over = self._over, None
         if over is None:
             return
@@ -160,7 +160,7 @@ class SessionRows(SessionAggregation):
             yield self._rows.async_get(part.keys).then_compose(functools.partial(self._close, part, ctx))
 
     def _close(self, over: _Over, ctx: BundleContext, found: ListColumns) -> StateFuture[None]:
-        """Put out the rows of sessions that are due, keep those of sessions that stay."""
+        """Emit the rows of sessions that are due, keep those of sessions that stay."""
         starts, ends, _ = (column.to_numpy() for column in over.stored.columns)
         spans = Spans(over.stored.key_index, starts, ends)
         times = found.columns[0].to_numpy()
@@ -192,16 +192,16 @@ class SessionRows(SessionAggregation):
         ends: Int64Array,
         ctx: BundleContext,
     ) -> StateFuture[None]:
-        """Put out rows (n) with the windows of their ``session`` (n, ascending): indices of ``starts`` and ``ends``."""
+        """Emit rows (n) with the windows of their ``session`` (n, ascending): indices of ``starts`` and ``ends``."""
         ctx.emit([*columns, *window_columns(starts[session], ends[session], self._spec)])
         return completed_void_future()
 
 
 class SessionValues(SessionRows):
-    """``SessionRows`` whose rows leave as the aggregates of ``values``: of distinct values, of functions of the user's
-    own, and of what is left of a changelog.
+    """``SessionRows`` whose rows are emitted as the aggregates of ``values``: of distinct values, of user-defined
+    functions, and of the net rows of a changelog.
 
-    State: that of ``SessionRows``, of the columns that are ``needed``. Within a session rows are in order of time,
+    State: that of ``SessionRows``, with the columns that are ``needed``. Within a session rows are in order of time,
     then of arrival.
     """
 
@@ -227,7 +227,7 @@ class SessionValues(SessionRows):
         ends: Int64Array,
         ctx: BundleContext,
     ) -> StateFuture[None]:
-        """Put out a row of aggregates for each session; rows (n, of the input's columns) ascend by ``session`` (n)."""
+        """Emit a row of aggregates for each session; rows (n, of the input's columns) ascend by ``session`` (n)."""
         numbers, first = np.unique(session, return_index=True)
         batch = pa.RecordBatch.from_arrays(list(columns), names=self._spec.schema.names)
         rows = pa.array(first)
@@ -243,7 +243,7 @@ class SessionValues(SessionRows):
     def async_results(
         self, batch: pa.RecordBatch, first: Int64Array, ctx: BundleContext
     ) -> StateFuture[list[pa.Array]]:
-        """A future of the aggregates of s sessions, whose rows lie one behind the other and begin at ``first`` (s)."""
+        """A future of the aggregates of s sessions, whose rows are contiguous and begin at ``first`` (s)."""
         plan = self._values.aggregation
         groups = Groups(np.arange(batch.num_rows), first)
         owners = groups.sorted_ids
@@ -263,14 +263,14 @@ class SessionValues(SessionRows):
 
 
 def parts_of(counts: Int64Array, key_index: IntArray, keys: int) -> list[Int64Array]:
-    """Indices of ``keys`` keys, some at a time, so that their sessions, with ``counts`` (m) rows each, have about
-    ``PART_ROWS`` together."""
+    """Indices of ``keys`` keys, in parts, so that the sessions of a part, with ``counts`` (m) rows each, have about
+    ``PART_ROWS`` rows in total."""
     rows = np.cumsum(np.bincount(key_index, counts, keys))
     return np.split(np.arange(keys), np.flatnonzero(np.diff(rows // PART_ROWS)) + 1)
 
 
 class _Over(NamedTuple):
-    """The sessions (m) of keys of which some are over: which are ``left``, and which are ``due`` to be put out."""
+    """The sessions (m) of keys of which some are over: which stay (``left``), and which are ``due``."""
 
     keys: KeyBatch
     stored: ListColumns
@@ -278,7 +278,7 @@ class _Over(NamedTuple):
     due: BoolArray
 
     def select(self, chosen: Int64Array) -> _Over:
-        """Those of some keys, ascending."""
+        """The sessions of some keys, ascending."""
         if len(chosen) == len(self.keys):
             return self
         place = np.full(len(self.keys), -1, np.int64)

@@ -1,6 +1,6 @@
 """Aggregation over session windows.
 
-Owns: ``SessionAggregation``: a key's open sessions and the index that tells which are due.
+Owns: ``SessionAggregation``: a key's open sessions and the index of those that are due.
 Invariant: the index has exactly one entry, under its end, for each stored session.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 
@@ -38,11 +38,11 @@ _INDEX = pa.schema([pa.field("open", pa.bool_())])
 
 
 class SessionAggregation:
-    """State: ``sessions``, a list a key of (start, end, accumulators); ``session_ends``, time-first by end.
+    """State: ``sessions``, a list of (start, end, accumulators) per key; ``session_ends``, time-first by end.
 
-    A row is late when the micro-batch ends and the session it is in by then was due before the micro-batch
-    began: rows that another row of the same micro-batch ties to an open session are kept. In processing time none is,
-    and a row that is taken back is one of the session that is open at that time.
+    A row is late if, when the micro-batch ends, its session is one that was due before the micro-batch began. Rows that
+    another row of the same micro-batch connects to an open session are kept. In processing time no row is late, and a
+    retraction applies to the session that is open at that time.
     """
 
     def __init__(self, window: SessionWindow, plan: WindowPlan, context: OperatorContext) -> None:
@@ -68,7 +68,7 @@ class SessionAggregation:
         )
         self._codec = context.key_codec
         self._time = BundleTime(plan.domain, window, self._codec, context)
-        # In processing time a session is over when a micro-batch starts at its end, and rows are taken back in any.
+        # In processing time a session is over when a micro-batch starts at its end; retractions arrive at any time.
         self._reach = 1 if self._time.processing else window.gap
         self._late = context.counter(LATE_ROWS)
         self._missing = context.missing_rows()
@@ -117,7 +117,7 @@ class SessionAggregation:
     def _async_changed(
         self, keys: KeyBatch, before: Spans, merged: MergedSessions, ctx: BundleContext
     ) -> StateFuture[None]:
-        """A future of what is to be done when the sessions ``before`` of ``keys`` have become the ``merged`` ones."""
+        """A future of the follow-up work after the sessions ``before`` of ``keys`` have become the ``merged`` ones."""
         return completed_void_future()
 
     def _merged(
@@ -133,10 +133,10 @@ class SessionAggregation:
     def _change(
         self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: MergedSessions
     ) -> list[pa.Array]:
-        """The states (s) of the merged sessions after rows were added and taken back, in order of arrival.
+        """The states (s, one per merged session) after rows were added and retracted, in order of arrival.
 
-        Rows that are taken back neither make a session nor lengthen one, nor do they split it. One that has lost all
-        its rows goes on until it is due, so that it is the same session however the rows are cut into bundles.
+        A retraction neither creates nor extends a session, nor does it split one. A session that has lost all its rows
+        stays open until it is due, so that it is the same session however the rows are split into bundles.
         """
         spans = merged.spans
         known, session_of = self._sessions_of(bundle, times, stored, merged)
@@ -148,12 +148,12 @@ class SessionAggregation:
         with naming(bundle.keys, spans.keys):
             combined = self._aggregation.combine(self._states(stored, lifted), groups)
         nothing = [pa.nulls(len(spans.keys), field.type) for field in self._aggregation.state_schema]
-        return self._aggregation.merge(combined, nothing)  # clears what float sums leave behind
+        return self._aggregation.merge(combined, nothing)  # clears the residue of float sums
 
     def _sessions_of(
         self, bundle: Bundle, times: Int64Array, stored: ListColumns, merged: MergedSessions
     ) -> tuple[Int64Array, Int64Array]:
-        """The rows (k) of a bundle that have a session, and which (k); retractions without one are counted."""
+        """The rows (k) of a bundle that have a session, and their sessions (k); retractions without one are counted."""
         added = bundle.accumulate
         session_of = np.empty(bundle.num_rows, np.int64)
         session_of[added] = merged.session_of[stored.num_rows :]
@@ -172,8 +172,8 @@ class SessionAggregation:
         merged: MergedSessions,
         ctx: BundleContext,
     ) -> StateFuture[list[pa.Array]]:
-        """A future of the states (s) of the merged sessions where rows have no states of their own, as for functions of
-        the user's own: sessions that are now one are merged, then rows are added and taken back, in order of arrival.
+        """A future of the states (s) of the merged sessions where single rows have no states, as for user-defined
+        functions: sessions that became one are merged, then rows are added and retracted, in order of arrival.
         """
         plan, owners = self._aggregation, merged.spans.keys
         count = len(owners)
@@ -213,7 +213,7 @@ class SessionAggregation:
         stored: ListColumns,
         merged: MergedSessions,
     ) -> npt.NDArray[np.int8]:
-        """Of the ``rows`` of sessions."""
+        """The signs (k) of the ``rows`` (k): +1 for added, -1 for retracted rows; unmatched retractions are counted."""
         counts = np.zeros(len(merged.spans.keys), np.int64)
         np.add.at(counts, merged.session_of[: stored.num_rows], stored.columns[len(_SPAN)].to_numpy())
         touched, ids = np.unique(session_of, return_inverse=True)
@@ -226,7 +226,7 @@ class SessionAggregation:
     def _write(
         self, keys: KeyBatch, heads: ListHeads, stored: Spans, merged: MergedSessions, new: list[pa.Array]
     ) -> None:
-        """Write the sessions, those without rows too, and bring the index up to date."""
+        """Write the sessions, including those without rows, and update the index."""
         spans = merged.spans
         of_stored = merged.session_of[: len(stored.keys)]
         same = spans.ends[of_stored] == stored.ends
@@ -244,7 +244,7 @@ class SessionAggregation:
     # -- windows --------------------------------------------------------------------------------------
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """Put out the sessions that have come due, by end, then in the order of the store; a step a part."""
+        """Emit the sessions that are due, by end, then in the order of the store; one step per part."""
         fired, last = self._range(ctx)
         first = min(fired + 1, self._earliest_end)
         if first > last:
@@ -254,7 +254,7 @@ class SessionAggregation:
             yield from self.emit_rest(ctx)
 
     def _range(self, ctx: BundleContext) -> tuple[int, int]:
-        """The latest end of sessions that were done before this micro-batch, and of one that is done at its end."""
+        """The latest end of sessions that were over before this micro-batch, and of those that are over at its end."""
         return self._time.due(ctx)
 
     def _fire(self, part: DuePart, fired: int, ctx: BundleContext) -> StateFuture[None]:
@@ -273,7 +273,7 @@ class SessionAggregation:
         fired: int,
         ctx: BundleContext,
     ) -> None:
-        """Put out the sessions with end <= ``last``, keep the others; those due before were late."""
+        """Emit the sessions with end <= ``last``, keep the others; those that were due before were late."""
         ends = stored.columns[1].to_numpy()
         left = ends > last
         kept = pa.array(left)
@@ -288,7 +288,7 @@ class SessionAggregation:
     def emit_results(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext
     ) -> None:
-        """Put out the ``due`` ones of the ``stored`` sessions (m) of ``keys``; ``left`` (m) marks those that stay."""
+        """Emit the ``due`` ones of the ``stored`` sessions (m) of ``keys``; ``left`` (m) marks those that stay."""
         if not len(due):
             return
         due = due[rows_by(stored.columns[1].to_numpy()[due])]
@@ -300,5 +300,5 @@ class SessionAggregation:
         self._plan.emit(ctx, key_columns, starts.to_numpy(), stops.to_numpy(), results)
 
     def emit_rest(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """What ``emit_results`` has left to further steps."""
+        """The output that ``emit_results`` leaves to further steps."""
         return iter(())

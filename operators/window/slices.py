@@ -1,12 +1,12 @@
-"""Aggregation over tumbling, hopping and cumulating windows: one state row a slice and key.
+"""Aggregation over tumbling, hopping and cumulating windows: one state row per slice and key.
 
-Owns: ``SliceAggregation`` and how windows are put together from slices.
+Owns: ``SliceAggregation`` and how slices are merged into windows.
 Invariant: each input row changes one slice, however many windows share it (whole windows: each of its windows); a
 slice is removed when its last window has fired; a window fires once, for all keys that have a row in it.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors`` and
 ``partial_aggregation``.
 
-Source: Flink's ``SlicingWindowOperator``, ``SliceSharedWindowAggProcessor`` and, with a local phase, its
+Source: Flink's ``SlicingWindowOperator``, ``SliceSharedWindowAggProcessor`` and, with partial aggregation, its
 ``GlobalWindowAggregate``.
 """
 
@@ -41,7 +41,7 @@ MERGE_ROWS = 1 << 18
 
 
 class _Grouped(NamedTuple):
-    """A bundle's rows (n) in the range of time, their slices, and their keys with these as namespaces."""
+    """A bundle's rows (n) in the range of time, their slices (n), and their keys with the slices as namespaces."""
 
     bundle: Bundle
     slices: Int64Array
@@ -51,9 +51,9 @@ class _Grouped(NamedTuple):
 class SliceAggregation:
     """State: ``slices``, time-first by slice end; with a changelog and min or max also logs of values.
 
-    A changelog in processing time has whole windows in place of slices: a row may be taken back in a later slice than
-    that in which it came, in windows that have it and in others that do not. So have aggregates of which slices do not
-    make a window: a value of two slices is one distinct value.
+    A changelog in processing time has whole windows in place of slices: a row may be retracted in a later slice than
+    that in which it arrived, in windows that contain it and in others that do not. Aggregates for which a window is not
+    the sum of its slices have them, too: a value that is in two slices is one distinct value.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class SliceAggregation:
         self._codec = context.key_codec
         self._time = BundleTime(plan.domain, window, self._codec, context)
         self._late = late
-        self._ahead: dict[int, _Grouped] = {}  # by id of a bundle that is to come
+        self._ahead: dict[int, _Grouped] = {}  # by id of a prefetched bundle
 
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``; whole windows, of which a row has many, are not read ahead."""
+        """See ``BundleOperator``; whole windows, of which a row has many, are not prefetched."""
         if self._window is not self._assigned:
             return
         grouped = self._ahead[id(bundle)] = self._grouped(bundle)
@@ -95,15 +95,15 @@ class SliceAggregation:
             self._states.prefetch(grouped.keys)
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Add the rows to their slices; for whole windows a step a window."""
+        """Add the rows to their slices; for whole windows one step per part of the windows."""
         if self._window is not self._assigned:
             return self._steps(bundle, ctx)
         grouped = self._ahead.pop(id(bundle), None) or self._grouped(bundle)
         return self._ingest(self._on_time(grouped, self._over(ctx), ctx), ctx)
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
-        """Each row for each of its windows, some windows at a time: the rows of a window, which may need each other,
-        are never taken apart."""
+        """Add each row to each of its windows, some windows at a time. The rows of a window, which may depend on each
+        other, are never split."""
         bundle, fired = self._time.in_range(bundle), self._over(ctx)
         slices = self._assigned.slice_of(self._time.of_rows(bundle))
         last = self._assigned.last_window(slices)
@@ -117,16 +117,16 @@ class SliceAggregation:
             yield self._ingest(self._in_windows(bundle, slices, by_time[rows], ends), ctx)
 
     def _in_windows(self, bundle: Bundle, slices: Int64Array, at: Int64Array, ends: Int64Array) -> Addition:
-        """Rows ``at`` (m) of a bundle, of these slices, each in the window with one of ``ends`` (m)."""
-        order = rows_by(at, ends)  # as they came
+        """Rows ``at`` (m) of a bundle, with these slices, each in the window with one of ``ends`` (m)."""
+        order = rows_by(at, ends)  # in order of arrival
         at, ends = at[order], ends[order]
-        # What is missing in the window that ends first, which began no later than the others, is in none.
+        # A retraction without a row in the window that ends first, whose start is the earliest, has none in the others.
         is_first = ends == slices[at]
         keys = bundle.keys.in_namespaces(ends, bundle.keys.inverse[at])
         return Addition(bundle.batch.take(pa.array(at)), keys, bundle.accumulate[at], bundle, at, is_first)
 
     def _over(self, ctx: BundleContext) -> int:
-        """The latest end of windows that take no rows any more."""
+        """The latest end of windows that accept no more rows."""
         return self._time.due(ctx)[0]
 
     def _ingest(self, rows: Addition, ctx: BundleContext) -> StateFuture[None] | None:
@@ -144,7 +144,7 @@ class SliceAggregation:
         return _Grouped(bundle, slices, bundle.keys.in_namespaces(slices))
 
     def _on_time(self, grouped: _Grouped, fired: int, ctx: BundleContext) -> Addition:
-        """The rows with a window that ends behind ``fired``."""
+        """The rows with a window that ends after ``fired``."""
         bundle, slices, keys = grouped
         late = self._window.last_window(slices) <= fired
         if not late.any():
@@ -162,7 +162,7 @@ class SliceAggregation:
     # -- windows --------------------------------------------------------------------------------------
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
-        """Put out the windows that have come due, by window end, then in the order of the store; a step a part."""
+        """Emit the windows that are due, by window end, then in the order of the store; one step per part."""
         before, due = self._time.due(ctx)
         first, last = self._window.next_end(before + 1), self._window.previous_end(due)
         if first > last:
@@ -223,7 +223,7 @@ class SliceAggregation:
         )
 
     def _forget(self, entries: TimeRange, last: int) -> None:
-        """Remove the slices without a window that ends behind ``last``."""
+        """Remove the slices that are in no window with an end after ``last``."""
         done = self._window.last_window(entries.namespaces) <= last
         self._slices.remove_entries(entries.entry_keys(done))
         if self._states.keeps_more and done.any():
@@ -233,7 +233,7 @@ class SliceAggregation:
 
 
 def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:
-    """The local phase of a plan: rows of a key and slice are put together; in processing time all are of one slice."""
+    """The partial aggregation of a plan: rows of a key and slice are merged; in processing time all have one slice."""
     slices = LocalSlices(window.step, window.offset) if plan.domain == "event" else None
     return LocalLayout(plan.aggregation, plan.changelog, slices)
 
@@ -241,8 +241,8 @@ def local_layout(plan: WindowPlan, window: SlicedWindow) -> LocalLayout:
 def windows_of(
     slices: Int64Array, window: SlicedWindow, first: int, last: int, rows_max: int = MERGE_ROWS
 ) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """Ends (m) of windows in [first, last] and rows (m) of ``slices`` (ascending) that they have, some at a time: about
-    ``rows_max``, but for a single window."""
+    """Ends (m) of windows in [first, last] and the rows (m) of ``slices`` (ascending) that they contain, in parts of
+    about ``rows_max``; a single window may have more."""
     ends = window_ends(np.unique(slices), window, first, last)
     begins = np.searchsorted(slices, window.first_slice(ends), "left")
     sizes = np.searchsorted(slices, ends, "right") - begins
@@ -253,9 +253,9 @@ def windows_of(
 
 
 def window_ends(slices: Int64Array, window: SlicedWindow, first: int, last: int) -> Int64Array:
-    """The ends in [first, last] of windows that have one of ``slices`` (ascending, distinct), ascending."""
+    """The ends in [first, last] of windows that contain one of ``slices`` (ascending, distinct), ascending."""
     begins = np.maximum(slices, first)
     stops = np.minimum(window.last_window(slices), last)
-    begins[1:] = np.maximum(begins[1:], stops[:-1] + window.step)  # what the slice before has is taken
+    begins[1:] = np.maximum(begins[1:], stops[:-1] + window.step)  # skip the ends of the previous slice
     counts = np.maximum((stops - begins) // window.step + 1, 0)
     return np.repeat(begins, counts) + window.step * count_up(counts)

@@ -1,7 +1,7 @@
 """WindowAggregate: one row of aggregates for each key and window, once the window is over.
 
 Owns: the operator. Slices and sessions are in ``operators.window.slices`` and ``operators.window.sessions``.
-Invariant: what it puts out is final: insert-only, each key and window once.
+Invariant: the output is final: insert-only, each key and window once.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors`` and ``partial_aggregation``.
 """
@@ -29,16 +29,16 @@ from .windows import SessionWindow, Window, check_window
 
 
 class Aggregation(Protocol):
-    """How rows become windows."""
+    """How rows are assigned to windows and aggregated."""
 
     def prefetch(self, bundle: Bundle) -> None:
         """See ``BundleOperator``."""
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Take in a bundle's rows; what ``process_bundle`` may return."""
+        """Add a bundle's rows; returns what ``process_bundle`` may return."""
 
     def fire(self, ctx: BundleContext) -> Any:
-        """Put out what is due at the end of the micro-batch; what ``on_watermark`` may return."""
+        """Emit what is due at the end of the micro-batch; returns what ``on_watermark`` may return."""
 
 
 class WindowAggregate(KeepsKey, AggregateOperator):
@@ -49,38 +49,38 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         WindowAggregate(hop("1 hour", "1 minute"), [count().alias("bids"), max_("price")])
 
     Output: the key columns, ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms, the event
-    time of the row for what comes after), microseconds, then a column an aggregate. All rows are +I. A window
+    time of the row for downstream operators), microseconds, then one column per aggregate. All rows are +I. A window
     fires at the end of the micro-batch whose watermark reaches its end - 1 us, by window end, then in the
-    order of the store (key group, key). Windows without rows give none; without key columns there is one row
-    a window. Rows for windows that have all fired before the micro-batch are dropped and counted
-    (``late_rows``), as are retractions of rows that are not there (``retractions_without_state``); a row of a
+    order of the store (key group, key). Windows without rows emit none; without key columns there is one row
+    per window. Rows for windows that have all fired before the micro-batch are dropped and counted
+    (``late_rows``), as are retractions of rows that do not exist (``retractions_without_state``); a row of a
     hopping window that is late for some windows counts for the others. For sessions see
     ``SessionAggregation``.
 
-    With a local phase its bundles are accumulators of rows of one slice that were put together before the exchange;
-    output, state and errors are the same, but over a changelog only the net change of a slice's rows is checked.
+    With partial aggregation its bundles are accumulators of rows of one slice, aggregated before the exchange; output,
+    state and errors are the same, but over a changelog only the net change of a slice's rows is checked.
 
-    A changelog input may take rows back as long as their windows have not fired.
+    A changelog input may retract rows as long as their windows have not fired.
 
-    Where slices do not make a window (``distinct()``; functions that do not merge, or have views) hopping and
-    cumulating windows keep a state a window and each row changes all of its windows; sessions then keep their rows, and
-    so they do over a changelog for all but count, sum and avg.
+    Where a window is not the sum of its slices (``distinct()``; functions that do not merge, or have views) hopping and
+    cumulating windows keep one state per window and each row changes all of its windows. Sessions then keep their rows;
+    over a changelog they keep them for all aggregates but count, sum and avg.
 
-    The only aggregate may be one of ``udtaf``: its columns then stand behind those of the window, a row for each that
-    ``emit_value`` gives of the window's rows, and a window may have several rows, or none.
+    The only aggregate may be one of ``udtaf``: its columns then follow those of the window. There is one row for each
+    that ``emit_value`` emits for the window's rows, so a window may have several rows, or none.
 
     With ``time="processing"`` the time of a row is that at which its micro-batch started. A window fires in the first
     micro-batch that starts at its end or later, without the rows of that one; no row is late. At the end of the input
-    only windows fire that are over by the clock. A row that is taken back is taken from the windows, or the session,
-    of the time at which it is taken back, as one of the key's rows there; of sessions that keep their rows, one that is
-    equal.
+    only windows fire that are over by the clock. A retracted row is removed from the windows, or the session, of the
+    time at which it is retracted, as one of the key's rows there; from sessions that keep their rows, an equal row is
+    removed.
 
-    Rows of event times so near to the ends of int64 that a window of theirs would not fit are dropped and counted
-    (``event_times_out_of_range``).
+    Rows with event times so close to the limits of int64 that one of their windows would not fit are dropped and
+    counted (``event_times_out_of_range``).
 
     With ``late_output`` late rows go to the side output of that name, with the input's columns and their kinds, and are
-    counted all the same. There is no local phase then, which would put them together before it is known that they are
-    late; sessions, of insert-only inputs, keep all columns of their rows.
+    still counted. There is then no partial aggregation, which would merge them before it is known that they are late;
+    sessions, of insert-only inputs, keep all columns of their rows.
 
     State: see ``SliceAggregation`` and ``SessionAggregation``; window and time belong to the state's declaration.
 
@@ -109,7 +109,7 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         self.late_output = late_output
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """Key columns, window columns and a column an aggregate, or those of a function's rows."""
+        """Key columns, window columns and one column per aggregate, or those of a function's rows."""
         if self.late_output is not None and isinstance(self.window, SessionWindow):
             check_insert_only(inputs[0], self.owner, "it without late_output")
         plan = self._plan(inputs[0])
@@ -130,7 +130,7 @@ class WindowAggregate(KeepsKey, AggregateOperator):
 
     @property
     def shows_again(self) -> bool:
-        """Whether a window may be put out more than once."""
+        """Whether a window may be emitted more than once."""
         return False
 
     def _check_none_later(self, what: str) -> None:
@@ -141,11 +141,11 @@ class WindowAggregate(KeepsKey, AggregateOperator):
             )
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the conditions; of rows that may be late all columns."""
+        """The aggregated columns, and those of conditions; if rows may be late, all columns."""
         return [columns_of(self.aggregates) if self.late_output is None else None]
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: a window goes when it is over."""
+        """See ``Operator``: a window is removed when it is over."""
         return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
@@ -156,7 +156,7 @@ class WindowAggregate(KeepsKey, AggregateOperator):
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
     ) -> str | None:
-        """See ``Operator``: a window is put out once, so that only its states count."""
+        """See ``Operator``: a window is emitted once, so only its states count."""
         return None if name.startswith(AGGREGATE) else ""
 
     def open(self, context: OperatorContext) -> None:
@@ -182,10 +182,10 @@ class WindowAggregate(KeepsKey, AggregateOperator):
 
     def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
         """Rows of a key and slice as accumulators; none for sessions, nor for minima and maxima of a changelog, nor
-        where late rows are asked for.
+        with ``late_output``.
 
-        In processing time none for any changelog: of rows that are put together a window may have some and not the
-        others.
+        In processing time none for any changelog: a window may contain only some of the rows that would be aggregated
+        together.
         """
         if isinstance(self.window, SessionWindow) or self.late_output is not None:
             return None

@@ -1,8 +1,8 @@
-"""WindowJoin: rows of two inputs with equal keys that are in the same window, put out when the window is over.
+"""WindowJoin: rows of two inputs with equal keys that are in the same window, emitted when the window is over.
 
-Owns: the operator: its checks, which windows rows are filed under, and what is read and removed when they are due. Who
-meets whom is decided in ``operators.window.pairs``; join types, conditions and stored sides are those of ``Join``.
-Invariant: what it puts out is final: insert-only, for each window once; rows leave the store with their last window.
+Owns: the operator: its checks, the windows that rows are assigned to, and what is read and removed when they are due.
+``operators.window.pairs`` decides which rows match; join types, conditions and stored sides are those of ``Join``.
+Invariant: the output is final: insert-only, once for each window; rows leave the store with their last window.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``codec`` and ``errors``.
 """
 
@@ -61,11 +61,11 @@ _SIDES = ("left", "right")
 class WindowJoin(TwoInputJoin):
     """Left and right rows with equal keys (``key`` of the inputs) that are in the same window of event time.
 
-    ``kind``: inner, left, right, full, semi (left rows that have a partner in their window) or anti (those that have
-    none). ``window``: made with ``tumble``, ``hop`` or ``cumulate``; a row meets its partners once in each window that
-    they share. Without it rows carry their window as ``window_start`` and ``window_end``, timestamps, the way a window
-    table function puts them out, in both inputs: equal starts and ends are the same window. ``condition``, ``suffixes``
-    and ``null_safe`` are as in ``Join``.
+    ``kind``: inner, left, right, full, semi (left rows with a match in their window) or anti (left rows without one).
+    ``window``: made with ``tumble``, ``hop`` or ``cumulate``; two rows match once in each window that they share.
+    Without it rows carry their window as ``window_start`` and ``window_end``, timestamps, the way a window table
+    function emits them, in both inputs: equal starts and ends are the same window. ``condition``, ``suffixes`` and
+    ``null_safe`` are as in ``Join``.
 
     >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
@@ -83,22 +83,23 @@ class WindowJoin(TwoInputJoin):
     ('+I', 'pen', 3, 1000000, 'pen', 2, 8000000, 0, 10000000, 9999000)
 
     Output: left columns, then right columns (semi and anti: left columns), +I only; with ``window`` also
-    ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms), microseconds, at the end. Rows come at the
-    end of the micro-batch whose watermark reaches the window's end - 1 us, by window end, then key in the order of the
-    store; for each key the left rows with their partners, then the right rows without any, each by slice, then as they
-    arrived. A row without partner is padded with nulls (left, right, full) or put out as it is (anti), once a window.
+    ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms), microseconds, at the end. Rows are emitted at
+    the end of the micro-batch whose watermark reaches the window's end - 1 us, by window end, then key in the order of
+    the store; for each key the left rows with their matches, then the right rows without any, each by slice, then in
+    order of arrival. A row without match is padded with nulls (left, right, full) or emitted as it is (anti), once per
+    window.
 
-    Inputs may be changelogs: a retraction takes back a row of the same window that is equal to it in all columns but
-    those of the input's ``sequence``, as long as the window has not been put out. Retractions of rows that are not
-    there are dropped and counted (``retractions_without_state``). Rows whose windows were all over before the
-    micro-batch are counted (``late_rows``) and dropped, or go to the side outputs that ``late_outputs`` names for the
-    two inputs; a row of a hopping window that is late for some windows counts
-    for the others. Rows whose ``window_start`` or ``window_end`` is null are dropped and counted (``null_windows``), as
-    are those of event times so near to the ends of int64 that a window of theirs would not fit
-    (``event_times_out_of_range``). A null in the key matches nothing, with ``null_safe`` it matches null; where such
-    rows are not padded they are not stored.
+    Inputs may be changelogs: a retraction withdraws a row of the same window that is equal to it in all columns but
+    those of the input's ``sequence``, as long as the window has not been emitted. Retractions of rows that do not exist
+    are dropped and counted (``retractions_without_state``). Rows whose windows were all over before the micro-batch are
+    counted (``late_rows``) and dropped, or go to the side outputs that ``late_outputs`` names for the two inputs; a row
+    of a hopping window that is late for some windows counts for the others. Rows whose ``window_start`` or
+    ``window_end`` is null are dropped and counted (``null_windows``), as are rows with event times so close to the
+    limits of int64 that one of their windows would not fit (``event_times_out_of_range``). A null in the key matches
+    nothing; with ``null_safe`` it matches null. Rows whose key can match nothing are stored only if they are emitted
+    without a match.
 
-    State: ``left`` and ``right``: lists of the columns that are not key, time-first, under the end of the window; with
+    State: ``left`` and ``right``: lists of the columns outside the key, time-first, under the end of the window; with
     hopping and cumulating windows under that of the slice, once for all windows that share it. They are read when a
     window is due, in parts of bounded size, and removed with the last window. A bundle reads rows only for keys that
     lose some. Kind and window belong to the state's declaration. Without a watermark rows are kept until the end of the
@@ -149,7 +150,7 @@ class WindowJoin(TwoInputJoin):
         return pa.schema([*shown, *window_fields(inputs[0])])
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: a window goes when it is over."""
+        """See ``Operator``: a window is removed when it is over."""
         return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
@@ -160,7 +161,7 @@ class WindowJoin(TwoInputJoin):
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
     ) -> str | None:
-        """See ``Operator``: pairs are made, once, when their window is over."""
+        """See ``Operator``: pairs are emitted once, when their window is over."""
         return None if name == "condition" else ""
 
     def open(self, context: OperatorContext) -> None:
@@ -179,7 +180,7 @@ class WindowJoin(TwoInputJoin):
         self._late = [LateRows(name, context) for name in self.late_names]
         self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
         self._missing = context.missing_rows()
-        self._ahead: dict[int, _Arrival] = {}  # by id of a bundle that is to come
+        self._ahead: dict[int, _Arrival] = {}  # by id of a prefetched bundle
 
     # -- rows ---------------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class WindowJoin(TwoInputJoin):
         return read.then_accept(lambda own: self._store(arrival, own))
 
     def _arrival(self, bundle: Bundle) -> _Arrival:
-        """What of a bundle is to be stored; the rest is counted."""
+        """The part of a bundle to be stored; the rest is counted."""
         slices, filed = self._filed(bundle)
         self._unfiled.add(int((~filed).sum()))
         late = filed & (self._last_window(slices) <= self._fired)
@@ -217,7 +218,7 @@ class WindowJoin(TwoInputJoin):
         """The slice of each row (n), and which rows (n) have one."""
         if self.window is None:
             return given_ends(bundle.batch)
-        assert bundle.times is not None  # ``bind`` asks for an event time
+        assert bundle.times is not None  # ``bind`` requires an event time
         times = np.clip(bundle.times, *self.window.time_span)
         return self.window.slice_of(times), times == bundle.times
 
@@ -239,13 +240,13 @@ class WindowJoin(TwoInputJoin):
     # -- windows ------------------------------------------------------------------------------------
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``; a step a part of the output."""
+        """See ``BundleOperator``; one step per part of the output."""
         first = self._windows.next_end(due_until(ctx.previous_watermark) + 1)
         last = self._windows.previous_end(due_until(ctx.watermark))
         return self._fire(first, last, ctx) if first <= last else None
 
     def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
-        """Put out the windows that end in [first, last]; remove the rows that no other window has."""
+        """Emit the windows that end in [first, last]; remove the rows that are in no other window."""
         for part in self._reader.parts(first, last):
             yield from self._emit_pairs(part, ctx)
             over = self._windows.last_over(part.last)
@@ -254,7 +255,7 @@ class WindowJoin(TwoInputJoin):
 
     def _emit_pairs(self, part: DuePart, ctx: BundleContext) -> Iterator[None]:
         inputs = [_Read(side, found) for side, found in zip(self._sides, part.ranges, strict=True)]
-        # A list's rows have one key and one slice; those that carry their window may begin at several times.
+        # A list's rows have one key and one slice; those that carry their window may have different window starts.
         runs = [Runs.of(one.lists.counts, alone=self.window is None) for one in inputs]
         both = zip(*(one.lists.key_columns for one in inputs), strict=True)
         sizes, num_lists = [len(of.lists) for of in runs], [len(one.lists.counts) for one in inputs]
@@ -280,7 +281,7 @@ class WindowJoin(TwoInputJoin):
                 yield
 
     def _apart(self, keys: KeyBatch, sizes: Sequence[int]) -> Int8Array | None:
-        """Rows with a null in the key stand apart from those of the other input; 0 for all other rows."""
+        """Separates rows with a null in the key by input (1 left, 2 right; 0: other rows). None: no such rows."""
         matchable = matchable_keys(keys, self.null_safe)
         if matchable is None:
             return None
@@ -288,8 +289,8 @@ class WindowJoin(TwoInputJoin):
         return np.where(matchable[keys.inverse], 0, sides).astype(np.int8)
 
     def _in_windows(self, part: DuePart, slices: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """Window ends (m), and which of ``slices`` (the part's left ones, then its right ones) each has (m); some
-        windows at a time."""
+        """Window ends (m), and the index (m) into ``slices`` (the part's left ones, then its right ones); some windows
+        at a time."""
         if self.window is None or not self.window.shares_slices:
             yield slices, np.arange(len(slices))
             return
@@ -300,7 +301,7 @@ class WindowJoin(TwoInputJoin):
     def _emit_part(
         self, left: Due, right: Due, put: tuple[Int64Array, Int64Array], ctx: BundleContext
     ) -> None:
-        """Put out left and right rows with these indices."""
+        """Emit left and right rows with these indices."""
         if not len(put[0]):
             return
         columns = left.take(put[0])
@@ -315,8 +316,8 @@ class WindowJoin(TwoInputJoin):
 
 
 class _Arrival(NamedTuple):
-    """The ``rows`` of a bundle that are stored, their keys with slices as namespaces, which keys may lose some, and
-    which rows of the bundle (n) are late."""
+    """The ``rows`` of a bundle that are stored, their keys with slices as namespaces, which keys may lose rows
+    (``loses``), and which rows of the bundle (n) are late."""
 
     bundle: Bundle
     rows: Int64Array
@@ -326,7 +327,7 @@ class _Arrival(NamedTuple):
 
 
 class _Side:
-    """The rows of one input as they are stored: ``lists``, to change, and ``state``, to be read and removed by time."""
+    """The stored rows of one input: ``lists``, to change them, and ``state``, to read and remove them by time."""
 
     def __init__(
         self, name: str, spec: InputSpec, context: OperatorContext, made_for: tuple[str, str]
@@ -352,7 +353,7 @@ class _Read:
     def __init__(self, side: _Side, found: TimeRange) -> None:
         self.lists = found if isinstance(found, ListRange) else side.nothing()
         self._side = side
-        self._list_of = np.append(self.lists.lists, -1)  # the last is that of the row -1
+        self._list_of = np.append(self.lists.lists, -1)  # the last entry is for row -1
 
     def take(self, rows: Int64Array) -> list[pa.Array]:
         """The input's columns of some rows; null where the index is -1."""
@@ -360,6 +361,6 @@ class _Read:
         return self._side.payload.row([*keys, *take_rows(self.lists.columns, rows)])
 
     def starts(self) -> Int64Array:
-        """Where the windows begin that the rows carry (n)."""
+        """The starts (n) of the windows that the rows carry."""
         every = self.take(np.arange(self.lists.num_rows))
         return event_times(every[self._side.spec.schema.names.index(START)])

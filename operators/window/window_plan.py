@@ -1,7 +1,7 @@
-"""What the window aggregations share: their plan, their state's declarations, and the rows they put out.
+"""The common parts of window aggregations: their plan, the declarations of their state, and their output rows.
 
-Owns: ``WindowPlan``, ``declare_form``; what functions over windows check alike.
-Invariant: a state belongs to its window, so that a checkpoint is never read with another one.
+Owns: ``WindowPlan``, ``declare_form``; the checks that all functions over windows share.
+Invariant: a state declares its window, so that a checkpoint is never read with another one.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``errors``.
 """
 
@@ -27,7 +27,7 @@ WINDOW_COLUMNS = ("window_start", "window_end", "window_time")
 
 
 def window_keys(key: Sequence[str], window: Window | None) -> list[tuple[str, ...]]:
-    """What identifies the one row of each key and window; ``window`` None: those that rows carry."""
+    """The unique keys of a result that has one row per key and window; ``window`` None: rows carry their window."""
     start, end, time = ((*key, *(name for name in [one] if name not in key)) for one in WINDOW_COLUMNS)
     if window is None:
         return [(*start, *(name for name in end if name not in start))]
@@ -36,24 +36,24 @@ def window_keys(key: Sequence[str], window: Window | None) -> list[tuple[str, ..
 
 
 def declare_form(context: OperatorContext, form: BelongsTo) -> None:
-    """Declare ``slices`` for windows that store none, always empty: a checkpoint of windows of another form, whose rows
-    would not count, is refused by it."""
+    """Declare ``slices`` for windows that have none, always empty: it rejects a checkpoint of windows of another form,
+    whose rows would be ignored."""
     context.get_state(ColumnStateDescriptor("slices", pa.schema([]), time_first=True, belongs_to=form))
 
 
 class WindowPlan:
     """Window and aggregates bound to an input; SchemaError for what does not fit.
 
-    ``stored``: the window as it is stored; windows have rows of their own, instead of sharing slices, over a changelog
-    in processing time, where slices do not make a window (of distinct values, of functions that do not merge), and
+    ``stored``: the window as it is stored. Windows have their own rows, instead of sharing slices, over a changelog in
+    processing time, where a window is not the sum of its slices (distinct values, functions that do not merge), and
     where they are ``shown_again``.
 
-    ``keeps_rows``: whether sessions keep their rows, of which they are computed whenever they are shown. They do where
-    ``late_rows`` asks for whole rows, where accumulators do not merge, and where they cannot take rows back. Of
-    sessions that are shown once, functions of the user's own keep rows, too, and over a changelog all but count, sum
-    and mean.
+    ``keeps_rows``: whether sessions keep their rows, from which they are computed whenever they are emitted. They do
+    where ``late_rows`` asks for whole rows, where accumulators do not merge, and where they cannot retract rows. For
+    sessions that are emitted once, user-defined functions keep rows, too, and over a changelog all aggregates but
+    count, sum and mean.
 
-    ``table``: the part whose rows are put out, where a function makes rows; None: values are.
+    ``table``: the part whose rows are emitted, where a function returns rows; None: values are emitted.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class WindowPlan:
 
     @property
     def belongs_to(self) -> BelongsTo:
-        """Window and time as they are noted beside the state, and whether it has rows."""
+        """Window and time as stored in the state's declaration, and whether the state keeps rows."""
         text = self.stored.text if self.domain == "event" else f"processing time {self.stored.text}"
         return "window", f"{text} with its rows" if self.keeps_rows else text
 
@@ -101,13 +101,13 @@ class WindowPlan:
         ends: Int64Array,
         results: Sequence[pa.Array],
     ) -> None:
-        """Emit a row for each of r keys and windows, with these ``results`` (r); or the rows that these are."""
+        """Emit a row for each of r keys and windows, with these ``results`` (r), or the rows that they contain."""
         columns = [*keys, *window_columns(starts, ends, self._spec)]
         ctx.emit(output_columns(self.table, columns, results))
 
 
 def check_window_names(shown: pa.Schema, owner: str) -> None:
-    """SchemaError for a column with the name of one that the window gets."""
+    """SchemaError for a column with the name of a window column of the output."""
     for name in WINDOW_COLUMNS:
         if name in shown.names:
             raise SchemaError(
@@ -123,7 +123,7 @@ def window_fields(spec: InputSpec) -> list[pa.Field]:
 
 
 def window_columns(starts: Int64Array, ends: Int64Array, spec: InputSpec) -> list[pa.Array]:
-    """The ``WINDOW_COLUMNS`` of rows of ``spec`` with these windows (n)."""
+    """The ``WINDOW_COLUMNS`` of rows of ``spec`` with these starts and ends (n)."""
     columns = zip((starts, ends, ends - WINDOW_TIME_US), window_fields(spec), strict=True)
     return [pa.array(column).view(field.type) for column, field in columns]
 
@@ -146,15 +146,15 @@ def output_columns(
 def _states_make_sessions(
     aggregates: Sequence[Aggregate], spec: InputSpec, owner: str, shown_again: bool
 ) -> bool:
-    """Whether states of rows, put together, are those of sessions, and rows can be taken back from them."""
+    """Whether the merged states of rows are those of sessions, and rows can be retracted from them."""
     plan = AggregatePlan(aggregates, spec.schema, owner)
-    if shown_again:  # each time of all rows, which is worth the states of more functions
+    if shown_again:  # all rows are read each time, so more functions use states
         return plan.shares_slices and (plan.takes_back or not spec.changelog)
     return plan.lifts and (all(map(_is_additive, aggregates)) or not spec.changelog)
 
 
 def _is_additive(aggregate: Aggregate) -> bool:
-    """Whether a row that is taken back is subtracted."""
+    """Whether a retracted row is subtracted."""
     return aggregate.kind.name in ("count", "sum", "avg") and not aggregate.is_distinct
 
 

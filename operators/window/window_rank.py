@@ -1,7 +1,7 @@
 """WindowRank and WindowDeduplicate: the first rows of each key and window in an order, once the window is over.
 
-Owns: the operators. What is ranked how is decided by ``rank``, whose best rows are kept for each window.
-Invariant: what they put out is final: insert-only, each window once.
+Owns: the operators. ``rank`` decides the ranking; its best rows are kept for each window.
+Invariant: the output is final: insert-only, each window once.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors`` and ``partial_aggregation``.
 
@@ -70,23 +70,23 @@ class WindowRank(KeepsKey, BundleOperator):
 
     ``order_by``, ``function`` and ``rank_column`` as in ``Rank``. ``window``: made with ``tumble``, ``hop`` or
     ``cumulate``; a row is ranked in each of its windows. Without it rows carry their window as ``window_start`` and
-    ``window_end``, timestamps, as a window table function puts them out: equal starts and ends are the same window. Any
+    ``window_end``, timestamps, as a window table function emits them: equal starts and ends are the same window. Any
     number of windows may be open at once.
 
     Output: the input's columns; with ``window`` also ``window_start``, ``window_end`` and ``window_time`` (the end -
-    1 ms); then the number, if it is asked for. All rows are +I, in rank order, at the end of the micro-batch whose
+    1 ms); then the number, if requested. All rows are +I, in rank order, at the end of the micro-batch whose
     watermark reaches the window's end - 1 us, by window end, then in the order of the store (key group, key), then by
     window start.
 
-    Without ``window``, behind another operator of a graph, only rows come that can be among the first ones: the best of
-    each window in each task. Late ones among the others are not counted.
+    Without ``window``, downstream of another operator of a graph, only rows arrive that can be among the first ones:
+    the best of each window in each task. Late rows among the others are not counted.
 
     The input must be insert-only. Rows whose windows were all over before the micro-batch are counted (``late_rows``)
-    and dropped, or go to the side output that ``late_output`` names. Dropped and counted are also those
-    without a window (``null_windows``) or with event times that no window can have (``event_times_out_of_range``).
+    and dropped, or go to the side output that ``late_output`` names. Rows without a window (``null_windows``) or with
+    event times that no window can have (``event_times_out_of_range``) are also dropped and counted.
 
-    State: ``top``, time-first lists by window end and key of the rows with numbers up to offset + n, for windows that
-    end together by window start. Order and window belong to the state's declaration.
+    State: ``top``, time-first lists by window end and key of the rows with numbers up to offset + n, ordered by window
+    start for windows with the same end. Order and window belong to the state's declaration.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from asyncstate.operators import desc, tumble
@@ -126,7 +126,7 @@ class WindowRank(KeepsKey, BundleOperator):
         self.settings = RankSettings(order_columns(order_by, self.owner), n, offset, function)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """The input's columns, those of the window and the number if they are asked for."""
+        """The input's columns, then those of the window and the number if requested."""
         spec = inputs[0]
         check_insert_only(spec, self.owner, "Rank")
         if self.window is None:
@@ -152,7 +152,7 @@ class WindowRank(KeepsKey, BundleOperator):
         return self._plan_of(self.settings, spec)
 
     def _plan_of(self, settings: RankSettings, spec: InputSpec) -> RankPlan:
-        # Where the window follows from its end the end alone tells windows apart.
+        # Where the start follows from the end, the end alone identifies a window.
         apart = START if self.window is None and START not in spec.key else None
         return RankPlan(replace(settings, apart=apart), spec, self.owner)
 
@@ -169,16 +169,16 @@ class WindowRank(KeepsKey, BundleOperator):
         return fields
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: a window goes when it is over."""
+        """See ``Operator``: a window is removed when it is over."""
         return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: rows that an earlier ranking did not need are gone."""
+        """See ``Operator``: rows that the previous ranking did not need are no longer stored."""
         windows = GivenWindows() if self.window is None else self.window
         return meaning(self, ranking=self._ranking(inputs[0]).text, window=windows.text)
 
     def partial_limit(self, inputs: Sequence[InputSpec]) -> PartialLimit | None:
-        """Of rows that carry their windows the best ones of each; all where late rows are asked for."""
+        """The best rows of each window, where rows carry their windows; None, so all rows, with ``late_output``."""
         if self.window is not None or self.late_output is not None:
             return None
         return self._ranking(inputs[0]).settings.partial_limit((START, END))
@@ -211,13 +211,13 @@ class WindowRank(KeepsKey, BundleOperator):
         return self._rank(bundle, rows, ends) if len(rows) else None
 
     def _filed(self, bundle: Bundle, ctx: BundleContext) -> tuple[Int64Array, Int64Array]:
-        """Rows (m) of the bundle and the ends (m) of the windows that they are ranked in, row by row."""
+        """Rows (m) of the bundle and the ends (m) of their windows, row by row."""
         if self.window is None:
             ends, filed = given_ends(bundle.batch)
             rows = inside = np.flatnonzero(filed)
             ends = last = ends[rows]
         else:
-            assert bundle.times is not None  # ``bind`` asks for an event time
+            assert bundle.times is not None  # ``bind`` requires an event time
             first, until = self.window.time_span
             filed = (first <= bundle.times) & (bundle.times <= until)
             inside = np.flatnonzero(filed)
@@ -243,7 +243,7 @@ class WindowRank(KeepsKey, BundleOperator):
     # -- windows ------------------------------------------------------------------------------------
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``; a step a part of the output."""
+        """See ``BundleOperator``; one step per part of the output."""
         first = self._windows.next_end(due_until(ctx.previous_watermark) + 1)
         last = self._windows.previous_end(due_until(ctx.watermark))
         return self._fire(first, last, ctx) if first <= last else None
@@ -276,8 +276,8 @@ class WindowRank(KeepsKey, BundleOperator):
 class WindowDeduplicate(WindowRank):
     """The first or the last row of each key and window, by event time.
 
-    ``keep``: "first" (of equal times the one that came first) or "last" (the one that came last). ``order_by``: another
-    column than the input's event time. ``window``, input, output and state as in ``WindowRank``.
+    ``keep``: "first" (of equal times the one that arrived first) or "last" (the one that arrived last). ``order_by``:
+    a column to use instead of the input's event time. ``window``, input, output and state as in ``WindowRank``.
     """
 
     def __init__(

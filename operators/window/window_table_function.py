@@ -1,8 +1,8 @@
 """WindowTableFunction: each row once for each of its windows, with the window's bounds.
 
-Owns: the operator, for windows that are known from the time of a row and for sessions, which are not.
-Invariant: of the former it keeps nothing: what comes of a row depends on that row alone, so that a retraction gets the
-same windows.
+Owns: the operator, for windows that follow from the time of a row and for sessions, which do not.
+Invariant: for the former it keeps no state: the output for a row depends on that row alone, so that a retraction gets
+the same windows.
 Must not import anything of ``asyncstate`` but ``changelog``, ``errors`` and ``operator``.
 
 Source: Flink SQL's window table-valued functions TUMBLE, HOP, CUMULATE and SESSION.
@@ -44,26 +44,26 @@ from .windows import SessionWindow, SlicedWindow, Window, check_sliced, check_wi
 
 
 class WindowTableFunction(Named, BundleOperator):
-    """The rows of the input with ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms) behind them.
+    """The rows of the input, followed by ``window_start``, ``window_end`` and ``window_time`` (the end - 1 ms).
 
-    ``window``: made with ``tumble``, ``hop``, ``cumulate`` or ``session``. A row comes out once for each of its
-    windows, by their ends, with its own kind, in the order in which rows came. ``time``: "event", the input's event
-    time, or "processing", the time at which the micro-batch started. ``WindowRank``, ``WindowDeduplicate`` and
-    ``WindowJoin`` take such rows, and so do aggregates with the window columns in their key.
+    ``window``: made with ``tumble``, ``hop``, ``cumulate`` or ``session``. A row is emitted once for each of its
+    windows, by their ends, with its own kind, in order of arrival. ``time``: "event", the input's event time, or
+    "processing", the time at which the micro-batch started. ``WindowRank``, ``WindowDeduplicate`` and ``WindowJoin``
+    take such rows, and so do aggregates with the window columns in their key.
 
-    Rows of event times so near to the ends of int64 that a window of theirs would not fit are dropped and counted
-    (``event_times_out_of_range``); rows without an event time never reach the operator.
+    Rows with event times so close to the limits of int64 that one of their windows would not fit are dropped and
+    counted (``event_times_out_of_range``); rows without an event time never reach the operator.
 
-    But for sessions it is stateless: in a job it is given no key, and its rows go through no exchange. The
-    ``watermark_delay`` stands at the operator behind it.
+    Except for sessions it is stateless: in a job it has no key, and its rows go through no exchange. Set the
+    ``watermark_delay`` at the operator downstream of it.
 
-    A session is one of the input's key, so it is known only when it is over: rows are kept until the watermark has
-    passed the end of their session, and then come out, +I, by key, session and time. Rows whose session was over before
-    their micro-batch are counted (``late_rows``) and dropped, or go to the side output that ``late_output`` names.
-    Until a session is over, rows that are equal in all columns but those of the input's ``sequence`` are taken back; as
-    in ``WindowAggregate`` that neither shortens nor splits the session. Retractions of rows that are not there are
-    counted (``retractions_without_state``). With ``time="processing"`` sessions take insert-only inputs. State:
-    ``rows``, and ``sessions`` and ``session_ends`` as ``WindowAggregate`` has them.
+    A session belongs to a key of the input and is known only when it is over: rows are buffered until the watermark has
+    passed the end of their session. They are then emitted, +I, by key, session and time. Rows whose session was over
+    before their micro-batch are counted (``late_rows``) and dropped, or go to the side output that ``late_output``
+    names. Until a session is over, a retraction removes a row that is equal to it in all columns but those of the
+    input's ``sequence``; as in ``WindowAggregate`` that neither shortens nor splits the session. Retractions of rows
+    that do not exist are counted (``retractions_without_state``). With ``time="processing"`` sessions take insert-only
+    inputs. State: ``rows``, and ``sessions`` and ``session_ends`` as in ``WindowAggregate``.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from asyncstate.operators import hop
@@ -80,14 +80,14 @@ class WindowTableFunction(Named, BundleOperator):
     stateless = True
 
     def __new__(cls, window: Window | None = None, **_: Any) -> Self:
-        """The one for sessions where these are asked for; unpickled without arguments."""
+        """The class for sessions if ``window`` is one; pickle calls this without arguments."""
         sessions = cls is WindowTableFunction and isinstance(window, SessionWindow)
         made: Any = _SessionTableFunction if sessions else cls
         return super().__new__(made)  # type: ignore[no-any-return]
 
     def __init__(self, window: Window, *, time: TimeDomain = "event", late_output: str | None = None) -> None:
         check_window(window, self.owner)
-        if self.stateless:  # of a subclass: sessions have one of their own
+        if self.stateless:  # sessions have their own subclass
             check_sliced(window, self.owner)
         check_time_domain(time, self.owner)
         check_late_output(late_output, time, self.owner)
@@ -102,21 +102,21 @@ class WindowTableFunction(Named, BundleOperator):
 
     @property
     def owner(self) -> str:
-        """Also of the one for sessions."""
+        """The same name for the class for sessions."""
         return WindowTableFunction.__name__
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """The input's columns and those of the window."""
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
-        if self.time == "processing":  # in which window a row was is not told by its retraction
+        if self.time == "processing":  # a retraction does not say which window its row was in
             check_insert_only(spec, self.owner, "event time, in which rows can be taken back")
         check_window_names(spec.schema, self.owner)
         schema = pa.schema([*spec.schema, *window_fields(spec)])
         return with_late_output(schema, self.late_output, spec, self._changes(spec))
 
     def _changes(self, spec: InputSpec) -> Changelog:
-        """As they come; in windows that share rows a row is known by its window, too."""
+        """The input's changes; in windows that share rows the window is part of the unique key."""
         assert isinstance(self.window, SlicedWindow)
         more = () if self.window.kind == "tumble" else (WINDOW_COLUMNS[1],)
         return spec.changes.with_keys((*key, *more) for key in spec.changes.unique_keys)
@@ -130,7 +130,7 @@ class WindowTableFunction(Named, BundleOperator):
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
         times = np.full(bundle.num_rows, self._now, np.int64) if self.time == "processing" else bundle.times
-        assert times is not None  # ``bind`` asks for an event time
+        assert times is not None  # ``bind`` requires an event time
         assert isinstance(self.window, SlicedWindow)
         first, last = self.window.time_span
         inside = np.flatnonzero((first <= times) & (times <= last))
@@ -144,7 +144,7 @@ class WindowTableFunction(Named, BundleOperator):
 
 
 class _SessionTableFunction(WindowTableFunction):
-    """The same for sessions."""
+    """The same operator for sessions."""
 
     stateless = False
 
@@ -152,7 +152,7 @@ class _SessionTableFunction(WindowTableFunction):
         return Changelog.insert_only(*spec.changes.unique_keys)
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: a session goes when it is over."""
+        """See ``Operator``: a session is removed when it is over."""
         return bounded_by("window")
 
     def open(self, context: OperatorContext) -> None:

@@ -1,6 +1,6 @@
-"""The time of rows and windows: when a window is due, when it is forgotten, what does not fit the range of time.
+"""The time of rows and windows: when a window is due, when it expires, and which times are out of range.
 
-Owns: ``WindowTime``, record grain, with the timer that tells, and ``BundleTime``.
+Owns: ``WindowTime``, at record grain, which sets the timers, and ``BundleTime``.
 Invariant: an open window has exactly one timer: the one at which it is due, afterwards the one at which it expires.
 Must not import anything of ``asyncstate`` but ``codec``, ``partial_aggregation`` and ``operator``.
 
@@ -32,7 +32,7 @@ from ..core.operator_checks import TimeDomain
 from .windows import Window, due_until
 
 OUT_OF_RANGE: Final = "event_times_out_of_range"
-"""The counter of rows that are dropped because a window of theirs would begin or end beyond int64 microseconds."""
+"""The counter of rows that are dropped because one of their windows would begin or end outside int64 microseconds."""
 
 
 @dataclass(frozen=True)
@@ -50,38 +50,38 @@ class WindowTime:
 
     @classmethod
     def of(cls, domain: TimeDomain, lateness: int, context: OperatorContext) -> WindowTime:
-        """The time of this micro-batch. Nothing is late in processing time."""
+        """The time of this micro-batch. In processing time nothing is late."""
         return cls(domain, lateness, context.previous_watermark if domain == "event" else MIN_WATERMARK)
 
     def of_row(self, ctx: RecordContext) -> int:
-        """The time of the record at hand."""
+        """The time of the current record."""
         if self.domain == "processing":
             return ctx.processing_time
         assert ctx.timestamp is not None  # rows without an event time never reach an operator
         return ctx.timestamp
 
     def due(self, end: int) -> int:
-        """When the window that ends there fires."""
+        """When the window that ends at ``end`` fires."""
         return end - 1 if self.domain == "event" else end
 
     def expiry(self, end: int) -> int:
-        """When its rows are deleted."""
+        """When the rows of the window that ends at ``end`` are deleted."""
         return min(self.due(end) + self.lateness, MAX_WATERMARK)
 
     def is_over(self, end: int) -> bool:
-        """True when it has expired: a row for it is late."""
+        """True when the window has expired: a row for it is late."""
         return self.expiry(end) <= self.passed
 
     def has_fired(self, end: int) -> bool:
-        """True when its time has come before this micro-batch: a row for it fires it at once."""
+        """True when the window was due before this micro-batch: a row for it fires it at once."""
         return self.due(end) <= self.passed
 
     def set_timer(self, ctx: RecordContext, end: int, namespace: int) -> None:
-        """Have the key called when the window is due, or, if that has been, when it expires."""
+        """Set the key's timer to when the window is due, or, if it has fired, to when it expires."""
         self._register(ctx, self.expiry(end) if self.has_fired(end) else self.due(end), namespace)
 
     def delete_timer(self, ctx: RecordContext, end: int, namespace: int) -> None:
-        """Take back what ``set_timer`` has set, in this micro-batch or before."""
+        """Delete the timer of ``set_timer``, from this micro-batch or an earlier one."""
         time = self.expiry(end) if self.has_fired(end) else self.due(end)
         if self.domain == "event":
             ctx.timers.delete_event_time(time, namespace=namespace)
@@ -89,7 +89,7 @@ class WindowTime:
             ctx.timers.delete_processing_time(time, namespace=namespace)
 
     def set_expiry(self, ctx: RecordContext, end: int, namespace: int) -> None:
-        """Have the key called when the window, which fires now, expires."""
+        """Set the key's timer to when the window, which fires now, expires."""
         self._register(ctx, self.expiry(end), namespace)
 
     def _register(self, ctx: RecordContext, time: int, namespace: int) -> None:
@@ -115,7 +115,7 @@ class BundleTime:
         self._outside = context.counter(OUT_OF_RANGE)
 
     def in_range(self, bundle: Bundle) -> Bundle:
-        """The bundle without the rows whose windows do not fit the range of time, which are counted."""
+        """The bundle without the rows whose windows are out of range, which are counted."""
         first, last = self._span
         times = bundle.times
         if self.processing or times is None or not len(times):
@@ -133,15 +133,15 @@ class BundleTime:
         """The time of each row (n)."""
         if self.processing:
             return np.full(bundle.num_rows, self._now, np.int64)
-        assert bundle.times is not None  # WindowPlan asks for an event time
+        assert bundle.times is not None  # WindowPlan requires an event time
         return bundle.times
 
     def rows(self, bundle: Bundle, chosen: npt.NDArray[np.bool_]) -> int:
-        """How many rows of the input the chosen rows (n) of a bundle stand for."""
+        """The number of input rows that the chosen rows (n) of a bundle represent."""
         return int(local_rows(bundle.batch)[chosen].sum() if self._is_local else chosen.sum())
 
     def due(self, ctx: BundleContext) -> tuple[int, int]:
-        """The latest end of a window that was due before this micro-batch, and of one that is due at its end."""
+        """The latest end of windows that were due before this micro-batch, and of those that are due at its end."""
         if self.processing:
             return ctx.previous_processing_time, ctx.processing_time
         return due_until(ctx.previous_watermark), due_until(ctx.watermark)

@@ -1,10 +1,10 @@
-"""Windows of time: which there are, and which of them a row belongs to.
+"""Windows of time: their kinds, and the windows that a row belongs to.
 
 Owns: ``tumble``, ``hop``, ``cumulate``, ``session``, the windows they make, and the arithmetic of slices;
-``GivenWindows``, those that rows carry with them.
+``GivenWindows``, those that rows carry.
 Invariant: windows are [start, end); all times are int64 microseconds since the epoch, and within ``time_span`` no sum
-of them wraps around; in event time a window is due when the watermark has reached its end - 1 us.
-Two rows that carry their windows are in one if start and end are equal instants, whatever their time zones.
+of them overflows; in event time a window is due when the watermark has reached its end - 1 us.
+Two rows that carry their windows are in the same one if start and end are equal instants, whatever their time zones.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``operator``.
 
 Source: Flink SQL's window table-valued functions and its ``SliceAssigners``.
@@ -40,9 +40,9 @@ LENGTH_MAX_US = 1 << 60
 
 @dataclass(frozen=True)
 class SlicedWindow:
-    """Windows whose ends lie on a grid of ``step``; a row belongs to one slice, a window is a run of slices.
+    """Windows whose ends are on a grid of ``step``; a row belongs to one slice, a window is a run of slices.
 
-    A slice is [end - step, end) and is named by its end. ``size`` is the length of a window, for cumulate of
+    A slice is [end - step, end) and is named by its end. ``size`` is the length of a window, for cumulate that of
     the longest one. Made by ``tumble``, ``hop`` and ``cumulate``. Methods take ints or arrays (microseconds).
     """
 
@@ -56,7 +56,7 @@ class SlicedWindow:
         return times + self.step - (times - self.offset) % self.step
 
     def window_start(self, ends: T) -> T:
-        """Where the windows with these ends begin."""
+        """The start of the windows with these ends."""
         if self.kind != "cumulate":
             return ends - self.size
         return ends - 1 - (ends - 1 - self.offset) % self.size
@@ -72,7 +72,7 @@ class SlicedWindow:
         return self.window_start(slices) + self.size
 
     def last_over(self, end: int) -> int:
-        """The last slice that no window needs that ends behind ``end``, itself the end of one."""
+        """The last slice that is in no window with an end after ``end``, itself a window end."""
         if self.kind != "cumulate":
             return end - self.size + self.step
         return end - (end - self.offset) % self.size
@@ -86,7 +86,7 @@ class SlicedWindow:
         return time - (time - self.offset) % self.step
 
     def assign(self, times: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Rows (m) and the ends (m) of the windows they are in, row by row; ``times`` has n rows."""
+        """Rows (m) and the ends (m) of their windows, row by row; ``times`` has n rows."""
         slices = self.slice_of(times)
         counts = (self.last_window(slices) - slices) // self.step + 1
         rows = np.repeat(np.arange(len(times)), counts)
@@ -103,27 +103,27 @@ class SlicedWindow:
 
     @property
     def time_span(self) -> tuple[int, int]:
-        """The first and the last time whose windows fit int64, and all that is computed on the way to them.
+        """The first and the last time whose windows, and all intermediate results, fit int64.
 
-        Whole slices: the last time of rows of a slice tells for all of them.
+        It covers whole slices, so the last time of a slice's rows is enough to check all of them.
         """
         margin = 2 * self.size
         return self.next_end(MIN_WATERMARK + margin), self.previous_end(MAX_WATERMARK - margin) - 1
 
     @property
     def text(self) -> str:
-        """The window as it is noted beside its state."""
+        """The window as stored in the state's declaration."""
         return f"{self.kind}(size={self.size}us, step={self.step}us, offset={self.offset}us)"
 
     def __repr__(self) -> str:
-        """The call that makes it."""
+        """The call that makes the window."""
         sizes = [self.size] if self.kind == "tumble" else [self.size, self.step]
         offset = {"offset": duration_text(self.offset)} if self.offset else {}
         return call_text(self.kind, list(map(duration_text, sizes)), offset)
 
 
 class WholeWindow(SlicedWindow):
-    """The same windows, each with rows of its own under its end: no slice is shared."""
+    """The same windows, each with its own rows under its end: no slice is shared."""
 
     def first_slice(self, ends: T) -> T:
         """The window itself."""
@@ -150,7 +150,7 @@ class WholeWindow(SlicedWindow):
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """Windows that last as long as rows follow each other within ``gap``; made by ``session``."""
+    """Windows that last as long as the next row follows within ``gap``; made by ``session``."""
 
     gap: int
 
@@ -169,11 +169,11 @@ class SessionWindow:
 
     @property
     def text(self) -> str:
-        """The window as it is noted beside its state."""
+        """The window as stored in the state's declaration."""
         return f"session(gap={self.gap}us)"
 
     def __repr__(self) -> str:
-        """The call that makes it."""
+        """The call that makes the window."""
         return call_text("session", [duration_text(self.gap)])
 
 
@@ -204,13 +204,13 @@ Window = SlicedWindow | SessionWindow
 
 
 def check_window(window: object, owner: str) -> None:
-    """SchemaError for what is no window."""
+    """SchemaError unless ``window`` is a window."""
     if not isinstance(window, SlicedWindow | SessionWindow):
         raise SchemaError(f"{owner}: {window!r} is no window; make one with tumble, hop, cumulate or session")
 
 
 def check_sliced(window: object, owner: str) -> None:
-    """SchemaError for what is no window whose ends are known from the time of a row."""
+    """SchemaError unless ``window`` is one whose ends follow from the time of a row."""
     if not isinstance(window, SlicedWindow):
         raise SchemaError(
             f"{owner}: window is {window!r}; make one with tumble, hop or cumulate, or leave it out for rows that "
@@ -240,7 +240,7 @@ def given_ends(batch: pa.RecordBatch) -> tuple[Int64Array, BoolArray]:
 
 
 def tumble(size: Duration, offset: Duration = 0) -> SlicedWindow:
-    """Windows of ``size``, one after the other, from the epoch + ``offset`` on."""
+    """Windows of ``size``, one after the other, aligned to the epoch + ``offset``."""
     length = _length(size, "tumble", "size")
     return SlicedWindow("tumble", length, length, _offset(offset, length, length, "tumble"))
 
@@ -253,7 +253,7 @@ def hop(size: Duration, slide: Duration, offset: Duration = 0) -> SlicedWindow:
 
 
 def cumulate(max_size: Duration, step: Duration, offset: Duration = 0) -> SlicedWindow:
-    """Windows that begin together and grow by ``step`` up to ``max_size``, a multiple of it; then anew."""
+    """Windows with a common start that grow by ``step`` up to ``max_size``, a multiple of it; then the next start."""
     length, width = _length(max_size, "cumulate", "max_size"), _length(step, "cumulate", "step")
     _check_multiple(length, width, "cumulate", "max_size", "step")
     return SlicedWindow("cumulate", length, width, _offset(offset, length, length, "cumulate"))

@@ -1,1 +1,1 @@
-"""The user's own functions of the rows of a window."""
+"""User-defined functions of the rows of a window."""

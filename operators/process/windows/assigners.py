@@ -1,4 +1,4 @@
-"""The usual assigners, beside the windows that are the same for all rows.
+"""Built-in assigners, in addition to the windows that are the same for all rows.
 
 Owns: ``global_windows``, ``dynamic_session``, and ``assigner_of`` a window.
 Invariant: a window begins before it ends.
@@ -74,7 +74,7 @@ class _Given(WindowAssigner):
 
 
 def assigner_of(window: Window) -> WindowAssigner:
-    """The windows of ``tumble`` and the others."""
+    """The assigner for a window of ``tumble``, ``hop``, ``cumulate`` or ``session``."""
     return _Given(window)
 
 
@@ -84,5 +84,5 @@ def global_windows() -> WindowAssigner:
 
 
 def dynamic_session(gap: Callable[[Row], Duration]) -> WindowAssigner:
-    """Sessions whose gap each row tells of itself."""
+    """Sessions in which each row determines its own gap."""
     return _DynamicSession(gap)

@@ -1,4 +1,4 @@
-"""The usual evictors.
+"""Built-in evictors.
 
 Owns: ``count``, ``time`` and ``delta``.
 Invariant: rows that stay keep their order.
@@ -24,7 +24,7 @@ Left = Callable[[Sequence[TimedRow]], Sequence[TimedRow]]
 
 
 class _Evictor(Evictor):
-    """Leaves what ``left`` says, before the function runs or after it."""
+    """Keeps the rows that ``left`` returns, before the function runs or after it."""
 
     def __init__(self, left: Left, after: bool) -> None:
         self._left = left
@@ -52,18 +52,18 @@ def _recent(rows: Sequence[TimedRow], length: int) -> Sequence[TimedRow]:
 
 def _near(rows: Sequence[TimedRow], threshold: float, measure: Callable[[Row], float]) -> Sequence[TimedRow]:
     last = measure(rows[-1].row) if rows else 0
-    # a measure of NaN, which is neither near nor far, throws nothing out
+    # a row with a measure of NaN, which is neither near nor far, is not evicted
     return [row for row in rows if not last - measure(row.row) >= threshold]
 
 
 def count(rows: int, *, after: bool = False) -> Evictor:
-    """The last ``rows`` rows stay."""
+    """Keep the last ``rows`` rows."""
     check_number(rows, 1, "rows", "evictors.count")
     return _Evictor(partial(_last, count=rows), after)
 
 
 def time(length: Duration, *, after: bool = False) -> Evictor:
-    """Rows less than ``length`` before the latest one stay."""
+    """Keep rows less than ``length`` before the latest one."""
     span = microseconds(length, "evictors.time", "length")
     if span < 1:
         raise SchemaError(f"evictors.time: length is {length!r}; give more than 0")
@@ -71,5 +71,5 @@ def time(length: Duration, *, after: bool = False) -> Evictor:
 
 
 def delta(threshold: float, measure: Callable[[Row], float], *, after: bool = False) -> Evictor:
-    """Rows stay that measure less than ``threshold`` below the last one."""
+    """Keep rows that measure less than ``threshold`` below the last one."""
     return _Evictor(partial(_near, threshold=threshold, measure=measure), after)

@@ -1,7 +1,7 @@
 """Functions over all rows of a window, once the window is over.
 
-Owns: ``WindowApply`` and ``WindowProcess``; where the rows are kept is in ``operators.process.windows.window_rows``.
-Invariant: without allowed lateness each key and window fires once, and nothing of it is stored afterwards.
+Owns: ``WindowApply`` and ``WindowProcess``; ``operators.process.windows.window_rows`` stores the rows.
+Invariant: without allowed lateness each key and window fires once, and none of its state is stored afterwards.
 Must not import anything of ``asyncstate`` but ``changelog``, ``durations``, ``errors``, ``functions``, ``operator``,
 ``row_shape``.
 
@@ -49,7 +49,7 @@ from .window_rows import AlignedRows, ProcessSessionRows, WindowCallbacks, Windo
 
 
 class _WindowOperator(FunctionOperator):
-    """Keeps the rows of windows and runs a function over them."""
+    """Stores the rows of windows and runs a function over them."""
 
     takes_rows_back = False
     output: pa.Schema
@@ -82,7 +82,7 @@ class _WindowOperator(FunctionOperator):
         self._merges = self.assigner.merges
 
     def _trigger(self) -> Trigger:
-        """That of the windows. Raises SchemaError for one that cannot be theirs."""
+        """The trigger of the windows. Raises SchemaError for one that does not fit them."""
         trigger = self.chosen.trigger or self._default_trigger()
         if self.assigner.merges and not trigger.merges:
             raise SchemaError(
@@ -104,11 +104,11 @@ class _WindowOperator(FunctionOperator):
             )
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``: windows say themselves which rows are late."""
+        """See ``Operator``: windows detect late rows themselves."""
         return [None]
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """The declared output, behind the key and window columns if they are asked for."""
+        """The declared output, after the key and window columns if requested."""
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
         if not self.window_columns:
@@ -118,14 +118,14 @@ class _WindowOperator(FunctionOperator):
         return self._outputs(pa.schema(fields), inputs)
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: windows of the user's own may never be over, and functions may keep states of their own."""
+        """See ``Operator``: user-defined windows may never be over, and functions may have their own states."""
         if isinstance(self.function, Function) and type(self.function).open is not Function.open:
             return None
         is_own = self.window is None and not self.assigner.merges
         return WITH_ROWS if is_own else bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: which windows rows are in, which of them are gone, and what the trigger remembers."""
+        """See ``Operator``: the windows of rows, which of them have expired, and the state of the trigger."""
         return meaning(
             self,
             window=self.assigner if self.window is None else self.window,
@@ -154,7 +154,7 @@ class _WindowOperator(FunctionOperator):
 
     @property
     def assigner(self) -> WindowAssigner:
-        """Which windows a row is in."""
+        """Assigns windows to rows."""
         if self.chosen.assigner is not None:
             return self.chosen.assigner
         assert self.window is not None
@@ -173,17 +173,17 @@ class _WindowOperator(FunctionOperator):
         """Run the function over ``rows``."""
 
     async def _expire(self, ctx: RecordContext, window: TimeWindow, namespace: int) -> None:
-        """The window is gone."""
+        """Called when the window has expired."""
 
     def _leading(self, ctx: RecordContext, window: TimeWindow) -> tuple[Any, ...]:
-        """What stands before the function's own values."""
+        """The values before the function's own."""
         if not self.window_columns:
             return ()
         return (*ctx.key, window.start, window.end, window.end - WINDOW_TIME_US)
 
 
 class ChosenElements(NamedTuple):
-    """What the user has chosen of a window's trigger, evictor and assigner."""
+    """The user's choice of a window's trigger, evictor and assigner."""
 
     trigger: Trigger | None
     evictor: Evictor | None
@@ -191,11 +191,11 @@ class ChosenElements(NamedTuple):
 
     @property
     def any(self) -> bool:
-        """Whether it is anything."""
+        """Whether any of them is set."""
         return any(one is not None for one in self)
 
     def check(self, window: object, owner: str) -> None:
-        """SchemaError for what is none of them, or for two kinds of windows."""
+        """SchemaError for values of other types, or unless there is exactly one of window and assigner."""
         if (window is None) == (self.assigner is None):
             raise SchemaError(f"{owner}: give either a window or an assigner")
         kinds = {"trigger": Trigger, "evictor": Evictor, "assigner": WindowAssigner}
@@ -208,24 +208,24 @@ class ChosenElements(NamedTuple):
 class WindowApply(_WindowOperator):
     """``function(key, window, rows)`` for each key and window: a WindowFunction or a plain function.
 
-    It returns an iterable of rows of ``output`` (or what else ``KeyedFlatMap`` takes). ``rows`` are in the order in
-    which they came; those of merged sessions stand one session behind the other. With ``window_columns`` the key
-    columns, ``window_start``, ``window_end`` and ``window_time`` stand before the function's, as with WindowAggregate.
+    It returns an iterable of rows of ``output`` (or anything else that ``KeyedFlatMap`` accepts). ``rows`` are in order
+    of arrival; those of merged sessions follow session by session. With ``window_columns`` the key columns,
+    ``window_start``, ``window_end`` and ``window_time`` precede the function's, as with WindowAggregate.
 
     ``window``: tumble, hop, cumulate or session, over event time or, with ``time="processing"``, over the times at
     which micro-batches start. Event-time windows fire as WindowAggregate's: at the end of the micro-batch whose
-    watermark reaches the window's end - 1 us. For ``allowed_lateness`` longer their rows are kept, and a late row fires
-    its window at once, again with all rows; the function's consumer must then overwrite what it got before. Rows for
-    windows that are gone are counted (``late_rows_dropped``) and dropped, or go to the side output that ``late_output``
-    names, with the input's columns. The input must be insert-only.
+    watermark reaches the window's end - 1 us. Their rows are kept for ``allowed_lateness`` longer, and a late row fires
+    its window at once, again with all rows; the function's consumer must then overwrite the previous result. Rows for
+    windows that have expired are counted (``late_rows_dropped``) and dropped, or go to the side output that
+    ``late_output`` names, with the input's columns. The input must be insert-only.
 
-    ``trigger`` decides when a window fires (one of ``asyncstate.operators.triggers``, or a ``Trigger`` of your own),
-    ``evictor`` which rows the function sees and which stay (of ``evictors`` there), ``assigner``, in place of
-    ``window``, which windows a row is in (of ``assigners`` there). Late rows within the allowed lateness go to the
+    ``trigger`` decides when a window fires (one of ``asyncstate.operators.triggers``, or your own ``Trigger``),
+    ``evictor`` which rows the function receives and which stay (one of ``evictors`` there), ``assigner``, in place of
+    ``window``, the windows of a row (one of ``assigners`` there). Late rows within the allowed lateness go to the
     trigger.
 
     State: all rows of open windows, in ``_rows``; a row is stored for each of its windows, and read as a whole when a
-    window fires. Where aggregates will do use WindowAggregate, which stores one row a slice.
+    window fires. Where aggregates are enough use WindowAggregate, which stores one row per slice.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from asyncstate.operators import tumble
@@ -276,9 +276,9 @@ class WindowApply(_WindowOperator):
 class WindowProcess(_WindowOperator):
     """Runs a ProcessWindowFunction for each key and window: rows as in ``WindowApply``, with a context.
 
-    The states it declares belong to the key, across windows. One that is declared with ``namespaced=True`` is of a
+    The states it declares belong to the key, across windows. One that is declared with ``namespaced=True`` belongs to a
     window: use it as ``state.at(ctx.window_namespace)`` and clear it in ``clear``, which is called once the window
-    will not fire again. ``side_outputs`` as ``KeyedProcess``; window columns stand in the main output only. The other
+    will not fire again. ``side_outputs`` as ``KeyedProcess``; only the main output has window columns. The other
     parameters, the times and the state are those of ``WindowApply``.
     """
 
@@ -346,7 +346,7 @@ class _FiringWindow:
         self._leading = leading
         self._shape = shape
 
-    if not TYPE_CHECKING:  # a checker is to see what is not there
+    if not TYPE_CHECKING:  # type checkers must report missing attributes
 
         def __getattr__(self, name):
             raise AttributeError(hint_for("ctx", name))

@@ -1,11 +1,11 @@
-"""The rows of windows whose trigger, evictor or assigner the user has chosen.
+"""The rows of windows with a user-defined trigger, evictor or assigner.
 
 Owns: ``TriggeredRows``.
-Invariant: a window that has gone leaves nothing behind: no rows, no timers, nothing of its trigger's.
+Invariant: a window that has expired leaves no rows, no timers and no trigger state.
 Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``futures``, ``operator`` and
 ``state``.
 
-State: ``_windows``, of each key its open windows with the timers and the state of their trigger; ``_rows``, a list a
+State: ``_windows``, per key its open windows with the timers and the state of their trigger; ``_rows``, one list per
 window under its number, each row with its time.
 
 Source: Flink's ``WindowOperator`` and ``EvictingWindowOperator``.
@@ -44,7 +44,7 @@ _TIMER: Final = pa.struct([("processing", pa.bool_()), ("time", pa.int64())])
 
 @dataclass
 class _Open:
-    """An open window of a key; ``timers``: of its trigger, (whether of processing time, microseconds)."""
+    """An open window of a key; ``timers``: those of its trigger, as (is processing time, microseconds)."""
 
     window: TimeWindow
     namespace: int
@@ -52,7 +52,7 @@ class _Open:
     state: Any = None
 
     def stored(self) -> dict[str, Any]:
-        """As it is kept."""
+        """The window in its stored form."""
         timers = [{"processing": processing, "time": time} for processing, time in sorted(self.timers)]
         start, end = self.window
         return {
@@ -65,7 +65,7 @@ class _Open:
 
     @staticmethod
     def of(stored: dict[str, Any]) -> _Open:
-        """The inverse."""
+        """The window from its stored form."""
         timers = {(timer["processing"], timer["time"]) for timer in stored["timers"]}
         window = TimeWindow(stored["start"], stored["end"])
         return _Open(window, stored["namespace"], timers, stored["state"])
@@ -75,7 +75,7 @@ class _Context:
     """The implementation of ``functions.TriggerContext``."""
 
     def __init__(self, record: RecordContext, time: WindowTime, one: _Open, endless: bool = False) -> None:
-        """``endless``: whether what is registered for event time would go on for ever."""
+        """``endless``: whether timers registered for event time would continue forever."""
         self._record = record
         self._time = time
         self._one = one
@@ -113,14 +113,14 @@ class _Context:
         self._delete(True, time)
 
     def take(self, processing: bool, time: int, is_due: bool) -> None:
-        """A timer is dealt with; it ``is_due`` now, or would be later."""
+        """Mark a timer as handled; ``is_due``: it is due now, not later."""
         if is_due:
             self._one.timers.discard((processing, time))
         else:
             self._delete(processing, time)
 
     def delete_all(self) -> None:
-        """Take all timers back."""
+        """Delete all timers."""
         for processing, time in sorted(self._one.timers):
             self._delete(processing, time)
 
@@ -131,18 +131,18 @@ class _Context:
         if processing == (self._time.domain == "processing") and time == self._time.expiry(
             self._one.window.end
         ):
-            return  # the window's own end is due then, too
+            return  # the window's own timer has the same time
         timers, namespace = self._record.timers, self._one.namespace
         (timers.delete_processing_time if processing else timers.delete_event_time)(time, namespace=namespace)
 
 
 def _is_global(window: TimeWindow) -> bool:
-    """Whether it never ends."""
+    """Whether the window never ends."""
     return window.end == MAX_WATERMARK
 
 
 class TriggeredRows(WindowRows):
-    """Asks the trigger, the evictor and the assigner."""
+    """Calls the trigger, the evictor and the assigner."""
 
     def __init__(
         self,
@@ -158,14 +158,14 @@ class TriggeredRows(WindowRows):
         super().__init__(time, context, told, span, text, [pa.field(_TIME, pa.int64())])
         self._assigner, self._trigger, self._evictor = assigner, trigger, evictor
         fields = [("start", pa.int64()), ("end", pa.int64()), ("namespace", pa.int64())]
-        state = trigger.state_type or pa.bool_()  # always null, where there is none
+        state = trigger.state_type or pa.bool_()  # always null if the trigger has no state
         one = pa.struct([*fields, ("timers", pa.list_(_TIMER)), ("state", state)])
         self._windows: ValueState[list[dict[str, Any]]] = context.get_state(
             ValueStateDescriptor(WINDOWS_STATE, pa.list_(one))
         )
 
     async def add(self, row: Row, ctx: RecordContext) -> None:
-        """Keep a row in each of its windows, or count it as late; fire those that their trigger fires."""
+        """Store a row in each of its windows, or count it as late; fire the windows that their trigger fires."""
         at = self._time.of_row(ctx)
         if not self._first_time <= at <= self._last_time:
             self._outside.add()
@@ -193,7 +193,7 @@ class TriggeredRows(WindowRows):
         self._store(open_windows)
 
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
-        """Ask the trigger, and forget the window if its last time has come."""
+        """Call the trigger, and remove the window if it expires now."""
         open_windows = [_Open.of(stored) for stored in await self._windows.async_value() or ()]
         one = next((each for each in open_windows if each.namespace == timer.namespace), None)
         if one is None:
@@ -207,9 +207,9 @@ class TriggeredRows(WindowRows):
         self._store(open_windows)
 
     async def _ask(self, one: _Open, processing: bool, until: int, ctx: RecordContext) -> None:
-        """Ask the trigger for each of its timers up to ``until``, in their order: those that it registers on the way
-        would come behind others that are due already."""
-        ends = self._time.domain == "event" and not _is_global(one.window)  # with the watermark
+        """Call the trigger for each of its timers up to ``until``, in order: timers that it registers meanwhile would
+        otherwise fire after others that are already due."""
+        ends = self._time.domain == "event" and not _is_global(one.window)  # by the watermark
         endless = not ends and ctx.watermark == MAX_WATERMARK
         context = _Context(ctx, self._time, one, endless)
         asked = self._trigger.on_processing_time if processing else self._trigger.on_event_time
@@ -221,7 +221,7 @@ class TriggeredRows(WindowRows):
     # -- windows ------------------------------------------------------------------------------------------
 
     async def _opened(self, window: TimeWindow, known: list[_Open], ctx: RecordContext) -> _Open | None:
-        """The open window for a row that is in ``window``; None: it has gone."""
+        """The open window for a row in ``window``; None: it has expired."""
         if self._assigner.merges:
             return await self._merged(window, known, ctx)
         found = next((one for one in known if one.window == window), None)
@@ -258,7 +258,7 @@ class TriggeredRows(WindowRows):
         return one
 
     def _end_timer(self, one: _Open, ctx: RecordContext, register: bool) -> None:
-        """The timer of the window's last time; a global window has none."""
+        """Register or delete the timer of the window's expiry; a global window has none."""
         time = self._time.expiry(one.window.end)
         if _is_global(one.window):
             return

@@ -1,8 +1,8 @@
-"""The usual triggers.
+"""Built-in triggers.
 
 Owns: ``event_time``, ``processing_time``, ``count``, ``continuous_event_time``, ``continuous_processing_time``,
 ``purging``, ``delta`` and ``never``; ``fires_by_watermark``.
-Invariant: those that take a window's end fire it once for its end, and then for each row that comes later.
+Invariant: those that fire at a window's end fire once for it, and then for each row that arrives later.
 Must not import anything of ``asyncstate`` but ``durations``, ``errors``, ``functions``, ``operator``.
 
 Source: ``org.apache.flink.streaming.api.windowing.triggers``.
@@ -100,7 +100,7 @@ class _Continuous(Trigger):
         return f"{self.name}({self.interval}us)"
 
     def next_after(self, time: int) -> int:
-        """The first multiple behind ``time``."""
+        """The first multiple after ``time``."""
         return time - time % self.interval + self.interval
 
 
@@ -117,7 +117,7 @@ class _ContinuousEventTime(_Continuous):
 
     def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         if time == window.end - 1:
-            ctx.state = None  # a row that makes the window longer begins anew
+            ctx.state = None  # a row that extends the window starts again
             return _FIRE
         if time != ctx.state:
             return _CONTINUE
@@ -157,7 +157,7 @@ class _ContinuousProcessingTime(_Continuous):
 
 
 class _Purging(Trigger):
-    """Another trigger's results, purging where they fire."""
+    """Another trigger's results, with a purge whenever it fires."""
 
     def __init__(self, trigger: Trigger) -> None:
         if not isinstance(trigger, Trigger):
@@ -198,7 +198,7 @@ async def _purged(result: Any) -> TriggerResult:
 
 
 class _Delta(Trigger):
-    """The state is what the row that fired last, or came first, has measured."""
+    """The state is the measure of the row that fired last, or of the first row."""
 
     state_type = pa.float64()
 
@@ -211,7 +211,7 @@ class _Delta(Trigger):
         if ctx.state is None:
             ctx.state = measured
             return _CONTINUE
-        if measured - ctx.state > self.threshold:  # NaN is not
+        if measured - ctx.state > self.threshold:  # false for NaN
             ctx.state = measured
             return _FIRE
         return _CONTINUE
@@ -229,47 +229,47 @@ class _Never(Trigger):
 
 
 def fires_by_watermark(trigger: Trigger) -> bool:
-    """Whether it is one of these and fires no window before the watermark has moved."""
+    """Whether the trigger is built-in and fires no window before the watermark has advanced."""
     if isinstance(trigger, _Purging):
         return fires_by_watermark(trigger.trigger)
     return isinstance(trigger, _EventTime | _ContinuousEventTime)
 
 
 def event_time() -> Trigger:
-    """When the watermark passes the window's end; then at once for each row within the allowed lateness."""
+    """Fires when the watermark passes the window's end; then at once for each row within the allowed lateness."""
     return _EventTime()
 
 
 def processing_time() -> Trigger:
-    """In the first micro-batch that starts at the window's end or later."""
+    """Fires in the first micro-batch that starts at the window's end or later."""
     return _ProcessingTime()
 
 
 def count(rows: int) -> Trigger:
-    """Whenever so many rows have come since it fired last."""
+    """Fires whenever ``rows`` rows have arrived since it last fired."""
     return _Count(rows)
 
 
 def continuous_event_time(interval: Duration) -> Trigger:
-    """Whenever the watermark passes a multiple of ``interval``, and at the window's end."""
+    """Fires whenever the watermark passes a multiple of ``interval``, and at the window's end."""
     return _ContinuousEventTime(interval)
 
 
 def continuous_processing_time(interval: Duration) -> Trigger:
-    """In the first micro-batch at or behind each multiple of ``interval`` of processing time."""
+    """Fires in the first micro-batch at or after each multiple of ``interval`` of processing time."""
     return _ContinuousProcessingTime(interval)
 
 
 def purging(trigger: Trigger) -> Trigger:
-    """As ``trigger``, forgetting the rows whenever it fires."""
+    """Fires as ``trigger``, and deletes the window's rows whenever it fires."""
     return _Purging(trigger)
 
 
 def delta(threshold: float, measure: Callable[[Row], float]) -> Trigger:
-    """When a row measures more than ``threshold`` above the one that fired last (at first: that came first)."""
+    """Fires when a row measures more than ``threshold`` above the one that fired last (at first: the first row)."""
     return _Delta(threshold, measure)
 
 
 def never() -> Trigger:
-    """Not at all: for global windows that fire by another one."""
+    """Never fires: the default of global windows, which need another trigger to fire."""
     return _Never()

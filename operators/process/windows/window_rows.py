@@ -1,11 +1,11 @@
 """The rows of open windows, and when the windows fire.
 
 Owns: ``WindowRows`` and two of its forms: ``AlignedRows`` (tumble, hop, cumulate) and ``ProcessSessionRows``.
-Invariant: a row is kept once for each of its windows, until the window expires; then nothing of it is left.
+Invariant: a row is stored once for each of its windows, until the window expires; then no state of it is left.
 Must not import anything of ``asyncstate`` but ``codec``, ``functions``, ``futures``, ``operator``, ``state``.
 
 State: ``_rows``, a list of rows for each namespace, which is a window's end, or for sessions the time of the row that
-began it. Sessions keep a list of those that are open besides, ``_sessions``.
+began it. Sessions also keep a list of the open ones, ``_sessions``.
 
 Source: Flink's ``WindowOperator`` and ``MergingWindowSet``.
 """
@@ -34,13 +34,13 @@ _SESSIONS_TYPE: Final = pa.list_(
 )
 
 Fire = Callable[[RecordContext, TimeWindow, int, Sequence[Row]], Awaitable[None]]
-"""Called with the window, its namespace and its rows in the order in which they came."""
+"""Called with the window, its namespace and its rows in order of arrival."""
 Expire = Callable[[RecordContext, TimeWindow, int], Awaitable[None]]
-"""Called when the window's rows have been deleted."""
+"""Called after the window's rows have been deleted."""
 
 
 class WindowCallbacks(NamedTuple):
-    """What is told of windows, and the side output that late rows go to (None: they are dropped)."""
+    """The callbacks for windows, and the side output for late rows (None: they are dropped)."""
 
     fire: Fire
     expire: Expire
@@ -48,7 +48,7 @@ class WindowCallbacks(NamedTuple):
 
 
 class WindowRows(ABC):
-    """Takes rows and timers; calls ``fire`` and ``expire``."""
+    """Receives rows and timers; calls ``fire`` and ``expire``."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class WindowRows(ABC):
         text: str,
         fields: Sequence[pa.Field] = (),
     ) -> None:
-        """``span``: the first and the last time whose windows fit int64; ``text``: the windows as they are noted beside
-        their rows; ``fields``: what is kept of a row before its columns."""
+        """``span``: the first and the last time whose windows fit int64; ``text``: the windows as stored in the state's
+        declaration; ``fields``: what is stored of a row before its columns."""
         schema = context.inputs[0].schema
         self._first_time, self._last_time = span
         self._time = time
@@ -79,11 +79,11 @@ class WindowRows(ABC):
 
     @abstractmethod
     def add(self, row: Row, ctx: RecordContext) -> Any:
-        """Keep a row, or count it as late or out of range; what ``process`` may return."""
+        """Store a row, or count it as late or out of range; returns what ``process`` may return."""
 
     @abstractmethod
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
-        """Fire or expire the window whose timer has come due."""
+        """Fire or expire the window whose timer is due."""
 
     def _add_late(self, row: Row, ctx: RecordContext) -> None:
         self._late.add()
@@ -95,7 +95,7 @@ class WindowRows(ABC):
         await self._fire(ctx, window, namespace, [self._row(values.values()) for values in stored])
 
     async def _come_due(self, timer: Timer, ctx: RecordContext, window: TimeWindow, namespace: int) -> bool:
-        """Fire the window if its time is the timer's, and expire it if its last time is; True if it expired."""
+        """Fire the window if the timer is for its end, expire it if the timer is for its expiry; True if it expired."""
         time = self._time
         expires = timer.time == time.expiry(window.end)
         if timer.time == time.due(window.end):
@@ -151,7 +151,7 @@ class AlignedRows(WindowRows):
 
 
 class Session(NamedTuple):
-    """An open session of a key and where its rows are; times in microseconds."""
+    """An open session of a key and the namespace of its rows; times in microseconds."""
 
     start: int
     end: int
@@ -200,7 +200,7 @@ class ProcessSessionRows(WindowRows):
             self._store([one for one in sessions if one is not due])
 
     async def _merge(self, touched: Sequence[Session], merged: Session, ctx: RecordContext) -> None:
-        """One timer and one list of rows for what have become one session."""
+        """Keep one timer and one list of rows for sessions that have become one."""
         sources = [one.namespace for one in touched if one.namespace != merged.namespace]
         kept = False
         for one in touched:
@@ -221,7 +221,7 @@ class ProcessSessionRows(WindowRows):
 
 
 def _union(touched: Sequence[Session], alone: Session) -> Session:
-    """``touched`` (ascending) and a row's own session as one; its rows are where those of the first are."""
+    """``touched`` (ascending) and a row's own session as one; its rows are stored with those of the first."""
     if not touched:
         return alone
     start = min(touched[0].start, alone.start)
