@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobDriver(Generic[R]):
-    """Runs the micro-batches of one job. ``make_batch`` creates a ``MicroBatch``, or the engine's subclass of it."""
+    """Runs the micro-batches of one job. ``make_batch`` creates a ``MicroBatch``, or the engine's equivalent."""
 
     def __init__(
         self,

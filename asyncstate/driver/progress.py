@@ -40,7 +40,7 @@ class SourceProgress(TypedDict):
 class Progress(TypedDict):
     """The metrics of a committed micro-batch under stable names, ready for ``json.dumps``; see ``docs/metrics.md``.
 
-    ``watermark_us`` is None before any event time and at the end of the input. ``total_seconds`` is the sum of
+    ``watermark_us`` is None before any event time and at the end of the input. ``total_seconds`` covers all of it:
     finding the base version, the user's function with the stages inside it (``function_seconds``), and the commit
     (``commit_seconds``). ``operators``: by uid, in the order in which they ran.
     """
@@ -70,7 +70,7 @@ _log = logging.getLogger(LOGGER)
 
 
 def operator_progress(applied: Applied) -> OperatorProgress:
-    """The metrics of an operator that has run: sums over its partitions; for gauges such as peaks, the maximum.
+    """The metrics of an operator that has run: sums over its partitions; for some, the maximum of a partition.
 
     ``plan_seconds`` is the driver's work before the stage starts, ``stage_seconds`` the stage with its exchange.
     """
