@@ -78,7 +78,7 @@ def _net(rows: pa.Table, names: list[str], changes: Changelog) -> pa.Table:
     else:
         signs = pa.repeat(1, rows.num_rows)
     signed = rows.select(names).append_column(_SIGN, signs)
-    if changes.is_upsert:  # a deletion has only its key, so rows cannot cancel by content
+    if changes.is_upsert:  # of a deletion only the key counts, so rows cannot cancel by content
         return signed
     try:
         counted = signed.group_by(names, use_threads=False).aggregate([(_SIGN, "sum")])

@@ -117,7 +117,7 @@ class Executor(Protocol[R]):
         changes: Changelog | None = None,
     ) -> InputSpec:
         """The specification of an operator's input. ``changes``: its declared changelog properties; None: those known
-        for the rows. Raises SchemaError for unsupported columns, and for upserts whose key is not known."""
+        for the rows. Raises SchemaError for unsupported columns, and for upserts of which too little is known."""
 
     def no_rows(self, uid: str, schema: pa.Schema) -> R:
         """An empty frame with the output columns ``schema`` and ``row_kind``. Raises SchemaError for unsupported

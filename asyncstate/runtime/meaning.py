@@ -102,7 +102,7 @@ def _changed(operator: Operator, inputs: Sequence[InputSpec], before: Mapping[st
         return
     for name in sorted({*before, *now} - {_TIMERS_OF, _STATE_OF}):
         if name.startswith(_INSERTED):
-            continue  # compared below if the rows are or were changes
+            continue  # counts only if the rows are or were changes
         inserted = name.replace(_FILTER, _INSERTED)
         was, is_ = before.get(name, before.get(inserted)), now.get(name, now.get(inserted))
         if was == is_ or (advice := operator.change_refusal(name, was, is_, inputs)) is None:

@@ -135,7 +135,7 @@ class Runner(ABC):
         given = self.spec.inputs[index]
         together = None if self._unique is None else self._unique[index]
         if given.local is not None:
-            together = ()  # rows of a partial aggregation do not identify what they replace
+            together = ()  # partially aggregated rows do not show which of them need each other
         return SpillingInputBuffer(
             given,
             index,

@@ -1,8 +1,8 @@
 """The report of a task about one micro-batch of one partition: the metrics of its components combined.
 
 Owns: ``TaskStatistics`` and the components that belong to the task as a whole; ``Transfers``, which measures one.
-Invariant: a record's two dicts, of metrics to sum and of metrics to maximize, are built only here; the kind of a metric
-decides how it is aggregated.
+Invariant: a record's two dicts, of metrics to sum and of metrics whose maximum counts, are built only here; the
+kind of a metric decides how it is aggregated.
 Must not import Spark.
 """
 
@@ -152,7 +152,7 @@ class TaskStatistics:
     compaction_seconds: Elapsed | None = None
 
     def metrics(self) -> tuple[Metrics, Metrics]:
-        """By name, the metrics to sum over partitions, and the metrics to maximize."""
+        """By name, the metrics to sum over partitions, and those whose maximum counts."""
         sums: Metrics = {}
         peaks: Metrics = {}
         known = kinds(TaskStatistics)
