@@ -53,7 +53,7 @@ class Dataflow:
         primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
         """Add a source; see ``StreamingJob.source`` and ``PipelineHarness``."""
-        if not (isinstance(name, str) and name.strip()):  # type: ignore[redundant-expr]  # callers may pass anything
+        if not (isinstance(name, str) and name.strip()):  # type: ignore[redundant-expr]  # as it may be called
             raise JobError(f"{caller()}: a source is called {name!r}; give it a name, such as 'orders'")
         node = Source(
             name=name,

@@ -505,7 +505,8 @@ class MicroBatch(Generic[R]):
 
     def routed_output(self, call: Call, inputs: Sequence[R], route: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Groups of output columns of ``call`` that hold the values which route its rows. Empty if it has side outputs,
-        since no operator can follow in its task then. ``route``: the key columns that route a new operator; empty means all."""
+        since no operator can follow in its task then. ``route``: the key columns that route a new operator; empty
+        means all."""
         checked = self._check(call, inputs, route)
         if checked.output.side_outputs:
             return []

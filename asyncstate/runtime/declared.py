@@ -124,7 +124,7 @@ def _with_broadcast(uid: str, key: Keys, num_inputs: int, broadcast: int) -> Seq
             f"None in its place, like key={tuple(example)!r}, with a list where a key has several columns; key is "
             f"{key!r}"
         )
-    return given  # type: ignore[return-value]  # _key checks the entries
+    return given  # type: ignore[return-value]  # what the entries are is for _key to say
 
 
 def _key(uid: str, key: object) -> tuple[str, ...]:

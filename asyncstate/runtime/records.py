@@ -276,7 +276,7 @@ def _rows_by_output(
 ) -> Iterator[tuple[str | None, Sequence[OutputRow]]]:
     """The rows of each output that has any, the main output (None) first."""
     if not names:
-        yield None, rows  # type: ignore[misc]  # there are no side outputs
+        yield None, rows  # type: ignore[misc]  # there can be none for a side output
         return
     parts: dict[str | None, list[OutputRow]] = {None: [], **{name: [] for name in names}}
     for row in rows:
