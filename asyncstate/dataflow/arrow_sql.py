@@ -1,8 +1,8 @@
-"""Spark SQL text as an expression of Arrow, where both give the same answer for every row.
+"""Translation of Spark SQL text to Arrow expressions, where both give the same answer for every row.
 
 Owns: ``arrow_condition`` and ``plain_columns``.
-Invariant: what is not certain to be the same is None: conditions of columns and literals of one type (no floats, whose
-NaN Spark orders, no decimals) joined by AND, OR and NOT.
+Invariant: what is not certain to give the same answer is None. Supported are conditions of columns and literals of one
+type, joined by AND, OR and NOT; no floats, whose NaN Spark orders, and no decimals.
 Must not import Spark.
 """
 
@@ -28,7 +28,7 @@ _COMPARISONS: Final[Mapping[type[Any], str]] = {
 
 
 Expression = Callable[[pa.RecordBatch], Any]
-"""Rows (n) to a value for each of them (n), or to one for all."""
+"""Maps rows (n) to one value per row (n), or to one value for all rows."""
 
 
 def _column(name: str, rows: pa.RecordBatch) -> Any:
@@ -44,11 +44,11 @@ def _called(function: str, arguments: Sequence[Expression], rows: pa.RecordBatch
 
 
 class _NotTheSameError(Exception):
-    """Part of a text that Arrow may answer differently, or not at all."""
+    """Part of a text that Arrow may evaluate differently, or cannot evaluate."""
 
 
 def arrow_condition(text: str, schema: pa.Schema) -> Expression | None:
-    """The condition over columns of ``schema``; None where it must be left to Spark."""
+    """The condition over columns of ``schema``; None if it must be left to Spark."""
     try:
         return _condition(sqlglot.parse_one(text, read="spark"), schema)
     except (_NotTheSameError, sqlglot.errors.SqlglotError):
@@ -58,7 +58,7 @@ def arrow_condition(text: str, schema: pa.Schema) -> Expression | None:
 def plain_columns(
     texts: Mapping[str | None, Any] | Any, schema: pa.Schema
 ) -> tuple[tuple[str, str], ...] | None:
-    """Pairs of a column and its new name, of texts such as ``"a"`` and ``"a AS b"``; None if one is anything else."""
+    """Pairs (column, new name) of texts such as ``"a"`` and ``"a AS b"``; None if any text is something else."""
     found = []
     for text in texts:
         try:
@@ -112,7 +112,7 @@ def _compared(function: str, left: Any, right: Any, schema: pa.Schema) -> Expres
 
 
 def _operand(node: Any, kind: pa.DataType, schema: pa.Schema) -> Expression:
-    """A column of the same type, or a literal that has it."""
+    """A column of type ``kind``, or a literal converted to it."""
     if isinstance(node, exp.Column):
         column, other = _field(node, schema)
         if other == kind:
@@ -151,7 +151,8 @@ def _field(node: Any, schema: pa.Schema) -> tuple[Expression, pa.DataType]:
 
 
 def normal_sql(text: str) -> str:
-    """A condition as sqlglot writes it, without comments; with single spaces where it cannot read it."""
+    """A condition as sqlglot formats it, without comments; if sqlglot cannot parse it, only its spaces are
+    normalized."""
     try:
         return sqlglot.parse_one(text, dialect="spark").sql(dialect="spark", comments=False)
     except sqlglot.errors.SqlglotError:

@@ -1,8 +1,9 @@
-"""What the rows of each node are: insertions only or changes, and what identifies a row.
+"""Changelog inference: the changelog mode and the unique keys of each node's rows.
 
-Owns: ``changes_behind``, the facts behind a node from those of its inputs, and what a source may declare.
-Invariant: both a job and a test infer here, from the same declarations; what cannot be right is refused. A fact that is
-not certain is left out.
+Owns: ``changes_behind``, which derives the properties of a node's output from those of its inputs, and the check of
+what a source declares.
+Invariant: jobs and tests both infer here, from the same declarations; an invalid declaration is refused. A property
+that is not certain is left out.
 Must not import Spark.
 
 Source: Flink's ``FlinkChangelogModeInferenceProgram``, ``FlinkRelMdUniqueKeys`` and ``FlinkRelMdUpsertKeys``.
@@ -30,17 +31,18 @@ from asyncstate.dataflow.nodes import Apply, Node, Sink, Source, Transform, Unio
 from asyncstate.errors import JobError, SchemaError
 
 _VARIES: Final = {
-    *("Anonymous", "Subquery"),  # nothing is known of these
+    *("Anonymous", "Subquery"),  # their values are not known
     *("Localtime", "Localtimestamp", "SessionUser"),
     *("Rand", "Randn", "Randstr", "Shuffle", "Uniform", "Uuid"),
 }
-"""Nodes of sqlglot whose value is another one at another time, beside those that are called ``Current...``."""
+"""Nodes of sqlglot whose value differs between evaluations, in addition to those named ``Current...``."""
 
 
 def declared_mode(
     source: str, mode: ChangelogMode | str | None, changelog: bool | None
 ) -> ChangelogMode | None:
-    """The mode that a source declares; ``changelog``: in a word. Raises JobError for what is none."""
+    """The changelog mode that a source declares; ``changelog`` is the short form. Raises JobError for an invalid
+    mode."""
     texts = {one.text: one for one in ChangelogMode}
     found = texts.get(mode) if isinstance(mode, str) else mode
     if (mode is not None and found is None) or not isinstance(found, ChangelogMode | None):
@@ -59,7 +61,7 @@ def declared_mode(
 
 
 def declared_key(source: str, primary_key: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """The primary key that a source declares. Raises JobError for what is no list of columns."""
+    """The primary key that a source declares. Raises JobError if it is not a list of columns."""
     if primary_key is None:
         return None
     columns = (primary_key,) if isinstance(primary_key, str) else tuple(primary_key)
@@ -71,7 +73,7 @@ def declared_key(source: str, primary_key: str | Sequence[str] | None) -> tuple[
 
 
 def source_changes(node: Source, columns: Sequence[str], has_kinds: bool) -> Changelog:
-    """What a source of these ``columns`` declares. Raises SchemaError for what does not fit its rows."""
+    """What a source with these ``columns`` declares. Raises SchemaError if its rows do not match the declaration."""
     key = node.primary_key
     for name in key or ():
         if name not in columns:
@@ -102,7 +104,7 @@ def source_changes(node: Source, columns: Sequence[str], has_kinds: bool) -> Cha
 
 
 def operator_changes(node: Node, changes: Changelog) -> Changelog:
-    """What an operator, or a side output, declares of its rows, with its name."""
+    """What an operator or a side output declares about its rows, with its name."""
     if isinstance(node, Apply):
         return replace(changes, origin=f"operator '{node.name}' ({type(node.operator).__name__})")
     return replace(changes, origin=f"side output '{node.name}'")
@@ -111,8 +113,10 @@ def operator_changes(node: Node, changes: Changelog) -> Changelog:
 def changes_behind(
     node: Node, inputs: Sequence[Changelog], columns: Sequence[str], has_kinds: bool
 ) -> Changelog:
-    """The facts behind a transformation, a union or a sink. ``columns``: those of its first input; ``has_kinds``:
-    whether the rows behind it have a column ``row_kind``. Raises SchemaError for what cannot be right."""
+    """The changelog properties downstream of a transformation, a union or a sink.
+
+    ``columns``: the columns of its first input; ``has_kinds``: whether its output has a column ``row_kind``. Raises
+    SchemaError for an invalid combination."""
     if isinstance(node, Union):
         return _union(node, inputs)
     if isinstance(node, Sink) or not isinstance(node, Transform):
@@ -191,14 +195,14 @@ def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Cha
             makes_kinds |= old != ROW_KIND_COLUMN
         elif old in names:
             passed[old] = (*passed.get(old, ()), new)
-    if makes_kinds:  # by an expression of the user's own
+    if makes_kinds:  # computed by a user's expression
         return replace(RETRACT, origin=f"'{node.name}'").filtered(None)
     return _behind(given, passed)
 
 
 def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of a column and its name behind a selection, of those that pass unchanged; ("", name) for a value that is
-    made."""
+    """Pairs (column, name after the selection) of the columns that pass unchanged; ("", name) for a computed
+    value."""
     found: list[tuple[str, str]] = []
     for one in node.expressions if node.kind != "with_columns" else ():
         star = _parsed(one)
@@ -213,7 +217,7 @@ def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def plain_column(expression: Any) -> tuple[str, str]:
-    """The column that an expression passes on and its name then; ("", name) for a value that is made."""
+    """The column that an expression passes through, and its new name; ("", name) for a computed value."""
     parsed = _parsed(expression)
     name = parsed.alias if isinstance(parsed, exp.Alias) else None
     inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
@@ -223,7 +227,7 @@ def plain_column(expression: Any) -> tuple[str, str]:
 
 
 def _left_out(star: exp.Star, columns: Sequence[str]) -> set[str]:
-    """Those of ``columns`` that ``*`` does not bring unchanged."""
+    """Those of ``columns`` that ``*`` does not pass unchanged."""
     given = {name for name, value in star.args.items() if value}
     if given - {"except_"}:
         return set(columns)
@@ -243,8 +247,8 @@ def _behind(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
 
 
 def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
-    """Those of ``columns`` that a condition asks for; None where they are not known, or where it gives one answer today
-    and another one tomorrow."""
+    """Those of ``columns`` that a condition reads; None if they are not known, or if the condition's value may change
+    from one evaluation to the next."""
     parsed = _parsed(condition)
     if parsed is None or any(map(_varies, parsed.walk())):
         return None

@@ -1,10 +1,10 @@
-"""How a dataflow is declared.
+"""The declaration of a dataflow.
 
-Owns: ``Dataflow``, its nodes in the order of their declaration, and ``Stream``, what one builds on.
-Invariant: names are unique; a node's inputs are of the same dataflow and stand before it.
+Owns: ``Dataflow``, with its nodes in the order of their declaration, and ``Stream``, the builder of a dataflow.
+Invariant: names are unique; a node's inputs belong to the same dataflow and are declared before it.
 Must not import Spark.
 
-Source: the DataStream API of Flink, and Spark's names for what rows go through.
+Source: the DataStream API of Flink, and Spark's names for row transformations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PACKAGE: Final = str(Path(__file__).resolve().parents[1])
 
 
 class Dataflow:
-    """Nodes in the order in which they were declared; what they are built with are ``Stream``s."""
+    """Nodes in the order in which they were declared; ``Stream``s add them."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -52,7 +52,7 @@ class Dataflow:
         mode: ChangelogMode | str | None = None,
         primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
-        """A source; see ``StreamingJob.source`` and ``PipelineHarness``."""
+        """Add a source; see ``StreamingJob.source`` and ``PipelineHarness``."""
         if not (isinstance(name, str) and name.strip()):  # type: ignore[redundant-expr]  # as it may be called
             raise JobError(f"{caller()}: a source is called {name!r}; give it a name, such as 'orders'")
         node = Source(
@@ -66,7 +66,7 @@ class Dataflow:
         return self.add(node)
 
     def add(self, node: Node) -> Stream:
-        """A node behind those that are there. Raises JobError for a name that is taken."""
+        """Append a node. Raises JobError if its name is taken."""
         if any(other.name == node.name and isinstance(other, type(node)) for other in self.nodes):
             raise JobError(f"{node.place}: there is a {_kind(node)} '{node.name}' already; give another name")
         self.nodes.append(node)
@@ -83,13 +83,13 @@ class Dataflow:
         return [node for node in self.nodes if isinstance(node, Sink)]
 
     def check_used(self) -> None:
-        """Raise JobError if nothing is done with the sources."""
+        """Raise JobError if no operator and no sink reads the sources."""
         if not any(isinstance(node, Apply | Sink) for node in self.nodes):
             raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
 
     def unused(self, known: Collection[Node]) -> Iterator[str]:
-        """What is wrong with those of ``known`` whose rows nobody gets. An operator may have its state for others to
-        read, and a source may be there for its time."""
+        """Problems of those nodes of ``known`` whose rows nothing reads. Operators do not count, since others may read
+        their state, and neither do sources, which may serve for their time alone."""
         used = {one for node in self.nodes for one in node.inputs}
         for node in self.nodes:
             if isinstance(node, Transform | Union | Output) and node in known and node not in used:
@@ -98,15 +98,15 @@ class Dataflow:
                 )
 
     def named(self, kind: str) -> str:
-        """A name for a node that has none of its own."""
+        """A name for a node without a name."""
         return f"{kind} {sum(node.name.startswith(f'{kind} ') for node in self.nodes) + 1}"
 
 
 class Stream:
-    """The rows that leave a node. Methods add nodes; what they return is the stream behind the new one.
+    """The rows that a node emits. Each method adds a node and returns the stream of that node.
 
-    Over a changelog the column ``row_kind`` stays with its rows whatever ``select`` says. What each stream is,
-    insertions only or changes, and what identifies a row, follows from what it is made of; ``explain()`` shows it.
+    Over a changelog the column ``row_kind`` stays with its rows, whatever ``select`` lists. Whether a stream is
+    insert-only or has changes, and what identifies a row, is inferred from how it is built; ``explain()`` shows it.
     """
 
     def __init__(self, flow: Dataflow, node: Node) -> None:
@@ -116,38 +116,38 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream '{self.node.name}': {self.node.text}>"
 
-    if not TYPE_CHECKING:  # a checker is to see what is not there
+    if not TYPE_CHECKING:  # a type checker should report missing attributes
 
         def __getattr__(self, name):
             raise AttributeError(stream_hint(name))
 
     def where(self, condition: str | ArrowFunction | Any) -> Stream:
-        """The rows for which ``condition`` is true: Spark SQL text, a Spark column, or a function of the rows' Arrow
-        columns that returns a boolean array."""
+        """Keep the rows for which ``condition`` is true: Spark SQL text, a Spark column, or a function of the rows'
+        Arrow columns that returns a boolean array."""
         return self._transform("where", (condition,), {})
 
     def select(self, *expressions: Any, **named: Any) -> Stream:
-        """These columns: Spark SQL texts (``"price * 2 AS double"``), Spark columns; those with a name may be functions
-        of the rows' Arrow columns."""
+        """Keep these columns: Spark SQL texts (``"price * 2 AS double"``) or Spark columns; those given by name may
+        also be functions of the rows' Arrow columns."""
         return self._transform("select", expressions, named)
 
     def with_columns(self, **named: Any) -> Stream:
-        """All columns and these, or these in place of those of the same names."""
+        """Keep all columns and add these; a column with an existing name replaces that column."""
         return self._transform("with_columns", (), named)
 
     def drop(self, *columns: str) -> Stream:
-        """All columns but these."""
+        """Keep all columns except these."""
         return self._transform("drop", columns, {})
 
     def transform(
         self, function: Callable[..., Any], *others: Stream, changes: Changelog | None = None
     ) -> Stream:
-        """What ``function`` makes of the DataFrames of these rows and of those of ``others``: for all that Spark SQL
-        can do with the rows of one micro-batch. It needs Spark, and keeps no state.
+        """Apply ``function`` to the DataFrames of these rows and of ``others``. It may do all that Spark SQL can do
+        with the rows of one micro-batch. It needs Spark, and keeps no state.
 
-        ``changes``: what the rows that it returns are. By default rows without ``row_kind`` are insertions; with it
-        they are insertions if all that the function was given are, and a changelog without a unique key if not. Upserts
-        need ``changes``: what becomes of their key is not known."""
+        ``changes``: the changelog properties of the rows that it returns. By default, rows without ``row_kind`` are
+        insertions. Rows with it are insertions if all inputs of the function are, and otherwise a changelog without a
+        unique key. Upserts need ``changes``, since the function's effect on their key is not known."""
         inputs = self._nodes("transform", (self, *others))
         if not callable(function):
             raise JobError(f"{caller()}: transform was given {function!r}; give a function of DataFrames")
@@ -164,8 +164,9 @@ class Stream:
         )
 
     def union(self, *others: Stream) -> Stream:
-        """The rows of all; each has the same columns, by name. With different event times the union has none.
-        Insertions and changes go together; upserts do not, since the same key may come from several streams."""
+        """The rows of all streams, which must have the same columns, by name. If their event times differ, the union
+        has none. Insertions and changes can be mixed; upserts cannot, since the same key may occur in several
+        streams."""
         inputs = self._nodes("union", (self, *others))
         return self._flow.add(Union(name=self._flow.named("union"), place=caller(), inputs=inputs))
 
@@ -185,10 +186,10 @@ class Stream:
     ) -> Stream:
         """The output of ``operator`` over these rows and those of ``others``; see ``MicroBatch.apply``.
 
-        A ``key`` of one name is that of all inputs. Event time and sequence are those of the source that the rows come
-        from, unless they are given here; rows that an operator put out have none of their own. The watermark is that of
-        the sources; ``watermark_delay`` makes an input one more source of it, observed where the rows come in here.
-        An operator with ``initial_state`` does not run in the task of the one before it.
+        A ``key`` of one name applies to all inputs. Event time and sequence come from the source of the rows, unless
+        they are given here; rows that an operator emits have neither. The watermark comes from the sources;
+        ``watermark_delay`` makes an input another source of the watermark, observed where its rows enter this operator.
+        An operator with ``initial_state`` does not run in the task of the operator upstream.
         """
         check_is_operator(uid, operator)
         inputs = self._nodes(uid, (self, *others))
@@ -209,11 +210,11 @@ class Stream:
         return self._flow.add(node)
 
     def join(self, other: Stream, operator: Operator, *, uid: str, **arguments: Any) -> Stream:
-        """``apply`` of an operator of two inputs."""
+        """``apply`` for an operator with two inputs."""
         return self.apply(operator, other, uid=uid, **arguments)
 
     def output(self, name: str) -> Stream:
-        """The rows that an operator puts out to its side output ``name``; as often as they are asked for."""
+        """The rows that an operator emits to its side output ``name``; several calls return the same rows."""
         if not isinstance(self.node, Apply):
             raise JobError(
                 f"{caller()}: '{self.node.name}' is no operator, so it has no side output {name!r}; call output on "
@@ -227,9 +228,9 @@ class Stream:
         return self._flow.add(node)
 
     def to(self, sink: Any, name: str | None = None, *, starting_now: bool = False) -> Stream:
-        """Have these rows given to ``sink`` in each micro-batch: a function of (rows, batch id), or an object with such
-        a method ``write``. ``name``: in pictures, tests and the checkpoint, by default the function's.
-        ``starting_now``: a sink that keeps a table may be added to a job that runs, though the table then lacks all
+        """Write these rows to ``sink`` in each micro-batch: a function of (rows, batch id), or an object with such a
+        method ``write``. ``name``: its name in pictures, tests and the checkpoint, by default the function's.
+        ``starting_now``: allow adding a sink that keeps a table to a running job, although the table then lacks all
         rows that do not change from now on. Returns the same stream."""
         if not (callable(sink) or callable(getattr(sink, "write", None))):
             raise JobError(
@@ -279,7 +280,7 @@ def caller() -> str:
 
 
 def _of_all(key: Any, operator: Operator, inputs: int) -> Any:
-    """One name for all inputs that have a key."""
+    """Apply one name to all inputs that have a key."""
     if inputs < 2 or not isinstance(key, str):
         return key
     return tuple(None if number == operator.broadcast_input else key for number in range(inputs))

@@ -1,7 +1,7 @@
-"""What the checkpoint keeps of a graph, and whether a changed graph may go on over it.
+"""What the checkpoint stores of a graph, and whether a changed graph may continue from it.
 
 Owns: ``graph_manifest``, ``check_sinks``, ``check_initial`` and ``to_begin``.
-Invariant: a sink never goes on silently where what it has been given differs from what the graph would give it now.
+Invariant: a sink never continues silently if the rows it has received differ from those that the graph would now emit.
 Must not import Spark.
 """
 
@@ -35,21 +35,21 @@ _NONE: Final = "none"
 def graph_manifest(
     flow: Dataflow, changes: Mapping[Node, Changelog], initial: Collection[str], before: GraphManifest | None
 ) -> GraphManifest:
-    """What the manifest keeps of ``flow``; ``initial``: the sources that begin with initial rows."""
+    """What the manifest stores of ``flow``; ``initial``: the sources that start with initial rows."""
     known = {} if before is None else before.sources
     new = {node.name: node.name in initial for node in flow.sources if node.name not in known}
     return GraphManifest({**known, **new}, {node.name: _rows_of(node, changes) for node in flow.sinks})
 
 
 def to_begin(initial: Collection[str], before: GraphManifest | None, is_first: bool) -> list[str]:
-    """The sources whose initial rows come in this micro-batch."""
+    """The sources whose initial rows this micro-batch reads."""
     if before is None:
         return list(initial) if is_first else []
     return [name for name in initial if name not in before.sources]
 
 
 def check_initial(node: Source, before: GraphManifest | None, is_first: bool) -> None:
-    """Raise JobError for initial rows of a source that would never come."""
+    """Raise JobError if a source has initial rows that would never be read."""
     if is_first:
         return
     if before is None:
@@ -70,16 +70,16 @@ def check_sinks(
     before: GraphManifest | None,
     operators: Collection[str],
 ) -> Iterator[str]:
-    """What is wrong with sinks that go on, or are added; ``operators``: the uids that the checkpoint knows.
+    """Problems of sinks that continue or are added; ``operators``: the uids that the checkpoint knows.
 
-    A sink that keeps a table has to be given the same rows as before. Of others only the filters of changes are
-    compared: what else they make of their rows is not known.
+    A sink that keeps a table must receive the same rows as before. For other sinks only the filters of changes are
+    compared, since what else they do with their rows is not known.
     """
     if before is None:
         return
     for node in flow.sinks:
         if node.inputs[0] not in changes:
-            continue  # what is wrong stands before it
+            continue  # the problem is upstream of it
         was, now = before.sinks.get(node.name), _rows_of(node, changes)
         if was is None:
             missed = [_input_text(one) for one in now.inputs or () if _has_run(one, before, operators)]
@@ -143,7 +143,7 @@ def _rows_of(node: Sink, changes: Mapping[Node, Changelog]) -> SinkManifest:
 
 
 def _is_operator(node: Node) -> bool:
-    """Whether it keeps something, so that what is before it shows in its state."""
+    """Whether the node keeps state, so that changes upstream of it show in that state."""
     return isinstance(node, Apply) and not node.operator.stateless
 
 
@@ -158,8 +158,8 @@ def _inputs_of(node: Node) -> set[str]:
 
 
 def _columns_of(node: Node) -> str:
-    """Columns that are made on the way from a source or an operator with state; those that pass unchanged, or are left
-    out, change nothing in the others."""
+    """Columns computed between a source or stateful operator and this node. Columns that pass unchanged or are dropped
+    do not affect the others."""
     if isinstance(node, Source | Output) or _is_operator(node):
         return _NONE
     before = [_columns_of(one) for one in node.inputs]

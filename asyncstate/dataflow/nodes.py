@@ -1,8 +1,8 @@
 """The nodes of a dataflow.
 
-Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Output``, ``Sink``; what a stream knows of time
-from where it comes; ``watermark_sources``, ``check_one_start``, ``same_destinations``, ``NEVER_PASSED``.
-Invariant: a node is made once and never changed; its inputs were made before it.
+Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Output``, ``Sink``; the time attributes that a stream inherits
+from its source; ``watermark_sources``, ``check_one_start``, ``same_destinations``, ``NEVER_PASSED``.
+Invariant: a node is immutable; its inputs were created before it.
 Must not import Spark.
 """
 
@@ -27,14 +27,14 @@ NEVER_PASSED = (
     "its rows wait for the watermark, but no source of the job has a watermark_delay: they would wait until "
     "finish()"
 )
-"""What is wrong with an operator whose rows nothing would bring."""
+"""The problem of an operator that buffers rows which nothing would release."""
 
 ArrowFunction = Callable[[pa.RecordBatch], Any]
-"""Columns of some rows (n) to an array (n): of booleans in ``where``."""
+"""Maps columns of rows (n) to an array (n); in ``where``, to booleans."""
 
 
 class Times(NamedTuple):
-    """What the rows of a stream have from their source: of each the declaration of ``Dataflow.source``."""
+    """What the rows of a stream inherit from their source, as declared in ``Dataflow.source``."""
 
     event_time: str | None = None
     watermark_delay: Delay = None
@@ -45,7 +45,8 @@ class Times(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Node:
-    """``name`` in errors and pictures; ``place``: file and line of its declaration; ``inputs``: the nodes before it."""
+    """``name``: used in errors and pictures; ``place``: file and line of its declaration; ``inputs``: upstream
+    nodes."""
 
     name: str
     place: str
@@ -53,29 +54,29 @@ class Node:
 
     @property
     def times(self) -> Times:
-        """What is known of the time of its rows."""
+        """The time attributes of its rows."""
         return Times()
 
     @property
     def text(self) -> str:
-        """What it does, in a line."""
+        """What it does, in one line."""
         return self.name
 
     @property
     def called(self) -> str:
-        """As errors name it."""
+        """Its name in error messages."""
         return f"{type(self).__name__.lower()} '{self.name}'"
 
     def problem(self, what: str) -> str:
-        """A line that says what is wrong with it, and where it was declared."""
+        """One line that describes a problem of the node and where it was declared."""
         named = what.startswith((f"{self.called}:", f"{self.called} ("))
         return f"{self.place}: {what if named else f'{self.called}: {what}'}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
-    """Rows from outside. ``mode``: None: they are changes if they have kinds. ``schema`` is theirs where no frame tells
-    it (in tests)."""
+    """Rows from outside. ``mode``: if None, the rows are changes if they have row kinds. ``schema``: given where there
+    is no DataFrame to take it from (in tests)."""
 
     declared: Times
     mode: ChangelogMode | None
@@ -94,7 +95,7 @@ class Source(Node):
 
     @property
     def watermark(self) -> WatermarkSource | None:
-        """How it moves the watermark, None if it does not. Raises JobError and ConfigurationError."""
+        """How it advances the watermark, None if it does not. Raises JobError and ConfigurationError."""
         times = self.declared
         return watermark_source(times.event_time, times.watermark_delay, times.idle_after)
 
@@ -114,9 +115,9 @@ class Source(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Transform(Node):
-    """Rows of one input, one by one: ``expressions`` are SQL texts, Spark columns or functions of Arrow columns;
-    those of ``named`` have a name. ``transform`` has one, a function of DataFrames, one an input, and may say what
-    ``changes`` it returns."""
+    """A row-by-row transformation of one input. ``expressions`` are SQL texts, Spark columns or functions of Arrow
+    columns; those of ``named`` have a name. The kind ``transform`` has one expression, a function of one DataFrame per
+    input, and may declare the ``changes`` that it returns."""
 
     kind: Literal["where", "select", "with_columns", "drop", "transform"]
     expressions: tuple[Any, ...] = ()
@@ -147,7 +148,7 @@ class Union(Node):
 
     @property
     def times(self) -> Times:
-        """Those that all inputs agree on; without the same event time none."""
+        """The attributes that all inputs share; none if their event times differ."""
         first, *others = (one.times for one in self.inputs)
         if any(one.event_time != first.event_time for one in others):
             return Times()
@@ -163,9 +164,9 @@ class Union(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Apply(Node):
-    """An operator over its inputs; ``name`` is its uid. What is None of event time and sequence is taken from the
-    inputs; ``watermark_delay`` makes the inputs sources of the watermark, beside those that are declared.
-    ``initial_state``: what it starts from, as of ``MicroBatch.apply``."""
+    """An operator over its inputs; ``name`` is its uid. Event time and sequence that are None are inherited from the
+    inputs; ``watermark_delay`` makes the inputs sources of the watermark, in addition to the declared ones.
+    ``initial_state``: the state it starts from, see ``MicroBatch.apply``."""
 
     operator: Operator
     key: Keys
@@ -189,9 +190,9 @@ class Apply(Node):
         return f"operator '{self.name}'"
 
     def arguments(self) -> dict[str, Any]:
-        """Those of ``MicroBatch.apply``, beside operator and inputs."""
+        """The arguments of ``MicroBatch.apply``, except operator and inputs."""
         from_inputs = [one.times for one in self.inputs]
-        if self.operator.stateless:  # a row alone has no order, and nothing came before it
+        if self.operator.stateless:  # no state: a row has no order and no predecessors
             from_inputs = [Times(times.event_time) for times in from_inputs]
 
         def each(given: Any, name: str) -> Any:
@@ -235,15 +236,15 @@ class Output(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sink(Node):
-    """Where the rows of its input go: a function of (rows, batch id), or an object with such a method ``write``.
-    ``starting_now``: its table may lack what has been before it was added."""
+    """The destination of its input's rows: a function of (rows, batch id), or an object with such a method ``write``.
+    ``starting_now``: its table may lack the rows from before it was added."""
 
     sink: Any
     starting_now: bool = False
 
     @property
     def is_table(self) -> bool:
-        """Whether it says that it keeps the table which its rows describe."""
+        """Whether the sink declares that it keeps the table which its rows describe."""
         return getattr(self.sink, "keeps_table", False) is True
 
     @property
@@ -253,8 +254,8 @@ class Sink(Node):
 
 
 def filters_of(node: Node) -> str:
-    """What the rows of ``node`` were filtered by since they came from a source or an operator with state, as a text
-    that does not depend on how it is written; "none" for nothing."""
+    """The filters applied to the rows of ``node`` since their source or a stateful operator, as a text that does not
+    depend on formatting; "none" if there are none."""
     if isinstance(node, Union):
         parts = [filters_of(one) for one in node.inputs]
         return " or ".join(f"({part})" for part in parts) if set(parts) != {"none"} else "none"
@@ -267,7 +268,7 @@ def filters_of(node: Node) -> str:
 
 
 def condition_text(condition: object) -> str:
-    """SQL in its normal form; a function by its code."""
+    """SQL in its normal form; the code of a function."""
     if isinstance(condition, str):
         return normal_sql(condition)
     return function_text(condition) if callable(condition) else " ".join(str(condition).split())
@@ -276,7 +277,8 @@ def condition_text(condition: object) -> str:
 def array_of(
     function: ArrowFunction, batch: pa.RecordBatch, name: str, kind: pa.DataType | None = None
 ) -> pa.Array:
-    """What ``function`` makes of the rows (n): an array (n), of ``kind``. Raises SchemaError for anything else."""
+    """Apply ``function`` to the rows (n); returns an array (n) of type ``kind``. Raises SchemaError for other
+    results."""
     try:
         found: Any = function(batch)
     except Exception as error:
@@ -294,19 +296,19 @@ def array_of(
 
 
 def expression_text(expression: object) -> str:
-    """As it was written, or by what name the function goes."""
+    """The expression as written, or the name of a function."""
     return expression if isinstance(expression, str) else getattr(expression, "__name__", str(expression))
 
 
 def key_text(key: Any) -> str:
-    """The key columns, of all inputs."""
+    """The key columns of all inputs."""
     return key if isinstance(key, str) else ", ".join(map(key_text, filter(None, key or ())))
 
 
 def watermark_sources(nodes: Iterable[Node]) -> dict[str, WatermarkSource]:
-    """The sources that move the watermark, by name; none where no operator has state, so that nothing asks for it.
+    """The sources that advance the watermark, by name; none if no operator has state, since nothing uses it then.
 
-    Raises JobError for one that is called as an input of an operator with a watermark_delay.
+    Raises JobError for a source with the name of an operator input that has a watermark_delay.
     """
     nodes = list(nodes)
     if all(node.operator.stateless for node in nodes if isinstance(node, Apply)):
@@ -325,12 +327,12 @@ def watermark_sources(nodes: Iterable[Node]) -> dict[str, WatermarkSource]:
 
 
 def _or_none(given: Any) -> Any:
-    """None for several inputs of which none has any."""
+    """None if there are several inputs and none has a value."""
     return None if isinstance(given, list) and not any(given) else given
 
 
 def check_one_start(node: Apply, started: Collection[str]) -> None:
-    """Raise JobError if the operator says what comes first and a source that it reads, one of ``started``, does too."""
+    """Raise JobError if both the operator and a source upstream of it, one of ``started``, have initial rows."""
     if node.initial_state is None:
         return
     above: list[Node] = list(node.inputs)
@@ -342,7 +344,7 @@ def check_one_start(node: Apply, started: Collection[str]) -> None:
 
 
 def same_destinations(sinks: Sequence[Sink]) -> Iterator[str]:
-    """Sinks that would take each other's micro-batches for their own."""
+    """Problems of sinks that would confuse each other's micro-batches with their own."""
     seen: dict[Any, Sink] = {}
     for node in sinks:
         destination = getattr(node.sink, "destination", None)

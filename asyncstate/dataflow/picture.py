@@ -1,7 +1,7 @@
 """A dataflow as text and as a picture.
 
 Owns: ``explain``, ``draw`` and ``NodeMetrics``.
-Invariant: both show every node once, and every arrow.
+Invariant: both show every node once, and every edge.
 Must not import Spark.
 """
 
@@ -24,8 +24,8 @@ _FILLS: Final = {Source: "#dbeafe", Apply: "#dcfce7", Sink: "#fef3c7"}
 
 
 class NodeMetrics(NamedTuple):
-    """Of an operator in the last micro-batch: rows, seconds with those of whatever Spark computes before it, and how
-    much it has stored."""
+    """Metrics of an operator in the last micro-batch: rows, seconds including what Spark computes upstream of it, and
+    the size of its state."""
 
     rows_in: int
     rows_out: int
@@ -34,12 +34,12 @@ class NodeMetrics(NamedTuple):
 
     @property
     def text(self) -> str:
-        """In a line."""
+        """The metrics in one line."""
         return f"{self.seconds * 1e3:,.0f} ms, {self.rows_in:,} → {self.rows_out:,} rows"
 
     @property
     def state_text(self) -> str:
-        """How much it has stored."""
+        """The size of its state."""
         return f"{self.state_bytes / _MIB:,.1f} MiB of state"
 
 
@@ -52,8 +52,8 @@ def explain(
     waits: str | None = None,
     growth: Mapping[Node, StateGrowth] | None = None,
 ) -> str:
-    """A line a node in the order of declaration, with where its rows come from, what they are, where it runs, what
-    it keeps and how that grows; ``places`` says it of those that do not run where nodes of their kind usually do.
+    """One line per node in the order of declaration: its inputs, its changelog properties, where it runs, its state and
+    how that grows. ``places``: where nodes run that do not run in their kind's usual place.
     ``waits``: what the watermark waits for."""
     metrics, places, states, changes = metrics or {}, places or {}, states or {}, changes or {}
     growth = growth or {}
@@ -85,7 +85,7 @@ def _runs(
     states: Mapping[Node, Sequence[str]] | None = None,
     growth: Mapping[Node, StateGrowth] | None = None,
 ) -> str:
-    """Where it runs, what it keeps and how that grows."""
+    """Where the node runs, its state, and how that grows."""
     kept = f": {', '.join(states[node])}" if states and states.get(node) else ""
     grows = f"; {growth[node].text}" if growth and node in growth else ""
     return (places.get(node) or _usually(node)) + kept + grows
@@ -108,7 +108,7 @@ def draw(
     states: Mapping[Node, Sequence[str]] | None = None,
     growth: Mapping[Node, StateGrowth] | None = None,
 ) -> str:
-    """An SVG: boxes from left to right, arrows between them; of operators with metrics the slowest has a red frame."""
+    """Draw an SVG: boxes from left to right with arrows between them; the slowest operator has a red frame."""
     metrics, places, states = metrics or {}, places or {}, states or {}
     corners = _places(flow)
     slowest = max(metrics, key=lambda name: metrics[name].seconds, default=None)
@@ -136,7 +136,7 @@ def draw(
 
 
 def _places(flow: Dataflow) -> dict[Node, tuple[int, int]]:
-    """Column (the longest way from a source) and row of each node."""
+    """Column (the longest path from a source) and row of each node."""
     columns: dict[Node, int] = {}
     taken: dict[int, int] = {}
     places: dict[Node, tuple[int, int]] = {}

@@ -1,7 +1,7 @@
-"""What a micro-batch's changelog comes to, where its rows are in this process.
+"""The net result of a micro-batch's changelog, for rows that are in this process.
 
 Owns: ``last_changes``, over an Arrow table with a ``row_kind`` column.
-Invariant: rows are looked at as a set, so their order does not matter.
+Invariant: rows are treated as a set, so their order does not matter.
 Must not import Spark.
 """
 
@@ -20,11 +20,11 @@ _ADDS = pa.array([kind.text for kind in RowKind if kind.is_accumulate])
 
 
 def last_changes(rows: pa.Table, keys: Sequence[str], changes: Changelog) -> pa.Table:
-    """One row for each of the ``keys`` that change: the new one as +U, or the one that is gone as -D.
+    """One row per changed key of ``keys``: the new row as +U, or the deleted row as -D.
 
     Without ``row_kind`` all rows are insertions. ``keys`` must be a unique key of the rows, which are ``changes``.
-    Raises SchemaError for columns that Arrow cannot group by and for a key that is no column, OperatorError for a key
-    that is left with several rows.
+    Raises SchemaError for columns that Arrow cannot group by and for a key that is not a column, OperatorError for a
+    key that is left with several rows.
     """
     missing = [name for name in keys if name not in rows.column_names]
     if missing or not keys:
@@ -41,7 +41,7 @@ def last_changes(rows: pa.Table, keys: Sequence[str], changes: Changelog) -> pa.
     _check_one_a_key(table if changes.is_upsert else comes, keys)
     if gone.num_rows and comes.num_rows and not changes.is_upsert:
         replaced = comes.select(list(keys)).append_column("asyncstate:here", pa.repeat(True, comes.num_rows))
-        # A join would not find null keys; those are refused before anything is written.
+        # A join does not match null keys; those are refused before anything is written.
         gone = gone.join(replaced, list(keys), join_type="left outer")
         gone = gone.filter(pc.is_null(gone.column("asyncstate:here")))
     parts = [
@@ -65,7 +65,7 @@ def _check_one_a_key(table: pa.Table, keys: Sequence[str]) -> None:
 
 
 def _net(rows: pa.Table, names: list[str], changes: Changelog) -> pa.Table:
-    """Each distinct row with how many more times it comes than it goes, where that is not 0; each upsert as it is."""
+    """Each distinct row with its net count (insertions minus deletions) if that is not 0; upserts unchanged."""
     if has_kinds(rows.column_names):
         kinds = rows.column(ROW_KIND_COLUMN)
         unknown = kinds.filter(pc.invert(pc.is_in(kinds, pa.array(ROW_KIND_TEXTS))))
@@ -78,9 +78,7 @@ def _net(rows: pa.Table, names: list[str], changes: Changelog) -> pa.Table:
     else:
         signs = pa.repeat(1, rows.num_rows)
     signed = rows.select(names).append_column(_SIGN, signs)
-    if (
-        changes.is_upsert
-    ):  # of a row that goes only the key counts, so that nothing is taken back by its content
+    if changes.is_upsert:  # of a deletion only the key counts, so rows cannot cancel by content
         return signed
     try:
         counted = signed.group_by(names, use_threads=False).aggregate([(_SIGN, "sum")])

@@ -1,8 +1,8 @@
-"""Operators with one key that run in one task, one after the other.
+"""Operator chaining: operators with the same key fused into one task.
 
-Owns: ``Link`` and ``run_chain``: the rows of an operator on their way to the next one, which has the same partitions.
-Invariant: an operator has ended, its store is given back and what it asks to commit is known when the next one begins;
-rows come in the order in which they were put out.
+Owns: ``Link`` and ``run_chain``, which pass an operator's rows to the next operator, which has the same partitions.
+Invariant: an operator has finished, its store is released and its commit record is known before the next one starts;
+rows keep the order in which they were emitted.
 Must not import pyspark: workers import this module.
 
 Source: the operator chains of Flink's job graphs.
@@ -34,7 +34,7 @@ REPORT = "nothing was committed; start the query again, and report this if it co
 
 @dataclass(frozen=True)
 class Link:
-    """One operator of a chain; ``after`` makes of its main output the rows that leave it."""
+    """One operator of a chain; ``after`` turns its main output into the rows that leave it."""
 
     spec: TaskSpec
     after: OutputPipeline | None = None
@@ -43,8 +43,8 @@ class Link:
 def run_chain(
     links: Sequence[Link], partition: int, rows: Iterator[InputBatch], run: RunPartition
 ) -> Iterator[OutBatch | CommitRecord]:
-    """Run the operators of ``links`` over ``rows`` of one partition; gives what leaves the last one, then a commit
-    record for each. Operators before the last one have no side outputs."""
+    """Run the operators of ``links`` over ``rows`` of one partition; yields the output of the last one, then a commit
+    record per operator. Operators before the last one have no side outputs."""
     records: list[CommitRecord] = []
     with ExitStack() as spools:
         for link, following in itertools.pairwise(links):
@@ -59,7 +59,7 @@ def run_chain(
 def _output(
     link: Link, partition: int, rows: Iterator[InputBatch], run: RunPartition, records: list[CommitRecord]
 ) -> Iterator[OutBatch]:
-    """Run one operator to its end; gives its output. What it asks to commit goes to ``records``."""
+    """Run one operator to its end; yields its output and appends its commit record to ``records``."""
     from asyncstate.runtime.spec import CommitRecord, SideBatch
 
     before = len(records)
@@ -73,8 +73,8 @@ def _output(
 
 
 class Spool:
-    """The rows that the operator of ``spec`` gets: in memory, beyond the share of gathered rows in a file that has no
-    name and goes with the process."""
+    """The input rows of the operator of ``spec``: in memory, and beyond the memory share of buffered rows in a
+    temporary file without a name, which the system deletes when the process ends."""
 
     def __init__(self, spec: TaskSpec) -> None:
         self._spec = spec
@@ -85,12 +85,12 @@ class Spool:
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
 
     def close(self) -> None:
-        """Give its file back."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
     def add(self, out: OutBatch) -> None:
-        """Some rows more."""
+        """Append rows."""
         assert isinstance(out, pa.RecordBatch)  # operators with side outputs are not chained
         if out.num_rows:
             self._batches.append(out)
@@ -99,7 +99,7 @@ class Spool:
                 self._write()
 
     def rows(self) -> Iterator[InputBatch]:
-        """The rows, once, in their order."""
+        """The rows in order; can be called once."""
         from asyncstate.runtime.spec import InputBatch
 
         spec = self._spec.inputs[0]

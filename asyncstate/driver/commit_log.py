@@ -1,4 +1,4 @@
-"""The job's side of the checkpoint: which manifest a micro-batch starts from, and its commit.
+"""The job's side of the checkpoint: the manifest that a micro-batch starts from, and its commit.
 
 Owns: ``CommitLog``; the only module of this package that reads or writes manifests.
 Invariant: batch N starts from the manifest of batch N-1 and from no other.
@@ -16,7 +16,8 @@ from asyncstate.runtime import SourceTimes, check_key_groups
 from asyncstate.storage import Checkpoint, GraphManifest, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"
-"""Entry of an operator's schema texts: JSON of the micro-batch's own, for ``finish`` after a restart."""
+"""The key in an operator's schema texts for the JSON of the micro-batch's schema; ``finish`` needs it after a
+restart."""
 
 _REPLAYABLE_VERSIONS = 2
 
@@ -24,7 +25,7 @@ _REPLAYABLE_VERSIONS = 2
 class CommitLog:
     """Reads and writes the manifests of one job.
 
-    Raises CheckpointError for a checkpoint of another job, ConfigurationError for another number of key
+    Raises CheckpointError for a checkpoint of another job, ConfigurationError for a different number of key
     groups.
     """
 
@@ -33,7 +34,7 @@ class CommitLog:
         files = checkpoint_files(config.checkpoint_dir)
         self.job_id = job_id
         self.place = files.place
-        """What tasks open the checkpoint with; it may hold credentials."""
+        """The location with which tasks open the checkpoint; it may contain credentials."""
         self.folder = files.shown
         self._config = config
         self._first_batch_id = first_batch_id
@@ -54,14 +55,14 @@ class CommitLog:
         return self._checkpoint.latest()
 
     def base_of(self, batch_id: int) -> Manifest | None:
-        """What ``batch_id`` starts from, None for the first.
+        """The manifest that ``batch_id`` starts from, None for the first batch.
 
         Raises JobError for a batch out of order, CheckpointError if the job has been finished. The first call
-        takes the checkpoint over: from then on no driver before this one can commit.
+        claims the checkpoint: from then on no earlier driver can commit.
         """
         if not self._claimed:
             self._checkpoint.claim(self.job_id)
-            self._checkpoint.files.sweep()  # of writers that were killed; the living have an hour
+            self._checkpoint.files.sweep()  # files of killed writers; running ones have an hour
             self._claimed = True
         latest = self.latest()
         if latest is None:
@@ -80,7 +81,7 @@ class CommitLog:
         if batch_id == latest.batch_id + 1:
             return latest
         if batch_id == latest.batch_id:
-            # Spark replays a batch whose own commit did not get through; ours is made again over the same
+            # Spark replays a batch if Spark's own commit of it failed; we commit it again over the same
             # base.
             return self._checkpoint.read(latest.base) if latest.base >= 0 else None
         raise JobError(
@@ -89,7 +90,7 @@ class CommitLog:
         )
 
     def origin_of(self, base: Manifest | None) -> Origin:
-        """Where the micro-batch over ``base`` comes from, after ``base_of``: what a sink tells writes apart by."""
+        """The origin of the micro-batch over ``base``, by which a sink distinguishes writes; call ``base_of`` first."""
         start = self._checkpoint.start
         return Origin(self.job_id, start.checkpoint_id, start.driver, start.earlier, base is None)
 
@@ -104,7 +105,8 @@ class CommitLog:
         final: bool,
         graph: GraphManifest | None = None,
     ) -> Manifest:
-        """Make a batch the newest version; returns it. Raises ConcurrentJobError if another driver has taken over."""
+        """Commit a batch as the newest version; returns its manifest. Raises ConcurrentJobError after a takeover by
+        another driver."""
         manifest = Manifest(
             job_id=self.job_id,
             batch_id=batch_id,
@@ -120,7 +122,7 @@ class CommitLog:
             graph=graph,
         )
         self._checkpoint.commit(manifest)
-        # The newest batch can be replayed only as long as the version it was based on is there.
+        # The newest batch can be replayed only while its base version exists.
         self._checkpoint.retain(max(self._config.retained_versions, _REPLAYABLE_VERSIONS))
         return manifest
 

@@ -1,8 +1,8 @@
-"""Which parts of a graph run in the task of the operator before them.
+"""Fusion: which parts of a graph run in the task of the operator upstream of them.
 
-Owns: ``plan_fusion``: behind an operator the filters and projections that its rows alone go through, and the first
-step of the operator that they come to.
-Invariant: states, results and what is stored are those of the parts run one after the other by Spark.
+Owns: ``plan_fusion``, which fuses an operator with the filters and projections that are its only consumers, and with
+the first step of the next operator.
+Invariant: states, results and what is stored are the same as if Spark ran the parts one after the other.
 Must not import storage or Spark.
 """
 
@@ -25,10 +25,12 @@ from asyncstate.runtime import FilterStep, OutputPipeline, ProjectStep, Step
 
 
 class FusedChain(NamedTuple):
-    """What runs in an operator's task behind it: ``last`` is the node whose rows leave. ``without_kinds``: a changelog
-    leaves as insertions. ``next``: the node that gets the rows; ``before``: what it is to be told if it is an operator;
-    ``joined``: that operator, with the key of this one, runs in the same task. ``feeds``: that operator gets the rows
-    in the same Spark job. ``inside``: the nodes that run there; ``stopped``: why nothing more does."""
+    """What runs in an operator's task after it.
+
+    ``last``: the node whose rows leave the task. ``without_kinds``: a changelog leaves as insertions. ``next``: the
+    node that consumes the rows; ``before``: what that operator must know about the fused steps; ``joined``: that
+    operator, which has the same key, runs in the same task. ``feeds``: that operator consumes the rows in the same
+    Spark job. ``inside``: the nodes that run in the task; ``stopped``: why no more nodes do."""
 
     last: Node
     after: OutputPipeline | None = None
@@ -47,7 +49,7 @@ def call_of(node: Apply) -> Call:
 
 
 def plan_fusion(flow: Dataflow, empty: Mapping[Node, R], batch: MicroBatch[R]) -> dict[Apply, FusedChain]:
-    """What runs in the task of each operator; ``empty`` has the columns of each node's rows."""
+    """What runs in the task of each operator; ``empty`` has an empty frame with each node's columns."""
     tails: dict[Apply, FusedChain] = {}
     routes: dict[Node, tuple[str, ...]] = {}
     for node in flow.nodes:
@@ -81,7 +83,7 @@ def _tail_of(
     after = OutputPipeline(tuple(steps), schema) if steps else None
     tail = FusedChain(last, after, without_kinds, following, inside=tuple(inside))
     if isinstance(following, Apply) and not following.operator.stateless:
-        # What an operator starts from comes with an exchange of its own.
+        # Initial state needs a separate exchange.
         if len(following.inputs) == 1 and following.initial_state is None:
             joined = batch.behind(call_of(node), inputs, call_of(following), empty[last], routes)
             if joined is not None:
@@ -106,7 +108,7 @@ def _kept(
     inputs: Sequence[R],
     stepped: bool,
 ) -> str:
-    """Why the rows of ``last`` are kept before ``following`` gets them; empty if they are not."""
+    """Why the rows of ``last`` are materialized before ``following`` consumes them; empty if they are not."""
     if following.initial_state is not None:
         return f"'{following.name}' may have to start from what is there"
     if following.inputs.count(last) > 1 or any(one not in empty for one in following.inputs):
@@ -117,7 +119,7 @@ def _kept(
 
 
 def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...] | None:
-    """The columns behind a step; None: not all of them are left."""
+    """The names of the routing columns after a step; None if a column was dropped."""
     if not isinstance(step, ProjectStep):
         return route
     new = {name: renamed for name, renamed in reversed(step.columns)}
@@ -125,7 +127,7 @@ def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...]
 
 
 def places_of(tails: Mapping[Apply, FusedChain]) -> dict[Node, str]:
-    """Where nodes run that do not run where those of their kind usually do, and why others do not."""
+    """Where nodes run that do not run in their kind's usual place, and why others are not fused."""
     places: dict[Node, str] = {}
     behind: dict[Apply, list[tuple[Apply, FusedChain]]] = {}
     for node, tail in tails.items():
@@ -140,7 +142,7 @@ def places_of(tails: Mapping[Apply, FusedChain]) -> dict[Node, str]:
 
 
 def _exchanged(before: Sequence[tuple[Apply, FusedChain]]) -> str:
-    """How an operator gets rows of others through an exchange."""
+    """How an operator receives rows of others through an exchange."""
     said = []
     for node, tail in before:
         if tail.before is not None:
@@ -173,8 +175,8 @@ def _only_consumer(flow: Dataflow, node: Node) -> Node | None:
 
 
 def _step(node: Transform, schema: pa.Schema) -> tuple[Step | None, pa.Schema] | None:
-    """The node as a step (None: nothing is to be done) over rows of ``schema``, and their columns behind it; None: it
-    is left to Spark."""
+    """The node as a step over rows of ``schema`` (None if it does nothing), and the columns after it. The result is
+    None if the node must be left to Spark."""
     if node.kind == "where":
         (condition,) = node.expressions
         if callable(condition):

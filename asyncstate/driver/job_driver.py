@@ -1,4 +1,4 @@
-"""One micro-batch after another: what each starts from, its run, its commit and its metrics.
+"""Runs micro-batches one after another: the base of each, its execution, its commit and its metrics.
 
 Owns: ``JobDriver``.
 Invariant: the manifest of a batch is written after the job's function has returned, and only then.
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class JobDriver(Generic[R]):
-    """Runs the micro-batches of one job. ``make_batch`` makes a ``MicroBatch``, or what the engine calls one."""
+    """Runs the micro-batches of one job. ``make_batch`` creates a ``MicroBatch``, or the engine's equivalent."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class JobDriver(Generic[R]):
         make_batch: Callable[..., Any] = MicroBatch,
     ) -> None:
         self.history: deque[Progress] = deque(maxlen=HISTORY_BATCHES_MAX)
-        """The progress of the last micro-batches, the newest last."""
+        """The progress of the last micro-batches, newest last."""
         self.last_error: BaseException | None = None
-        """What the last micro-batch failed with; None after a good one."""
+        """The error of the last micro-batch; None if it succeeded."""
         self.now: tuple[int, float] | None = None
-        """The micro-batch that runs, and when it began (``time.perf_counter``)."""
+        """The running micro-batch, and when it started (``time.perf_counter``)."""
         self.schema: str | None = None
-        """The schema of the newest micro-batch's rows, as the engine writes it."""
+        """The schema of the newest micro-batch's rows, in the engine's format."""
         self.committed: Manifest | None = None
-        """What this driver has committed last."""
+        """The last manifest that this driver has committed."""
         self._inputs_with_delay: dict[str, dict[str, WatermarkSource]] = {}
-        """Of operators that this driver has applied, by uid: their inputs that are sources of the watermark."""
+        """The inputs that are sources of the watermark, for each operator (by uid) that this driver has applied."""
         self._all_claimed = False
         self._frame = frame
         self._ledger = ledger
@@ -76,7 +76,7 @@ class JobDriver(Generic[R]):
 
     @contextmanager
     def trial(self) -> Iterator[Any]:
-        """The next micro-batch as a check needs it: nothing runs in it."""
+        """The next micro-batch, for checks only: nothing runs in it."""
         base = self._ledger.latest()
         number = 0 if base is None else base.batch_id + 1
         batch = self._make_batch(self._frame, number, base, self._clock.now_us(), final=False)
@@ -86,7 +86,7 @@ class JobDriver(Generic[R]):
             batch.close()
 
     def run(self, function: Callable[[Any], object], batch_id: int, final: bool, schema: str) -> None:
-        """Run ``function`` with micro-batch ``batch_id`` and commit it. ``schema``: of the rows that it reads.
+        """Run ``function`` with micro-batch ``batch_id`` and commit it. ``schema``: the schema of its rows.
 
         Raises what the function raises, JobError and CheckpointError; nothing is committed then.
         """
@@ -163,8 +163,8 @@ class JobDriver(Generic[R]):
         self._all_claimed = True
 
     def _dropped(self, batch: MicroBatch[R], stored: Mapping[str, OperatorManifest]) -> Collection[str]:
-        """The operators that go, because the program has them no more; asked in the first micro-batch, since a function
-        may leave an operator out of a later one. Those without state go unasked."""
+        """The operators to drop because the program no longer has them. Checked only in the first micro-batch, since a
+        function may leave an operator out of a later one. Operators without state are dropped without a check."""
         if self._all_claimed:
             return ()
         with_state = [uid for uid, one in stored.items() if one.has_state]
@@ -172,9 +172,9 @@ class JobDriver(Generic[R]):
         return dropped | (stored.keys() - with_state - batch.applied.keys())
 
     def _sources(self, batch: MicroBatch[R], base: Manifest | None) -> SourceTimes:
-        """How far the sources of the watermark have come: those that are declared, and the inputs of operators.
+        """The event times that the sources of the watermark have reached: declared sources and inputs of operators.
 
-        An operator may be left out of a micro-batch. Its inputs are sources as long as this driver has once had them.
+        An operator may be left out of a micro-batch. Its inputs remain sources once this driver has applied it.
         """
         seen = dict(batch.event_times)
         for uid in batch.stateless:
@@ -188,7 +188,7 @@ class JobDriver(Generic[R]):
             declared |= inputs
         known = {} if base is None else base.sources
         if not batch.applied and not batch.stateless and batch.sources is None:
-            # A function that has applied nothing yet says nothing about its inputs.
+            # A function that has not applied anything yet gives no information about its inputs.
             declared |= {name: WatermarkSource(0) for name in known if name not in declared}
         gone = sorted(known.keys() - declared.keys())
         if gone:
@@ -226,6 +226,6 @@ class JobDriver(Generic[R]):
 
 
 def _carried(base: Manifest | None, stateless: Collection[str]) -> dict[str, OperatorManifest]:
-    """Operators of ``base``, but for those that are stateless by now."""
+    """Operators of ``base``, except those that are stateless now."""
     known = {} if base is None else base.operators
     return {uid: stored for uid, stored in known.items() if uid not in stateless}

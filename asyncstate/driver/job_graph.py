@@ -1,7 +1,7 @@
-"""The dataflow of a job: its check before the first row, and its run in a micro-batch.
+"""The dataflow of a job: its check before any row is read, and its execution in each micro-batch.
 
 Owns: ``JobGraph``.
-Invariant: a micro-batch does what the same calls of ``MicroBatch.apply`` in a function would do.
+Invariant: a micro-batch has the same effect as the same calls of ``MicroBatch.apply`` in a function.
 Must not import storage or Spark.
 """
 
@@ -38,30 +38,30 @@ from asyncstate.operator import InputSpec, OutputSpec, unknown_output
 
 
 class JobGraph(Generic[R]):
-    """The dataflow of a job; ``shapes`` of its sources have their columns."""
+    """The dataflow of a job. The ``shape`` of a source has the columns of its rows."""
 
     def __init__(self, executor: Executor[R]) -> None:
         self.flow = Dataflow()
         self._tails: dict[Apply, FusedChain] = {}
         self._empty_rows: dict[Node, R] = {}
-        """The columns of each node's rows, without rows; after ``check``."""
+        """For each node an empty frame with the columns of its rows; set by ``check``."""
         self._side_outputs: dict[Node, Mapping[str, R]] = {}
         self._outputs: dict[Node, OutputSpec] = {}
         self.changes: dict[Node, Changelog] = {}
-        """What the rows of each node are; after ``check``."""
+        """The changelog properties of each node's rows; set by ``check``."""
         self._kinds_kept: set[Node] = set()
-        """Selections of a changelog that do not name the kinds, which stay with their rows."""
+        """Selections over a changelog that do not list ``row_kind``, which stays with their rows."""
         self.places: dict[Node, str] = {}
-        """Where nodes run, of those that do not run where their kind usually does; after ``check``."""
+        """Where nodes run that do not run in their kind's usual place; set by ``check``."""
         self.states: dict[Node, Sequence[str]] = {}
-        """What operators keep; after ``check``."""
+        """The states of each operator, in words; set by ``check``."""
         self.growth: dict[Node, StateGrowth] = {}
-        """How that grows; after ``check``."""
+        """How the state of each operator grows; set by ``check``."""
         self._executor = executor
         self._shapes: dict[str, R] = {}
         self._initial: dict[str, Any] = {}
         self._watches: dict[Source, Watch] = {}
-        """How the times of sources are found; after ``check``."""
+        """How the event times of sources are observed; set by ``check``."""
 
     def source(
         self,
@@ -73,7 +73,7 @@ class JobGraph(Generic[R]):
         mode: ChangelogMode | str | None = None,
         primary_key: str | Sequence[str] | None = None,
     ) -> Stream:
-        """A source with the columns of ``shape``; ``initial``: the rows that come before its own, once."""
+        """A source with the columns of ``shape``; ``initial``: rows that precede the stream, read once."""
         stream = self.flow.add_source(name, times, changelog, None, mode, primary_key)
         self._shapes[name] = shape
         if initial is not None:
@@ -81,7 +81,7 @@ class JobGraph(Generic[R]):
         return stream
 
     def run(self, read: Mapping[str, R], batch: MicroBatch[R]) -> None:
-        """A micro-batch of the rows ``read`` from each source: operators and sinks run in their declared order."""
+        """Run a micro-batch over the rows ``read`` from each source: operators and sinks in their declared order."""
         executor = self._executor
         rows: dict[Node, R] = {
             source: self._source_rows(source, read[source.name]) for source in self.flow.sources
@@ -97,9 +97,9 @@ class JobGraph(Generic[R]):
             elif isinstance(node, Output):
                 rows[node] = self._known(node, batch.side_output(node.inputs[0].name, node.side))
             elif node in rows:
-                continue  # part of an operator's task
+                continue  # ran inside an operator's task
             elif not all(one in rows for one in node.inputs):
-                continue  # likewise, before the last part
+                continue  # likewise; not the last node of that task
             elif isinstance(node, Sink):
                 (given,) = node.inputs
                 with _named(node):
@@ -121,7 +121,7 @@ class JobGraph(Generic[R]):
             batch.event_times[source.name] = self._highest(source, watch, batch, parts)
 
     def _given(self, node: Node, frames: Mapping[Node, Any], initial: bool = False) -> list[Any]:
-        """What ``frames`` has of the inputs of ``node``, observed where the times of a source are found here."""
+        """What ``frames`` has for the inputs of ``node``; observes event times if ``node`` is the source's consumer."""
         found = []
         for index, one in enumerate(node.inputs):
             given = frames.get(one)
@@ -136,7 +136,7 @@ class JobGraph(Generic[R]):
         return found
 
     def _highest(self, source: Source, watch: Watch, batch: MicroBatch[R], parts: Sequence[R]) -> int | None:
-        """The highest event time of all rows of the source, which are ``parts``."""
+        """The highest event time of all rows of the source; ``parts`` are these rows."""
         if batch.final:
             return None
         names = [metric_name(source, initial=bool(number)) for number in range(len(parts))]
@@ -158,8 +158,8 @@ class JobGraph(Generic[R]):
         first: Mapping[Node, R],
         done: Mapping[Node, Upstream],
     ) -> FusedChain:
-        """Run the operator and those in its task, or plan them where the stage behind them takes their rows; what is
-        behind the last one."""
+        """Run the operator and the others in its task, or plan them if the next stage consumes their rows. Returns the
+        chain at the end of the task."""
         inputs = self._given(node, {**rows, **fed})
         starts = self._given(node, first, initial=True)
         initial: Any = None
@@ -182,16 +182,16 @@ class JobGraph(Generic[R]):
         return last
 
     def _source_rows(self, source: Source, rows: R) -> R:
-        """The rows of a source, with kinds if they are changes: upserts need not have any."""
+        """The rows of a source, with row kinds if they are changes; upserts may come without."""
         changes = self.changes[source]
         return self._known(source, rows if changes.is_insert_only else self._executor.with_kinds(rows))
 
     def _known(self, node: Node, rows: R) -> R:
-        """The rows of a node, with what is known of them."""
+        """The rows of a node, annotated with their changelog properties."""
         return self._executor.with_changes(rows, self.changes[node])
 
     def _first_rows(self, rows: Mapping[Node, R], begun: Collection[str]) -> dict[Node, R]:
-        """What comes before the rows of the sources ``begun``, in their first micro-batch."""
+        """The initial rows of the sources ``begun``, in their first micro-batch."""
         return {
             source: self._executor.before(f"source '{source.name}'", self._initial[source.name], rows[source])
             for source in self.flow.sources
@@ -199,7 +199,7 @@ class JobGraph(Generic[R]):
         }
 
     def _chain(self, node: Apply) -> tuple[list[Downstream], FusedChain]:
-        """The operators that run in the task of ``node``, and what is behind the last one."""
+        """The operators that run in the task of ``node``, and the chain of the last one."""
         tail, behind = self._tails[node], list[Downstream]()
         while tail.joined is not None and isinstance(tail.next, Apply):
             joined, tail = tail.joined, self._tails[tail.next]
@@ -207,7 +207,7 @@ class JobGraph(Generic[R]):
         return behind, tail
 
     def check(self, batch: MicroBatch[R]) -> None:
-        """Raise JobError with all that is wrong with the graph: each with its node and where that was declared."""
+        """Raise JobError with all problems of the graph, each with its node and where that was declared."""
         self.flow.check_used()
         found: dict[Node, R | None] = {}
         problems = list(self._problems(batch, found))
@@ -225,12 +225,12 @@ class JobGraph(Generic[R]):
             inputs = [found.get(one) for one in node.inputs]
             found[node] = None
             if not isinstance(node, Source) and None in inputs:
-                continue  # what is wrong stands before it
+                continue  # the problem is upstream
             try:
                 found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
             except AsyncStateError as error:
                 yield node.problem(str(error))
-            except Exception as error:  # of the engine, of user code in a function of columns or in bind
+            except Exception as error:  # from the engine, or user code in bind or a function of columns
                 yield node.problem(self._executor.describe(error))
         known = {node: self.changes[node] for node, rows in found.items() if rows is not None}
         yield from self.flow.unused(known)
@@ -284,7 +284,7 @@ class JobGraph(Generic[R]):
         return self._known(node, found)
 
     def _selected(self, node: Node, inputs: list[R]) -> R:
-        """What a node makes of no rows; notes whether kinds stay with a selection that does not name them."""
+        """Apply a node to empty inputs; records whether ``row_kind`` stays with a selection that does not list it."""
         executor = self._executor
         found = self._transformed(node, inputs)
         selects = isinstance(node, Transform) and node.kind == "select"
@@ -305,7 +305,7 @@ class JobGraph(Generic[R]):
 
 @contextmanager
 def _named(node: Node) -> Iterator[None]:
-    """A failure inside says in which sink it was."""
+    """Add the name of the sink to a failure inside."""
     try:
         yield
     except BaseException as error:

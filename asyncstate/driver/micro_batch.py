@@ -1,7 +1,7 @@
-"""One micro-batch: what the user's function applies operators with.
+"""One micro-batch: the object through which the user's function applies operators.
 
 Owns: ``MicroBatch`` and what its operators have reported so far.
-Invariant: an operator's stage has run, whole and once, when ``apply`` returns; nothing is committed here.
+Invariant: when ``apply`` returns, the operator's stage has run exactly once and completely; nothing is committed here.
 Must not import Spark.
 """
 
@@ -84,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JobFrame(Generic[R]):
-    """What a job's micro-batches share. ``resolve`` makes an operator's Config from its own options."""
+    """What all micro-batches of a job share. ``resolve`` derives an operator's Config from its own options."""
 
     job_id: str
     checkpoint: str = field(repr=False)
@@ -95,9 +95,10 @@ class JobFrame(Generic[R]):
 
 @dataclass(frozen=True)
 class Applied:
-    """One operator of the batch: what it was and what its partitions reported. ``waiting``: why rows of it
-    wait for the watermark, None if none do. ``stage`` has its rows, None if another operator has taken them in the same
-    task; the seconds of such a stage are those of its last operator."""
+    """One operator of the batch: its identity and what its partitions reported.
+
+    ``waiting``: why its rows wait for the watermark, None if none do. ``stage`` has its rows, None if another operator
+    consumed them in the same task; the seconds of such a stage are those of its last operator."""
 
     uid: str
     operator: str
@@ -113,7 +114,7 @@ class Applied:
     stage_seconds: float = 0.0
 
     def stored(self, batch_id: int, declared: Fingerprint) -> OperatorManifest:
-        """What the manifest of micro-batch ``batch_id`` has of it."""
+        """Its entry in the manifest of micro-batch ``batch_id``."""
         parallelism, records = self.parallelism, self.records
         return operator_after(self.uid, self.operator, batch_id, parallelism, records, declared, self.route)
 
@@ -140,26 +141,26 @@ class MicroBatch(Generic[R]):
         self._open = True
         self.batch_id = batch_id
         self.origin = origin
-        """The job and checkpoint that it is of: what sinks tell its writes from others by."""
+        """Its job and checkpoint, by which sinks distinguish its writes from others."""
         self.written: set[tuple[str, str]] = set()
         """The place and writer of each sink that has been written to."""
         self.watermark: int = MAX_WATERMARK if final else watermark_after(base)
         """Microseconds; MIN_WATERMARK before any event time was seen, MAX_WATERMARK in ``finish``."""
         self.processing_time = max(now_us, previous_processing_time(base))
-        """Microseconds; when the driver started this micro-batch. It never goes back, though a clock may."""
+        """Microseconds; when the driver started this micro-batch. It never decreases, even if the clock does."""
         self.final = final
         """True in the last run, made by ``StreamingJob.finish`` with an empty DataFrame."""
         self.applied: dict[str, Applied] = {}
         self._started: dict[str, OperatorManifest] = {}
         self._first_stages: list[Stage[R]] = []
         self.stateless: dict[str, R] = {}
-        """The rows of stateless operators, which report nothing."""
+        """The output rows of stateless operators, which report nothing."""
         self.sources: Mapping[str, WatermarkSource] | None = None
-        """The sources of a graph that move the watermark, by name; None in a function."""
+        """The sources of a graph that advance the watermark, by name; None in a function."""
         self.graph: GraphManifest | None = None
-        """What the manifest is to keep of the graph; None in a function."""
+        """The graph's entry for the manifest; None in a function."""
         self.event_times: dict[str, int | None] = {}
-        """The highest event time of each of them, microseconds; None without any."""
+        """The highest event time of each source in ``sources``, microseconds; None if it has none."""
         self.observed: dict[str, int | None] = {}
         """What the executor has observed in the stages that ran, by name."""
         self._stateless_changes: dict[str, Changelog] = {}
@@ -179,31 +180,32 @@ class MicroBatch(Generic[R]):
         initial_state: Any = None,
         changes: Changelog | Sequence[Changelog | None] | None = None,
     ) -> R:
-        """Run ``operator`` over this micro-batch's rows of ``inputs``; its output with a ``row_kind`` column.
+        """Run ``operator`` over this micro-batch's rows of ``inputs``; returns its output with a ``row_kind`` column.
 
-        ``key``: the key columns, a name or several; None for one global key; with two inputs one entry for
-        each. The operator's broadcast input has no key: its entry is None or left out; the driver collects its
+        ``key``: the key columns, one name or several; None for one global key; with two inputs one entry for
+        each. The operator's broadcast input has no key: its entry is None or omitted; the driver collects its
         rows, which keep their order. ``event_time`` names the timestamp column; with ``watermark_delay`` the
-        input holds back the watermark. ``order_by`` names columns, the event time first: rows wait in state
-        until the watermark has passed them, come in this order, and are dropped if they come too late for it;
-        with two inputs one entry for each, None where rows come as they are. ``sequence`` names columns (a position in
-        a log, a version) that order the changes of a key within the micro-batch, where Spark keeps no order;
-        ``drop_stale`` drops rows of a key that are not newer than what micro-batches before had of it, and counts them
-        (``stale_rows_dropped``). Both have one entry for each of two inputs, too. ``options`` are ``async-state.*``
+        input holds back the watermark. ``order_by`` names columns, the event time first: rows are buffered in state
+        until the watermark has passed them, are processed in this order, and are dropped if they are late;
+        with two inputs one entry for each, None where rows are processed as they arrive. ``sequence`` names columns (a
+        position in a log, a version) that order the changes of a key within the micro-batch, where Spark keeps no
+        order; ``drop_stale`` drops rows of a key that are not newer than its rows of previous micro-batches, and counts
+        them (``stale_rows_dropped``). With two inputs, both have one entry for each. ``options`` are ``async-state.*``
         settings of this operator. ``uid`` ties the operator to its state in the checkpoint: keep it when the
-        job changes. ``initial_state`` is what the operator starts from in its first micro-batch, when the checkpoint
-        has nothing of it, and only then: a DataFrame of rows that come before those of ``inputs`` (of several inputs
-        one each, or None), or ``{name of a state: DataFrame of the key's columns and "value"}``. ``changes``: what the
-        rows of an input are, ``Changelog.insert_only()``, ``Changelog.retract()`` or ``Changelog.upsert("id")``; with
-        two inputs one entry for each. It is known of a DataFrame that ``apply`` or ``side_output`` has returned; of any
-        other one, also one made of such a DataFrame, a column ``row_kind`` means ``Changelog.retract()``.
+        job changes. ``initial_state`` is what the operator starts from in its first micro-batch, and only if the
+        checkpoint has no state of it: a DataFrame of rows that precede those of ``inputs`` (with several inputs
+        one each, or None), or ``{name of a state: DataFrame of the key's columns and "value"}``. ``changes``: the
+        changelog properties of an input's rows, ``Changelog.insert_only()``, ``Changelog.retract()`` or
+        ``Changelog.upsert("id")``; with two inputs one entry for each. They are known for a DataFrame that ``apply`` or
+        ``side_output`` returned. For any other DataFrame, even one derived from these, a column ``row_kind`` means
+        ``Changelog.retract()``.
 
         The result can be read any number of times, or not at all, until the function returns. Raises
-        SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read,
-        OperatorError and StoreError from the run.
+        SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read, and
+        OperatorError and StoreError while the operator runs.
 
-        A stateless operator does not run here but in whatever reads its rows, which then raises its OperatorErrors. It
-        takes ``event_time`` and ``options``; what needs state or a report is refused.
+        A stateless operator does not run here. It runs when its rows are read, and its OperatorErrors are raised there.
+        It takes ``event_time`` and ``options``; arguments that need state or a report are refused.
         """
         call = Call(
             operator, uid, key, event_time, watermark_delay, order_by, sequence, drop_stale, options, changes
@@ -219,9 +221,9 @@ class MicroBatch(Generic[R]):
         initial_state: Any = None,
         initial_rows: Any = None,
     ) -> R:
-        """``apply``, as a graph does it: the rows are those of the last operator of ``task``. Of ``inputs`` that are
-        planned the stages run in the same Spark job. ``initial_rows``: of each input those that begin its source, or
-        None; they come first, also where the operator has run before."""
+        """``apply`` for a graph: returns the rows of the last operator of ``task``. The stages of planned ``inputs``
+        run in the same Spark job. ``initial_rows``: for each input the initial rows of its source, or None; they are
+        processed first, even if the operator has run before."""
         self._enter(task)
         call, frames = task.call, [one for one in inputs if not isinstance(one, Feed)]
         if call.operator.stateless:
@@ -235,21 +237,21 @@ class MicroBatch(Generic[R]):
         ran = self._run_stage(task, inputs)
         ran = [_both(first[one.uid], one) if one.uid in first else one for one in ran]
         self.applied |= {one.uid: one for one in ran}
-        assert ran[-1].stage is not None  # the last operator of a task has its rows
+        assert ran[-1].stage is not None  # the last operator of a task holds its rows
         rows: R = ran[-1].stage.rows
         return rows
 
     def _known(self, rows: R, origin: str, changes: Changelog) -> R:
-        """The rows, with what is known of them."""
+        """The rows, annotated with their changelog properties."""
         return self._frame.executor.with_changes(rows, replace(changes, origin=origin))
 
     def plan(self, task: FusedTask, inputs: Sequence[R | Feed]) -> Planned:
-        """What ``run`` would run, for a stage that gets its rows."""
+        """Plan what ``run`` would run, for a stage that consumes its rows."""
         self._enter(task)
         return self._planned(task, inputs)
 
     def _enter(self, task: FusedTask) -> None:
-        """Take the operators' uids."""
+        """Reserve the operators' uids."""
         with self._lock:
             for one in (task.call, *(behind.call for behind in task.then)):
                 self._check_open(one.uid)
@@ -259,8 +261,8 @@ class MicroBatch(Generic[R]):
         check_is_operator(task.call.uid, task.call.operator)
 
     def _begin(self, task: FusedTask, inputs: Sequence[R], given: Any) -> dict[str, Applied]:
-        """Have an operator start from what was given: a stage of its own before that of the micro-batch's rows, whose
-        base is what it leaves. Nothing is committed in between."""
+        """Run an operator over its initial state, in a stage before that of the micro-batch's rows, which builds on the
+        result. Nothing is committed in between."""
         call = task.call
         initial = self._frame.executor.initial_of(call.uid, given, inputs)
         if initial.values:
@@ -278,7 +280,7 @@ class MicroBatch(Generic[R]):
     def _writing_values(
         self, call: Call, checked: _Checked, values: Mapping[str, R]
     ) -> Iterator[tuple[str, Call, R]]:
-        """What writes the values of each state. Raises StateDeclarationError for columns that are none."""
+        """The calls that write the values of each state. Raises StateDeclarationError for columns that do not fit."""
         keyed = next(spec for spec in checked.ready if not spec.broadcast)
         for state, df in values.items():
             check_values(call.uid, state, self.schema(df), keyed.key_schema)
@@ -286,7 +288,7 @@ class MicroBatch(Generic[R]):
             yield state, Call(writer, call.uid, keyed.key, options=call.options), df
 
     def _keep(self, ran: Applied, declared: Fingerprint) -> None:
-        """Let the next stage of the operator start from what this one has left."""
+        """Make the result of this stage the base of the operator's next stage."""
         assert ran.stage is not None or ran.records
         if ran.stage is not None:
             self._first_stages.append(ran.stage)
@@ -345,21 +347,21 @@ class MicroBatch(Generic[R]):
 
     @property
     def is_first(self) -> bool:
-        """Whether no micro-batch of the job has been committed before."""
+        """Whether no micro-batch of the job has been committed yet."""
         return self._base is None
 
     @property
     def graph_before(self) -> GraphManifest | None:
-        """What the checkpoint has of the job's graph; None where no graph has run."""
+        """The checkpoint's entry for the job's graph; None if no graph has run."""
         return None if self._base is None else self._base.graph
 
     @property
     def stored_uids(self) -> Collection[str]:
-        """The operators that the checkpoint knows."""
+        """The uids of the operators that the checkpoint knows."""
         return () if self._base is None else self._base.operators.keys()
 
     def check(self, call: Call, inputs: Sequence[R], initial_state: Any = None) -> Expected[R]:
-        """What ``run`` would return; nothing runs. Raises what ``run`` raises before any row is read."""
+        """What ``run`` would return, without running. Raises what ``run`` raises before any row is read."""
         operator, uid = call.operator, call.uid
         check_uid(uid)
         check_is_operator(uid, operator)
@@ -385,25 +387,26 @@ class MicroBatch(Generic[R]):
         )
 
     def schema(self, rows: R) -> pa.Schema:
-        """The columns of ``rows`` but ``row_kind``."""
+        """The columns of ``rows`` except ``row_kind``."""
         return self._frame.executor.schema(rows)
 
     def check_claimed(self, uids: Collection[str]) -> None:
-        """Raise JobError for state that belongs to none of ``uids``, unless it is to be kept or dropped."""
+        """Raise JobError for state that belongs to none of ``uids``, unless unclaimed state is to be kept or
+        dropped."""
         operators = {} if self._base is None else self._base.operators
         stored = [uid for uid, one in operators.items() if one.has_state]
         check_claimed(stored, uids, self._frame.config.unclaimed_state)
 
     @property
     def fusion(self) -> bool:
-        """Whether parts of a graph may run in one task."""
+        """Whether parts of a graph may be fused into one task."""
         return self._frame.config.tuning.fusion
 
     def side_output(self, uid: str, name: str) -> R:
-        """The rows that operator ``uid``, applied before in this micro-batch, has put out to its side output ``name``,
+        """The rows that operator ``uid``, applied earlier in this micro-batch, has emitted to its side output ``name``,
         with a ``row_kind`` column.
 
-        It is there beside what ``apply`` returned, as often as it is asked for, and its rows are kept as long. Raises
+        It can be read in addition to the result of ``apply``, any number of times, and is valid as long as that. Raises
         JobError for an operator that has not been applied, and for a name that it does not declare.
         """
         if not self._open:
@@ -418,17 +421,17 @@ class MicroBatch(Generic[R]):
                 f"{known}); call apply(..., uid={uid!r}) first"
             )
         stage = self.applied[uid].stage
-        assert stage is not None  # operators with side outputs are the last ones of their tasks
+        assert stage is not None  # operators with side outputs are the last of their tasks
         changes = self.applied[uid].output.changes_of(name)
         return self._known(stage.side(name), f"side output '{uid}.{name}'", changes)
 
     @property
     def failed_uids(self) -> list[str]:
-        """Operators whose ``apply`` raised."""
+        """Operators whose ``apply`` raised an error."""
         return [uid for uid in self._uids if uid not in self.applied and uid not in self.stateless]
 
     def close(self) -> None:
-        """Give all rows back, whatever fails among it; called when the function has returned or failed."""
+        """Release all rows, even if a release fails; called when the function has returned or failed."""
         self._open = False
         for uid, rows in self.stateless.items():
             self._frame.executor.withdraw(rows, f"the output of operator '{uid}' in batch {self.batch_id}")
@@ -447,8 +450,8 @@ class MicroBatch(Generic[R]):
             )
 
     def _map(self, call: Call, inputs: Sequence[R]) -> R:
-        """A lazy map over the partitions that the input happens to have: Spark runs the operator as part of whatever
-        reads its rows, as often as that needs."""
+        """A lazy map over the input's existing partitions: Spark runs the operator as part of each action that reads
+        its rows."""
         checked = self._check(call, inputs)
         spec = self._task_spec(call, checked._replace(stored=None), 1)
         rows = self.stateless[call.uid] = self._frame.executor.stateless(
@@ -458,7 +461,8 @@ class MicroBatch(Generic[R]):
         return rows
 
     def _check(self, call: Call, inputs: Sequence[R], route: tuple[str, ...] = ()) -> _Checked:
-        """``route``: the key columns that a new operator is routed by, if not all; a stored one keeps to its own."""
+        """Check a call. ``route``: the key columns that route a new operator, if not all; a stored one keeps its
+        route."""
         operator, uid, options = call.operator, call.uid, call.options or {}
         check_num_inputs(uid, operator, len(inputs))
         check_operator_options(uid, options)
@@ -480,7 +484,7 @@ class MicroBatch(Generic[R]):
         return _Checked(config, specs, stored, output, ready, states)
 
     def _done_before(self, operator: Operator, inputs: Sequence[R], checked: _Checked) -> _Checked:
-        """With what Spark does to the inputs' rows before they are exchanged."""
+        """Add the partial aggregation or limit that Spark applies to the inputs' rows before the exchange."""
         ready, config = checked.ready, checked.config
         phase = choose_partial_aggregation(operator, ready, config, checked.stored, self.batch_id)
         if phase is not None:
@@ -500,8 +504,9 @@ class MicroBatch(Generic[R]):
         return Prepared(spec, after, sent, checked.specs.delays, declared, output)
 
     def routed_output(self, call: Call, inputs: Sequence[R], route: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Columns of what ``call`` puts out that have the values its rows are routed by; none if rows leave beside
-        them, which go no further. ``route``: the key columns that a new operator is routed by; empty: all."""
+        """Groups of output columns of ``call`` that hold the values which route its rows. Empty if it has side outputs,
+        since no operator can follow in its task then. ``route``: the key columns that route a new operator; empty
+        means all."""
         checked = self._check(call, inputs, route)
         if checked.output.side_outputs:
             return []
@@ -517,8 +522,8 @@ class MicroBatch(Generic[R]):
         rows: R,
         routes: Collection[tuple[str, ...]],
     ) -> Downstream | None:
-        """How ``following`` can run in the task of ``first``, which is routed by what its input ``rows`` has in each of
-        the column groups ``routes``; None: it cannot, because its rows are or have to be distributed otherwise."""
+        """How ``following`` can run in the task of ``first``, whose routing values its input ``rows`` holds in each of
+        the column groups ``routes``; None if it cannot, because its rows have or need a different partitioning."""
         ours, theirs = self._check(first, inputs), self._check(following, [rows])
         parallelism = self._parallelism(first.uid, ours.config, ours.stored)
         if (
@@ -536,8 +541,9 @@ class MicroBatch(Generic[R]):
         return None
 
     def first_step(self, call: Call, rows: R) -> tuple[Step, pa.Schema, Upstream] | None:
-        """What the operator of ``call`` can have done to its rows, which have the columns of ``rows``, in the task that
-        they leave: the step, the columns of what leaves it, and what ``run`` is to be told. None: nothing."""
+        """The first step of the operator of ``call`` that can run in the upstream task, over rows with the columns of
+        ``rows``. Returns the step, its output columns, and the ``Upstream`` that ``run`` needs; None if there is no
+        such step."""
         checked = self._check(call, [rows])
         (spec,) = checked.ready
         if not checked.config.tuning.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
@@ -562,8 +568,9 @@ class MicroBatch(Generic[R]):
         index: int,
         stepped: bool,
     ) -> str:
-        """Why Spark has to keep the rows of ``first`` before they go to input ``index`` of ``following``, whose inputs
-        are ``frames``; empty if they can go there in the same Spark job. ``stepped``: its first step runs before."""
+        """Why Spark must materialize the rows of ``first`` before they go to input ``index`` of ``following``, whose
+        inputs are ``frames``; empty if they can go there in the same Spark job. ``stepped``: its first step runs
+        upstream."""
         ours, theirs = self._check(first, inputs), self._check(following, frames)
         if not theirs.config.tuning.fusion:
             return "fusion is off"
@@ -598,7 +605,7 @@ class MicroBatch(Generic[R]):
         )
 
     def _parallelism(self, uid: str, config: Config, stored: OperatorManifest | None) -> int:
-        """What the options say; by default what is stored, or a partition a core for new state."""
+        """The parallelism from the options; by default the stored one, or for new state one partition per core."""
         auto = stored.parallelism if stored is not None else self._frame.executor.default_parallelism
         chosen = config.parallelism or min(auto, config.max_parallelism)
         check_parallelism(uid, chosen, config.max_parallelism)
@@ -606,8 +613,8 @@ class MicroBatch(Generic[R]):
 
 
 class Expected(NamedTuple, Generic[R]):
-    """No rows, with the columns of an operator's output and of its side outputs; whether rows wait for the watermark;
-    what states it keeps, each in words, and how they grow; what its outputs are."""
+    """What an operator would return: empty frames with the columns of its output and of its side outputs; whether rows
+    wait for the watermark; its states in words, and how they grow; the declaration of its outputs."""
 
     rows: R
     side_outputs: Mapping[str, R]
@@ -627,7 +634,7 @@ class _Checked(NamedTuple):
 
 
 def _both(first: Applied, then: Applied) -> Applied:
-    """An operator that ran twice: its rows are those of both, its state is what the second has left."""
+    """Merge two runs of an operator: the rows of both, and the state that the second run left."""
     before = {record.partition: record for record in first.records}
     records = [report_of_both(before[record.partition], record) for record in then.records]
     stage = then.stage
@@ -643,7 +650,7 @@ def _both(first: Applied, then: Applied) -> Applied:
 
 
 def check_watermark(applied: Mapping[str, Applied], sources: Collection[str]) -> None:
-    """Raise JobError if rows would wait for a watermark that no input of the job moves."""
+    """Raise JobError if rows would wait for a watermark that no input of the job advances."""
     waiting = next((one.waiting for one in applied.values() if one.waiting is not None), None)
     if waiting is not None and not sources:
         raise JobError(

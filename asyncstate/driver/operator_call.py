@@ -1,8 +1,8 @@
-"""What a user asks of ``apply``: an operator, and what is declared of its inputs.
+"""The arguments of ``apply``: an operator and the declaration of its inputs.
 
-Owns: ``Call``, with what runs before and behind it in the same task (``FusedTask``), how declarations become
-``InputSpec``s, and the rules for names and options.
-Invariant: nothing runs here; what is wrong with a declaration is an error before any row is read.
+Owns: ``Call``, with what runs upstream and downstream of it in the same task (``FusedTask``), the conversion of
+declarations to ``InputSpec``s, and the rules for names and options.
+Invariant: nothing runs here; an invalid declaration is an error before any row is read.
 Must not import Spark.
 """
 
@@ -35,12 +35,12 @@ from asyncstate.runtime import (
 from asyncstate.storage import OperatorManifest
 
 JOB_OPTIONS = ("checkpoint-dir", "retained-versions", "max-parallelism", "unclaimed-state", "memory")
-"""Settings that the whole job shares: an operator's own options cannot change them."""
+"""Settings that apply to the whole job; an operator's own options cannot change them."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """An operator and what is declared of it: the arguments of ``MicroBatch.apply``."""
+    """An operator and its declaration: the arguments of ``MicroBatch.apply``."""
 
     operator: Operator
     uid: str
@@ -53,20 +53,20 @@ class Call:
     options: Mapping[str, object] | None = None
     changes: Changelog | Sequence[Changelog | None] | None = None
     filters: Sequence[str] = ()
-    """Of each input what its rows were filtered by, where a graph tells it."""
+    """For each input, the filters that its rows have passed, if a graph knows them."""
 
 
 class Upstream(NamedTuple):
-    """What was done to an input in the task that it comes from: its columns were those of ``rows``, which has no rows;
-    ``local`` is the local phase that has put its rows together."""
+    """What was done to an input in the upstream task: its columns were those of ``rows``, which is empty; ``local`` is
+    the partial aggregation that was applied."""
 
     rows: Any
     local: PartialAggregation | None
 
 
 class Downstream(NamedTuple):
-    """An operator that runs in the task of the one before it, whose rows have the columns of ``rows``, which has no
-    rows itself; ``after`` is done to its output there. ``route``: the key columns that it is routed by; empty: all."""
+    """An operator that runs in the task of the previous one. ``rows`` is empty and has the columns of its input rows;
+    ``after`` is applied to its output in the task. ``route``: the key columns that route it; empty means all."""
 
     call: Call
     rows: Any
@@ -75,8 +75,8 @@ class Downstream(NamedTuple):
 
 
 class FusedTask(NamedTuple):
-    """The operators of a task. ``after`` is done to the output of ``call`` there, ``before`` was done to the rows of
-    its only input in the task that they come from; ``then`` run behind it."""
+    """The operators of a task. ``after`` is applied to the output of ``call`` there; ``before`` was applied to the rows
+    of its only input in the upstream task; ``then`` run after it."""
 
     call: Call
     after: OutputPipeline | None = None
@@ -86,17 +86,17 @@ class FusedTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of an operator, and the delay of each one's watermark in microseconds (None: it moves none)."""
+    """The inputs of an operator, and for each the watermark delay in microseconds (None: it does not advance it)."""
 
     inputs: tuple[InputSpec, ...]
     delays: Sequence[int | None]
 
 
 def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Inputs:
-    """The inputs as they are declared. Raises SchemaError and the like for what cannot be."""
+    """The inputs as declared. Raises SchemaError and other errors for invalid declarations."""
     uid, count, broadcast = call.uid, len(inputs), call.operator.broadcast_input
     if broadcast not in range(count):
-        broadcast = None  # what is wrong with it is for check_broadcast
+        broadcast = None  # check_broadcast reports the problem
     names = _names(uid, count, broadcast)
     keys = keys_of_inputs(uid, call.key, count, broadcast)
     times, delays = times_of_inputs(uid, call.event_time, call.watermark_delay, count)
@@ -123,7 +123,7 @@ def input_specs(call: Call, inputs: Sequence[R], executor: Executor[R]) -> Input
 
 
 def _with_changes(spec: InputSpec, changes: object, columns: Sequence[str]) -> InputSpec:
-    """The input with what ``apply(changes=)`` says of it. Raises SchemaError for what cannot be."""
+    """The input with the declaration of ``apply(changes=)``. Raises SchemaError if it is invalid."""
     if not isinstance(changes, Changelog):
         raise SchemaError(
             f"{spec.name}: changes is {changes!r}; give Changelog.insert_only(), Changelog.retract() or "
@@ -139,7 +139,7 @@ def _with_changes(spec: InputSpec, changes: object, columns: Sequence[str]) -> I
 
 
 def routed(specs: Inputs, route: tuple[str, ...], stored: OperatorManifest | None) -> Inputs:
-    """The inputs, the only one routed by ``route``, or by what is stored."""
+    """The inputs, with the first one routed by ``route``, or by the stored route."""
     first = specs.inputs[0]
     if stored is not None:
         route = tuple(first.key[at] for at in stored.route if at < len(first.key))
@@ -147,7 +147,7 @@ def routed(specs: Inputs, route: tuple[str, ...], stored: OperatorManifest | Non
 
 
 def _names(uid: str, count: int, broadcast: int | None) -> list[str]:
-    """How errors call the inputs."""
+    """The names of the inputs in error messages."""
     regular = count if broadcast is None else count - 1
     numbered = [f"{number}. " for number in range(1, regular + 1)]
     sides = {1: [""], 2: ["left ", "right "]}.get(regular, numbered)
@@ -157,7 +157,7 @@ def _names(uid: str, count: int, broadcast: int | None) -> list[str]:
 
 
 def check_job_name(name: object) -> None:
-    """Raise JobError unless ``name`` can name a folder."""
+    """Raise JobError if ``name`` cannot name a folder."""
     if not names_files(name):
         raise JobError(
             f"job name {name!r} cannot be used: local folders are named after it; {FILE_NAME_RULE}"

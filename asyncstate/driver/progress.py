@@ -1,6 +1,6 @@
-"""What a micro-batch did: the metrics of its operators and where its time went.
+"""The progress of a micro-batch: the metrics of its operators and where its time went.
 
-Owns: ``Progress``, the one form of these metrics: in a job's ``history``, in ``on_progress``, and in Python's logging,
+Owns: ``Progress``, the only form of these metrics: in a job's ``history``, in ``on_progress``, and in Python's logging,
 for machines and for people (``ProgressFormatter``).
 Invariant: the names in a progress are stable and the same in both modes; a metric that a mode does not measure is None.
 Nothing here can make a micro-batch fail.
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from asyncstate.driver.micro_batch import Applied
 
 OperatorProgress = dict[str, Any]
-"""The metrics of an operator in a micro-batch by name; ``docs/metrics.md`` tells what they mean. None: not measured."""
+"""The metrics of an operator in a micro-batch by name, described in ``docs/metrics.md``. None: not measured."""
 
 
 class SourceProgress(TypedDict):
-    """A source of the watermark: ``watermark_us`` is how far it lets the watermark of the next micro-batch go,
-    microseconds since the epoch, None before its first event; one that is ``idle`` does not hold it."""
+    """A source of the watermark. ``watermark_us``: the event time up to which it lets the next micro-batch's watermark
+    advance, microseconds since the epoch, None before its first event. An ``idle`` source does not hold it back."""
 
     name: str
     watermark_us: int | None
@@ -40,7 +40,7 @@ class SourceProgress(TypedDict):
 class Progress(TypedDict):
     """The metrics of a committed micro-batch under stable names, ready for ``json.dumps``; see ``docs/metrics.md``.
 
-    ``watermark_us`` is None before any event time and at the end of the input. ``total_seconds`` is the whole of it:
+    ``watermark_us`` is None before any event time and at the end of the input. ``total_seconds`` covers all of it:
     finding the base version, the user's function with the stages inside it (``function_seconds``), and the commit
     (``commit_seconds``). ``operators``: by uid, in the order in which they ran.
     """
@@ -61,16 +61,16 @@ class Progress(TypedDict):
 OnProgress = Callable[[Progress], object]
 
 LOGGER: Final = "asyncstate.progress"
-"""The name of the logger that gets one record a micro-batch, at level INFO."""
+"""The name of the logger that gets one record per micro-batch, at level INFO."""
 
 OF_PARTITIONS: Final = ("rows_in", "run_seconds", "state_bytes")
-"""Figures of which a progress has the highest of a partition, too, and which partition that is."""
+"""Metrics for which a progress also has the highest value of a partition, and the number of that partition."""
 
 _log = logging.getLogger(LOGGER)
 
 
 def operator_progress(applied: Applied) -> OperatorProgress:
-    """The metrics of an operator that has run: sums over its partitions, of some the highest of a partition.
+    """The metrics of an operator that has run: sums over its partitions; for some, the maximum of a partition.
 
     ``plan_seconds`` is the driver's work before the stage starts, ``stage_seconds`` the stage with its exchange.
     """
@@ -110,12 +110,12 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def time_shown(time_us: int) -> int | None:
-    """A time of event time as a progress has it: None at the ends of time."""
+    """An event time as a progress shows it: None for the lowest and the highest watermark."""
     return None if time_us in (MIN_WATERMARK, MAX_WATERMARK) else time_us
 
 
 def watermark_of(progress: Progress) -> int:
-    """The watermark that a progress shows, at the ends of time too."""
+    """The watermark of a progress, including the lowest and the highest one."""
     shown = progress["watermark_us"]
     if shown is None:
         return MAX_WATERMARK if progress["final"] else MIN_WATERMARK
@@ -123,18 +123,18 @@ def watermark_of(progress: Progress) -> int:
 
 
 def started_text(time_us: int) -> str:
-    """The processing time of a micro-batch as a progress has it."""
+    """The processing time of a micro-batch as a progress shows it."""
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat()
 
 
 def sum_of(progress: Progress, name: str) -> int:
-    """A metric of all operators together."""
+    """The sum of a metric over all operators."""
     return sum(int(one[name] or 0) for one in progress["operators"].values())
 
 
 def metrics_of(operators: Mapping[str, OperatorProgress]) -> dict[str, NodeMetrics]:
-    """Rows, seconds and state of each operator, for pictures. Of a stage with several operators the last one has what
-    is left of its seconds."""
+    """Rows, seconds and state size of each operator, for pictures. In a stage with several operators, the last one gets
+    the remaining seconds."""
     metrics, inside = {}, 0.0
     for uid, one in operators.items():
         whole = one["stage_seconds"] + one["plan_seconds"]
@@ -170,15 +170,15 @@ class ProgressFormatter(logging.Formatter):
 
 
 class ProgressReports:
-    """Logs each progress and gives it to ``on_progress``, whose failures are logged, the first of them in full."""
+    """Logs each progress and passes it to ``on_progress``; logs its failures, the first one in full."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self._on_progress = on_progress
         self._failed = False
 
     def report(self, progress: Progress) -> None:
-        """Log ``progress`` (one record at INFO: its message is the progress as one line of JSON, its ``progress`` the
-        same as a dict) and pass it on."""
+        """Log ``progress`` and pass it on. The record is at INFO; its message is the progress as one line of JSON, and
+        its attribute ``progress`` is the same as a dict."""
         if _log.isEnabledFor(logging.INFO):
             _log.info("%s", msgspec.json.encode(progress).decode(), extra={"progress": progress})
         if self._on_progress is None:

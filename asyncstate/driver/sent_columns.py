@@ -1,8 +1,8 @@
-"""Rows on their way to an operator.
+"""The format of rows sent to an operator.
 
-Owns: ``sent_schema``, the columns that an input sends, and ``payload_of``: rows as an engine or an operator gives them
-to rows as an operator takes them.
-Invariant: what an operator gets has the types of its InputSpec, whichever way its rows came.
+Owns: ``sent_schema``, the columns that an input sends, and ``payload_of``, which converts rows from an engine or an
+operator to rows as the next operator takes them.
+Invariant: an operator's input has the types of its InputSpec, whichever way its rows were sent.
 Must not import pyspark: workers import this module.
 """
 
@@ -25,18 +25,18 @@ _KIND_TEXTS: Final = pa.array(ROW_KIND_TEXTS, pa.string())
 
 
 def sent_schema(spec: InputSpec) -> pa.Schema:
-    """The columns that an input sends, in their order."""
+    """The columns that an input sends, in order."""
     schema = spec.row_schema
     return schema.append(pa.field(ROW_KIND_COLUMN, pa.string())) if _sends_kinds(spec) else schema
 
 
 def _sends_kinds(spec: InputSpec) -> bool:
-    """What a local phase has put together carries no kinds."""
+    """Rows of a partial aggregation carry no row kinds."""
     return spec.changelog and spec.local is None
 
 
 def payload_of(spec: InputSpec, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, npt.NDArray[np.int8] | None]:
-    """The payload columns with the declared types, and the kinds (None where no row can be taken back)."""
+    """The payload columns with the declared types, and the row kinds (None if no row can be a retraction)."""
     named = dict(zip(rows.schema.names, rows.columns, strict=True))
     schema = spec.row_schema
     columns = [cast(named[field.name], field.type) for field in schema]
@@ -61,5 +61,5 @@ def _kinds(spec: InputSpec, texts: pa.Array) -> npt.NDArray[np.int8]:
 
 
 def cast(column: Any, wanted: pa.DataType) -> Any:
-    """``column`` as ``wanted``; Spark sends timestamps in the session's zone, for us they are always UTC."""
+    """``column`` as ``wanted``; Spark sends timestamps in the session's time zone, here they are always UTC."""
     return column if column.type.equals(wanted) else column.cast(wanted)

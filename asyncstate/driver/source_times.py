@@ -1,13 +1,13 @@
 """Where the event times of a graph's sources are observed: of all rows, before any filter.
 
 Owns: ``Watch``, ``watches_of`` and ``metric_name``.
-Invariant: what is found of a source in a micro-batch is the highest event time of all of its rows, however many
-actions read them, in whole, in part or not at all.
+Invariant: the result for a source in a micro-batch is the highest event time of all of its rows, however many
+actions read them, completely, partly or not at all.
 Must not import storage or Spark.
 
-The rows are read by stages that run anyway. The tasks of an operator that gets them as they are report their times
-in any case. Behind a filter the executor observes them for the first stage that reads all of them. Only where no
-stage does so, the source is read once more.
+Stages that run anyway read the rows. If an operator receives them unchanged, its tasks report their event times.
+Upstream of a filter, the executor observes them for the first stage that reads all of them. Only if no stage does,
+the source is read once more.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _INITIAL: Final = ":initial"
 
 
 class Watch(NamedTuple):
-    """How the times of a source are found: by the report of ``input_index`` of operator ``uid``, by the executor where
-    ``consumer`` gets the rows, or by reading them once more if there is neither."""
+    """How the event times of a source are found: from the report of ``input_index`` of operator ``uid``, by the
+    executor where ``consumer`` reads the rows, or, if there is neither, by reading the rows once more."""
 
     uid: str | None = None
     input_index: int = 0
@@ -35,7 +35,7 @@ class Watch(NamedTuple):
 def watches_of(
     flow: Dataflow, names: Collection[str], empty: Mapping[Node, R], executor: Executor[R]
 ) -> dict[Source, Watch]:
-    """How the times of the sources ``names`` are found; ``empty`` has the columns of each node's rows."""
+    """How the event times of the sources ``names`` are found; ``empty`` has an empty frame with each node's columns."""
     return {source: _watch(flow, source, empty, executor) for source in flow.sources if source.name in names}
 
 
@@ -53,7 +53,7 @@ def _watch(flow: Dataflow, source: Source, empty: Mapping[Node, R], executor: Ex
 
 
 def _as_they_are(node: Node, time: str, empty: Mapping[Node, R], executor: Executor[R]) -> Node:
-    """The node whose rows come out of ``node``, all of them, with their column ``time``."""
+    """The most distant upstream node all of whose rows ``node`` emits, with the column ``time`` unchanged."""
     while isinstance(node, Transform):
         (given,) = node.inputs[:1]
         if node.kind == "select":
@@ -68,7 +68,7 @@ def _as_they_are(node: Node, time: str, empty: Mapping[Node, R], executor: Execu
 
 
 def _times(node: Apply) -> list[str | None]:
-    """The event time of each input."""
+    """The event time column of each input."""
     given = node.arguments()["event_time"]
     return list(given) if isinstance(given, list | tuple) else [given] * len(node.inputs)
 
@@ -76,8 +76,8 @@ def _times(node: Apply) -> list[str | None]:
 def _reads_all(node: Apply, consumer: Node, source: Source) -> bool:
     """Whether the stage of ``node`` reads all rows that ``consumer`` gets from ``source``.
 
-    It does on every way between them: a function of DataFrames may stop half-way, rows for a broadcast input are
-    collected apart, and of rows without key and time the first ones may be enough.
+    This must hold on every path between them: a function of DataFrames may stop early, rows of a broadcast input are
+    collected separately, and of rows without key and event time the first few may be enough.
     """
     ways = (
         [one is source or None for one in node.inputs]
@@ -92,7 +92,7 @@ def _reads_all(node: Apply, consumer: Node, source: Source) -> bool:
 
 
 def _way(node: Node, consumer: Node) -> bool | None:
-    """Whether all rows of ``consumer`` are read by whoever reads those of ``node``; None: it has none of them."""
+    """Whether reading all rows of ``node`` reads all rows of ``consumer``; None if no rows come from there."""
     if node is consumer:
         return True
     if not isinstance(node, Apply) or node.operator.stateless:
@@ -107,5 +107,5 @@ def _is_function(node: Node) -> bool:
 
 
 def metric_name(source: Source, initial: bool = False) -> str:
-    """The name of what is observed of a source's rows; ``initial``: of those before the stream."""
+    """The name under which a source's event times are observed; ``initial``: those of its initial rows."""
     return f"{_TIME}:{source.name}{_INITIAL if initial else ''}"

@@ -1,7 +1,7 @@
-"""Which micro-batch a target has: the mark of a write, and whether the next one may follow it.
+"""The mark of a sink's last write: which micro-batch a target has, and whether the next one may follow it.
 
 Owns: ``Origin``, ``Mark`` and ``is_written``, the one rule of all targets.
-Invariant: a write that does not follow from the mark is refused, or it says in the log what it replaces.
+Invariant: a write that does not follow from the mark is refused, or the log says what it replaces.
 Must not import pyspark.
 """
 
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 class Origin(NamedTuple):
-    """Where a micro-batch comes from: the job, the id of its checkpoint, and the driver's own id in this checkpoint.
+    """Where a micro-batch comes from: the job, the id of its checkpoint, and the driver's id in this checkpoint.
 
-    ``earlier``: the drivers before it, each with the last micro-batch that a target may have from it. ``is_first``: the
+    ``earlier``: the previous drivers, each with the last micro-batch that a target may have from it. ``is_first``: the
     checkpoint has no micro-batch before this one. All are empty for a micro-batch that is known by its number alone.
     """
 
@@ -32,7 +32,7 @@ class Origin(NamedTuple):
     is_first: bool = False
 
     def named(self, writer: str) -> str:
-        """The writer, with its job where that is known: what a target keeps the mark under."""
+        """The name under which a target stores the mark: the writer, prefixed with its job if that is known."""
         return f"{self.job}/{writer}" if self.job else writer
 
 
@@ -40,19 +40,19 @@ UNKNOWN: Final = Origin()
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What a target keeps of a writer: its last micro-batch, of which checkpoint and written by which driver."""
+    """What a target stores per writer: its last micro-batch, with the checkpoint and the driver that wrote it."""
 
     batch_id: int
     checkpoint: str = ""
     driver: str = ""
 
     def text(self) -> str:
-        """The mark as JSON, for targets that keep texts."""
+        """The mark as JSON, for targets that store text."""
         return msgspec.json.encode(self).decode()
 
 
 def mark_of(text: str) -> Mark:
-    """The inverse of ``Mark.text``. Raises JobError for a text that is no mark."""
+    """The inverse of ``Mark.text``. Raises JobError for a text that is not a mark."""
     try:
         return msgspec.json.decode(text, type=Mark)
     except msgspec.MsgspecError as error:
@@ -63,7 +63,7 @@ def mark_of(text: str) -> Mark:
 
 
 def mark_from(origin: Origin, batch_id: int) -> Mark:
-    """What a target keeps once it has ``batch_id``."""
+    """The mark that a target stores after it has written ``batch_id``."""
     return Mark(batch_id, origin.checkpoint, origin.driver)
 
 
@@ -77,11 +77,11 @@ def is_written(
     takes_over: bool = True,
     has_gaps: bool = False,
 ) -> bool:
-    """Whether ``place``, which has ``mark`` of the writer, has micro-batch ``batch_id`` already; False: write it.
+    """Whether ``place``, which has ``mark`` of the writer, already has micro-batch ``batch_id``; if False, write it.
 
-    A new checkpoint's first micro-batch takes over from another checkpoint if ``takes_over``, and the log says so.
-    ``has_gaps``: micro-batches that change nothing leave no mark. Raises JobError where the mark is none that this
-    micro-batch can follow.
+    The first micro-batch of a new checkpoint takes over from another checkpoint if ``takes_over``, with a log message.
+    ``has_gaps``: micro-batches that change nothing leave no mark. Raises JobError if this micro-batch cannot follow the
+    mark.
     """
     if mark is None:
         return False

@@ -1,4 +1,4 @@
-"""Runs one operator on one partition for one micro-batch, and the rules a driver follows between micro-batches.
+"""Runs one operator on one partition for one micro-batch; also the driver's rules between micro-batches.
 
 Owns: the choice of controller and store from the configuration. Must not import Spark.
 """

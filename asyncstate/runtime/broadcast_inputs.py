@@ -1,11 +1,11 @@
-"""The broadcast input: rows that every partition handles, before its own rows of the micro-batch.
+"""The broadcast input: rows that every partition processes before its own rows of the micro-batch.
 
-Owns: the form in which those rows travel in a ``TaskSpec``, ``BroadcastRows``, which runs them, ``stored_keys``, to
-which they are shown, and whether all partitions have done the same to broadcast state: ``broadcast_digest`` in the
-task, ``check_digests`` on the driver.
+Owns: the serialized form of those rows in a ``TaskSpec``; ``BroadcastRows``, which runs them; ``stored_keys``, the keys
+that are notified of them; and the check that all partitions have made the same changes to broadcast state:
+``broadcast_digest`` in the task, ``check_digests`` on the driver.
 Invariants: every partition runs the same rows in the same order; a row has ended, with all its notifications,
-before the next one starts. What is committed to broadcast state is the same in every partition, so that any one of
-them can stand for all when the parallelism changes.
+before the next one starts. The committed broadcast state is the same in every partition, so any partition can supply it
+when the parallelism changes.
 Must not import Spark.
 
 Source: Flink's ``BroadcastProcessFunction`` and ``applyToKeyedState``; the notifications are FLIP's
@@ -34,7 +34,7 @@ from asyncstate.state.versions import PICKLED
 from asyncstate.state_backend import StateBackend
 from asyncstate.storage import SortedChanges, StateSpec, changes_from
 
-_NOTIFIED_KEYS: Final = 2_000  # between two looks at the output
+_NOTIFIED_KEYS: Final = 2_000  # between two checks of the output
 _GROUP_BYTES: Final = 2
 _FIRST_PAGE: Final = 16
 _STATE_ID_AT: Final = len(BROADCAST_GROUP)
@@ -43,10 +43,10 @@ _STATE_ID_AT: Final = len(BROADCAST_GROUP)
 def pack_broadcast(
     uid: str, spec: InputSpec, batches: Iterable[InputBatch], limit_bytes: int
 ) -> bytes | None:
-    """The rows of the broadcast input ``spec`` as ``TaskSpec.broadcast`` has them; None if there are none.
+    """Serialize the rows of the broadcast input ``spec`` for ``TaskSpec.broadcast``; None if there are none.
 
-    An Arrow stream: the payload columns, then the kinds as int8 codes in the column ``row_kind``. Raises JobError
-    if it becomes longer than ``limit_bytes``.
+    The result is an Arrow stream: the payload columns, then the kinds as int8 codes in the column ``row_kind``. Raises
+    JobError if it becomes longer than ``limit_bytes``.
     """
     schema = spec.schema.append(pa.field(ROW_KIND_COLUMN, pa.int8()))
     sink = pa.BufferOutputStream()
@@ -76,7 +76,7 @@ def unpack_broadcast(packed: bytes, input_index: int) -> Iterator[InputBatch]:
 
 
 class BroadcastRows:
-    """The broadcast rows of one partition in one micro-batch, as records."""
+    """Runs the broadcast rows of one partition in one micro-batch as records."""
 
     def __init__(self, runner: Runner, operator: RecordOperator, frame: BatchFrame) -> None:
         self._runner = runner
@@ -87,10 +87,10 @@ class BroadcastRows:
         self._frame = frame
 
     def run(self) -> Iterator[OutBatch | None]:
-        """Run all rows; of an ordered input those that are due. Stops where output may be taken, with rows that come
-        too late for their order, if there are any.
+        """Run all rows; of an ordered input, the rows that are due. Yields late rows of an ordered input, and None
+        wherever the output may be taken.
 
-        The first partition counts the rows: the sums over the partitions are then those of the input.
+        Only the first partition counts the rows, so that sums over the partitions equal the input.
         """
         packed, index = self._spec.broadcast, self._operator.broadcast_input
         if index is None:
@@ -124,7 +124,7 @@ class BroadcastRows:
             yield BroadcastRecord(self._frame, work, row, index, kind, time)
 
     def _notify(self, broadcast: BroadcastRecord) -> Iterator[None]:
-        """Show the row to every key with state, many at once as far as the controller lets them overlap."""
+        """Notify every key with state of the row; the controller decides how many notifications overlap."""
         controller, context = self._controller, self._context
         notified = context.counter("keys_notified")
         work = self._operator.process_notification
@@ -154,7 +154,7 @@ class BroadcastRows:
 
 
 class StoredKey(NamedTuple):
-    """A key with state: its group and bytes as in a KeyContext, and the values of its columns."""
+    """A key with state: its key group and its bytes as in a KeyContext, and the values of its columns."""
 
     group: bytes
     encoded_key: bytes
@@ -164,14 +164,14 @@ class StoredKey(NamedTuple):
 def stored_keys(
     sink: StateBackend, state_ids: Sequence[int], groups: range, codec: KeyCodec, page_size: int
 ) -> Iterator[StoredKey]:
-    """The keys in ``groups`` that have an entry of one of the states, each once, in the order of the store.
+    """The keys in ``groups`` that have an entry in one of the states, each once, in the order of the store.
 
-    This batch's writes are among them; what is written to a key that has come does not bring it back. The keys' own
-    state may be written and deleted meanwhile. ``page_size`` bounds the entries read at a time.
+    This batch's writes are included; a write to a key that was already returned does not return it again. The keys' own
+    state may be written and deleted during the iteration. ``page_size`` bounds the entries read at a time.
 
-    Reading every entry would cost as much as the state is large, and a key may have a map of a million entries. So
-    pages are short where a key has many entries, and a page that ends inside a key's entries is followed by a jump
-    behind them.
+    Reading every entry would cost as much as reading the whole state, and a key may have a map of a million entries.
+    Therefore pages are short where a key has many entries, and after a page that ends inside a key's entries the scan
+    skips the rest of them.
     """
     for group in _groups_with_entries(sink, groups):
         of_states = [
@@ -185,7 +185,7 @@ def stored_keys(
 
 
 def _groups_with_entries(sink: StateBackend, groups: Iterable[int]) -> Iterator[bytes]:
-    """The groups that hold anything at all; a run of empty ones costs one scan."""
+    """The key groups that have any entry; a run of empty groups costs one scan."""
     reached = b""
     for number in groups:
         group = number.to_bytes(_GROUP_BYTES, "big")
@@ -203,7 +203,7 @@ def _groups_with_entries(sink: StateBackend, groups: Iterable[int]) -> Iterator[
 def _keys_below(
     sink: StateBackend, prefix: bytes, codec: KeyCodec, page_size: int
 ) -> Iterator[tuple[bytes, tuple[Any, ...]]]:
-    """The keys of one state in one group, ascending."""
+    """The keys of one state in one key group, ascending."""
     start, end, skip = prefix, prefix_end(prefix), len(prefix)
     limit = min(_FIRST_PAGE, page_size)
     while True:
@@ -228,9 +228,9 @@ def _encoded(key: tuple[bytes, tuple[Any, ...]]) -> bytes:
 
 
 def broadcast_digest(changes: SortedChanges, states: Sequence[StateSpec]) -> str:
-    """A name for what sorted ``changes`` do to broadcast state; empty if nothing.
+    """A digest of the effect of sorted ``changes`` on broadcast state; empty if there is none.
 
-    Of pickled states only the keys count: equal objects may have different pickles in different processes.
+    For pickled states only the keys count: equal objects may have different pickles in different processes.
     """
     pickled = {state.id for state in states if state.types.get("value") == PICKLED}
     digest = None

@@ -1,8 +1,8 @@
-"""How many rows a bundle gets: many, because more keys at a time are cheaper each, but as memory allows.
+"""The size of bundles in rows: large, since each key then costs less, but limited by memory.
 
 Owns: ``BundleSize``.
-Invariant: it follows from the configuration, the version that the micro-batch starts from and the rows alone, so that
-sync and async, and every attempt at a micro-batch, cut the same rows into the same bundles.
+Invariant: it depends only on the configuration, the version that the micro-batch starts from and the rows, so that
+sync and async mode, and every attempt at a micro-batch, split the same rows into the same bundles.
 Must not import Spark.
 """
 
@@ -16,16 +16,16 @@ from asyncstate.runtime.spec import TaskSpec
 from asyncstate.runtime.statistics import statistics_before
 
 ROWS_UNKNOWN: Final = 100_000
-"""Rows at most while no micro-batch before has told how large the state of a row is."""
+"""Maximum rows while no previous micro-batch has measured how large the state of a row is."""
 ROWS_MIN: Final = 1_000
-"""Rows that wide ones get as well: list gets of fewer keys cost too much each."""
+"""Minimum rows even if they are wide: list gets of fewer keys cost too much per key."""
 _BYTES_MAX: Final = 1 << 30
-"""Half of what the texts of an Arrow array may have: no rows, however wide, are to have more."""
+"""Half the size limit of the strings in an Arrow array: no bundle may exceed it, however wide its rows are."""
 
 
 class BundleSize:
-    """The bound in rows for the bundles of one partition in one micro-batch; ``row_bytes`` and ``key_bytes``: what is
-    known beforehand of the state of a row and of a key."""
+    """The bound in rows for the bundles of one partition in one micro-batch; ``row_bytes`` and ``key_bytes``: state
+    size per row and per key, as far as known in advance."""
 
     def __init__(self, spec: TaskSpec, row_bytes: int = 0, key_bytes: int = 0) -> None:
         before = statistics_before(spec.base)
@@ -38,15 +38,16 @@ class BundleSize:
         self._key_bytes = key_bytes
 
     def rows(self, batch: pa.RecordBatch) -> int:
-        """Rows for a bundle with rows like those of ``batch`` (at least one row), which are held until it is done."""
+        """Rows for a bundle with rows like those of ``batch`` (at least one row), which stay in memory until it is
+        done."""
         return self.rows_of(batch.nbytes / batch.num_rows)
 
     def rows_of(self, row_bytes: float) -> int:
-        """Rows for a bundle with rows of so many bytes."""
+        """Rows for a bundle with rows of ``row_bytes`` bytes."""
         each = max(row_bytes + self._state_bytes, 1.0)
         least = max(min(ROWS_MIN, int(_BYTES_MAX / each)), 1)
         return min(self.rows_max, max(int(self._memory_bytes / each), least))
 
     def fits(self, keys: int) -> bool:
-        """Whether the state of so many keys fits into a bundle."""
+        """Whether the state of ``keys`` keys fits into a bundle."""
         return keys <= ROWS_MIN or keys * self._key_bytes <= self._memory_bytes

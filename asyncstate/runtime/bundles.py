@@ -1,8 +1,8 @@
-"""Bundle grain: Arrow batches of one partition, with their unique keys.
+"""Bundle grain: runs an operator over Arrow batches of one partition, with their unique keys.
 
 Owns: ``BundleRunner``.
-Invariant: a bundle starts when the one before it is done; only reading ahead overlaps. What an operator puts
-out is held until its call, or a step of it, is done.
+Invariant: a bundle starts when the previous one is done; only prefetching overlaps. What an operator emits is held
+until its call, or a step of it, is done.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BundleRunner(Runner):
         operator: BundleOperator,
         scratch: str,
     ) -> None:
-        # Rows that are looked at one by one need not wait for each other.
+        # A stateless operator processes rows one by one, so they need not wait for each other.
         unique = None if operator.stateless else operator.unique_columns(spec.inputs)
         super().__init__(spec, context, controller, unique, scratch)
         self._operator = operator
@@ -102,7 +102,7 @@ class BundleRunner(Runner):
     # -- running --------------------------------------------------------------------------------------
 
     def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
-        """See ``Runner``; reads one bundle ahead while that happens beside other work."""
+        """See ``Runner``; prefetches one bundle ahead if reads can overlap with other work."""
         waiting: Bundle | None = None
         for bundle in self._bundles(batches):
             if not isinstance(bundle, Bundle):
@@ -120,14 +120,14 @@ class BundleRunner(Runner):
             yield from self._process(waiting)
         yield from self._process_due()
         yield from self._call(lambda: self._operator.on_watermark(self.spec.watermark, self))
-        # Nothing reads any more in this micro-batch.
+        # No reads follow in this micro-batch.
         clean_up(self.spec, self.context, self.controller.bound_writes)
 
     def _process(self, bundle: Bundle) -> Iterator[OutBatch]:
         return self._call(lambda: self._operator.process_bundle(bundle, self))
 
     def _process_due(self) -> Iterator[OutBatch]:
-        """Rows of ordered inputs that are due: all of the micro-batch have come."""
+        """Process the rows of ordered inputs that are due; by now all rows of the micro-batch have arrived."""
         if not self.ordered:
             return
         for rows in self.ordered.due_parts(self.context.key_groups, self._size):
@@ -137,7 +137,7 @@ class BundleRunner(Runner):
             yield from self._call(functools.partial(self._operator.process_due, bundles, self))
 
     def _call(self, work: Callable[[], Any]) -> Iterator[OutBatch]:
-        """Run ``work`` to its end, step by step if it is a generator: its output leaves between the steps."""
+        """Run ``work`` to its end, step by step if it is a generator; its output is emitted between the steps."""
         steps: Iterator[Any] | None = None
 
         def call() -> Any:
@@ -169,9 +169,9 @@ class BundleRunner(Runner):
         yield from out
 
     def _bundles(self, batches: Iterator[InputBatch]) -> Iterator[Bundle | OutBatch]:
-        """Batches of an input put together or cut, up to ``BundleSize`` rows; input 0 before input 1. Behind them rows
-        that had to wait for all others of their key. Rows for a bundled function wait no longer than they may. Late
-        rows of ordered inputs are given as they come."""
+        """Batches of an input joined or split, up to ``BundleSize`` rows; input 0 before input 1. Then come the rows
+        that had to wait for all others of their key. Rows for a bundled function wait no longer than the allowed
+        latency. Late rows of ordered inputs are emitted as they arrive."""
         held: list[list[PreparedBatch]] = [[] for _ in self.spec.inputs]
         rows, until = 0, 0.0
         for prepared in self._unordered(self._arriving(batches)):
@@ -200,7 +200,7 @@ class BundleRunner(Runner):
         return min(limit, self.spec.config.bundled_agg_size) if self._operator.is_bundled else limit
 
     def _unordered(self, rows: Iterator[PreparedBatch]) -> Iterator[PreparedBatch | OutBatch]:
-        """Those of inputs without an order; the others are put to wait, but for late ones that have an output."""
+        """Rows of inputs without an order; the others are buffered, except late rows that have a side output."""
         for prepared in rows:
             if prepared.input_index in self.ordered:
                 yield from self.put_to_wait(prepared)
@@ -214,7 +214,7 @@ class BundleRunner(Runner):
                 parts.clear()
 
     def _fitting(self, rows: PreparedBatch) -> Iterator[Bundle]:
-        """The rows as one bundle; as several, in their order, where the state of their keys is too large for one."""
+        """The rows as one bundle; as several bundles, in order, if the state of their keys is too large for one."""
         bundle = self._bundle(rows)
         if self._size.fits(len(bundle.keys)):
             self.keys += len(bundle.keys)

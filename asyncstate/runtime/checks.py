@@ -1,10 +1,10 @@
-"""What the driver checks of an operator before any data is touched: a dry run of ``bind`` and ``open``.
+"""The driver's check of an operator before any data is read: a dry run of ``bind`` and ``open``.
 
-Owns: ``checked_inputs``, over the inputs as declared and as tasks get them (in the order that the operator asks for,
-with the columns that it needs); ``bound``; what is refused of broadcast inputs and of stateless
-operators.
-Invariants: output and states do not depend on columns that are left out. What passes as stateless keeps nothing and
-waits for nothing, so that its run may be repeated, or left out.
+Owns: ``checked_inputs``, over the inputs as declared and as tasks receive them (in the order that the operator asks
+for, with the columns that it needs); ``bound``; what broadcast inputs and stateless operators must
+not do.
+Invariants: output and states do not depend on columns that are left out. An operator that passes as stateless stores
+nothing and waits for nothing, so that its run may be repeated, or omitted.
 Must not import Spark.
 
 Source: the side outputs of Flink's DataStream API; the operators that Flink and Spark chain to their inputs; the
@@ -59,10 +59,10 @@ def checked_inputs(
 ) -> tuple[OutputSpec, tuple[InputSpec, ...], list[StateSpec]]:
     """The operator's outputs, ``inputs`` with the columns that its tasks need, and its states.
 
-    The operator itself stays as it is, to be pickled for the tasks: a copy, made by ``copied`` as tasks get theirs, is
-    bound and opened.
-    Raises SchemaError for the inputs, or if the operator needs more than it says, StateDeclarationError where states
-    disagree with ``stored``, or what they mean with the stored ``meaning``.
+    The operator itself is not modified, since it is pickled for the tasks: a copy made by ``copied``, in the way that
+    tasks get theirs, is bound and opened.
+    Raises SchemaError for invalid inputs, or if the operator uses columns that it does not declare;
+    StateDeclarationError if the states disagree with ``stored``, or their meaning with the stored ``meaning``.
     """
     if isinstance(operator, BundleOperator) and _asks_for_order(operator):
         bound(uid, copied(operator), inputs)
@@ -80,7 +80,7 @@ def checked_inputs(
 
 
 def ordered_by(uid: str, operator: BundleOperator, inputs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
-    """``inputs`` with the order that the operator asks for. Raises SchemaError unless it has an entry for each."""
+    """``inputs`` with the order that the operator asks for. Raises SchemaError unless it has one entry per input."""
     orders = operator.ordered_inputs(inputs)
     if len(orders) != len(inputs):
         raise SchemaError(
@@ -108,13 +108,13 @@ def _pruned(uid: str, operator: Operator, inputs: tuple[InputSpec, ...]) -> tupl
 
 
 def _with_columns(spec: InputSpec, columns: Collection[str]) -> InputSpec:
-    if spec.broadcast or spec.ordering is not None:  # these rows are compared, or stored, whole
+    if spec.broadcast or spec.ordering is not None:  # these rows are compared or stored with all columns
         return spec
     for name in columns:
         spec.column(name)
     needed = {*spec.key, *columns, *spec.sequence, *([spec.event_time] if spec.event_time else [])}
     fields = [field for field in spec.schema if field.name in needed]
-    # Rows without columns could not be counted.
+    # Rows without columns cannot be counted.
     return replace(spec, schema=pa.schema(fields or list(spec.schema)[:1]))
 
 
@@ -161,7 +161,7 @@ def _serves(
     config: Config,
     stored: Sequence[StateSpec],
 ) -> bool:
-    """Whether all states of ``operator`` are among those ``stored``, whatever these were kept for."""
+    """Whether all states of ``operator`` are among those ``stored``, ignoring the stored meaning."""
     kept = [msgspec.structs.replace(spec, types=without_meaning(spec.types)) for spec in stored]
     context = TaskContext(uid, inputs, output, config, cast(StateBackend, _NoState()), kept)
     try:
@@ -174,7 +174,7 @@ def _serves(
 
 
 def _check_takes_back(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
-    """Raise SchemaError for a changelog that goes to an operator which cannot take rows back."""
+    """Raise SchemaError if a changelog goes to an operator that does not accept retractions."""
     if operator.accepts_changelog:
         return
     for spec in inputs:
@@ -188,7 +188,7 @@ def _check_takes_back(uid: str, operator: Operator, inputs: Sequence[InputSpec])
 
 
 def _check_upserts(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
-    """Raise SchemaError for upserts that go to an operator which needs the row before each change."""
+    """Raise SchemaError if upserts go to an operator that needs the row before each change."""
     takes = operator.takes_upserts(inputs)
     if len(takes) != len(inputs):
         raise SchemaError(
@@ -204,14 +204,14 @@ def _check_upserts(uid: str, operator: Operator, inputs: Sequence[InputSpec]) ->
 
 
 def changes_text(spec: InputSpec) -> str:
-    """What the rows of an input are, and of whom."""
+    """The changelog properties of an input, and the node they come from."""
     return f"{spec.changes.text}, of {spec.changes.origin}" if spec.changes.origin else spec.changes.text
 
 
 def _check_upsert_output(
     uid: str, operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec
 ) -> None:
-    """Raise SchemaError for an upsert key whose rows may come from several partitions, which have no order."""
+    """Raise SchemaError for an upsert key whose rows may come from several partitions, which have no common order."""
     what = f"operator '{uid}' ({type(operator).__name__})"
     late = operator.late_outputs(inputs)
     for name, changes in output.side_changes.items():
@@ -258,12 +258,12 @@ def _check_keys(uid: str, inputs: Sequence[InputSpec]) -> None:
 
 
 class _NoState:
-    """The sink of the driver's dry run: any access is an error."""
+    """The state backend of the driver's dry run: any access is an error."""
 
     current = None
 
     def attach(self, level_one: WriteBackCache) -> None:
-        """A state object has a first level."""
+        """Ignore the write-back cache that a state object attaches."""
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         return _refuse
@@ -276,7 +276,7 @@ def _refuse(*_: object) -> NoReturn:
 
 
 def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSpec:
-    """What ``bind`` of the operator declares; its errors name the operator of this job."""
+    """The outputs that the operator's ``bind`` declares; errors name the operator of this job."""
     try:
         returned = operator.bind(inputs)
         output = OutputSpec.of(returned)
@@ -289,8 +289,8 @@ def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSp
 
 
 def with_late_changes(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
-    """``output``, whose side outputs for late rows have what is known of the inputs: the framework puts these rows out
-    as they came."""
+    """``output`` whose side outputs for late rows have the inputs' changelog properties: the framework emits these rows
+    unchanged."""
     late: dict[str, list[Changelog]] = {}
     for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False):
         if name is not None and name in output.side_outputs:
@@ -352,7 +352,7 @@ def _check_late_outputs(
     uid: str, operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec
 ) -> None:
     """Raise SchemaError for a side output for late rows that is not declared with the input's columns, and for an
-    input of which no row is late."""
+    input that never drops late rows."""
     names = tuple(operator.late_outputs(inputs))
     what = f"operator '{uid}' ({type(operator).__name__})"
     if len(names) != len(inputs):
@@ -381,7 +381,7 @@ def _check_late(what: str, name: str, spec: InputSpec, output: OutputSpec) -> No
 
 
 def _check_broadcast(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
-    """Raise SchemaError unless the operator can have the broadcast input it declares, and the inputs agree."""
+    """Raise SchemaError if the operator cannot have the broadcast input it declares, or the inputs do not agree."""
     label = f"operator '{uid}' ({type(operator).__name__})"
     index = operator.broadcast_input
     if index is not None:
@@ -431,8 +431,8 @@ def check_stateless(
     delays: Sequence[int | None],
     stored: OperatorManifest | None = None,
 ) -> None:
-    """Raise JobError for what needs state, or a report, and so cannot be declared of a stateless operator.
-    ``stored``: what the checkpoint has of this uid."""
+    """Raise JobError for declarations that need state or a report, which a stateless operator does not have.
+    ``stored``: the checkpoint's entry for this uid."""
     what = f"operator '{uid}' ({type(operator).__name__}) is stateless"
     if stored is not None and stored.has_state and not stored.states:
         raise JobError(f"{what}, but the checkpoint has timers of this uid; give the operator a new uid")
@@ -459,7 +459,8 @@ def check_stateless(
 def _check_keeps_nothing(
     uid: str, operator: Operator, declared: Sequence[StateSpec], stored: Sequence[StateSpec]
 ) -> None:
-    """Raise StateDeclarationError if a stateless operator has ``declared`` state, or has ``stored`` some before."""
+    """Raise StateDeclarationError if a stateless operator has ``declared`` state, or has ``stored`` state from
+    before."""
     if not operator.stateless:
         return
     what = f"operator '{uid}' ({type(operator).__name__}) is stateless"

@@ -1,7 +1,7 @@
-"""State in a checkpoint that no operator of the program claims: its operator is gone, or has another uid.
+"""State in a checkpoint that no operator of the program claims: its operator was removed or has another uid.
 
-Owns: ``check_claimed`` and what it says.
-Invariant: such state is never left behind silently: without ``async-state.unclaimed-state`` it is refused.
+Owns: ``check_claimed`` and its error message.
+Invariant: such state is never abandoned silently: unless ``async-state.unclaimed-state`` is set, it is refused.
 Must not import Spark.
 """
 

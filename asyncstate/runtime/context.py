@@ -1,9 +1,9 @@
-"""What ``open`` gets: state ids, declarations checked against the checkpoint, counters; and the end of what it took.
+"""The context of ``open``: state ids, declarations checked against the checkpoint, counters; and the call of ``close``.
 
 Owns: ``TaskContext`` and ``closed_at_the_end``.
 Invariants: a state keeps its id, and every version of its types, for the life of the checkpoint; a declaration that
-stored values do not fit is refused before any row is read. ``close`` is called once for each ``open``, also when that
-fails, and never hides what failed before it.
+does not fit stored values is refused before any row is read. ``close`` is called once for each ``open``, even if that
+fails, and never hides an earlier failure.
 Must not import Spark.
 """
 
@@ -42,11 +42,11 @@ MAX_STATE_ID: Final = 254
 
 _NOT_BY_KEY: Final = frozenset(
     {"broadcast", "column", "list-column", "column-map"}
-)  # kinds of other grains and of no key
+)  # kinds of the bundle grain, and without a key
 
 
 class CachedColumns(NamedTuple):
-    """Where the column states of a partition are cached; ``is_empty``: nothing is stored of the partition."""
+    """The cache of a partition's column states; ``is_empty``: nothing is stored for the partition."""
 
     cache: ColumnCache
     is_empty: bool
@@ -130,7 +130,7 @@ class TaskContext:
             self.expiring.append((ttl, cast(ExpiringState, state)))
         return state
 
-    if not TYPE_CHECKING:  # a checker is to see what is not there
+    if not TYPE_CHECKING:  # a type checker should report missing attributes
 
         def __getattr__(self, name):
             raise AttributeError(hint_for("the context of open()", name))
@@ -147,17 +147,17 @@ class TaskContext:
 
     @property
     def missing_row(self) -> str | None:
-        """An example of the retractions that found no row, None without any."""
+        """An example of the unmatched retractions, None if there are none."""
         return None if self.missing is None else self.missing.example
 
     @property
     def keyed_state_ids(self) -> list[int]:
-        """Ids of the record-grain states that ``open`` has declared and that belong to a key."""
+        """Ids of the record-grain, keyed states that ``open`` has declared."""
         declared = [spec for spec in self._declared.values() if spec.id >= FIRST_STATE_ID]
         return [spec.id for spec in declared if spec.kind not in _NOT_BY_KEY]
 
     def opened(self) -> list[StateSpec]:
-        """End of ``open``: no more declarations. All ``states``, stored ones that are no longer declared too."""
+        """End ``open``: no more declarations are allowed. Returns all ``states``, including stored, undeclared ones."""
         self.seen = seen_states(self)
         self._open = False
         self.states = [
@@ -186,9 +186,9 @@ class TaskContext:
 
 @contextmanager
 def closed_at_the_end(uid: str, operator: Operator) -> Iterator[None]:
-    """Call ``operator.close()`` behind the block, in which the operator is opened and run.
+    """Call ``operator.close()`` after the block, in which the operator is opened and run.
 
-    Raises OperatorError when ``close`` fails; where the block has failed, that is a note of the block's error.
+    Raises OperatorError if ``close`` fails; if the block has failed, the failure is added to its error as a note.
     """
     try:
         yield

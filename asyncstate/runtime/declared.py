@@ -1,7 +1,7 @@
-"""What users declare of an operator and its inputs, to a job's ``apply`` and to the harness alike.
+"""The declarations of an operator and its inputs, the same for a job's ``apply`` and for the harness.
 
-Owns: the shape of these declarations. Whether columns exist and fit is for ``InputSpec`` and the check of the
-operator to say.
+Owns: the shape of these declarations. ``InputSpec`` and the check of the operator decide whether columns exist and
+fit.
 Must not import Spark.
 """
 
@@ -23,7 +23,7 @@ Delay = str | timedelta | int | None
 
 
 SortColumn = str | SortKey | tuple[str, str]
-"""A column, ascending unless it is a SortKey or a pair that says ``"desc"``."""
+"""A column, ascending unless it is a SortKey or a pair with ``"desc"``."""
 Order = SortColumn | Sequence[SortColumn] | None
 OrderBy = Order | Sequence[Order]
 
@@ -35,8 +35,8 @@ _DIRECTIONS: Final = {"asc": False, "desc": True}
 
 
 def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
-    """Raise JobError unless ``operator`` takes ``num_inputs`` inputs; SchemaError if its class names one of them as the
-    broadcast input that it does not have."""
+    """Raise JobError unless ``operator`` takes ``num_inputs`` inputs, and SchemaError if the broadcast input that its
+    class names is not one of them."""
     broadcast = operator.broadcast_input
     if broadcast is not None and (type(broadcast) is not int or broadcast not in range(operator.num_inputs)):
         raise SchemaError(
@@ -58,7 +58,7 @@ def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
 
 
 def watermark_wait_reason(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> str | None:
-    """What makes rows of the operator wait for the watermark, in words; None if none do."""
+    """Why rows of the operator wait for the watermark, in words; None if none do."""
     given = next((one for one in inputs if one.waits_for_watermark), None)
     if given is not None:
         return f"{given.name} has {'order_by' if given.order_by else 'an order of event time'}"
@@ -83,7 +83,7 @@ def check_parallelism(uid: str, parallelism: object, max_parallelism: int) -> No
 
 
 def delay_us(delay: str | timedelta | int) -> int:
-    """Microseconds of a watermark delay. Raises ConfigurationError for what is no delay, and below zero."""
+    """Microseconds of a watermark delay. Raises ConfigurationError if it is not a duration or is negative."""
     length = microseconds(delay, "input", "watermark delay", ConfigurationError)
     if length < 0:
         raise ConfigurationError(f"input: watermark delay {delay!r} is below zero; give zero or more")
@@ -93,7 +93,7 @@ def delay_us(delay: str | timedelta | int) -> int:
 def keys_of_inputs(
     uid: str, key: Keys, num_inputs: int, broadcast: int | None = None
 ) -> list[tuple[str, ...]]:
-    """The key columns of each input; with several inputs ``key`` has one entry an input.
+    """The key columns of each input; with several inputs ``key`` has one entry per input.
 
     The input ``broadcast`` has no key: its entry is None or left out, and a single name is the key of the only
     other input. Raises JobError for any other shape.
@@ -113,7 +113,7 @@ def keys_of_inputs(
 
 
 def _with_broadcast(uid: str, key: Keys, num_inputs: int, broadcast: int) -> Sequence[Key]:
-    """``key`` with an entry for each input, None for the broadcast one."""
+    """``key`` with an entry for each input; None for the broadcast input."""
     given: list[object] = list(key) if isinstance(key, (list, tuple)) else [key]
     if len(given) == num_inputs - 1:
         given.insert(broadcast, None)
@@ -146,9 +146,9 @@ def times_of_inputs(
     watermark_delay: Delay | Sequence[Delay],
     num_inputs: int,
 ) -> tuple[list[str | None], list[int | None]]:
-    """Event time column and watermark delay (microseconds) of each input; one value holds for all inputs.
+    """Event time column and watermark delay (microseconds) of each input; one value applies to all inputs.
 
-    Raises JobError for other shapes and ConfigurationError for what is no delay.
+    Raises JobError for other shapes and ConfigurationError for an invalid delay.
     """
     columns = each_input("event_time", uid, event_time, num_inputs)
     for column in columns:
@@ -181,7 +181,7 @@ def each_input(what: str, uid: str, given: Any, num_inputs: int) -> list[Any]:
 
 
 def sort_keys_of_inputs(uid: str, order_by: OrderBy, num_inputs: int) -> list[tuple[SortKey, ...]]:
-    """The order of each input, empty where it has none; with several inputs ``order_by`` has one entry an input.
+    """The order of each input, empty where it has none; with several inputs ``order_by`` has one entry per input.
 
     An entry is None, a column, or a list of columns. Raises JobError for anything else.
     """
@@ -198,7 +198,7 @@ def sort_keys_of_inputs(uid: str, order_by: OrderBy, num_inputs: int) -> list[tu
 
 
 def sequences_of_inputs(uid: str, sequence: SequenceBy, num_inputs: int) -> list[tuple[str, ...]]:
-    """The sequence of each input, empty where it has none; with several inputs ``sequence`` has one entry an input.
+    """The sequence of each input, empty where it has none; with several inputs ``sequence`` has one entry per input.
 
     An entry is None, a column, or a list of columns. Raises JobError for anything else.
     """
@@ -217,7 +217,7 @@ def sequences_of_inputs(uid: str, sequence: SequenceBy, num_inputs: int) -> list
 def drop_stale_of_inputs(
     uid: str, drop_stale: bool | Sequence[bool], sequences: Sequence[tuple[str, ...]]
 ) -> list[bool]:
-    """``drop_stale`` of each input; True holds for those that have a sequence, if there is one. Raises JobError for
+    """``drop_stale`` of each input; True applies to the inputs that have a sequence, if any. Raises JobError for
     anything else."""
     if drop_stale is True and any(sequences):
         return [bool(sequence) for sequence in sequences]

@@ -1,8 +1,7 @@
-"""What every driver does between micro-batches, be it the Spark job or the harness.
+"""The rules between micro-batches that every driver follows, both the Spark job and the harness.
 
-Owns: the rules by which CommitRecords become the next Manifest, and what a restart may change of the schemas that the
-manifest keeps.
-Invariants: the manifest of a batch follows from the manifest before it and the batch's CommitRecords alone; stored keys
+Owns: how CommitRecords become the next Manifest, and which changes of the stored schemas a restart may make.
+Invariants: the manifest of a batch depends only on the previous manifest and the batch's CommitRecords; stored keys
 are read with the key that they were written with.
 Must not import Spark.
 """
@@ -27,7 +26,7 @@ from asyncstate.storage import AppliedTimes, Manifest, OperatorManifest, StateSp
 
 
 class Fingerprint(NamedTuple):
-    """What the manifest keeps of an operator's declaration: its schemas, and what its states mean."""
+    """What the manifest stores of an operator's declaration: its schemas and the meaning of its states."""
 
     schemas: Mapping[str, str]
     meaning: Mapping[str, str]
@@ -39,14 +38,14 @@ _OUT: Final = "restore it, or give the operator a new uid to start with empty st
 def previous_watermark(base: Manifest | None, uid: str | None = None) -> int:
     """The watermark of the batch that ``base`` committed, microseconds.
 
-    With ``uid`` that of the last batch that applied the operator: what has come due since then is still to be done.
+    With ``uid``, that of the last batch that applied the operator: what has become due since then is still to be done.
     """
     times = _times(base, uid)
     return MIN_WATERMARK if times is None or times.watermark is None else times.watermark
 
 
 def previous_processing_time(base: Manifest | None, uid: str | None = None) -> int:
-    """When that batch started, microseconds; MIN_WATERMARK before the first."""
+    """When that batch started, microseconds; MIN_WATERMARK before the first batch."""
     times = _times(base, uid)
     return MIN_WATERMARK if times is None or times.processing_time is None else times.processing_time
 
@@ -57,7 +56,7 @@ def _times(base: Manifest | None, uid: str | None) -> Manifest | AppliedTimes | 
 
 
 def left_out(stored: OperatorManifest, base: Manifest) -> OperatorManifest:
-    """The entry of an operator that the micro-batch behind ``base`` has not applied."""
+    """The entry of an operator that the micro-batch after ``base`` has not applied."""
     if stored.applied is not None:
         return stored
     return msgspec.structs.replace(stored, applied=AppliedTimes(base.watermark, base.processing_time))
@@ -66,7 +65,7 @@ def left_out(stored: OperatorManifest, base: Manifest) -> OperatorManifest:
 def check_key_groups(place: str, latest: Manifest | None, config: Config) -> None:
     """Raise ConfigurationError if ``config`` has other key groups than ``latest``, which was read from ``place``.
 
-    Keys would be looked for in groups in which they are not.
+    Otherwise keys would be looked up in the wrong groups.
     """
     if latest is not None and latest.max_parallelism != config.max_parallelism:
         raise ConfigurationError(
@@ -85,7 +84,7 @@ def operator_after(
     route: Sequence[int] = (),
 ) -> OperatorManifest:
     """The operator's entry in the manifest of ``batch_id``. Raises JobError unless each partition
-    reported once, and all the same about broadcast state."""
+    reported once and all reports agree about broadcast state."""
     reported = sorted(record.partition for record in records)
     if reported != list(range(parallelism)):
         raise JobError(
@@ -127,7 +126,7 @@ def sum_records(records: Sequence[CommitRecord]) -> tuple[Metrics, Metrics]:
 
 
 def fingerprint(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> Fingerprint:
-    """The schemas of an operator and the meaning of its state as the manifest keeps them."""
+    """The schemas of an operator and the meaning of its state, as the manifest stores them."""
     return Fingerprint(_schemas(inputs, output), meaning_of(operator, inputs))
 
 
@@ -151,16 +150,16 @@ def _text(what: str, schema: pa.Schema) -> str:
 
 
 def check_fingerprint(uid: str, stored: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise SchemaError for another key, another number of inputs, or a column that became something else.
+    """Raise SchemaError for another key, another number of inputs, or a column with an incompatible type.
 
-    Columns may come and go and be widened: whether the state can live with that is for the state's own types to say,
-    field by field. Of the output nothing is stored. Behind a migration columns may have become anything.
+    Columns may be added, removed and widened; the types of each state decide, field by field, whether the state
+    supports that. The output is not stored. After a migration, columns may have any type.
     """
     stored = {what: text for what, text in stored.items() if what.startswith(("input", "key"))}
     now = {what: text for what, text in now.items() if what.startswith(("input", "key"))}
     for what in sorted({*stored, *now}, reverse=True):  # the keys first
         if what.startswith("input") and what not in stored and _count(stored) == _count(now):
-            continue  # a migration has changed states for other columns
+            continue  # a migration has adapted the states to other columns
         if what not in stored or what not in now:
             raise SchemaError(
                 f"operator '{uid}' had {_count(stored)} in its checkpoint and now has {_count(now)}; {_OUT}"
@@ -182,7 +181,7 @@ def _check_columns(uid: str, what: str, before: pa.Schema, after: pa.Schema) -> 
             continue
         for refusal in refusals(pa.schema([field]), pa.schema([after.field(index)])):
             if refusal.change is TypeChange.RETYPED:
-                # Also where no state has the column: what is pickled or computed from it would mix two meanings.
+                # Also if no state has the column: pickled or computed values that depend on it would mix two meanings.
                 raise SchemaError(
                     f"operator '{uid}', {what}: column '{refusal.field}' was {refusal.was} and is {refusal.now}; cast "
                     "it back, give the column a new name, or migrate the states that hold it"

@@ -1,13 +1,13 @@
-"""Due rows and due timers in the order of their times.
+"""Merges due rows and due timers in the order of their times.
 
 Owns: ``EventTimeMerge``.
-Invariant: of a key everything runs in the order of its times, rows before timers of the same time, also timers that
-were registered on the way: nothing starts before all of its key that is earlier has ended.
+Invariant: per key, everything runs in the order of its times, rows before timers of the same time, including timers
+that were registered meanwhile: nothing starts before everything earlier of its key has ended.
 Must not import Spark or storage.
 
-Rows and timers are taken a slice at a time, in their order, and then run in waves: each wave has the next one of every
-key that has one left, so that in async mode the reads of a wave's keys overlap. Between waves it is seen which timers
-were registered for a time in between.
+Rows and timers are taken one slice at a time, in order, and run in waves: each wave has the next record of every
+key that has one left, so that in async mode the reads of a wave's keys overlap. Between waves the merge looks for
+timers that were registered for an earlier time.
 
 Source: the timer service of Flink's temporal sort, whose watermark advances row by row.
 """
@@ -23,11 +23,11 @@ from asyncstate.execution import ExecutionController, Record
 from asyncstate.state import DueTimer, TimersBetweenRows, turn_of
 
 SLICE: Final = 2_000
-"""Rows and timers that are held at a time."""
+"""Maximum number of rows and timers in memory."""
 
 
 class _Turn(NamedTuple):
-    """One thing to run: ``order`` is the time with rows before timers, then the order among timers."""
+    """One record to run: ``order`` is the time with rows before timers, then the order among timers."""
 
     order: tuple[int, bytes]
     record: Record
@@ -50,7 +50,7 @@ class EventTimeMerge:
         self._row = next(rows, None)
 
     def run(self) -> Iterator[int]:
-        """Run everything; gives the number of records after each wave, when all of them have ended."""
+        """Run everything; yields the number of records after each wave, when all of them have ended."""
         while waiting := self._slice():
             while waiting:
                 wave = [turns.pop(0).record for turns in waiting.values()]
@@ -63,7 +63,7 @@ class EventTimeMerge:
             self._timers.settle()
 
     def _slice(self) -> dict[tuple[bytes, bytes], list[_Turn]]:
-        """The next rows and timers by key, each key's in order."""
+        """The next rows and timers by key, in order per key."""
         by_key: dict[tuple[bytes, bytes], list[_Turn]] = {}
         for turn in islice(self._merged(), SLICE):
             by_key.setdefault((turn.record.group, turn.record.encoded_key), []).append(turn)
@@ -81,7 +81,7 @@ class EventTimeMerge:
                 return
 
     def _put_in_order(self, waiting: dict[tuple[bytes, bytes], list[_Turn]]) -> None:
-        """Let timers that were registered run before what is later of their keys; the others come in their turn."""
+        """Insert newly registered timers before later records of their keys; other timers run in a later slice."""
         for timer in self._timers.take_registered():
             turns = waiting.get((timer.group, timer.key))
             turn = self._turn_of(timer)

@@ -1,8 +1,8 @@
-"""What a new operator starts from, where its rows or the values of its states are known already.
+"""The initial state of a new operator: rows, or values of its states.
 
 Owns: ``InitialValues``, which writes values into the states that an operator declares; ``report_of_both``; the checks
-of what is given, which a driver and the harnesses share.
-Invariant: what is written is what the operator itself would write; it does not run.
+of the initial state, which drivers and harnesses share.
+Invariant: the written values are those that the operator itself would write; the operator does not run.
 Must not import Spark.
 
 Source: the ``initialState`` of Spark's ``transformWithState``.
@@ -35,21 +35,21 @@ from asyncstate.runtime.statistics import sums_of_both
 VALUE: Final = "value"
 USER_KEY: Final = "user_key"
 FIRST_ARRIVAL: Final = 1 << 31
-"""Rows that wait in order are numbered by micro-batch and arrival; those that come behind initial rows from here on."""
+"""Buffered rows are numbered by micro-batch and arrival; rows after initial rows are numbered from here."""
 _PUT: Final[dict[str, Callable[[Any, Row], Any]]] = {
     "value": lambda state, row: state.async_update(row[VALUE]),
     "list": lambda state, row: state.async_update(row[VALUE]),
     "map": lambda state, row: state.async_put(row[USER_KEY], row[VALUE]),
     "reducing": lambda state, row: state.async_add(row[VALUE]),
 }
-"""How a row is put into a state, by its kind."""
+"""How a row is written into a state, by the state's kind."""
 
 
 class InitialValues(RecordOperator):
-    """Puts rows into the states of ``operator``: the key's columns, ``value``, and for a map ``user_key``.
+    """Writes rows into one state of ``operator``: the key's columns, ``value``, and for a map ``user_key``.
 
-    ``state`` is the one it writes. Raises StateDeclarationError for a state that is not declared, or has no values a
-    row could give: those of bundle-grain operators, aggregating and broadcast state.
+    ``state`` is the name of that state. Raises StateDeclarationError if it is not declared, or if rows cannot give its
+    values: states of bundle-grain operators, aggregating and broadcast state.
     """
 
     def __init__(self, operator: Operator, inputs: Sequence[InputSpec], state: str) -> None:
@@ -58,16 +58,16 @@ class InitialValues(RecordOperator):
         self.state = state
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """What the operator puts out; nothing comes."""
+        """The operator's outputs; nothing is emitted to them."""
         return OutputSpec.of(self.operator.bind(self.inputs))
 
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
     ) -> None:
-        """None: the operator itself says what its state means."""
+        """None: the operator itself declares the meaning of its state."""
 
     def open(self, context: OperatorContext) -> None:
-        """Let the operator declare its states, and keep the one that is meant."""
+        """Let the operator declare its states, and keep the one to write."""
         watched = _Watched(context, self.inputs)
         self.operator.open(watched)
         if self.state not in watched.states:
@@ -91,7 +91,7 @@ class InitialValues(RecordOperator):
 
 
 class _Watched:
-    """A context that notes the states which are declared with it."""
+    """A context that records the states declared with it."""
 
     def __init__(self, context: OperatorContext, inputs: tuple[InputSpec, ...]) -> None:
         self._context = context
@@ -108,8 +108,8 @@ class _Watched:
 
 
 def report_of_both(first: CommitRecord, then: CommitRecord) -> CommitRecord:
-    """What a partition has to report that ran twice in a micro-batch, ``then`` over what ``first`` had left."""
-    # Values of states have other inputs, and no times.
+    """The report of a partition that ran twice in a micro-batch, ``then`` on the state that ``first`` had left."""
+    # The run that writes values of states has other inputs, and no event times.
     seen = first.max_event_times if len(first.max_event_times) == len(then.max_event_times) else []
     times = [
         max((time for time in both if time is not None), default=None)
@@ -125,7 +125,7 @@ def report_of_both(first: CommitRecord, then: CommitRecord) -> CommitRecord:
 
 
 def check_keeps(uid: str, given: object) -> None:
-    """Raise JobError if a stateless operator is to start from something."""
+    """Raise JobError if a stateless operator has an initial state."""
     if given is not None:
         raise JobError(
             f"operator '{uid}' is stateless, so it has no initial_state; give it to the operator behind"
@@ -133,7 +133,7 @@ def check_keeps(uid: str, given: object) -> None:
 
 
 def check_columns(what: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raise SchemaError unless initial rows have the columns ``wanted``, by name, of these types."""
+    """Raise SchemaError unless initial rows have exactly the columns ``wanted`` (name to type)."""
     if wanted != found:
         differing = sorted({name for name, _ in wanted.items() ^ found.items()})
         raise SchemaError(

@@ -1,15 +1,15 @@
-"""Rows of one input that are gathered until the micro-batch has all of them, and then given out key by key.
+"""A buffer for the rows of one input until the micro-batch has all of them; it then returns them grouped by key.
 
-Owns: ``SpillingInputBuffer``: which rows wait, where, and how they are put together.
-Invariant: rows whose changes need each other come together. Those of a key are in one part; only where the key's own
-are more than a part may have are they taken apart: with a sequence in its order, else in that of arrival, but for
-rows and their retractions, which stay together. In files a key of more bytes than ``memory_bytes`` is taken apart by
-what identifies its rows, in no order. Rows that need no others and only wait for their input's turn come as they
-arrived.
+Owns: ``SpillingInputBuffer``: which rows are buffered, where, and how they are split into parts.
+Invariant: rows whose changes need each other are in the same part. The rows of a key are in one part; a key is split
+only if it alone exceeds the part size: with a sequence in its order, otherwise in order of arrival, except that rows
+and their retractions stay together. In files, a key of more than ``memory_bytes`` is split by what identifies its rows,
+in no order. Rows that need no others and only wait for an earlier input are returned as they arrived.
 Must not import Spark or storage.
 
-A micro-batch that fits into one part is given out as it came. Beyond ``memory_bytes`` rows lie in files, by the hash
-of their key; one file is read at a time. Rows that need no others lie in one, read piece by piece.
+A micro-batch that fits into one part is returned as it came. Beyond ``memory_bytes``, rows are spilled to files by the
+hash of their key; one file is read at a time. Rows that need no others are in a single file, which is read piece by
+piece.
 
 Source: the partitions of a grace hash join.
 """
@@ -36,7 +36,7 @@ from asyncstate.operator import InputSpec
 from asyncstate.runtime.prepared_rows import PreparedBatch, joined
 
 RowsMax = Callable[[pa.RecordBatch], int]
-"""How many rows a part may have, judged by some of its rows."""
+"""The maximum rows of a part, estimated from some of its rows."""
 Filter = Callable[[PreparedBatch], PreparedBatch]
 
 _FILES: Final = 64
@@ -45,12 +45,12 @@ _Hashes = npt.NDArray[np.uint64]
 
 
 class SpillingInputBuffer:
-    """The waiting rows of one input and partition in one micro-batch.
+    """The buffered rows of one input and partition in one micro-batch.
 
-    ``together`` names what identifies a row within a key, None if that is its content. ``waits``: all rows wait;
-    without it as many as a part may have, until there is one that is no +I: rows that are only added need no others.
-    ``chosen``: what is left of all rows of some keys, in order of the sequence if there is one. ``apart``: rows need no
-    others, whatever their kinds.
+    ``together``: the columns that identify a row within a key, None if its content does. ``waits``: all rows wait;
+    without it, at most one part of rows is buffered until there is a row that is not +I, since insertions need no
+    others. ``chosen``: reduces all rows of some keys to those needed, in order of the sequence if there is one.
+    ``apart``: rows need no others, whatever their kinds.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class SpillingInputBuffer:
         self._always_apart = apart and not spec.sequence
         self._apart = self._always_apart or (
             together is None and not spec.sequence
-        )  # so far no row needs another
+        )  # no row has needed another one so far
         self._parts: list[PreparedBatch] = []
         self._rows = 0
         self._bytes = 0
         self._files: _Files | None = None
 
     def add(self, prepared: PreparedBatch) -> Iterator[PreparedBatch]:
-        """Let rows wait; gives those that need not wait any longer."""
+        """Buffer rows; yields rows that need not wait any longer."""
         retracts = bool(prepared.kinds.any())
         self._waits = self._waits or retracts
         self._apart = self._apart and (self._always_apart or not retracts)
@@ -98,13 +98,13 @@ class SpillingInputBuffer:
             self._to_files()
 
     def free(self) -> Iterator[PreparedBatch]:
-        """The rows that need no others, as they came: all as long as each is a +I, unless they all wait."""
+        """The rows that need no others, in order of arrival: all rows while each is a +I, unless all rows wait."""
         if not self._waits:
             yield from self._parts
             self._parts, self._bytes, self._rows = [], 0, 0
 
     def parts(self) -> Iterator[PreparedBatch]:
-        """The rows that are left; each key's in one part, in order of the sequence or else of arrival."""
+        """The remaining rows; each key's rows in one part, in order of the sequence, otherwise of arrival."""
         if self._files is None:
             if self._parts:
                 yield from self._cut(self._taken())
@@ -115,7 +115,7 @@ class SpillingInputBuffer:
             yield from self._cut_file(self._files, number)
 
     def close(self) -> None:
-        """Delete the files; the rows that are left are lost."""
+        """Delete the files; the remaining rows are lost."""
         if self._files is not None:
             self._files.close()
 
@@ -137,7 +137,7 @@ class SpillingInputBuffer:
             yield from self._cut_key(self._chosen(self._sorted(part)), limit)
 
     def _cut_key(self, rows: PreparedBatch, limit: int) -> Iterator[PreparedBatch]:
-        """Rows of a few keys, or of one with many rows, and of the keys that happen to be with it."""
+        """Split rows of a few keys, or of one key with many rows and of keys that share its hash part."""
         if rows.batch.num_rows <= 2 * limit:
             yield rows
             return
@@ -154,7 +154,7 @@ class SpillingInputBuffer:
             yield from _by_arrival(rows, self._identity_hashes(rows.batch), self._by_content, limit)
 
     def _sorted(self, rows: PreparedBatch) -> PreparedBatch:
-        """In order of the sequence; rows that are taken back before those that come with the same one."""
+        """In order of the sequence; retractions before insertions with the same sequence."""
         if not self._spec.sequence:
             return rows
         columns: list[pa.Array] = []
@@ -191,7 +191,7 @@ class SpillingInputBuffer:
         if files.bytes[number] <= self._memory_bytes or self._spec.sequence:
             yield from self._cut(self._prepared(files.read(number)))
             return
-        # What identifies them takes the rows of long keys apart, and of all without keys; other keys stay together.
+        # Rows of long keys, and all rows without a key, are split by what identifies them; other keys stay together.
         finer = _Files(self._folder)
         try:
             long = self._long_keys(files, number)
@@ -227,7 +227,7 @@ class SpillingInputBuffer:
 
 
 class _Files:
-    """Rows in files by a hash, in order of arrival in each."""
+    """Rows in files by a hash; each file is in order of arrival."""
 
     def __init__(self, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -245,7 +245,7 @@ class _Files:
             self.bytes[number] += chosen.nbytes
 
     def filled(self) -> list[int]:
-        """The files with rows; nothing can be written any more."""
+        """The files that have rows; ends writing."""
         for writer in self._writers.values():
             writer.close()
         return sorted(self._writers)
@@ -267,14 +267,14 @@ class _Files:
 
 
 class _Counts:
-    """How often each hash occurs."""
+    """Counts how often each hash occurs."""
 
     def __init__(self) -> None:
         self._hashes: _Hashes = np.empty(0, np.uint64)
         self._counts: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def add(self, hashes: _Hashes) -> _Counts:
-        """Some more of them."""
+        """Count more hashes."""
         new, counts = np.unique(hashes, return_counts=True)
         self._hashes, places = np.unique(np.concatenate([self._hashes, new]), return_inverse=True)
         before, self._counts = self._counts, np.zeros(len(self._hashes), np.int64)
@@ -282,12 +282,12 @@ class _Counts:
         return self
 
     def above(self, limit: int) -> _Hashes:
-        """Those that occur more often, ascending."""
+        """The hashes that occur more than ``limit`` times, ascending."""
         return self._hashes[self._counts > limit]
 
 
 def _occur(hashes: _Hashes, among: _Hashes) -> npt.NDArray[np.bool_]:
-    """Which of the hashes (n) are ``among`` others, which ascend."""
+    """Which of the hashes (n) occur in ``among``, which is ascending."""
     if not len(among):
         return np.zeros(len(hashes), np.bool_)
     places = np.minimum(np.searchsorted(among, hashes), len(among) - 1)
@@ -296,19 +296,19 @@ def _occur(hashes: _Hashes, among: _Hashes) -> npt.NDArray[np.bool_]:
 
 
 def _other_bits(hashes: _Hashes) -> _Hashes:
-    """Hashes of hashes: those that have some bits in common, as in a partition and a file, have others now."""
+    """Rehash the hashes: those that share some bits, as in a partition and a file, differ in them afterwards."""
     return hashes * np.uint64(0x9E3779B97F4A7C15)
 
 
 def _by_hash(rows: PreparedBatch, hashes: _Hashes, limit: int) -> Iterator[PreparedBatch]:
-    """The rows in parts of about ``limit``; rows of equal hash stay together, in their order."""
+    """The rows in parts of about ``limit``; rows of equal hash stay together, in order."""
     parts = -(-rows.batch.num_rows // limit)
     for _, places in _divided(_other_bits(hashes), parts):
         yield rows.take(places)
 
 
 def _divided(hashes: _Hashes, parts: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """The numbers of the parts that get some of the rows (n), and where these are, in their order."""
+    """The part numbers that get some of the rows (n), and the indices of these rows, in order."""
     numbers = (hashes >> np.uint64(32)) % np.uint64(parts)
     order = np.argsort(numbers, kind="stable")
     bounds = np.searchsorted(numbers[order], np.arange(parts + 1))
@@ -319,15 +319,15 @@ def _divided(hashes: _Hashes, parts: int) -> Iterator[tuple[int, npt.NDArray[np.
 def _by_arrival(
     rows: PreparedBatch, hashes: _Hashes, by_content: bool, limit: int
 ) -> Iterator[PreparedBatch]:
-    """The rows in parts of ``limit``, in their order; those of equal hash come together, with the last that is added.
+    """The rows in parts of ``limit``, in order; rows of equal hash stay together, at the last one that is added.
 
-    ``by_content``: of those only that are taken back: rows that are only added do not need each other.
+    ``by_content``: only if one of them is a retraction, since rows that are only added do not need each other.
     """
     size = rows.batch.num_rows
     ids = np.unique(hashes, return_inverse=True)[1]
     added, places = accumulates(rows.kinds), np.arange(size)
     last = np.zeros(int(ids.max()) + 1, np.int64)
-    last[ids[added]] = places[added]  # of repeated indices the last assignment stays
+    last[ids[added]] = places[added]  # for repeated indices the last assignment wins
     alone = np.full(len(last), by_content)
     alone[ids[~added]] = False
     places = np.where(alone[ids], places, last[ids])
@@ -336,13 +336,13 @@ def _by_arrival(
     start = 0
     while start < size:
         first, behind = np.searchsorted(ends, [start, start + limit], "right").tolist()
-        end = int(ends[max(first, behind - 1)])  # at least one of them, however many rows it has
+        end = int(ends[max(first, behind - 1)])  # at least one group, however many rows it has
         yield rows.take(np.sort(order[start:end]))
         start = end
 
 
 def _hashable(schema: pa.Schema) -> list[str]:
-    """The columns that can be hashed: rows that are equal are equal in these."""
+    """The columns that can be hashed: equal rows are equal in these."""
     names = []
     for field in schema:
         try:

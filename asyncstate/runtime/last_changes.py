@@ -1,8 +1,8 @@
-"""Upserts as they leave a task: of each upsert key the last change of the micro-batch.
+"""Upserts as they leave a task: for each upsert key the last change of the micro-batch.
 
 Owns: ``LastChanges``.
-Invariant: of an upsert key one row leaves the task, the one that was emitted last; what gets the rows needs no order.
-All rows of a key come from one task, since the upsert key has the columns that the operator is routed by.
+Invariant: per upsert key one row leaves the task, the last one emitted; the consumer of the rows needs no order.
+All rows of a key come from one task, since the upsert key contains the columns that route the operator.
 Must not import Spark.
 """
 
@@ -21,8 +21,8 @@ from asyncstate.runtime.spec import OutBatch, SideBatch, TaskSpec
 
 
 class LastChanges:
-    """The output of one operator and partition; ``rows_max``: how many rows like those of a batch are looked at
-    together. ``folder``: a place for rows that memory has no room for."""
+    """The output of one operator and partition; ``rows_max``: how many rows like those of a batch are processed
+    together. ``folder``: where rows that exceed memory are spilled."""
 
     def __init__(
         self, spec: TaskSpec, output: OutputSpec, rows_max: Callable[[pa.RecordBatch], int], folder: str
@@ -36,10 +36,10 @@ class LastChanges:
         self._rows_max = rows_max
         self._folder = folder
         self.left_out = 0
-        """Rows that another one of their key has replaced."""
+        """Number of rows that another row of their key has replaced."""
 
     def of(self, out: Iterator[OutBatch]) -> Iterator[OutBatch]:
-        """The last change of each key, when all of ``out`` is there; rows of side outputs as they come."""
+        """The last change of each key, after all of ``out`` has arrived; rows of side outputs as they arrive."""
         first: pa.RecordBatch | None = None
         gathering: SpillingInputBuffer | None = None
         try:

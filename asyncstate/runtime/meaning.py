@@ -1,7 +1,7 @@
-"""What an operator's stored state means, and whether a changed program may go on with it.
+"""The meaning of an operator's stored state, and whether a changed program may continue with it.
 
 Owns: ``meaning_of``, ``stored_meaning`` and ``check_meaning``; ``ACCEPTED``.
-Invariant: a difference is refused before a row is read, unless the operator says that it is none for its state.
+Invariant: a difference is refused before any row is read, unless the operator declares that its state is unaffected.
 Must not import Spark.
 """
 
@@ -22,26 +22,26 @@ _OPERATOR: Final = "operator"
 _STATE_OF: Final = "state of"
 _TIMERS_OF: Final = "timers of"
 ACCEPTED: Final = "accepted"
-"""The stored meaning after ``accept-change``: whatever the program says, as long as its states are those stored."""
+"""The stored meaning after ``accept-change``: any meaning is accepted, as long as the states are those stored."""
 _SEQUENCE: Final = "sequence of input"
 
 
 def meaning_of(operator: Operator, inputs: Sequence[InputSpec]) -> dict[str, str]:
-    """The texts that the manifest keeps: those of the operator, and of what every operator's inputs declare."""
+    """The texts that the manifest stores: those of the operator, and those that its inputs declare."""
     said = dict(operator.state_meaning(inputs))
     for index, spec in enumerate(inputs):
         if spec.event_time is not None:
             said[f"{_EVENT_TIME} {index}"] = spec.event_time
         if spec.sequence:
             said[f"{_SEQUENCE} {index}"] = ", ".join(spec.sequence)
-        if spec.filters is not None:  # rows may be taken back that another filter had let through
+        if spec.filters is not None:  # rows that passed another filter may be retracted
             said[f"{_FILTER if spec.changelog else _INSERTED} {index}"] = spec.filters
     return said
 
 
 def stored_meaning(operator: Operator, stored: OperatorManifest | None) -> Mapping[str, str] | None:
-    """The texts that ``operator`` has to agree with; None: there are none. One that is stateless by now may follow on
-    one that has kept nothing, whatever that was."""
+    """The texts that ``operator`` must agree with; None if there are none. An operator that is stateless now may follow
+    any operator that stored nothing."""
     if stored is None or (operator.stateless and not stored.has_state):
         return None
     if not stored.operator:
@@ -58,8 +58,8 @@ def check_meaning(
     stored: Mapping[str, str] | None,
     serves: Callable[[], bool],
 ) -> None:
-    """Raise StateDeclarationError that tells what has changed and how to go on; nothing is known where ``stored`` is
-    empty. ``serves``: whether the operator has all of its states among those stored."""
+    """Raise StateDeclarationError with what has changed and how to continue; an empty ``stored`` means that nothing is
+    known. ``serves``: whether all states of the operator are among those stored."""
     what = f"operator '{uid}' ({type(operator).__name__})"
     out = (
         "Undo the change, or give the operator a new uid to start with empty state; or stop the query and drop what is "
@@ -84,7 +84,7 @@ def check_meaning(
 
 
 def _of_another(operator: Operator, now: Mapping[str, str], before: Mapping[str, str]) -> Iterator[str]:
-    """Whether another operator kept what is stored, where only its class tells."""
+    """Whether another operator stored the state, if only its class identifies it."""
     is_ = type(operator).__name__
     was = before.get(_TIMERS_OF, is_)
     if was != is_:
@@ -102,15 +102,15 @@ def _changed(operator: Operator, inputs: Sequence[InputSpec], before: Mapping[st
         return
     for name in sorted({*before, *now} - {_TIMERS_OF, _STATE_OF}):
         if name.startswith(_INSERTED):
-            continue  # it counts where the rows are changes, before or now
+            continue  # counts only if the rows are or were changes
         inserted = name.replace(_FILTER, _INSERTED)
         was, is_ = before.get(name, before.get(inserted)), now.get(name, now.get(inserted))
         if was == is_ or (advice := operator.change_refusal(name, was, is_, inputs)) is None:
             continue
         if name.startswith((_EVENT_TIME, _FILTER)) and None in (was, is_):
-            continue  # an operator that needs a time says so itself; no filter is told of
+            continue  # the operator checks a time it needs; no filter is known
         if name.startswith(_SEQUENCE) and was is None and not inputs[int(name.split()[-1])].drop_stale:
-            continue  # stored rows have the columns, and their order was that of arrival
+            continue  # stored rows have the columns and are in order of arrival
         if was is None:
             said = f"{name} is new: {is_}"
         else:

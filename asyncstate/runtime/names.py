@@ -1,4 +1,4 @@
-"""What jobs and operators may be called: folders and files are named after them.
+"""The rule for names of jobs and operators: folders and files are named after them.
 
 Owns: the rule for names. Must not import Spark.
 """
@@ -15,7 +15,7 @@ FILE_NAME_RULE: Final = "use letters, digits, '_', '-' and '.', at most 100, sta
 
 
 def names_files(name: object) -> TypeGuard[str]:
-    """Whether files can be named so in every place."""
+    """Whether ``name`` is a valid file name on every system."""
     return isinstance(name, str) and _FILE_NAME.fullmatch(name) is not None
 
 

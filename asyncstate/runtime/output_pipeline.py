@@ -1,9 +1,9 @@
-"""What is done to an operator's output in its own task, before it leaves it.
+"""The steps applied to an operator's output in its own task, before it leaves the task.
 
 Owns: ``OutputPipeline`` and its steps: ``FilterStep``, ``ProjectStep``, ``PartialAggregate`` and ``PartialTopN``; the
-last two are done by the operator that gets the rows.
-Invariant: the operator that gets the rows comes to the same results as it would with all of them; a step sees the rows
-of one output batch and no others.
+downstream operator performs the last two.
+Invariant: the downstream operator produces the same results as it would with all rows; a step sees only the rows
+of one output batch.
 Must not import Spark.
 """
 
@@ -24,17 +24,17 @@ from asyncstate.partial_aggregation import PartialStep
 from asyncstate.runtime.spec import InputBatch
 
 Step = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""Some rows, with ``row_kind``, to those that leave."""
+"""Maps rows with ``row_kind`` to the rows that leave the task."""
 
 
 class OutputPipeline(NamedTuple):
-    """Steps, and the columns of what leaves them, without ``row_kind``."""
+    """Steps, and the columns of their result, without ``row_kind``."""
 
     steps: tuple[Step, ...]
     schema: pa.Schema
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """All steps, one after the other."""
+        """Apply all steps, one after the other."""
         for step in self.steps:
             if not rows.num_rows:
                 break
@@ -44,7 +44,7 @@ class OutputPipeline(NamedTuple):
 
 @dataclass(frozen=True)
 class FilterStep:
-    """The rows for which a condition is true; null is not."""
+    """Keeps the rows for which a condition is true; null counts as false."""
 
     condition: Callable[[pa.RecordBatch], pa.Array]
 
@@ -56,7 +56,7 @@ class FilterStep:
 
 @dataclass(frozen=True)
 class ProjectStep:
-    """Some of the columns, with other names: pairs of both."""
+    """Selects and renames columns: pairs (column, new name)."""
 
     columns: tuple[tuple[str, str], ...]
 
@@ -68,7 +68,7 @@ class ProjectStep:
 
 @dataclass(frozen=True)
 class _ByReceiver:
-    """What ``operator``, which gets the rows, does to them before they leave; ``spec`` is its input."""
+    """A step of the downstream ``operator`` on rows before they leave; ``spec`` is its input."""
 
     operator: Operator
     spec: InputSpec
@@ -80,7 +80,7 @@ class _ByReceiver:
 
 
 class PartialAggregate(_ByReceiver):
-    """The local phase of the operator that gets the rows: ``spec`` has ``local``."""
+    """The partial aggregation of the downstream operator; ``spec`` has ``local``."""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See ``Step``."""
@@ -94,7 +94,7 @@ class PartialAggregate(_ByReceiver):
 
 
 class PartialTopN(_ByReceiver):
-    """Of each key the rows that are enough for the operator that gets them: ``spec`` has ``limit``."""
+    """Per key, the rows that suffice for the downstream operator; ``spec`` has ``limit``."""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """See ``Step``."""
@@ -102,7 +102,7 @@ class PartialTopN(_ByReceiver):
 
 
 def aggregated_before(operator: Operator, spec: InputSpec, given: InputBatch) -> InputBatch:
-    """``given`` as the local phase of ``spec``, an input of ``operator``, leaves it."""
+    """``given`` after the partial aggregation of ``spec``, an input of ``operator``."""
     assert isinstance(operator, BundleOperator)
     return InputBatch(operator.partial_step(spec)(given.batch, given.kinds), None, given.input_index)
 

@@ -1,12 +1,12 @@
-"""Whether an operator's local phase runs in a micro-batch.
+"""Partial aggregation policy: whether an operator's partial aggregation runs in a micro-batch.
 
-Owns: ``choose_partial_aggregation``, the rule of ``auto``, and ``choose_partial_limit``; the same for rows from another
-operator's task.
-Invariant: the choice follows from the configuration and the version that the micro-batch starts from, so every attempt
-at a micro-batch, also after a restart, makes the same one.
+Owns: ``choose_partial_aggregation``, the rule of ``auto``, and ``choose_partial_limit``; their counterparts for rows
+from another operator's task.
+Invariant: the choice depends only on the configuration and the version that the micro-batch starts from, so every
+attempt at a micro-batch, even after a restart, makes the same choice.
 Must not import Spark.
 
-Source: the adaptive partial aggregation of Trino, which also goes by how much the rows before were reduced.
+Source: the adaptive partial aggregation of Trino, which also depends on how much previous rows were reduced.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from asyncstate.runtime.statistics import TaskStatistics, statistics_before
 from asyncstate.storage import OperatorManifest
 
 ROWS_MIN: Final = 50_000
-"""Fewer rows in the micro-batch before: what a further stage costs is more than it can save."""
+"""Minimum rows in the previous micro-batch: below it, the additional stage costs more than it can save."""
 REDUCTION_MIN: Final = 10.0
-"""Fewer rows put into one, and the local phase costs more than it saves (decision 0038)."""
+"""Minimum input rows per output row: below it, partial aggregation costs more than it saves (decision 0038)."""
 TRIAL_BATCHES: Final = 32
-"""Without the local phase every so many micro-batches one has it, to see whether the keys have changed."""
+"""While partial aggregation is off, it runs once in so many micro-batches, to detect that the keys have changed."""
 
 
 def choose_partial_aggregation(
@@ -38,7 +38,7 @@ def choose_partial_aggregation(
     base: OperatorManifest | None,
     batch_id: int,
 ) -> PartialAggregation | None:
-    """The local phase for this micro-batch; None where rows go to the operator as they are."""
+    """The partial aggregation for this micro-batch; None if rows go to the operator unchanged."""
     phase = _possible_phase(operator, inputs, config)
     if phase is None or config.local_aggregation == "true":
         return phase
@@ -46,7 +46,7 @@ def choose_partial_aggregation(
 
 
 def may_run_locally(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> bool:
-    """Whether there are micro-batches in which something is done to the rows before they are exchanged."""
+    """Whether rows are reduced before the exchange in at least some micro-batches."""
     limit = choose_partial_limit(operator, inputs, config)
     return limit is not None or _possible_phase(operator, inputs, config) is not None
 
@@ -57,23 +57,23 @@ def _possible_phase(
     phase = _phase(operator, inputs, config)
     if phase is None or config.local_aggregation == "true":
         return phase
-    # Of a changelog's rows only the net change would be checked, which nobody should get unasked.
+    # For a changelog, only the net change would be checked, which must not happen by default.
     return None if inputs[0].changelog or _sorts(phase) else phase
 
 
 def task_partial_aggregation(
     operator: Operator, inputs: Sequence[InputSpec], config: Config
 ) -> PartialAggregation | None:
-    """The local phase where rows come from the task of another operator, in which it needs no further exchange."""
+    """The partial aggregation for rows from another operator's task, where it needs no additional exchange."""
     phase = _phase(operator, inputs, config)
     if phase is None or config.local_aggregation == "true":
         return phase
-    # Values that do not repeat would be more rows than came: a row for each set of them.
+    # With distinct values, the result has a row per set of values, which may be more rows than the input.
     return None if inputs[0].changelog or phase.values is not None else phase
 
 
 def _phase(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> PartialAggregation | None:
-    """What the operator lets be done to rows; not to those with a sequence: put together they have none any more."""
+    """The operator's partial aggregation; None for rows with a sequence, which aggregation would lose."""
     if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
         return None
     phase = None if inputs[0].sequence else operator.partial_aggregation(inputs)
@@ -96,24 +96,24 @@ def _has_step(operator: Operator) -> bool:
 def choose_partial_limit(
     operator: Operator, inputs: Sequence[InputSpec], config: Config
 ) -> PartialLimit | None:
-    """Which rows are enough for the operator; None where it gets all."""
+    """Which rows suffice for the operator; None if it gets all."""
     limit = None if inputs[0].key or inputs[0].broadcast else _limit(operator, inputs, config)
-    # Spark takes first rows of all rows alone, and not all of those that share the last number.
+    # Spark can take the first rows only of all rows together, and without the ties of the last number.
     return None if limit is None or limit.within or limit.function != "row_number" else limit
 
 
 def task_partial_limit(
     operator: Operator, inputs: Sequence[InputSpec], config: Config
 ) -> PartialLimit | None:
-    """Which rows of each key are enough for the operator, where they come from the task of another one; None where it
-    gets all, or cannot choose them itself."""
+    """Which rows per key suffice for the operator, if they come from another operator's task; None if it gets
+    all, or cannot choose them itself."""
     limit = _limit(operator, inputs, config)
     return limit if _has_step(operator) else None
 
 
 def _limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> PartialLimit | None:
-    """Rows with an event time all travel: the watermark follows from them. So do those with a sequence, whose order is
-    told within a key only."""
+    """Rows with an event time are all sent, since the watermark follows from them. So are rows with a sequence, which
+    defines an order only within a key."""
     if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
         return None
     given = inputs[0]
@@ -122,7 +122,7 @@ def _limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> P
 
 
 def _sorts(phase: PartialAggregation) -> bool:
-    """True for extremes of values without a fixed size: Catalyst sorts the rows for them instead of hashing."""
+    """True for MIN and MAX of values without a fixed size: Catalyst sorts the rows for them instead of hashing."""
     extremes = (LocalFunction.MIN, LocalFunction.MAX)
     return any(column.function in extremes and not _fixed(column.type) for column in phase.columns)
 
@@ -132,10 +132,10 @@ def _fixed(kind: pa.DataType) -> bool:
 
 
 def _pays(before: TaskStatistics, batch_id: int) -> bool:
-    """By the metrics of the micro-batch before."""
+    """Decide by the metrics of the previous micro-batch."""
     arrived, rows = before.rows.rows_in, before.rows.local_rows_in
     if rows is not None:
         return rows >= ROWS_MIN and rows >= REDUCTION_MIN * arrived
-    # One state a unique key of a bundle is asked for, of windows one a key and slice: the rows that would be left.
+    # A bundle reads one state per unique key (windows: per key and slice): the rows that would be left.
     left = arrived if before.controller is None else before.controller.state.reads
     return arrived >= ROWS_MIN and (arrived >= REDUCTION_MIN * left or batch_id % TRIAL_BATCHES == 0)

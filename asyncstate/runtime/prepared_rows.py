@@ -1,4 +1,4 @@
-"""Between Arrow batches and what operators see: times, kinds, Python rows, output batches.
+"""Conversion between Arrow batches and what operators see: times, kinds, Python rows, output batches.
 
 Owns: the conversion of input batches (``PreparedBatch``) and of output rows.
 Invariant: timestamps are int64 microseconds on both sides, at any depth of a value; rows without an event time never
@@ -31,13 +31,13 @@ _KINDS = tuple(RowKind)
 
 
 LATEST_EVENT_TIME: Final = 2**62
-"""Microseconds: rows of a later event time (the year 148,000), as those that stand for "for ever", move no watermark,
-which never goes back."""
+"""Microseconds: rows of a later event time (the year 148,000), such as placeholders for "forever", do not advance the
+watermark, since it could never go back."""
 
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """An input batch with its kinds (n, int8) and event times (n, int64 microseconds, None without)."""
+    """An input batch (n rows) with its kinds (n, int8) and event times (n, int64 microseconds; None if it has none)."""
 
     batch: pa.RecordBatch
     kinds: npt.NDArray[np.int8]
@@ -46,13 +46,14 @@ class PreparedBatch:
     null_event_times: int
 
     def highest_event_time(self) -> tuple[int | None, int]:
-        """The highest event time that may move a watermark, None without any; and how many times are beyond that."""
+        """The highest event time that may advance a watermark, None if there is none; and how many times are above
+        it."""
         if self.times is None or not len(self.times):
             return None, 0
         return _highest(self.times)
 
     def cut(self, rows_max: int) -> Iterator[PreparedBatch]:
-        """The rows in their order, in batches of ``rows_max`` and a last one of what is left."""
+        """The rows in order, in batches of ``rows_max``; the last one has the rest."""
         if self.batch.num_rows <= rows_max:
             yield self
             return
@@ -63,7 +64,7 @@ class PreparedBatch:
             yield PreparedBatch(batch, self.kinds[part], times, self.input_index, 0)
 
     def take(self, rows: npt.NDArray[np.int64]) -> PreparedBatch:
-        """Some of the rows, or all in another order."""
+        """Some of the rows, or all in another order; ``rows``: their indices."""
         times = None if self.times is None else self.times[rows]
         return PreparedBatch(self.batch.take(pa.array(rows)), self.kinds[rows], times, self.input_index, 0)
 
@@ -75,7 +76,7 @@ class PreparedBatch:
 
 
 def highest_event_time(column: pa.Array) -> int | None:
-    """The highest time of a timestamp column that may move a watermark, microseconds; None without any."""
+    """The highest time of a timestamp column that may advance a watermark, microseconds; None if there is none."""
     times = event_times(column.drop_null())
     return _highest(times)[0] if len(times) else None
 
@@ -89,7 +90,7 @@ def _highest(times: npt.NDArray[np.int64]) -> tuple[int | None, int]:
 
 
 def joined(parts: Sequence[PreparedBatch]) -> PreparedBatch:
-    """The rows of ``parts`` of one input (at least one), in their order."""
+    """The rows of ``parts`` of one input (at least one part), in order."""
     if len(parts) == 1:
         return parts[0]
     times = [part.times for part in parts if part.times is not None]
@@ -103,7 +104,7 @@ def joined(parts: Sequence[PreparedBatch]) -> PreparedBatch:
 
 
 def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
-    """Check kinds, take out rows with a null event time, convert times."""
+    """Check the kinds, remove rows with a null event time, convert times."""
     batch = given.batch
     kinds = given.kinds if given.kinds is not None else np.zeros(batch.num_rows, np.int8)
     if not spec.changelog and kinds.any():
@@ -124,22 +125,22 @@ def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
 
 
 def python_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """The rows as tuples of Python values; timestamps, also inside lists, structs and maps, as int64 microseconds."""
+    """The rows as tuples of Python values; timestamps, also inside lists, structs and maps, are int64 microseconds."""
     columns = list(map(python_values, batch.columns, batch.schema.names))
     return zip(*columns, strict=True) if columns else iter([()] * batch.num_rows)
 
 
 def python_values(column: pa.Array, name: str) -> list[Any]:
-    """The column ``name`` as Python values; timestamps, also inside lists, structs and maps, as int64 microseconds.
-    Raises SchemaError for a date that Python has not."""
+    """The column ``name`` as Python values; timestamps, also inside lists, structs and maps, are int64 microseconds.
+    Raises SchemaError for a date that Python cannot represent."""
     wanted = in_microseconds(column.type)
     if wanted != column.type:
-        column = column.cast(wanted, safe=False)  # nanoseconds are cut off
+        column = column.cast(wanted, safe=False)  # truncates nanoseconds
     return as_python(column, name)
 
 
 def key_values(types: Sequence[pa.DataType]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What makes a decoded key, with timestamps of their own units, the key that operators see."""
+    """A function that converts a decoded key, with timestamps in their own units, to the key that operators see."""
     if all(in_microseconds(one) == one for one in types):
         return lambda values: values
 
@@ -159,10 +160,11 @@ def output_batch(
     key_of: Callable[[int], Any] | None = None,
     changes: Changelog = RETRACT,
 ) -> pa.RecordBatch:
-    """Rows of the output schema plus the ``row_kind`` column, checked against the schema and what is declared of their
+    """Rows of the output schema plus the ``row_kind`` column, checked against the schema and the declared
     ``changes``.
 
-    Raises SchemaError that names column, value and, with ``key_of`` a row, the key of what does not fit."""
+    Raises SchemaError that names the column, the value and, with ``key_of`` (row to key), the key of the invalid
+    row."""
     if len(columns) != len(schema):
         raise SchemaError(
             f"operator '{uid}' put out {len(columns)} columns, but its output has {len(schema)}: "
@@ -176,7 +178,7 @@ def output_batch(
 
 
 def output_schema(schema: pa.Schema) -> pa.Schema:
-    """``schema`` with the changelog's ``row_kind`` column at its end; all fields nullable."""
+    """``schema`` with the changelog's ``row_kind`` column appended; all fields nullable."""
     return pa.schema(
         [*(field.with_nullable(True) for field in schema), pa.field(ROW_KIND_COLUMN, pa.string())]
     )
@@ -189,7 +191,8 @@ def rows_batch(
     decode: Callable[[bytes], Any],
     changes: Changelog,
 ) -> pa.RecordBatch:
-    """``output_batch`` of rows (at least one), each with its kind and encoded key, which ``decode`` names in errors."""
+    """``output_batch`` of rows (at least one), each with its kind and encoded key; ``decode`` decodes keys for
+    errors."""
 
     def key_of(row: int) -> Any:
         return decode(rows[row][2])
@@ -204,8 +207,8 @@ def rows_batch(
         except SchemaError:
             if len(schema) != 1:
                 raise
-    # The value of the only column may have been given as a tuple or dict of it, which no flat column can hold, and of
-    # which a struct would take nothing.
+    # The value of a single column may have been emitted as a tuple or dict that contains it. No flat column can hold
+    # that, and a struct would read nothing from it.
     taken = [shape.emitted(row, {})[0] for row in values]
     return output_batch(uid, schema, [taken], codes, len(rows), key_of, changes)
 

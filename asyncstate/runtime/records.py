@@ -1,7 +1,7 @@
-"""Record grain: rows and timers of one partition, one by one.
+"""Record grain: processes rows and timers of one partition one by one.
 
 Owns: ``RecordRunner``.
-Invariant: the phases of ``RecordRunner.run`` follow each other in both modes, each when the one before has
+Invariant: the phases of ``RecordRunner.run`` run one after the other in both modes, each when the previous one has
 ended; within a phase the records of a key run in order.
 """
 
@@ -41,9 +41,9 @@ from asyncstate.state import DueTimer, KeyedTimers
 
 _OUTPUT_ROWS: Final = 10_000
 _SLICE_ROWS: Final = 2_000
-_PART_ROWS: Final = 100_000  # of rows that had to wait for others
+_PART_ROWS: Final = 100_000  # of rows that were buffered
 _GROUP_BYTES: Final = 2
-_TIMERS: Final = -1  # a kind of rows, beside the numbers of the inputs
+_TIMERS: Final = -1  # a source of records, in addition to the input numbers
 
 
 class RecordRunner(Runner):
@@ -59,7 +59,7 @@ class RecordRunner(Runner):
     ) -> None:
         super().__init__(spec, context, controller, None, scratch)
         self._operator = operator
-        # Looking for timers costs a read in every key group; who has no on_timer need not pay it.
+        # Looking for timers costs a read per key group; operators without on_timer skip it.
         self._has_timers = operator.handles_timers
         self._timers = KeyedTimers(controller, spec.uid, handled=self._has_timers)
         self._fired = context.counter("timers_fired")
@@ -76,21 +76,21 @@ class RecordRunner(Runner):
         self._key_values = key_values(context.key_schema.types)
 
     def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
-        """See ``Runner``. The phases of a micro-batch; each starts when the one before has ended."""
-        # Due since before the rows came, so first. All partitions have the driver's time.
+        """See ``Runner``. Runs the phases of a micro-batch; each starts when the previous one has ended."""
+        # These were due before the rows arrived, so they run first. All partitions use the driver's time.
         yield from self._fire_timers(TimeDomain.PROCESSING_TIME)
-        # Before the other rows, so that these see what the broadcast rows say.
+        # Broadcast rows run before the other rows, so that these see their effect.
         yield from self._process_broadcast()
-        # As they arrive, late ones too; rows of ordered inputs are put to wait instead.
+        # Rows run as they arrive, including late ones; rows of ordered inputs are buffered instead.
         yield from self._process_rows(batches)
-        # Rows of ordered inputs that the watermark has passed, with the timers of event time between them: nothing
-        # earlier can come any more.
+        # Rows of ordered inputs that the watermark has passed, merged with event-time timers: nothing
+        # earlier can arrive any more.
         yield from self._deliver_ordered()
-        # What is due behind rows that are not in order, and what these have made due.
+        # Timers that are due after rows without an order, and timers that these have registered.
         yield from self._fire_timers(TimeDomain.PROCESSING_TIME, TimeDomain.EVENT_TIME)
-        # All rows that belong before the watermark are out.
+        # All rows before the watermark have been emitted.
         self._pass_watermark()
-        # Nothing reads any more in this micro-batch.
+        # No reads follow in this micro-batch.
         clean_up(self.spec, self.context, self.controller.bound_writes)
         yield from self._outputs(1)
 
@@ -119,7 +119,7 @@ class RecordRunner(Runner):
         self.controller.drain()
 
     def _submit(self, records: Iterator[Record]) -> int:
-        """Hand over records, each before the next is made; returns how many."""
+        """Submit records, each before the next one is created; returns their number."""
         count = 0
         for record in records:
             self.controller.submit(record)
@@ -127,7 +127,7 @@ class RecordRunner(Runner):
         return count
 
     def _deliver_ordered(self) -> Iterator[OutBatch]:
-        """Without timers rows follow each other as quickly as they come; with them each waits for what is earlier."""
+        """Without timers, rows follow each other immediately; with timers, each waits for everything earlier."""
         if self.spec.watermark == MIN_WATERMARK or not self.ordered:
             return
         if self._has_timers:
@@ -156,7 +156,7 @@ class RecordRunner(Runner):
                 yield next(records[index])
 
     def _records(self, prepared: PreparedBatch) -> Iterator[Record]:
-        """One Record a row, keys encoded for the whole batch at once."""
+        """One Record per row; keys are encoded for the whole batch at once."""
         index = prepared.input_index
         keys, key_groups, values_of_keys = self._keys(prepared)
         times: list[Any] = prepared.times.tolist() if prepared.times is not None else [None] * len(keys)
@@ -176,10 +176,10 @@ class RecordRunner(Runner):
             coming.done()
 
     def _keys(self, prepared: PreparedBatch) -> tuple[list[bytes], list[int], Iterable[tuple[Any, ...]]]:
-        """Of each row (n) its key as it is stored, its key group and the key's values.
+        """For each row (n) its stored key, its key group and the values of its key.
 
-        Without key columns all rows have one key; where there is no state each has its own, so that none waits for
-        another's calls.
+        Without key columns all rows have one key. For a stateless operator each row has its own key, so that none waits
+        for the calls of another.
         """
         columns, num_rows = self._key_columns(prepared), prepared.batch.num_rows
         if columns:
@@ -193,7 +193,8 @@ class RecordRunner(Runner):
         return keys, [0] * num_rows, [()] * num_rows
 
     def _fire_timers(self, *domains: TimeDomain) -> Iterator[OutBatch]:
-        """Rounds over ``domains`` in turn until nothing is due: a timer may register others that are due already."""
+        """Fire timers in rounds over ``domains`` until none is due: a timer may register others that are already
+        due."""
         while any(map(self._may_be_due, domains)):
             for domain in filter(self._may_be_due, domains):
                 yield from self._fire_round(domain)
@@ -247,7 +248,7 @@ class RecordRunner(Runner):
         return self._operator.on_timer(due.timer, record)
 
     def _pass_watermark(self) -> None:
-        """``on_watermark`` has no key: state access there fails with a StateAccessError."""
+        """Call ``on_watermark``, which has no key: state access there fails with a StateAccessError."""
         controller = self.controller
         record = Record(self._frame, b"", b"", (), self._operator.on_watermark, self.spec.watermark)
         record.out = controller.outputs
@@ -273,7 +274,7 @@ class RecordRunner(Runner):
 def _rows_by_output(
     rows: Sequence[AnyRow], names: Collection[str]
 ) -> Iterator[tuple[str | None, Sequence[OutputRow]]]:
-    """The rows of each output that has some, the main one (None) first."""
+    """The rows of each output that has any, the main output (None) first."""
     if not names:
         yield None, rows  # type: ignore[misc]  # there can be none for a side output
         return

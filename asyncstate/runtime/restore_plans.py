@@ -1,7 +1,7 @@
-"""The store of one task: a lease at the base version, and what its writes become.
+"""The store of one task: a lease at the base version, and the commit of its writes.
 
 Owns: ``PartitionStore``, ``open_store`` and ``read_state``.
-Invariant: the store stands at exactly the base version of the TaskSpec.
+Invariant: the store is at exactly the base version of the TaskSpec.
 Must not import Spark.
 """
 
@@ -39,13 +39,13 @@ from asyncstate.storage import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatistics:
-    """The partition's store and its part of the checkpoint.
+    """Metrics of the partition's store and its part of the checkpoint.
 
-    ``restore_seconds``, ``restore_bytes``: what it took to bring the store to the base version, and what was fetched
-    for it. ``delta_bytes``: of the delta file uploaded. ``state_bytes``: of the store and that delta, as stored;
-    ``state_entries_estimate``: its entries, overwritten ones among them until they are compacted.
-    ``block_cache_bytes_peak``, ``block_cache_bytes_limit``: of blocks in RocksDB's cache, and what filters and indexes
-    leave it, which take ``table_reader_bytes_peak``.
+    ``restore_seconds``, ``restore_bytes``: time to bring the store to the base version, and bytes fetched
+    for it. ``delta_bytes``: size of the uploaded delta file. ``state_bytes``: stored size of the store and that delta;
+    ``state_entries_estimate``: its entries, including overwritten ones that are not compacted yet.
+    ``block_cache_bytes_peak``: blocks in RocksDB's cache; ``block_cache_bytes_limit``: their limit, which is what
+    filters and indexes leave; ``table_reader_bytes_peak``: the size of filters and indexes.
     """
 
     restore_seconds: Elapsed
@@ -67,30 +67,30 @@ class PartitionStore:
         self._lease = lease
         self._files = files
         self.store = lease.store
-        """What the operator reads."""
+        """The store that the operator reads."""
         self.lineage = lease.base.lineage
         """Name of the content that the operator reads."""
         self.cached: Any = lease.cached
-        """What the process that gave the store up had cached of that content, None if that is not known."""
+        """The cache of that content from the process that released the store, None if there is none."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is stored of the partition."""
+        """Whether nothing is stored for the partition."""
         return self.lineage == EMPTY_LINEAGE
 
     @property
     def write_bound(self) -> WriteBound:
-        """How much memory the micro-batch's writes may take, and where they go beyond that."""
+        """How much memory the micro-batch's writes may take, and where they are spilled beyond that."""
         limit_bytes = self._spec.config.shares.writes
         return WriteBound(limit_bytes, self._lease.open_scratch, str(self._lease.scratch_folder))
 
     @property
     def gathered_folder(self) -> str:
-        """Where rows of the micro-batch may lie that do not fit into memory; it goes with the lease."""
+        """The folder for rows of the micro-batch that do not fit into memory; it is deleted with the lease."""
         return str(self._lease.scratch_folder / "gathered")
 
     def commit(self, changes: SortedChanges) -> PartitionManifest:
-        """Upload sorted changes; the partition as it is after them. Nothing is visible before the driver commits."""
+        """Upload sorted changes; returns the resulting partition. Nothing is visible before the driver commits."""
         spec = self._spec
         return commit_partition(
             self._lease,
@@ -104,10 +104,10 @@ class PartitionStore:
         )
 
     def statistics(self, content: PartitionManifest) -> PartitionStatistics:
-        """Once ``content`` is what the partition is after the micro-batch."""
+        """Metrics after the commit; ``content``: the partition after the micro-batch."""
         lease, store = self._lease, self.store.statistics()
         new = [delta.file for delta in content.deltas if delta not in lease.base.deltas]
-        delta_bytes = sum(file.size_bytes for file in new)  # the store gets it in the next micro-batch
+        delta_bytes = sum(file.size_bytes for file in new)  # the store applies it in the next micro-batch
         return PartitionStatistics(
             restore_seconds=lease.restored.seconds,
             restore_bytes=lease.restored.bytes_fetched,
@@ -120,7 +120,7 @@ class PartitionStore:
         )
 
     def settle(self) -> None:
-        """Wait for a compaction that has begun beside the micro-batch; closed, the store would lose its work."""
+        """Wait for a background compaction that has started; closing the store would discard its work."""
         self.store.settle()
 
 
@@ -128,8 +128,8 @@ class PartitionStore:
 def open_store(
     spec: TaskSpec, partition: int, kept: StorePool | None = None, export_cache: GiveAway | None = None
 ) -> Iterator[PartitionStore]:
-    """Lease the store of ``partition`` at the spec's base version; given back at the end, when it stays open in
-    ``kept``. ``export_cache``: what goes with it to another process that asks for it there.
+    """Lease the store of ``partition`` at the spec's base version. At the end the lease is released; the store stays
+    open in ``kept``. ``export_cache``: the cache that goes with the store to another process that requests it.
 
     Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
     """
@@ -145,7 +145,7 @@ def read_state(
     spec: TaskSpec, partitions: int, kept: StorePool | None = None
 ) -> Iterator[tuple[bytes, bytes]]:
     """Every stored entry at the spec's base version, partition by partition, in key order; then, once, the broadcast
-    state, which each partition holds. Raises StoreError if two partitions hold different ones."""
+    state, which each partition holds. Raises StoreError if two partitions hold different broadcast state."""
     broadcast: list[tuple[bytes, bytes]] = []
     for partition in range(partitions):
         with open_store(spec, partition, kept) as opened:
@@ -161,7 +161,7 @@ def read_state(
 
 
 def rocksdb_options(config: Config) -> RocksDBOptions:
-    """The store's settings as configured."""
+    """The store's settings from the configuration."""
     return RocksDBOptions(block_cache_bytes=config.shares.blocks, direct_reads=config.tuning.direct_reads)
 
 

@@ -1,7 +1,7 @@
-"""What the two grains share: the inputs, the counts, the output of one partition in one micro-batch.
+"""What both grains share: the inputs, the counters and the output of one partition in one micro-batch.
 
 Owns: ``Runner``, and ``clean_up``: which key groups of a state with a ttl are swept in a micro-batch.
-Invariant: an operator sees the rows of a partition first, then the watermark; nothing after it.
+Invariant: an operator sees the rows of a partition first, then the watermark, and nothing after it.
 Must not import Spark.
 """
 
@@ -36,7 +36,7 @@ _PERIOD_MIN_US: Final = 1_000
 
 
 class Runner(ABC):
-    """Feeds one operator on one partition."""
+    """Runs one operator on one partition."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Runner(ABC):
         unique: Sequence[Collection[str] | None] | None,
         scratch: str,
     ) -> None:
-        """``unique``: of each input what identifies its rows within a key, None where an operator takes the rows of a
+        """``unique``: for each input what identifies its rows within a key, None if an operator processes the rows of a
         changelog one by one, as they arrive. ``scratch``: a folder for rows that do not fit into memory."""
         self.spec = spec
         self.context = context
@@ -67,7 +67,7 @@ class Runner(ABC):
         self.ordered = OrderedInputs(
             controller, spec, context.ordered, self._codecs, lambda: context.counter("late_rows_dropped")
         )
-        """The rows that wait for their order."""
+        """The buffered rows of ordered inputs."""
         self._unique = unique
         self._scratch = scratch
         self._gathered = {
@@ -77,7 +77,7 @@ class Runner(ABC):
         }
 
     def output(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
-        """What ``run`` gives, of upserts the last change of each key."""
+        """The output of ``run``; for upserts the last change of each key."""
         out = self.run(batches)
         if not self.context.output.changes.is_upsert:
             yield from out
@@ -89,11 +89,11 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
-        """Run the operator over ``batches`` and the watermark; gives the output."""
+        """Run the operator over ``batches`` and the watermark; yields the output."""
 
     @abstractmethod
     def _rows_max(self, batch: pa.RecordBatch) -> int:
-        """How many rows like those of ``batch``, which had to wait for others, are given out together."""
+        """How many buffered rows like those of ``batch`` are processed together."""
 
     def _prepared(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
         for given in batches:
@@ -102,11 +102,11 @@ class Runner(ABC):
             self._count_local(given)
             if prepared.batch.num_rows:
                 yield prepared
-            self.controller.flush()  # the next batch may be long in coming
+            self.controller.flush()  # the next batch may take long to arrive
 
     def put_to_wait(self, prepared: PreparedBatch, counts: bool = True) -> Iterator[OutBatch]:
-        """Let rows of an ordered input wait; gives those that come too late for it, if somebody asks for them.
-        ``counts`` is False where another partition counts and gives them."""
+        """Buffer rows of an ordered input; yields late rows if there is a side output for them.
+        ``counts`` is False if another partition counts and emits them."""
         late, name = self.ordered.add(prepared, counts), self._late_outputs[prepared.input_index]
         self.controller.bound_writes(0)
         if late is not None and name is not None:
@@ -128,14 +128,14 @@ class Runner(ABC):
         return batch if name is None else SideBatch(name, batch)
 
     def _comes_in_order(self, index: int) -> bool:
-        """Whether rows of the input do not come as they arrive: they need not be put in order here."""
+        """Whether the input is broadcast or ordered, so that its rows need not be buffered here."""
         return self.spec.inputs[index].broadcast or index in self.ordered
 
     def _gathering(self, index: int, scratch: str) -> SpillingInputBuffer:
         given = self.spec.inputs[index]
         together = None if self._unique is None else self._unique[index]
         if given.local is not None:
-            together = ()  # what rows are made of says nothing about which of them need each other
+            together = ()  # partially aggregated rows do not show which of them need each other
         return SpillingInputBuffer(
             given,
             index,
@@ -153,8 +153,8 @@ class Runner(ABC):
         return (self.spec.inputs[index].changelog and self._unique is not None) or self._is_behind(index)
 
     def _is_behind(self, index: int) -> bool:
-        """Whether all rows of the input wait for those of the first one. Broadcast rows have come by then, and rows in
-        order come later anyway."""
+        """Whether this input is buffered until the first input is exhausted. Broadcast rows have been processed by
+        then, and rows of ordered inputs are processed later anyway."""
         return self._first not in (None, index) and not self._comes_in_order(index)
 
     def _unseen(self, index: int, rows: PreparedBatch) -> PreparedBatch:
@@ -165,7 +165,7 @@ class Runner(ABC):
         return seen.newer(rows, keys, self.controller.run_bundle)
 
     def _arriving(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
-        """The rows that need not wait for others of the micro-batch; the others are in ``_waiting`` then."""
+        """The rows that need not wait for others of the micro-batch; ``_waiting`` returns the others afterwards."""
         for prepared in self._prepared(batches):
             gathering = self._gathered.get(prepared.input_index)
             if gathering is None:
@@ -176,7 +176,7 @@ class Runner(ABC):
             yield from gathering.free()
 
     def _waiting(self) -> Iterator[PreparedBatch]:
-        """The rows that had to wait, when all have arrived."""
+        """The buffered rows, after all rows have arrived."""
         for gathering in self._gathered.values():
             try:
                 yield from (part for part in gathering.parts() if part.batch.num_rows)
@@ -184,12 +184,12 @@ class Runner(ABC):
                 gathering.close()
 
     def close(self) -> None:
-        """Delete what waits on disk; called also when the micro-batch fails."""
+        """Delete spilled rows; also called when the micro-batch fails."""
         for gathering in self._gathered.values():
             gathering.close()
 
     def count(self, prepared: PreparedBatch, rows: bool = True) -> None:
-        """Count the batch's rows, unless another partition counts them, and note its times."""
+        """Count the batch's rows, unless another partition counts them, and record its event times."""
         if rows:
             self.rows_in += prepared.batch.num_rows + prepared.null_event_times
             if prepared.null_event_times:
@@ -202,7 +202,7 @@ class Runner(ABC):
             self.max_event_times[index] = newest if known is None else max(known, newest)
 
     def statistics(self) -> RowStatistics:
-        """Of this micro-batch."""
+        """The row metrics of this micro-batch."""
         together = any(given.local is not None for given in self.spec.inputs)
         return RowStatistics(
             rows_in=self.rows_in,
@@ -213,7 +213,7 @@ class Runner(ABC):
         )
 
     def _count_local(self, given: InputBatch) -> None:
-        """Where rows were put together before they came, count what they were made of."""
+        """Count the input rows of a partial aggregation, if one ran before the rows arrived."""
         spec = self.spec.inputs[given.input_index]
         if spec.local is None:
             return
@@ -222,7 +222,7 @@ class Runner(ABC):
         times = given.batch.column(spec.event_time) if spec.event_time is not None else None
         if times is not None and times.null_count:
             without = pc.is_null(times).to_numpy(zero_copy_only=False)
-            # Each row that came was counted as one.
+            # Each row that arrived was already counted as one.
             self.context.counter("null_event_times").add(int((rows[without] - 1).sum()))
 
     def _key_columns(self, prepared: PreparedBatch) -> list[pa.Array]:
@@ -230,12 +230,12 @@ class Runner(ABC):
 
 
 def clean_up(spec: TaskSpec, context: TaskContext, removing: Callable[[int], None]) -> None:
-    """Remove expired entries where that is due; the last thing before the commit, when no record is in flight any more.
+    """Remove expired entries that are due; the last step before the commit, when no record is in flight.
 
-    Between two sweeps of a key group less than half the ttl and one micro-batch pass, so an entry is gone that long
-    after it has expired. What is due follows from the times of this micro-batch and the one before alone: the same in
-    both modes, for every attempt and with any parallelism; nothing is stored for it. ``removing`` is told the number of
-    entries that were removed, key group by key group.
+    Two sweeps of a key group are less than half the ttl plus one micro-batch apart, so an entry is removed at most that
+    long after it has expired. Which groups are due depends only on the times of this and the previous micro-batch: it
+    is the same in both modes, for every attempt and with any parallelism, and nothing is stored for it. ``removing`` is
+    called with the number of removed entries of each key group.
     """
     if not context.expiring or spec.base is None:  # without a base nothing is older than this micro-batch
         return
@@ -248,7 +248,7 @@ def clean_up(spec: TaskSpec, context: TaskContext, removing: Callable[[int], Non
 
 
 def _due_groups(spec: TaskSpec, context: TaskContext, ttl: StateTtl) -> Iterator[int]:
-    """The key groups whose turn has come since the micro-batch before: each has one in every half ttl."""
+    """The key groups that are due since the previous micro-batch: each is due once in every half ttl."""
     now = time_of(ttl, context)
     event_time = ttl.time is TtlTime.EVENT
     before = spec.previous_watermark if event_time else spec.previous_processing_time

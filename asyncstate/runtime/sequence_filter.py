@@ -1,12 +1,12 @@
-"""The ``sequence`` of inputs: its checks, and the highest one that each key has had.
+"""The ``sequence`` of inputs: its checks, and the highest sequence seen per key.
 
 Owns: ``check_sequences``, ``seen_states`` and ``SequenceFilter``.
 Invariant: with ``drop_stale`` a row reaches the operator only if its sequence is higher than all that its key had in
-micro-batches before, and no row of a micro-batch twice.
+previous micro-batches, and no row of a micro-batch reaches it twice.
 Must not import Spark or execution.
 
 A key's highest sequence is a column state called ``sequence of input N``: its columns in the key codec, so that bytes
-compare as they do.
+compare as the values do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_sequences(uid: str, inputs: Sequence[InputSpec]) -> None:
 
 
 def seen_states(context: OperatorContext) -> dict[int, SequenceFilter]:
-    """Of each input with ``drop_stale`` what its keys have had; to be called while states can be declared."""
+    """The filter of each input with ``drop_stale``; call it while states can be declared."""
     return {
         index: SequenceFilter(context, spec, index)
         for index, spec in enumerate(context.inputs)
@@ -82,9 +82,9 @@ class SequenceFilter:
     def newer(
         self, rows: PreparedBatch, keys: KeyBatch, run: Callable[[Callable[[], Any]], None]
     ) -> PreparedBatch:
-        """The rows that are new; all rows of a key in this micro-batch, in order of the sequence.
+        """The rows that are not stale. ``rows``: all rows of some keys in this micro-batch, in order of the sequence.
 
-        ``run`` runs what returns a future to its end.
+        ``run`` calls a function that returns a future and waits for the future.
         """
         sequences = pa.array(
             self._codec.encode([rows.batch.column(name) for name in self._sequence]), pa.binary()
@@ -107,7 +107,7 @@ class SequenceFilter:
         return newer
 
     def _is_first(self, rows: PreparedBatch) -> npt.NDArray[np.bool_]:
-        """Without rows that come once more: equal in all columns and in kind."""
+        """False for repeated rows, which are equal to an earlier row in all columns and in kind."""
         encoded = pa.array(self._rows.encode(rows.batch.columns), pa.large_binary())
         codes = encoded.dictionary_encode().indices.to_numpy().astype(np.int64) * 4 + rows.kinds
         first = np.zeros(len(codes), np.bool_)
@@ -117,7 +117,7 @@ class SequenceFilter:
     def _remember(self, sequences: pa.Array, keys: KeyBatch, kept: npt.NDArray[np.bool_]) -> None:
         highest = np.full(len(keys), -1, np.int64)
         chosen = np.flatnonzero(kept)
-        highest[keys.inverse[chosen]] = chosen  # of repeated indices the last assignment stays
+        highest[keys.inverse[chosen]] = chosen  # for repeated indices the last assignment wins
         touched = highest >= 0
         if touched.any():
             self._state.put(keys.select(touched), [sequences.take(pa.array(highest[touched]))])

@@ -1,22 +1,22 @@
-"""Ordered inputs: rows wait in state until the watermark has passed them, and come in the order asked for.
+"""Ordered inputs: rows are buffered in state until the watermark has passed them, and are then processed in order.
 
-Owns: the store layout of waiting rows, their declaration in the checkpoint, what is late, what is due.
-Invariant: rows of an ordered input reach the operator in the order of its sort keys, ties in order of arrival,
-over all micro-batches: a row that can no longer come in order is dropped and counted, unless the operator wants it.
+Owns: the store layout of buffered rows, their declaration in the checkpoint, which rows are late and which are due.
+Invariant: rows of an ordered input reach the operator in the order of its sort keys, ties in order of arrival, over
+all micro-batches: a row that is too late for this order is dropped and counted, unless the operator accepts late rows.
 Must not import Spark or execution.
 
 Layout, where id is 3 for the first input, 4 for the second, 5 for the third:
 
 * ``[key group: 2][id][time: 8][other sort columns][batch id: 8][number: 4]`` -> ``[row kind: 1][row]``
 
-Rows of a broadcast input lie below ``BROADCAST_GROUP``, in every partition with equal bytes.
+Rows of a broadcast input are stored under ``BROADCAST_GROUP``, in every partition with equal bytes.
 
 Sort columns are in the key codec, descending ones with all bits inverted. Batch id and number (of the row in its
-partition, input and micro-batch) are the order of arrival; where rescaling brings together rows that two partitions
-have numbered, the key group is last. The row is in the row codec; the key is read from it.
+partition, input and micro-batch) are the order of arrival. If rescaling merges rows that two partitions
+have numbered, the key group decides last. The row is in the row codec, and the key is decoded from it.
 
-The time is the event time, shifted so that bytes sort as it does; zero where rows come at the end of the micro-batch or
-of the input.
+The time is the event time, shifted so that its bytes sort like the time; it is zero if rows are processed at the end of
+the micro-batch or of the input.
 
 Source: the ORDER BY clause of Flink's process table functions, and its temporal sort.
 """
@@ -65,7 +65,7 @@ from asyncstate.state_backend import Page, StateBackend
 from asyncstate.storage import StateSpec
 
 ORDERED_ROWS: Final = (3, 4, 5)
-"""Reserved state ids, one an input."""
+"""Reserved state ids, one per input."""
 
 ORDERED_KIND: Final = "ordered"
 _GROUP_BYTES: Final = 2
@@ -78,17 +78,17 @@ _KIND_BYTES: Final = 1
 _KEY_PARTS: Final = np.dtype(
     [("group", ">u2"), ("id", "u1"), ("time", ">u8"), ("batch", ">u8"), ("number", ">u4")]
 )
-"""What store keys have beside the other sort columns."""
-_RANGE_PAGE_ROWS: Final = 64  # held for each key group and input
-_PAGE_ROWS: Final = 10_000  # held once
+"""The parts of a store key, except the other sort columns."""
+_RANGE_PAGE_ROWS: Final = 64  # in memory per key group and input
+_PAGE_ROWS: Final = 10_000  # in memory once
 _SAMPLE: Final = 100
 _BROADCAST: Final = range(int.from_bytes(BROADCAST_GROUP, "big"), int.from_bytes(BROADCAST_GROUP, "big") + 1)
-"""Its key group, as ``due`` takes them."""
-_FIRST: Final = b"\x00"  # the field of a null, below and
-_LAST: Final = b"\xff"  # above those of all values
+"""The key group of broadcast rows, in the form that ``due`` takes."""
+_FIRST: Final = b"\x00"  # the encoding of a null: below
+_LAST: Final = b"\xff"  # or above all values
 
 Turns = tuple[list[int], list[PreparedBatch]]
-"""The inputs of rows, one entry a row in the order of delivery; and the rows of each input, in this order."""
+"""The input indices of rows, one per row in the order of delivery; and the rows of each input, in this order."""
 
 
 def check_ordered(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> None:
@@ -120,10 +120,10 @@ def check_ordered(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> 
 
 
 def ordered_states(uid: str, inputs: Sequence[InputSpec], stored: Sequence[StateSpec]) -> list[StateSpec]:
-    """How the waiting rows of ``inputs`` are declared in the checkpoint.
+    """The declarations of the buffered rows of ``inputs`` for the checkpoint.
 
-    Columns may have been added since (null in rows that wait). Raises SchemaError for any other change of the
-    columns, and StateDeclarationError where the order was another one, for rows may wait in that order.
+    Columns may have been added since (null in buffered rows). Raises SchemaError for any other change of the
+    columns, and StateDeclarationError if the order has changed, since rows may be buffered in the old order.
     """
     before = {spec.id: spec for spec in stored if spec.kind == ORDERED_KIND}
     states = []
@@ -136,7 +136,7 @@ def ordered_states(uid: str, inputs: Sequence[InputSpec], stored: Sequence[State
 
 
 class OrderedInputs:
-    """The waiting rows of one partition: what the rows of ordered inputs go through."""
+    """The buffered rows of all ordered inputs of one partition."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class OrderedInputs:
         codecs: Sequence[KeyCodec],
         late: Callable[[], Counter],
     ) -> None:
-        """``states`` as ``ordered_states`` declared them; ``late`` makes the counter of rows that come too late."""
+        """``states``: the result of ``ordered_states``; ``late`` creates the counter of late rows."""
         by_id = {state.id: state for state in states}
         self._sink = sink
         self._previous_watermark = spec.previous_watermark
@@ -167,10 +167,10 @@ class OrderedInputs:
         return input_index in self._inputs
 
     def add(self, prepared: PreparedBatch, counts: bool = True) -> PreparedBatch | None:
-        """Let rows wait. Those of an order of event time that the watermark had passed before this micro-batch are
-        counted and returned (None: there are none), unless they are to be delivered.
+        """Buffer rows until the watermark. Rows already late at the previous watermark are counted and returned (None
+        if there are none), unless late rows are to be delivered. Only rows ordered by event time can be late.
 
-        ``counts`` is False where another partition counts and returns them.
+        ``counts`` is False if another partition counts and returns them.
         """
         index = prepared.input_index
         is_late = self._late_rows(prepared) if index in self._late else None
@@ -185,7 +185,7 @@ class OrderedInputs:
         return late
 
     def _late_rows(self, prepared: PreparedBatch) -> npt.NDArray[np.bool_] | None:
-        """Which rows (n) come too late; None if no row does."""
+        """Which rows (n) are late; None if no row is."""
         assert prepared.times is not None, "an ordered input has an event time"
         if self._previous_watermark == MIN_WATERMARK:
             return None
@@ -193,15 +193,15 @@ class OrderedInputs:
         return late if late.any() else None
 
     def due_broadcast(self, index: int, page_size: int) -> Iterator[PreparedBatch]:
-        """Take out the rows of a broadcast input that are due, in their order, some at a time."""
+        """Remove the due rows of a broadcast input from the store and yield them in order, page by page."""
         waiting = self._inputs[index]
         for page in waiting.pages(self._sink, _BROADCAST, self._watermark, page_size):
             self._sink.delete_many(page.store_keys)
             yield waiting.prepared(page.values)
 
     def due(self, groups: range, page_size: int) -> Iterator[Turns]:
-        """Take out the rows of other inputs that are due, by (time, input, other sort keys, arrival), some at a
-        time."""
+        """Remove the due rows of other inputs from the store and yield them by (time, input, other sort keys, arrival),
+        page by page."""
         ranges = [
             bounds
             for waiting in self._inputs.values()
@@ -221,11 +221,11 @@ class OrderedInputs:
         return turns, [self._inputs[index].prepared(rows) for index, rows in values.items()]
 
     def due_parts(self, groups: range, size: BundleSize) -> Iterator[list[PreparedBatch | None]]:
-        """Take out the rows that are due by (key group, time, other sort keys, arrival) in parts that are cut at the
-        same places: of each input its rows, None for none.
+        """Remove the due rows from the store and yield them by (key group, time, other sort keys, arrival), in parts
+        that are split at the same positions: per input its rows, or None.
 
-        Rows of a key group and time are in one part. Where there is no time, rows of a single input need only be
-        together if they are equal in their order, and of one that is insert-only not even then.
+        Rows of the same key group and time are in one part. Without a time, rows of a single input need to be together
+        only if they are equal in their order, and if the input is insert-only not even then.
         """
         page = min(size.rows_max, _PAGE_ROWS)
         scans = [
@@ -255,12 +255,12 @@ class _Entries:
         return len(self.store_keys)
 
     def piece(self, start: int, stop: int) -> _Entries:
-        """Entries ``start`` to ``stop``."""
+        """Entries from ``start`` to ``stop``."""
         return _Entries(self.store_keys[start:stop], self.values[start:stop])
 
     @property
     def bytes_each(self) -> float:
-        """How long a value is, by the first ones."""
+        """Mean length of a value, estimated from the first ones."""
         some = self.values[:_SAMPLE]
         return sum(map(len, some)) / len(some)
 
@@ -286,7 +286,7 @@ def _own_place(key: bytes) -> bytes:
 
 
 class _SortedBuffer:
-    """Rows of one input as entries of the store and back."""
+    """Converts rows of one input to store entries and back."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class _SortedBuffer:
         self.drops_late = self.order.time == "event" and self.order.late == "drop"
         without_time = _order_place if spec.changelog else _own_place
         self.place: Place = _time_place if self.order.time == "event" else without_time
-        """Rows that must come together have one place."""
+        """Maps a store key to a position; rows that must be in the same part share one."""
         self.is_broadcast = spec.broadcast
         self._index = index
         self._spec = spec
@@ -316,7 +316,7 @@ class _SortedBuffer:
         ]
 
     def entries(self, prepared: PreparedBatch) -> tuple[list[bytes], list[bytes]]:
-        """Store keys and values; nearly sorted, which is quicker done with columns than later with bytes."""
+        """Store keys and values, nearly sorted; sorting columns here is faster than sorting bytes later."""
         columns = [prepared.batch.column(name) for name in self._spec.key]
         no_key = _BROADCAST.start if self.is_broadcast else 0
         groups = (
@@ -346,7 +346,7 @@ class _SortedBuffer:
         return prepared.times.view(np.uint64) ^ np.uint64(1 << 63)
 
     def due(self, groups: range, watermark: int) -> Iterator[tuple[bytes, bytes]]:
-        """Where the rows that are due lie, a range of the store a key group."""
+        """The store ranges of the due rows, one per key group."""
         time = self.order.time
         if watermark < MAX_WATERMARK and (time == "end" or (time == "event" and watermark == MIN_WATERMARK)):
             return
@@ -356,14 +356,14 @@ class _SortedBuffer:
             yield start, start + encode_namespace(watermark + 1) if part else prefix_end(start)
 
     def pages(self, sink: StateBackend, groups: range, watermark: int, page_size: int) -> Iterator[_Entries]:
-        """The entries that are due, by key group and store key."""
+        """The due entries, by key group and store key."""
         for start, end in self.due(groups, watermark):
             for page in range_pages(sink, start, end, page_size):
                 keys, values = zip(*page, strict=True)
                 yield _Entries(list(keys), list(values))
 
     def prepared(self, values: list[bytes]) -> PreparedBatch:
-        """The rows of stored values."""
+        """Decode stored values to rows."""
         stored = pa.array(values, LARGE_BINARY)
         offsets, data = binary_parts(stored)
         if bool((offsets[1:] == offsets[:-1]).any()):
@@ -379,7 +379,7 @@ class _SortedBuffer:
 
 
 def _fine(spec: InputSpec) -> tuple[SortKey, ...]:
-    """The sort keys behind the time in microseconds: the event time once more if it is finer than that."""
+    """The sort keys after the time in microseconds: first the event time again if it has a finer unit."""
     order = spec.ordering
     assert order is not None
     if order.time == "event" and spec.column(_event_time(spec)).type.unit == "ns":
@@ -412,7 +412,7 @@ def _delivery_order(entry: tuple[bytes, bytes]) -> bytes:
 
 
 def _order_text(spec: InputSpec) -> str:
-    """With the types: a wider integer would sort differently among the rows that wait."""
+    """The order as text, with types: a wider integer would sort differently among buffered rows."""
     order = spec.ordering
     if order is None:
         return ""
@@ -451,7 +451,8 @@ def _state_spec(uid: str, index: int, spec: InputSpec, known: StateSpec | None) 
 
 
 def _row_codec(owner: str, spec: InputSpec, types: dict[str, str]) -> RowCodec:
-    """Writes the newest version of the rows and reads all; SchemaError if they cannot be read as the newest."""
+    """A codec that writes the newest row version and reads all; SchemaError if old rows cannot be read as the
+    newest."""
     older = [schema_from_text(types[_version_name(number)]) for number in range(len(types) - 2)]
     return RowCodec(_row_schema(spec), older, owner=owner)
 

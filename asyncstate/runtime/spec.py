@@ -1,7 +1,7 @@
-"""What a task is told and what it reports: the contract between a driver (Spark job, harness) and ``run_partition``.
+"""The input and the report of a task: the contract between a driver (Spark job, harness) and ``run_partition``.
 
 Owns: ``TaskSpec``, ``InputBatch``, ``SideBatch`` and ``CommitRecord``; all can be pickled or turned into bytes.
-Invariant: a TaskSpec holds everything that decides the result of a partition, so that every attempt at it gives
+Invariant: a TaskSpec contains everything that determines the result of a partition, so that every attempt at it gives
 the same rows and the same state.
 Must not import Spark.
 """
@@ -27,9 +27,9 @@ class TaskSpec:
 
     ``base`` is the operator's entry in the manifest of the version the batch starts from (None: no state yet).
     Times are microseconds. ``broadcast`` has the rows of the broadcast input with their kinds, as an Arrow stream,
-    the same for all partitions. ``first_arrival``: the number of the first row of an input in order, where others have
-    come before it in the same micro-batch. ``checkpoint`` is the checkpoint's folder or URI (not in the repr: it may
-    hold credentials), ``local_dir`` the worker's folder for stores, None for its own default.
+    the same for all partitions. ``first_arrival``: the number of the first row of an ordered input, if other rows have
+    preceded it in the same micro-batch. ``checkpoint`` is the checkpoint's folder or URI (not in the repr: it may
+    contain credentials), ``local_dir`` the worker's folder for stores, None for its default.
     """
 
     job_id: str
@@ -63,15 +63,15 @@ class InputBatch:
 
 @dataclass(frozen=True)
 class SideBatch:
-    """Rows that were put out to the side output ``output``: its columns and ``row_kind``. Those of the main output are
-    plain RecordBatches."""
+    """Rows emitted to the side output ``output``, with its columns and ``row_kind``. Rows of the main output are plain
+    RecordBatches."""
 
     output: str
     batch: pa.RecordBatch
 
     @property
     def num_rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return int(self.batch.num_rows)
 
 
@@ -81,11 +81,11 @@ OutBatch = pa.RecordBatch | SideBatch
 class CommitRecord(msgspec.Struct, kw_only=True):
     """What one partition asks the driver to commit.
 
-    ``content`` is the partition as it is after the batch. ``max_event_times`` has one entry an input: the
-    highest event time seen in this batch, None without any.
-    ``broadcast_digest`` names what it has done to broadcast state: the same in all partitions. ``missing_row`` is an
-    example of the retractions that found no row, None without any.
-    ``statistics`` holds sums over this batch (see ``docs/architecture.md``), ``peaks`` highest values.
+    ``content`` is the partition after the batch. ``max_event_times`` has one entry per input: the
+    highest event time seen in this batch, None if there was none.
+    ``broadcast_digest`` is a digest of the changes to broadcast state, the same in all partitions. ``missing_row`` is
+    an example of the unmatched retractions, None if there were none.
+    ``statistics`` holds sums over this batch (see ``docs/architecture.md``), ``peaks`` the highest values.
     """
 
     partition: int
@@ -99,7 +99,7 @@ class CommitRecord(msgspec.Struct, kw_only=True):
 
 
 def pack_records(records: Sequence[CommitRecord]) -> bytes:
-    """The commit records of the operators of a task, in their order."""
+    """Serialize the commit records of the operators of a task, in order."""
     return msgspec.json.encode(records)
 
 

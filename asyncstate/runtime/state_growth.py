@@ -1,7 +1,7 @@
-"""How the state of an operator grows: what it says itself, or what its declared states tell.
+"""How the state of an operator grows: as the operator declares, or as derived from its declared states.
 
 Owns: ``growth_of``.
-Invariant: what is not known to be bounded is never called so.
+Invariant: state is called bounded only if it is known to be.
 Must not import Spark.
 """
 
@@ -22,7 +22,7 @@ _BROADCAST = StateGrowth("grows with the entries of its broadcast state", 2)
 
 
 def growth_of(operator: Operator, inputs: Sequence[InputSpec], states: Sequence[StateSpec]) -> StateGrowth:
-    """How what ``operator`` stores over ``inputs`` grows; ``states``: those that it declares."""
+    """How the stored state of ``operator`` over ``inputs`` grows; ``states``: its declared states."""
     if operator.stateless:
         return NOTHING
     own = operator.state_growth(inputs)
@@ -41,7 +41,7 @@ def _waiting(inputs: Sequence[InputSpec]) -> Iterator[StateGrowth]:
 def _of_states(operator: Operator, inputs: Sequence[InputSpec], states: Sequence[StateSpec]) -> StateGrowth:
     if isinstance(getattr(operator, "ttl", None), StateTtl):
         return _TTL
-    # Operators on bundles store a changelog as the table that it describes.
+    # Bundle operators store a changelog as the table that it describes.
     taken_back = isinstance(operator, BundleOperator) and all(spec.changelog for spec in inputs)
     found = [_of_state(state, taken_back) for state in states if state.kind != ORDERED_KIND]
     if isinstance(operator, RecordOperator) and operator.handles_timers:

@@ -1,8 +1,8 @@
-"""What a task reports of one micro-batch of one partition: the statistics of its parts together.
+"""The report of a task about one micro-batch of one partition: the metrics of its components combined.
 
-Owns: ``TaskStatistics`` and those of its parts that belong to the task as a whole; ``Transfers``, which measures one.
-Invariant: a record's two dicts, of metrics that add up and of those of which the highest counts, are made here and
-nowhere else; what becomes of them is told by their kind.
+Owns: ``TaskStatistics`` and the components that belong to the task as a whole; ``Transfers``, which measures one.
+Invariant: a record's two dicts, of metrics to sum and of metrics whose maximum counts, are built only here; the
+kind of a metric decides how it is aggregated.
 Must not import Spark.
 """
 
@@ -34,20 +34,20 @@ from asyncstate.runtime.spec import InputBatch, OutBatch
 from asyncstate.state import ColumnCacheStatistics
 from asyncstate.storage import OperatorManifest
 
-_AUTO_IO_PARALLELISM: Final = 256  # at most; AdaptiveReads says how many, by how slow the store is
+_AUTO_IO_PARALLELISM: Final = 256  # at most; AdaptiveReads adapts it to the store's latency
 _KIB: Final = 1024
 
 
 def io_parallelism(config: Config) -> int:
-    """How many threads may read at once."""
+    """The maximum number of threads that read at once."""
     return config.io_parallelism or _AUTO_IO_PARALLELISM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStatistics:
-    """``rows_in``, ``rows_out``: rows, those of side outputs among the latter. ``keys``: the unique ones of each bundle
-    (of each Arrow batch at record grain), summed. ``local_rows_in``: rows that were put together into ``rows_in``
-    before they came; None where they were not. ``counters``: the operator's own."""
+    """``rows_in``, ``rows_out``: rows; the latter includes side outputs. ``keys``: the unique keys of each bundle
+    (of each Arrow batch at record grain), summed. ``local_rows_in``: rows that a partial aggregation reduced to
+    ``rows_in``; None if none ran. ``counters``: the operator's own counters."""
 
     rows_in: Count
     rows_out: Count
@@ -58,7 +58,7 @@ class RowStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatistics:
-    """The bounds in force, in both modes: in sync mode one record is in flight and each read is sent alone.
+    """The limits in force, in both modes: in sync mode one record is in flight and each read is sent alone.
 
     ``in_flight_limit``: records. ``request_buffer_limit``: keys that wait for a list get, for at most
     ``buffer_timeout_ms_limit`` milliseconds. ``io_parallelism_limit``: threads that read.
@@ -71,7 +71,7 @@ class LimitStatistics:
 
     @classmethod
     def of(cls, config: Config) -> LimitStatistics:
-        """What the configuration says."""
+        """The limits from the configuration."""
         many = config.enabled
         return cls(
             in_flight_limit=config.in_flight_limit if many else 1,
@@ -83,36 +83,36 @@ class LimitStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatistics:
-    """``worker_rss_bytes_peak``: memory of the Python worker process, its highest so far."""
+    """``worker_rss_bytes_peak``: peak memory of the Python worker process so far."""
 
     worker_rss_bytes_peak: MaxGauge
 
     @classmethod
     def of_this_process(cls) -> WorkerStatistics:
-        """As of now."""
+        """Measure this process now."""
         rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
         return cls(worker_rss_bytes_peak=rss_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferStatistics:
-    """Of a task's run: ``input_seconds`` it waited for rows, ``output_seconds`` until rows put out were taken."""
+    """During a task's run: ``input_seconds`` waiting for rows, ``output_seconds`` until emitted rows were consumed."""
 
     input_seconds: Elapsed
     output_seconds: Elapsed
 
 
 class Transfers:
-    """How long a task waits for rows to come and for its output to be taken: Spark's exchange and the Arrow streams.
+    """How long a task waits for input rows and for its output to be consumed: Spark's exchange and the Arrow streams.
 
-    A clock is read twice a batch, never for a row.
+    The clock is read twice per batch, never per row.
     """
 
     def __init__(self) -> None:
         self._input_seconds = self._output_seconds = 0.0
 
     def awaited(self, batches: Iterator[InputBatch]) -> Iterator[InputBatch]:
-        """The same batches, timed while they are awaited."""
+        """The same batches; measures the time spent waiting for them."""
         while True:
             started = time.perf_counter()
             batch = next(batches, None)
@@ -122,19 +122,19 @@ class Transfers:
             yield batch
 
     def taken(self, out: OutBatch) -> Iterator[OutBatch]:
-        """The one batch, timed until the next one is asked for."""
+        """The batch; measures the time until the next one is requested."""
         started = time.perf_counter()
         yield out
         self._output_seconds += time.perf_counter() - started
 
     def statistics(self) -> TransferStatistics:
-        """So far."""
+        """The times so far."""
         return TransferStatistics(input_seconds=self._input_seconds, output_seconds=self._output_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatistics:
-    """One micro-batch of one partition; of a run that leaves nothing behind only ``rows``.
+    """One micro-batch of one partition; a run that stores nothing has only ``rows``.
 
     ``run_seconds``: from opening the store to the last row. ``commit_seconds``: then writing and uploading the delta.
     ``compaction_seconds``: then waiting for the store's compaction.
@@ -152,12 +152,12 @@ class TaskStatistics:
     compaction_seconds: Elapsed | None = None
 
     def metrics(self) -> tuple[Metrics, Metrics]:
-        """By name those that add up over partitions, and those of which the highest counts."""
+        """By name, the metrics to sum over partitions, and those whose maximum counts."""
         sums: Metrics = {}
         peaks: Metrics = {}
         known = kinds(TaskStatistics)
         for name, value in to_dict(self).items():
-            kind = known.get(name, MetricKind.COUNTER)  # the operator's own counters are in no part
+            kind = known.get(name, MetricKind.COUNTER)  # the operator's own counters have no declared kind
             (peaks if kind.is_highest else sums)[name] = value
         return sums, peaks
 
@@ -165,15 +165,15 @@ class TaskStatistics:
 TASK_METRICS: Final[Mapping[str, MetricKind]] = {
     name: kind for name, kind in kinds(TaskStatistics).items() if name != "counters"
 }
-"""The metrics that tasks report, but for operators' own counters, and their kinds."""
+"""The metrics that tasks report and their kinds, except operators' own counters."""
 
 
 def statistics_before(base: OperatorManifest | None) -> TaskStatistics:
-    """The metrics that add up, over all partitions, of the micro-batch that committed ``base``; 0 without one."""
+    """The summed metrics, over all partitions, of the micro-batch that committed ``base``; 0 without a base."""
     return from_dict(TaskStatistics, {} if base is None else base.summed_statistics())
 
 
 def sums_of_both(first: Mapping[str, float], then: Mapping[str, float]) -> Metrics:
-    """Of a partition that ran twice in a micro-batch, the metrics that add up; of levels the later ones."""
+    """Sums of the metrics of a partition that ran twice in a micro-batch; for gauges the later values."""
     levels = [name for name, kind in kinds(TaskStatistics).items() if kind is MetricKind.GAUGE]
     return sum_metrics([{name: value for name, value in first.items() if name not in levels}, then])

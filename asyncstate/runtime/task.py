@@ -1,11 +1,12 @@
-"""One operator on one partition for one micro-batch: the one place where configuration picks a controller and a store.
+"""Runs one operator on one partition for one micro-batch; the only place where the configuration selects controller
+and store.
 
-Owns: ``run_partition``; and runs that leave nothing behind, of stateless operators (``run_stateless``) and of any
-operator over an input that ends (``run_to_the_end``).
+Owns: ``run_partition``; and runs that persist nothing: of stateless operators (``run_stateless``) and of any
+operator over a bounded input (``run_to_the_end``).
 Invariants: nothing is visible to any other attempt or batch until the driver commits the CommitRecord that the run
-ends with. What leaves nothing behind has its state in this process's memory, and beyond its bound in a folder that goes
-with the run: no store of a job and no checkpoint is opened. A run over an input that ends gives what a job gives whose
-first micro-batch has all rows and whose ``finish()`` follows.
+ends with. A run that persists nothing has its state in this process's memory, and beyond its limit in a folder that is
+deleted with the run: it opens no store of a job and no checkpoint. A run over a bounded input gives the same result as
+a job whose first micro-batch has all rows, followed by ``finish()``.
 Must not import Spark.
 """
 
@@ -74,11 +75,11 @@ def run_partition(
     wrap_store: Callable[[KeyedStore], KeyedStore] | None = None,
     memory: WorkerMemory | None = None,
 ) -> Iterator[OutBatch | CommitRecord]:
-    """Run ``spec.operator`` over the rows of ``partition``; gives output batches, then the CommitRecord.
+    """Run ``spec.operator`` over the rows of ``partition``; yields output batches, then the CommitRecord.
 
     ``batches`` have the rows of all inputs in arrival order. Output batches have the columns of their output and
-    ``row_kind``; those of side outputs are SideBatches. ``wrap_store`` makes what is read of the leased store, for
-    tests. ``memory``: what is kept for the micro-batches to come, by default with this process. Raises OperatorError
+    ``row_kind``; those of side outputs are SideBatches. ``wrap_store`` wraps the leased store, for
+    tests. ``memory``: what is kept for the next micro-batches, by default that of this process. Raises OperatorError
     for failures of the operator's code and StoreError for those of the store.
     """
     started = time.perf_counter()
@@ -96,7 +97,7 @@ def run_partition(
             folder = opened.gathered_folder
             runner = yield from _operated(spec, partition, controller, batches, folder, memory, cached)
             record = _commit(partition, opened, runner, columns.entries, time.perf_counter() - started)
-            # Named by what this attempt has made: if another one is committed, nobody asks for it.
+            # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
             cache.keep(record.content.lineage, overlay.release())
             columns.keep(record.content.lineage, columns.entries)
             with controller.suspended():
@@ -112,9 +113,9 @@ def _operated(
     memory: WorkerMemory,
     columns: CachedColumns | None = None,
 ) -> Generator[OutBatch, None, Runner]:
-    """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; gives its output.
+    """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; yields its output.
 
-    Returns what has run. ``scratch``: a folder for rows beyond memory. ``columns``: where column states are cached.
+    Returns the runner. ``scratch``: a folder for rows that exceed memory. ``columns``: the cache of column states.
     """
     with closed_at_the_end(spec.uid, spec.operator):
         context = _opened_context(spec, partition, controller, memory, columns)
@@ -131,7 +132,7 @@ def _operated(
 
 
 def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> ExecutionController:
-    """What runs the operator's requests over ``overlay``, by the configuration."""
+    """The controller that executes the operator's requests over ``overlay``, selected by the configuration."""
     config, operator = spec.config, spec.operator
     names = {state.id: state.name for state in spec.base.states} if spec.base is not None else {}
     bounds = CallLimits(config.call_limit, config.call_timeout_ms, config.watchdog_timeout_ms)
@@ -227,14 +228,14 @@ def _commit(
 
 
 def _with_columns(statistics: ControllerStatistics, columns: ColumnCache) -> ControllerStatistics:
-    """With what bundles have read of ``columns``: it takes memory wherever it was read."""
+    """Add what bundles have read from ``columns``: it takes memory wherever it was read from."""
     state = statistics.state
     read_bytes = state.bundle_read_bytes + columns.read_bytes
     return replace(statistics, state=replace(state, bundle_read_bytes=read_bytes))
 
 
 def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[OutBatch | RowStatistics]:
-    """Run ``spec.operator`` over some rows of its input; gives output batches, then what was counted on the way.
+    """Run ``spec.operator`` over some rows of its input; yields output batches, then the row metrics.
 
     Raises OperatorError for failures of the operator's code.
     """
@@ -248,11 +249,12 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
 def run_to_the_end(
     at_the_end: Operator, spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
 ) -> Iterator[OutBatch | CommitRecord]:
-    """As ``run_partition``, over all rows there are: a micro-batch without a watermark, then one without rows and with
-    the last watermark. The CommitRecord names no files.
+    """Like ``run_partition``, over all rows of a bounded input: a micro-batch without a watermark, then one without
+    rows and with the last watermark. The CommitRecord names no files.
 
-    ``at_the_end``: a second object of ``spec.operator``, since one lives for one micro-batch. Raises OperatorError for
-    failures of the operator's code and StoreError if the folder for what exceeds memory cannot be used.
+    ``at_the_end``: a second instance of ``spec.operator``, since an instance lives for one micro-batch. Raises
+    OperatorError for failures of the operator's code and StoreError if the folder for what exceeds memory cannot be
+    used.
     """
     with _overlay_of_memory(spec) as (overlay, folder):
         rows = replace(spec, watermark=MIN_WATERMARK)
@@ -279,7 +281,7 @@ def run_to_the_end(
 def _micro_batch(
     spec: TaskSpec, partition: int, overlay: MemTable, batches: Iterator[InputBatch], folder: Path
 ) -> Generator[OutBatch, None, CommitRecord]:
-    """One micro-batch over what ``overlay`` holds; what it writes stays there."""
+    """Run one micro-batch over the content of ``overlay``; its writes stay there."""
     memory = worker_memory()
     with _controller(spec, overlay, memory) as controller:
         scratch = str(folder / "gathered")
@@ -297,7 +299,7 @@ def _micro_batch(
 
 @contextmanager
 def _overlay_of_memory(spec: TaskSpec) -> Iterator[tuple[MemTable, Path]]:
-    """Nothing with room for writes over it, and a folder for what is more than memory may hold."""
+    """An empty store with a memtable over it, and a folder for what exceeds memory."""
     config = spec.config
     with ExitStack() as used:
         folder = Path(used.enter_context(_folder(spec)))

@@ -1,8 +1,8 @@
-"""Retractions of rows that are not there: counted, warned of, or refused, as ``async-state.on-missing-row`` says.
+"""Unmatched retractions: counted, logged as a warning, or refused, as ``async-state.on-missing-row`` sets.
 
-Owns: ``UnmatchedRetractions``, what an operator tells of them, and ``warn_of_missing_rows``, what the driver makes of
-it.
-Invariant: the count is that of all partitions; one warning a micro-batch and operator.
+Owns: ``UnmatchedRetractions``, through which an operator reports them, and ``warn_of_missing_rows``, the driver's
+warning.
+Invariant: the count is the sum over all partitions; there is one warning per micro-batch and operator.
 Must not import Spark.
 """
 

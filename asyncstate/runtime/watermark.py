@@ -1,9 +1,9 @@
-"""The watermark of a job: what its sources have seen, which of them hold it, and which are idle.
+"""The watermark of a job: the progress of its sources, which of them hold it back, and which are idle.
 
-Owns: ``WatermarkSource``, what is declared of a source; ``advance_sources``, the rule by which event times move the
-sources; ``watermark_after``, ``watermark_holders`` and ``why_watermark_waits``, what follows from a manifest.
-Invariants: the watermark of a micro-batch follows from the manifest before it alone, and never goes back. A source that
-is not declared any more holds nothing.
+Owns: ``WatermarkSource``, the declaration of a source; ``advance_sources``, the rule by which event times advance the
+sources; ``watermark_after``, ``watermark_holders`` and ``why_watermark_waits``, which follow from a manifest.
+Invariants: the watermark of a micro-batch depends only on the previous manifest, and never goes back. A source that
+is no longer declared does not hold it back.
 Must not import Spark.
 
 Source: ``WatermarkStrategy.withIdleness`` of Flink.
@@ -24,18 +24,18 @@ from asyncstate.storage import Manifest
 
 
 class WatermarkSource(NamedTuple):
-    """How far a source's watermark is behind its highest event time, and after how long without events it is idle
-    (None: never). Microseconds, the first of event time, the second of processing time."""
+    """``delay_us``: how far a source's watermark lags its highest event time, microseconds of event time.
+    ``idle_after_us``: after how long without events it is idle (None: never), microseconds of processing time."""
 
     delay_us: int
     idle_after_us: int | None = None
 
 
 class SourceTimes(NamedTuple):
-    """What a manifest has of the sources, by name.
+    """The manifest's entries for the sources, by name.
 
-    ``reached``: the highest event time minus the delay, MIN_WATERMARK before the first event. ``heard``: of a source
-    that can be idle, the start of the last micro-batch with an event of it. ``idle``: the names of those that are.
+    ``reached``: the highest event time minus the delay, MIN_WATERMARK before the first event. ``heard``: for a source
+    that can be idle, the start of the last micro-batch in which it had an event. ``idle``: the names of idle sources.
     """
 
     reached: dict[str, int]
@@ -46,9 +46,9 @@ class SourceTimes(NamedTuple):
 def watermark_source(
     event_time: str | None, watermark_delay: Delay, idle_after: Duration | None
 ) -> WatermarkSource | None:
-    """What is declared of a source; None if it moves no watermark.
+    """The declaration of a source; None if it does not advance the watermark.
 
-    Raises JobError and ConfigurationError for what cannot be.
+    Raises JobError and ConfigurationError for invalid declarations.
     """
     if watermark_delay is None:
         if idle_after is not None:
@@ -87,11 +87,11 @@ def advance_sources(
     processing_time: int,
     restarted: bool = False,
 ) -> SourceTimes:
-    """What the manifest of a micro-batch behind ``base`` has of the sources ``declared``.
+    """The entries for the sources ``declared`` in the manifest of the micro-batch after ``base``.
 
-    ``seen``: the highest event time of each in this micro-batch, None where it had none. ``restarted``: it is the first
+    ``seen``: the highest event time of each in this micro-batch, None if it had none. ``restarted``: it is the first
     micro-batch of a driver. The time in which no driver ran counts as time without events only from the second one on:
-    Spark may have chosen the rows of the first before the driver ended.
+    Spark may have chosen the rows of the first one before the previous driver ended.
     """
     before = SourceTimes({}, {}, []) if base is None else SourceTimes(base.sources, base.heard, base.idle)
     known = processing_time
@@ -113,8 +113,8 @@ def advance_sources(
 def watermark_after(previous: Manifest | None) -> int:
     """The watermark (microseconds) of the micro-batch that follows ``previous``; it never goes back.
 
-    The minimum over the sources that are not idle: one that has seen no event yet holds it at MIN_WATERMARK. It stays
-    while all are idle.
+    It is the minimum over the sources that are not idle; a source without any event yet holds it at MIN_WATERMARK. It
+    does not change while all sources are idle.
     """
     if previous is None:
         return MIN_WATERMARK
@@ -123,14 +123,14 @@ def watermark_after(previous: Manifest | None) -> int:
 
 
 def watermark_holders(previous: Manifest | None) -> dict[str, int]:
-    """The sources that the watermark behind ``previous`` waits for, and how far each has come."""
+    """The sources that the watermark after ``previous`` waits for, and the event time that each has reached."""
     awake = {} if previous is None else _awake(previous)
     lowest = min(awake.values(), default=MIN_WATERMARK)
     return {name: reached for name, reached in awake.items() if reached == lowest}
 
 
 def why_watermark_waits(previous: Manifest | None) -> str | None:
-    """What the watermark behind ``previous`` waits for, in a sentence; None if there are no sources."""
+    """What the watermark after ``previous`` waits for, in a sentence; None if there are no sources."""
     if previous is None or not previous.sources:
         return None
     holders = watermark_holders(previous)

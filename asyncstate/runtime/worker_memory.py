@@ -1,8 +1,8 @@
-"""What a worker process keeps from one micro-batch to the next.
+"""What a worker process keeps between micro-batches.
 
 Owns: ``WorkerMemory`` and the one of this process.
-Invariant: nothing in it is needed for a right result; what it knows of state is named by the content that it is right
-for, so an attempt whose base is another content never sees it.
+Invariant: no result depends on it. What it caches of state is named by the content that it is valid for, so an attempt
+with a different base never sees it.
 Must not import Spark.
 """
 
@@ -20,11 +20,11 @@ _INTERESTS_MAX: Final = 1_000
 
 
 class WorkerMemory:
-    """One worker's memory, given to every micro-batch that it runs.
+    """One worker's memory, shared by all micro-batches that it runs.
 
-    ``pacer``: how slow its last reads were; the disk does not change with the batch. ``entries`` and ``columns``: what
-    it has read and written. ``trials``: for which states keeping decoded values has paid. ``stores``: partitions'
-    stores that are open.
+    ``pacer``: the latency of its last reads, which does not change with the batch. ``entries`` and ``columns``: what
+    it has read and written. ``trials``: for which states caching decoded values has paid off. ``stores``: open stores
+    of partitions.
     """
 
     def __init__(self, pacer: AdaptiveReads | None = None) -> None:
@@ -36,20 +36,20 @@ class WorkerMemory:
         self._interests: dict[tuple[str, str, str], Interests] = {}
 
     def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[ValueCache]:
-        """What is cached of the content ``lineage``, for one micro-batch."""
+        """The cached entries of the content ``lineage``, for one micro-batch."""
         return self.entries.lend(partition_key(spec, partition), lineage, spec.config.shares.cache)
 
     def lend_columns(
         self, spec: TaskSpec, partition: int, lineage: str, known_elsewhere: ColumnCache | None = None
     ) -> CacheLoan[ColumnCache]:
-        """What is cached of column states at the content ``lineage``, for one micro-batch: here, or by another process,
+        """The cached column states at the content ``lineage``, for one micro-batch: from here, or from another process,
         ``known_elsewhere``."""
         return self.columns.lend(
             partition_key(spec, partition), lineage, spec.config.shares.columns, known_elsewhere
         )
 
     def columns_of(self, spec: TaskSpec, partition: int) -> GiveAway:
-        """Gives away what is cached of column states, for the process that takes the partition's store."""
+        """A function that exports the cached column states to the process that takes over the partition's store."""
         key = partition_key(spec, partition)
 
         def export_cache() -> tuple[str, ColumnCache] | None:
@@ -59,22 +59,22 @@ class WorkerMemory:
         return export_cache
 
     def trial(self, spec: TaskSpec, partition: int, state: str) -> AdmissionPolicy:
-        """Whether keeping decoded values of ``state`` pays."""
+        """The admission policy of ``state``: whether caching decoded values pays off."""
         return self.trials.of((partition_key(spec, partition), state))
 
     def interests(self, spec: TaskSpec) -> Interests:
-        """Which states the operator's records read: what they did in the micro-batch before."""
+        """Which states the operator's records read, learned from the previous micro-batch."""
         if len(self._interests) >= _INTERESTS_MAX:
             self._interests.clear()  # they are learned again
         return self._interests.setdefault((spec.checkpoint, spec.job_id, spec.uid), {})
 
 
 def partition_key(spec: TaskSpec, partition: int) -> PartitionKey:
-    """Whose memory: one partition of one operator."""
+    """The key under which memory is kept: one partition of one operator."""
     return PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partition)
 
 
 @functools.cache
 def worker_memory() -> WorkerMemory:
-    """The memory of this process: of every task that is given no other."""
+    """The memory of this process, which tasks use by default."""
     return WorkerMemory()
