@@ -1,6 +1,6 @@
 """``state list``, ``state show`` and ``state stats``.
 
-Owns: what they print. Invariant: they read only; a running job does not notice. Must not import Spark.
+Owns: their output. Invariant: they read only; a running job is not affected. Must not import Spark.
 """
 
 from __future__ import annotations

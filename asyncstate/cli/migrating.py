@@ -1,6 +1,6 @@
-"""``state migrate``: rewrite one state of a stopped job where the program cannot read what is stored.
+"""``state migrate``: rewrite one state of a stopped job where the program cannot read the stored one.
 
-Owns: the commands of the group and what they print. Invariant: nothing is changed before it was confirmed, or if a
+Owns: the commands of the group and their output. Invariant: nothing is changed before it was confirmed, or if a
 value does not fit. Must not import Spark.
 """
 

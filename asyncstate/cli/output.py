@@ -1,4 +1,4 @@
-"""What the commands print, and their exit codes.
+"""The output of the commands, and their exit codes.
 
 Owns: ``Format``, ``print_rows``, ``print_json``, ``checked``; exit codes: 0 good, 1 something is damaged, 2 it could
 not be done.

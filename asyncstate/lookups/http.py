@@ -1,7 +1,7 @@
 """An HTTP service as the source of a lookup join, key by key.
 
 Owns: ``HttpLookup``.
-Invariant: one session a task, opened on the event loop of the calls and closed there. A request goes only to the origin
+Invariant: one session per task, opened and closed on the event loop of the calls. A request goes only to the origin
 of the given address; no text contains a credential.
 Must not import anything of ``asyncstate`` but ``display``, ``durations``, ``errors`` and ``lookups.lookup_source``;
 aiohttp only where it is opened.
@@ -34,7 +34,7 @@ _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBIT
 
 
 def json_rows(status: int, body: bytes) -> Rows:
-    """A JSON list of objects, or one object; none for null and for status 404. OperatorError for other statuses."""
+    """A JSON list of objects, or one object; none for null and for status 404. Other statuses are an OperatorError."""
     if status == 404:
         return []
     if not 200 <= status < 300:

@@ -21,7 +21,7 @@ Key: TypeAlias = tuple[Any, ...]
 """A value for each of the columns that are sent."""
 
 Rows: TypeAlias = Sequence[Any]
-"""The rows of a key, none to many: each a tuple with a value a column, or a dict by column name."""
+"""The rows of a key, none to many: each a tuple with a value per column, or a dict by column name."""
 
 
 class Lookup(ABC):

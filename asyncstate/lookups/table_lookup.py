@@ -1,7 +1,7 @@
 """A table in memory as the source of a lookup join.
 
 Owns: ``TableLookup``.
-Invariant: the table is indexed once an ``open`` and never changed.
+Invariant: the table is indexed once per ``open`` and never changed.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``lookups.lookup_source``.
 """
 
@@ -77,7 +77,7 @@ def _names(what: str, given: object) -> tuple[str, ...]:
 
 
 def _family(kind: pa.DataType) -> object:
-    """The same for two types whose values can be equal in Python."""
+    """The same result for two types whose values can be equal in Python."""
     if pa.types.is_dictionary(kind):
         return _family(kind.value_type)
     if pa.types.is_timestamp(kind):

@@ -2,7 +2,7 @@
 
 Owns: ``json_texts``, ``json_text``, ``plain``, ``plain_values`` and ``time_unit``. Invariant: equal values give equal
 text, different ones of a column different text. Decimals, times, NaN and infinities are strings, bytes are base64, maps
-are lists of pairs, and a time beyond the years 1 to 9999 is what is stored, with its unit: "9223372036854775807 us".
+are lists of pairs, and a time beyond the years 1 to 9999 is the stored number, with its unit: "9223372036854775807 us".
 Must not import storage, execution, operators or Spark.
 """
 

@@ -40,7 +40,7 @@ MARKER_TAG: Final = 3
 
 
 def quoted(name: str) -> str:
-    """A column name in SQL, dots and backticks taken literally."""
+    """A column name in SQL, with dots and backticks escaped."""
     return "`" + name.replace("`", "``") + "`"
 
 

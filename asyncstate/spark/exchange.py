@@ -219,13 +219,13 @@ def exchange(
     max_parallelism: int,
     done: bool = False,
 ) -> DataFrame:
-    """All rows with their route, one marker row a partition, each partition's rows together.
+    """All rows with their route, one marker row per partition, each partition's rows together.
 
     A broadcast input is left out: its rows travel with the task. ``done``: the rows come from a task that has already
     aggregated them. Rows of ``Tasks`` come with their routes, and with reports in place of the markers.
 
-    Written as SQL texts: building the same plan from Column objects costs several calls into the JVM a column, which
-    was a third of an empty micro-batch.
+    Written as SQL texts: building the same plan from Column objects costs several JVM calls per column, which was
+    a third of an empty micro-batch.
     """
     regular = regular_inputs(specs)
     reports = [f"cast(null as binary) as {REPORTS}"] if has_reports(inputs) else []
@@ -252,7 +252,7 @@ def has_reports(inputs: Sequence[DataFrame | Tasks]) -> bool:
 
 
 def _marker(specs: Sequence[InputSpec]) -> tuple[str, ...]:
-    """The columns of a row without payload, one a partition: every task runs and knows its partition, also without
+    """The columns of a row without payload, one per partition: every task runs and knows its partition, even without
     data."""
     marker = f"cast(id * {1 << TAG_BITS} + {MARKER_TAG} as int) as {ROUTE}"
     return marker, *(f"null as {name}" for name in _exchanged_columns(specs)[1:])

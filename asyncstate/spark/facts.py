@@ -47,7 +47,7 @@ def mark_of(changes: Changelog) -> dict[str, str]:
 
 
 def marked(df: DataFrame, changes: Changelog) -> DataFrame:
-    """``with_changes``, with the mark that stays with the rows."""
+    """``with_changes``, which also marks ``row_kind`` in the rows."""
     return with_changes(df.withMetadata(ROW_KIND_COLUMN, mark_of(changes)), changes)
 
 

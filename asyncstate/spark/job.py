@@ -1,6 +1,6 @@
-"""A streaming job: one foreachBatch function, one checkpoint, one commit a micro-batch.
+"""A streaming job: one foreachBatch function, one checkpoint, one commit per micro-batch.
 
-Owns: ``StreamingJob``: configuration frozen at its making, the order of batch ids, commit and finish.
+Owns: ``StreamingJob``: configuration frozen at construction, the order of batch ids, commit and finish.
 Invariant: the manifest of a batch is written after the user's function has returned, and only then.
 """
 

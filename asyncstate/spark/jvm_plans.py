@@ -5,7 +5,7 @@ the same as long as a SparkContext lives.
 Invariant: results never depend on the cache; nothing of a micro-batch is cached.
 Must not import runtime's tasks or storage.
 
-Each call takes 0.1 to 0.3 ms of both processes, and pyspark makes one for each name that it looks up, each element of a
+Each call takes 0.1 to 0.3 ms in both processes, and pyspark makes one for each name that it looks up, each element of a
 list and each setting of a function.
 """
 

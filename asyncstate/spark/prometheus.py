@@ -1,7 +1,7 @@
 """The progress of micro-batches as Prometheus metrics.
 
 Owns: ``PrometheusProgress``, an ``on_progress`` for ``StreamingJob``. Optional: needs ``asyncstate[prometheus]``.
-Invariant: metrics are made once a registry; a metric that was not measured leaves its metric as it is.
+Invariant: metrics are created once per registry; a value that was not measured leaves its metric unchanged.
 Must not import pyspark.
 """
 

@@ -198,7 +198,7 @@ class StatelessTask:
 
 
 def _tell(spec: TaskSpec, counters: Mapping[str, int]) -> None:
-    """Log once per worker what the operator counts: a sum over runs that may be repeated would be wrong."""
+    """Log the operator's counters once per worker: a sum over runs that may be repeated would be wrong."""
     for name, value in counters.items():
         told = (spec.job_id, spec.uid, name)
         if value and told not in _told:
@@ -231,7 +231,7 @@ def _received(batches: Iterator[pa.RecordBatch], received: Received) -> Iterator
 
 
 def settle_worker() -> None:
-    """Once a process: move everything imported so far out of the garbage collector's reach.
+    """Once per process: move everything imported so far out of the garbage collector's reach.
 
     Spark's worker runs a full collection after every task; over the modules' objects it costs more than the rest of a
     small task. When the process ends they are collectable again: otherwise modules would not be deleted, and native

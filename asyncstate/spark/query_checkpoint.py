@@ -1,6 +1,6 @@
 """Spark's own checkpoint of a streaming query: rewinding it to a batch.
 
-Owns: ``QueryCheckpoint`` and ``Rewind``: which of Spark's files have to go so that it runs a batch again.
+Owns: ``QueryCheckpoint`` and ``Rewind``: which of Spark's files to delete so that it runs a batch again.
 Invariant: the files to delete are determined, and found to be sufficient, before anything is deleted. An interrupted
 rewind can be repeated, and a query that is started before that is refused by its job.
 Must not import pyspark: the command line uses this module.

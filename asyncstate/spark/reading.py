@@ -58,7 +58,7 @@ def read_state(
     *,
     unpickle: bool = False,
 ) -> DataFrame:
-    """The state in ``checkpoint`` (a folder or URI) at ``version``, by default the newest one: a row an entry.
+    """The state in ``checkpoint`` (a folder or URI) at ``version``, by default the newest one: a row per entry.
 
     ``uid`` and ``state`` select; without them all operators' states and timers are read (the state ``@timers``).
     Columns: ``operator``, ``state``, ``kind``, ``version``, ``partition``; ``key``, a struct of the key columns;

@@ -41,7 +41,7 @@ _TEXT_MARGIN: Final = 4  # rows of a micro-batch may be this much wider than tho
 
 
 class ArrowBatches:
-    """For the stages of one job, whose query was started on ``session``. May be used from several threads."""
+    """Lifts the bound for stages of one job, whose query was started on ``session``. Thread-safe."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Errors across the border between worker and driver.
+"""Transport of errors from worker to driver.
 
 Owns: how an AsyncStateError raised in a Python worker reaches the driver as the same class with the same message, and
 not as the Java exception that carried it. Invariants: an error that did not come from a task passes unchanged; a text
@@ -112,7 +112,7 @@ def restore(text: str) -> AsyncStateError | None:
             ValueError,
             RecursionError,
             msgspec.MsgspecError,
-        ):  # cut off on its way, or within another note
+        ):  # truncated, or within another note
             at = text.rfind(head, 0, at)
     return None
 

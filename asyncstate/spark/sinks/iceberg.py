@@ -98,7 +98,7 @@ class IcebergTarget:
         """Delete the rows of all changed keys, and add the new ones and the rows that stay of their files.
 
         The filter has the values of each key column: for a key of several columns it finds more rows than those that
-        change, and the others are written again. A filter of the keys themselves takes milliseconds a key.
+        change, and the others are written again. A filter of the keys themselves takes milliseconds per key.
         """
         known = table.schema().as_arrow()
         keys = list(changes.keys)

@@ -71,7 +71,7 @@ class _Table(NamedTuple):
 
 
 class MySqlTarget:
-    """``table`` of the database that ``connection`` names: what PyMySQL's ``connect`` takes, such as
+    """``table`` of the database that ``connection`` names: the arguments of PyMySQL's ``connect``, such as
     ``{"host": "db", "user": "etl", "password": "...", "database": "shop"}``.
 
     Times are written in UTC, lists, structs and maps as JSON; the sink's session is in strict mode."""

@@ -1,4 +1,4 @@
-"""Parquet files, one a micro-batch.
+"""Parquet files, one per micro-batch.
 
 Owns: ``ParquetTarget``.
 Invariant: a micro-batch's file exists whole or not at all; readers ignore files of other names.
@@ -28,7 +28,7 @@ _UNFINISHED = "_changes.parquet"  # readers skip names with a leading underscore
 
 class ParquetTarget:
     """``folder`` (a path, ``s3://...``): ``writer=<writer>/batch=<id>/changes.parquet``, with the changes of the
-    micro-batch, at most one a key. ``row_kind`` is ``+U`` or ``-D``; a deleted row has only its key."""
+    micro-batch, at most one per key. ``row_kind`` is ``+U`` or ``-D``; a deleted row has only its key."""
 
     def __init__(self, folder: str) -> None:
         self.folder = check_text("ParquetTarget", "folder", folder)

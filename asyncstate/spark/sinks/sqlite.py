@@ -1,7 +1,7 @@
 """A table of an SQLite database.
 
 Owns: ``SqliteTarget``.
-Invariant: a write is one transaction; what SQLite's affinities and collations would change is refused before it.
+Invariant: a write is one transaction; values that SQLite's affinities or collations would change are refused before.
 Must not import pyspark.
 
 Source: Datatypes In SQLite (affinity, collating sequences), UPSERT, The ON CONFLICT Clause of SQLite's documentation.

@@ -20,7 +20,7 @@ from asyncstate.spark.sinks.column_checks import keeps
 
 
 class TargetChanges(NamedTuple):
-    """A micro-batch, at most one row a key: ``upserts`` have all columns, ``deletes`` those of the key, ``keys``."""
+    """A micro-batch, at most one row per key: ``upserts`` have all columns, ``deletes`` those of the key, ``keys``."""
 
     upserts: pa.Table
     deletes: pa.Table

@@ -43,8 +43,9 @@ def write_upserts(
     ``batch``: the micro-batch; or its id, outside a StreamingJob. ``keys`` must be a unique key of the rows; where they
     are not, put ``UpsertMaterialize`` upstream. Rows without ``row_kind`` are insertions. ``changes``: the changelog
     mode of the rows, where it is not known from ``apply``, as in ``last_changes``. ``writer`` distinguishes writes of
-    one job into one table: use one for each call of a micro-batch. The changes, one a key, are collected on the driver,
-    so that ``spark.driver.maxResultSize`` bounds them. Returns False for a micro-batch that has been written before.
+    one job into one table: use one for each call of a micro-batch. The changes, one per key, are collected on the
+    driver, so that ``spark.driver.maxResultSize`` bounds them. Returns False for a micro-batch that
+    has been written before.
 
     Raises SchemaError for columns that the target cannot take and for a key that is null, JobError for a micro-batch
     that does not follow what was written; nothing is written then.

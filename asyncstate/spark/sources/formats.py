@@ -1,6 +1,6 @@
 """The events that Debezium, Maxwell and Canal write into a topic or a file, as changelogs.
 
-Owns: one function a format: its envelope, its words for operations, what orders its changes.
+Owns: one function per format: its envelope, its words for operations, the columns that order its changes.
 Invariant: except for what the caller chose nothing is guessed: an ambiguous value is declared or refused.
 Must not import runtime, storage or execution.
 

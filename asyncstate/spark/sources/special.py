@@ -44,7 +44,7 @@ _PLACEHOLDERS: Final = (
             list(_PLACEHOLDER.encode()),
             [
                 "b68a35a7-17ad-35b3-af2a-ae46edb4545a"
-            ],  # of arrays of UUIDs: the UUID with the placeholder's name
+            ],  # of arrays of UUIDs: the name-based UUID of the placeholder
             {_PLACEHOLDER: _PLACEHOLDER},
         )
     ),
@@ -57,7 +57,7 @@ _DAYS: Final = {
     1: (2_147_483_647, -622_191_234, -622_191_233, -2_147_472_692),
     -1: (-2_147_483_648, -625_821_272, -625_821_271, -2_147_472_691),
 }
-_DAY_MIN, _DAY_MAX = -2_440_588, 2_145_042_905  # 4713 BC to 5874897: PostgreSQL's, which has the most
+_DAY_MIN, _DAY_MAX = -2_440_588, 2_145_042_905  # 4713 BC to 5874897: PostgreSQL's range, the widest
 _MICROS_MIN, _MICROS_MAX = (
     -211_000_000_000_000_000,
     9_223_372_036_000_000_000,
