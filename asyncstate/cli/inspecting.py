@@ -1,6 +1,6 @@
 """``state list``, ``state show`` and ``state stats``.
 
-Owns: what they print. Invariant: they read only; a running job does not notice. Must not import Spark.
+Owns: their output. Invariant: they read only; a running job is not affected. Must not import Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from asyncstate.offline.key_parser import WrittenKey
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.storage import Manifest, OperatorManifest, StateSpec
 
-_OF_TYPE = re.compile("(key|value|row)( version .*)?")  # which texts of a state are types, now and before
+_OF_TYPE = re.compile(
+    "(key|value|row)( version .*)?"
+)  # the texts of a state that are types, current and earlier ones
 
 Place = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The job's checkpoint: a folder or URI.")]
 Version = Annotated[
@@ -189,7 +191,7 @@ def _entries(
 
 
 def _wanted_key(piece: StatePartition, key: list[str] | None) -> WrittenKey | None:
-    """What ``--key`` names. Raises StateDeclarationError for what no key can be."""
+    """The key that ``--key`` names. Raises StateDeclarationError for an invalid key."""
     if not key:
         return None
     (decoder,) = decoders(piece)

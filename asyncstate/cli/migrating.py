@@ -1,6 +1,6 @@
-"""``state migrate``: rewrite one state of a stopped job where the program cannot read what is stored.
+"""``state migrate``: rewrite one state of a stopped job where the program cannot read the stored one.
 
-Owns: the commands of the group and what they print. Invariant: nothing is changed before it was confirmed, or if a
+Owns: the commands of the group and their output. Invariant: nothing is changed before it was confirmed, or if a
 value does not fit. Must not import Spark.
 """
 
@@ -46,7 +46,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 def drop_state(
     place: Place, uid: Operator, state: State, yes: Yes = False, local_dir: LocalDir = None
 ) -> None:
-    """Forget a state and all its entries; it starts empty when it is declared anew."""
+    """Forget a state and all its entries; it starts empty when it is declared again."""
     _run(place, uid, state, DropState(), f"Drop all of state '{state}'", yes, local_dir)
 
 
@@ -128,7 +128,7 @@ def drop_operator(place: Place, uid: Operator, yes: Yes = False, dry_run: DryRun
 
 @group.command("accept-change")
 def accept_change(place: Place, uid: Operator, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Take the state for right after a change of the operator's parameters that is refused."""
+    """Accept the state as valid after a change of the operator's parameters that is refused."""
     what = f"Take the state of operator '{uid}' for that of the changed program"
     _change(place, uid, AcceptChange(), what, yes, dry_run)
 
@@ -140,7 +140,7 @@ def accept_sink(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Take what a sink holds for right after a change of its rows that is refused."""
+    """Accept what a sink holds as valid after a change of its rows that is refused."""
     _change(place, sink, AcceptSink(), f"Take what sink '{sink}' holds for right", yes, dry_run)
 
 

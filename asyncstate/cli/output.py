@@ -1,4 +1,4 @@
-"""What the commands print, and their exit codes.
+"""The output of the commands, and their exit codes.
 
 Owns: ``Format``, ``print_rows``, ``print_json``, ``checked``; exit codes: 0 good, 1 something is damaged, 2 it could
 not be done.
@@ -28,7 +28,7 @@ CANNOT: Final = 2
 
 console = Console(emoji=False)
 _errors = Console(stderr=True, emoji=False)
-_CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # but for the line's end
+_CONTROL: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # except the line end
 
 
 class Format(enum.StrEnum):
@@ -51,7 +51,7 @@ def checked() -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON; what the terminal's encoding lacks is written as JSON escapes it."""
+    """One line of JSON; characters that the terminal's encoding lacks are escaped as in JSON."""
     text = json_text(value)
     if _fit(text, sys.stdout.encoding) != text:
         text = json.dumps(json.loads(text))
@@ -59,7 +59,7 @@ def print_json(value: Any) -> None:
 
 
 def say(text: str, aside: bool = False) -> None:
-    """A line for people; ``aside``: where it does not get into what is piped on."""
+    """A line for people; ``aside``: on the stream that is not piped on."""
     to = _errors if aside else console
     to.print(_fit(text, to.encoding), markup=False, highlight=False, soft_wrap=True)
 
@@ -76,7 +76,7 @@ def print_rows(title: str, rows: Sequence[dict[str, Any]], names: Sequence[str])
 
 
 def _cell(value: Any) -> Text:
-    """Not as a plain str, in which rich looks for markup; nor may a stored text steer the terminal."""
+    """Not as a plain str, in which rich looks for markup; nor may a stored text control the terminal."""
     if value is None:
         return Text()
     text = value if isinstance(value, str) else json_text(value)

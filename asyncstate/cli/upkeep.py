@@ -1,7 +1,7 @@
 """``state verify`` and ``state rollback``.
 
-Owns: what they print and ask. Invariant: ``verify`` reads only; ``rollback`` changes nothing before it was confirmed,
-and nothing at all if Spark's checkpoint cannot follow. Must not import Spark.
+Owns: their output and prompts. Invariant: ``verify`` reads only; ``rollback`` changes nothing before it was confirmed,
+and nothing at all if Spark's checkpoint cannot be rewound with it. Must not import Spark.
 """
 
 from __future__ import annotations

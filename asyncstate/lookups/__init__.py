@@ -1,6 +1,6 @@
-"""Where a lookup join finds its rows: functions, tables in memory, HTTP services and databases.
+"""The sources of a lookup join: functions, tables in memory, HTTP services and databases.
 
-Only re-exports. The adapters need packages of their own, which are imported when they are opened.
+Only re-exports. The adapters need optional packages, which are imported when they are opened.
 """
 
 from asyncstate.lookups.database import DatabaseLookup, PostgresLookup

@@ -1,8 +1,9 @@
-"""Databases as the places that a lookup join asks: any with a DB-API driver, and PostgreSQL through asyncpg.
+"""Databases as sources of a lookup join: any with a DB-API driver, and PostgreSQL through asyncpg.
 
 Owns: ``DatabaseLookup`` and ``PostgresLookup``.
 Invariant: values of keys reach the database as parameters, never as text of the query.
-Must not import anything of ``asyncstate`` but ``errors`` and ``lookups.base``; drivers only where they are opened.
+Must not import anything of ``asyncstate`` but ``errors`` and ``lookups.lookup_source``; drivers only where they are
+opened.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from asyncstate.lookups.lookup_source import Key, Lookup, Rows, rows_by_key
 class DatabaseLookup(Lookup):
     """A query over a DB-API connection: ``select id, name from items where id in ({keys})``.
 
-    ``query``: selects the key's columns first, in the order that is sent, then those of the answer; ``{keys}``
-    becomes a ``placeholder`` a key ("?", or "%s"), in brackets where keys have several columns. ``connect`` makes a
-    connection on the thread of a request, which closes it: pass ``pool.get_connection``, say, where that is dear. Give
-    the operator a ``batch`` of some hundred keys.
+    ``query``: selects the key's columns first, in the order that is sent, then those of the answer; ``{keys}`` becomes
+    a ``placeholder`` a key ("?", or "%s"), in parentheses where keys have several columns. ``connect`` makes a
+    connection on the thread of a request, which closes it: pass ``pool.get_connection``, for example, where connecting
+    is expensive. Give the operator a ``batch`` of some hundred keys.
     """
 
     connect: Callable[[], Any]

@@ -1,10 +1,10 @@
-"""An HTTP service as the place that a lookup join asks, key by key.
+"""An HTTP service as the source of a lookup join, key by key.
 
 Owns: ``HttpLookup``.
-Invariant: one session a task, opened on the event loop of the calls and closed there. A request goes to the origin of
-the address that was given and to no other; no credential is in a text.
-Must not import anything of ``asyncstate`` but ``display``, ``durations``, ``errors`` and ``lookups.base``; aiohttp only
-where it is opened.
+Invariant: one session per task, opened and closed on the event loop of the calls. A request goes only to the origin
+of the given address; no text contains a credential.
+Must not import anything of ``asyncstate`` but ``display``, ``durations``, ``errors`` and ``lookups.lookup_source``;
+aiohttp only where it is opened.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBIT
 
 
 def json_rows(status: int, body: bytes) -> Rows:
-    """A JSON list of objects, or one object; none for null and for status 404. OperatorError for other statuses."""
+    """A JSON list of objects, or one object; none for null and for status 404. Other statuses are an OperatorError."""
     if status == 404:
         return []
     if not 200 <= status < 300:
@@ -48,21 +48,22 @@ def json_rows(status: int, body: bytes) -> Rows:
 
 @dataclass(repr=False)
 class HttpLookup(Lookup):
-    """GET ``url``, in which ``{0}``, ``{1}`` stand for the values of the key, quoted.
+    """GET ``url``, in which ``{0}``, ``{1}`` are replaced by the values of the key, quoted.
 
-    ``parse`` makes the rows of a status and a body; it raises what is to fail, or to be retried. ``timeout`` of one
-    GET: seconds, a text or a timedelta. Keys of one request of the operator are asked for one after the other: leave
-    its ``batch`` at 1. Needs aiohttp (``asyncstate[http]``).
+    ``parse`` makes the rows from a status and a body; it raises errors for answers that are to fail, or to be retried.
+    ``timeout`` of one GET: seconds, a text or a timedelta. Keys of one request of the operator are requested one after
+    the other: leave its ``batch`` at 1. Needs aiohttp (``asyncstate[http]``).
 
-    Bounds, each of one partition, beside the bound of calls: ``connections`` at once; ``requests_per_second`` (None: no
-    bound). ``response_bytes_max``: of an answer, also after it is unpacked (gzip, deflate); a longer one is an error.
+    Bounds, each per partition, in addition to the bound of calls: ``connections`` at once; ``requests_per_second``
+    (None: no bound). ``response_bytes_max``: of an answer, also after it is unpacked (gzip, deflate); a longer one is
+    an error.
 
-    A ``Retry-After`` of the service holds all requests of the partition back, and the next attempt of ``retry=``. A
+    A ``Retry-After`` of the service delays all requests of the partition, and the next attempt of ``retry=``. A
     redirect is followed to the same scheme, host and port, at most five times; one to elsewhere is an error, and
     nothing is sent there. A value that would lead to another path, ``.``, ``..`` or an empty text, is refused with an
     OperatorError. Header values, passwords and query parameters are not in ``repr`` and not in errors.
 
-    Raises ConfigurationError for settings that cannot be.
+    Raises ConfigurationError for invalid settings.
     """
 
     url: str
@@ -147,7 +148,7 @@ class HttpLookup(Lookup):
         return [await self._rows(key) for key in keys]
 
     async def _rows(self, key: Key) -> Rows:
-        """The rows of ``key``. Raises what ``parse`` does, and OperatorError for requests that fail."""
+        """The rows of ``key``. Raises the errors of ``parse``, and OperatorError for requests that fail."""
         import aiohttp
 
         address = self._address(key)
@@ -185,7 +186,7 @@ class HttpLookup(Lookup):
         return address
 
     async def _answer(self, address: str) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers and unpacked body of the last answer behind redirects."""
+        """Status, headers and unpacked body of the last answer, after redirects."""
         from yarl import URL
 
         url = URL(address, encoded=True)
@@ -234,7 +235,7 @@ class HttpLookup(Lookup):
         )
 
     def _hidden(self, text: str) -> str:
-        """``text`` without what is secret in the address and the headers."""
+        """``text`` without the secrets of the address and the headers."""
         parts = urlsplit(self.url)
         secrets = [value for name, value in self.headers.items() if name.lower() not in _PLAIN_HEADERS]
         secrets += [word for value in secrets for word in value.split()]
@@ -246,7 +247,7 @@ class HttpLookup(Lookup):
 
 
 class _Pace:
-    """Requests one after the other, at most ``per_second``, and none while the service asks for a pause."""
+    """Runs requests one after the other, at most ``per_second``, and none while the service asks for a pause."""
 
     def __init__(self, per_second: float | None) -> None:
         self._gap = 1 / per_second if per_second else 0.0
@@ -261,12 +262,12 @@ class _Pace:
             await asyncio.sleep(begin - now)
 
     def hold(self, wait: float) -> None:
-        """No request begins for ``wait`` seconds."""
+        """Start no request for ``wait`` seconds."""
         self._next = max(self._next, asyncio.get_running_loop().time() + wait)
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds of the header, which has them or a date; 0 for none."""
+    """The seconds of the header, which has seconds or a date; 0 for none."""
     if value is None:
         return 0.0
     if value.strip().isdecimal():

@@ -1,6 +1,6 @@
-"""The one interface behind which all places are that a lookup join asks.
+"""The common interface of all sources of a lookup join.
 
-Owns: ``Lookup``, and the types of what it is asked and what it answers; ``rows_by_key``.
+Owns: ``Lookup``, and the types of its requests and answers; ``rows_by_key``.
 Invariant: the answer has one list of rows for each key, in the order of the keys.
 Must not import anything of ``asyncstate`` but ``errors``.
 
@@ -21,32 +21,33 @@ Key: TypeAlias = tuple[Any, ...]
 """A value for each of the columns that are sent."""
 
 Rows: TypeAlias = Sequence[Any]
-"""The rows of a key, none to many: each a tuple with a value a column, or a dict by column name."""
+"""The rows of a key, none to many: each a tuple with a value per column, or a dict by column name."""
 
 
 class Lookup(ABC):
-    """A place that is asked for the rows of keys. It is pickled: make what cannot be in ``open``."""
+    """A source of rows by key. It is pickled: create what cannot be pickled in ``open``."""
 
     def check(self, keys: pa.Schema, columns: pa.Schema) -> None:
-        """Raise SchemaError if it cannot be asked for such ``keys``, or has no such ``columns``; once, before rows."""
+        """Raise SchemaError if it does not support such ``keys``, or has no such ``columns``; called once, before
+        rows."""
 
     async def open(self) -> None:
-        """Make clients and connections; on the event loop of the calls, before the first request of a task."""
+        """Create clients and connections; runs on the event loop of the calls, before the first request of a task."""
 
     async def close(self) -> None:
-        """Close what ``open`` made; on the same event loop, also when the task fails."""
+        """Close what ``open`` created; runs on the same event loop, also when the task fails."""
 
     @abstractmethod
     def lookup(self, keys: Sequence[Key]) -> Any:
-        """The rows of each key, in the order of ``keys``; None stands for no rows. May be ``async def``.
+        """The rows of each key, in the order of ``keys``; None means no rows. May be ``async def``.
 
-        An exception with an attribute ``retry_after`` (seconds) is not retried before.
+        An exception with an attribute ``retry_after`` (seconds) is not retried earlier.
         """
 
 
 def rows_by_key(keys: Sequence[Key], rows: Iterable[Sequence[Any]]) -> list[Rows]:
-    """``rows``, each the values of a key with those of a found row behind them, put to these keys. OperatorError for a
-    row of another key, which would be lost without a word.
+    """Group ``rows`` by these keys; each row has the values of its key, then those of the found row. Raises
+    OperatorError for a row of another key, which would be lost silently.
 
     >>> rows_by_key([(1,), (2,)], [(2, "b"), (2, "c")])
     [[], [('b',), ('c',)]]

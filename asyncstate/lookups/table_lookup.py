@@ -1,8 +1,8 @@
-"""A table in memory as the place that a lookup join asks.
+"""A table in memory as the source of a lookup join.
 
 Owns: ``TableLookup``.
-Invariant: the table is indexed once an ``open`` and never changed.
-Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``lookups.base``.
+Invariant: the table is indexed once per ``open`` and never changed.
+Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``lookups.lookup_source``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from asyncstate.lookups.lookup_source import Key, Lookup, Rows, rows_by_key
 class TableLookup(Lookup):
     """A bounded table: an Arrow table, a pandas DataFrame, or a list of dicts. It travels with the operator.
 
-    ``key``: the columns that are compared with what is sent; ``columns``: those of an answer, in the order of the
-    operator's schema. SchemaError for columns that are not there, and for a key of other types than what
-    is sent.
+    ``key``: the columns that are compared with the sent values; ``columns``: those of an answer, in the order of the
+    operator's schema. Raises SchemaError for missing columns, and for a key whose types differ from those sent.
 
     >>> table = TableLookup([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}], ["id"], ["name"])
     >>> table.lookup([(1,), (2,)])
@@ -78,7 +77,7 @@ def _names(what: str, given: object) -> tuple[str, ...]:
 
 
 def _family(kind: pa.DataType) -> object:
-    """The same for two types whose values can be equal in Python."""
+    """The same result for two types whose values can be equal in Python."""
     if pa.types.is_dictionary(kind):
         return _family(kind.value_type)
     if pa.types.is_timestamp(kind):
@@ -97,7 +96,8 @@ def _family(kind: pa.DataType) -> object:
 
 
 def _inferred(name: str, values: list[Any]) -> pa.Array:
-    """A column of values of one type, kept as they are: Arrow by itself makes dates of dates and datetimes."""
+    """A column of values of one type, kept as they are: without a type Arrow turns mixed dates and datetimes into
+    dates."""
     try:
         return arrow_column(values, pa.infer_type(values))
     except UnfitValueError as error:

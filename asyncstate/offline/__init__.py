@@ -1,4 +1,4 @@
-"""State without its job: what a checkpoint holds, decoded; how it is looked at, checked, migrated.
+"""State without its job: decode, inspect, check and migrate the contents of a checkpoint.
 
 Owns: decoding stored entries by their declarations (``inspect``), versions and files of a checkpoint (``inspection``),
 rewriting the stored entries of a state (``migration``).

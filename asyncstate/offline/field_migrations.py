@@ -1,4 +1,4 @@
-"""Changes of fields that a migration makes: to the schema of stored rows and to their columns at once.
+"""Field changes of a migration: to the schema of stored rows and to their columns at once.
 
 Owns: ``DropField``, ``RenameField``, ``CastField`` and how they are applied.
 Invariant: a value that a cast would change is refused with the row that has it, never altered.
@@ -32,7 +32,7 @@ class DropField:
 
 @dataclass(frozen=True)
 class RenameField:
-    """Call ``field`` ``to``, which is a name without a path."""
+    """Rename ``field`` to ``to``, which is a name without a path."""
 
     field: str
     to: str
@@ -40,7 +40,8 @@ class RenameField:
 
 @dataclass(frozen=True)
 class CastField:
-    """Give ``field`` the type whose text is ``to``, as in the checkpoint's own, with " not null" behind if it is so."""
+    """Give ``field`` the type whose text is ``to``, as in the checkpoint's own, with the suffix " not null" if it is
+    so."""
 
     field: str
     to: str
@@ -50,7 +51,7 @@ FieldEdit = DropField | RenameField | CastField
 
 
 class LossyCastError(Exception):
-    """A value that the new type cannot hold; ``row`` is its index."""
+    """Raised for a value that the new type cannot hold; ``row`` is its index."""
 
     def __init__(self, row: int, value: object) -> None:
         super().__init__(f"{value!r} does not fit")
@@ -59,7 +60,7 @@ class LossyCastError(Exception):
 
 
 def edited_schema(schema: pa.Schema, edit: FieldEdit) -> pa.Schema:
-    """The schema after ``edit``; SchemaError for a field that is not there or a change that is not possible."""
+    """The schema after ``edit``; raises SchemaError for a missing field or an impossible change."""
     fields, _ = edited(list(schema), [pa.array([], field.type) for field in schema], edit)
     changed = pa.schema(fields)
     check_value_schema(changed)
@@ -69,7 +70,8 @@ def edited_schema(schema: pa.Schema, edit: FieldEdit) -> pa.Schema:
 def edited(
     fields: Sequence[pa.Field], columns: Sequence[pa.Array], edit: FieldEdit
 ) -> tuple[list[pa.Field], list[pa.Array]]:
-    """``fields`` and their ``columns`` (n) after ``edit``. Raises SchemaError, and LossyCastError with the row."""
+    """``fields`` and their ``columns`` (n rows each) after ``edit``. Raises SchemaError, and LossyCastError with the
+    row."""
     alive = np.ones(len(columns[0]) if columns else 0, np.bool_)
     return _edited(list(fields), list(columns), edit.field, edit, alive)
 
@@ -112,7 +114,7 @@ def _wanted(name: str, text: str) -> pa.Field:
 
 
 def _located(fields: list[pa.Field], path: str, edit: FieldEdit) -> tuple[int, str]:
-    """The index of the field that ``path`` begins with, and what comes behind it."""
+    """The index of the field that ``path`` begins with, and the rest of the path."""
     found = [
         (len(field.name), index)
         for index, field in enumerate(fields)
@@ -158,7 +160,9 @@ def _cast(field: pa.Field, column: pa.Array, wanted: pa.Field, alive: npt.NDArra
             np.array([not _fits(column[row], wanted.type) for row in range(len(column))], np.bool_), column
         )
         raise
-    if not is_string_type(column.type):  # a text may spell a number in several ways: reading it is enough
+    if not is_string_type(
+        column.type
+    ):  # a text may spell a number in several ways: it is enough that it can be read
         _refuse(~_same(column, changed), column)
     return changed
 
@@ -172,7 +176,7 @@ def _fits(value: pa.Scalar, arrow_type: pa.DataType) -> bool:
 
 
 def _same(column: pa.Array, changed: pa.Array) -> npt.NDArray[np.bool_]:
-    """Whether casting back gives what was there."""
+    """Whether casting back gives the original values."""
     back = changed.cast(column.type, safe=False)
     same = pc.equal(back, column).fill_null(True)
     if pa.types.is_floating(column.type):

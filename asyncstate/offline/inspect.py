@@ -1,7 +1,7 @@
-"""Stored entries as rows of typed columns, from what the checkpoint knows of a state; no operator is needed.
+"""Stored entries as rows of typed columns, from the checkpoint's own declaration of a state; no operator is needed.
 
-Owns: ``StateDecoder``, the one place that knows the stored form of every kind of state at once; ``state_size``.
-Invariant: every entry of a state comes out, or an error names the state; nothing is unpickled unless asked for.
+Owns: ``StateDecoder``, the only module that knows the stored form of every kind of state; ``state_size``.
+Invariant: every entry of a state is returned, or an error names the state; nothing is unpickled unless requested.
 Must not import execution, operators or Spark.
 """
 
@@ -42,16 +42,16 @@ from asyncstate.state_backend import Page
 from asyncstate.storage.manifest import StateSpec
 
 TIMERS: Final = "@timers"
-"""Under which name the timers of an operator are read; no declared state can have it."""
+"""The name under which the timers of an operator are read; no declared state can have it."""
 TIMER_KIND: Final = "timer"
 TIMERS_STATE: Final = StateSpec(TIMERS_BY_TIME, TIMERS, TIMER_KIND)
-"""Stands for an operator's timers, which are not declared, among its states."""
+"""Represents an operator's timers, which are not declared, among its states."""
 
 _GROUP_BYTES: Final = 2
 _PREFIX_BYTES: Final = _GROUP_BYTES + 1  # and the state id
 _NAMESPACE_BYTES: Final = 8
-_ARRIVAL_BYTES: Final = 12  # batch id and number, at the end of the key of a row that waits
-_FIRST_ORDERED: Final = 3  # state id of the rows of input 0 that wait
+_ARRIVAL_BYTES: Final = 12  # batch id and number, at the end of the key of a buffered row
+_FIRST_ORDERED: Final = 3  # state id of the buffered rows of input 0
 _PAGE_ENTRIES: Final = 4096
 _PAGE_PIECES: Final = 256  # of lists: a chunk may have a thousand rows
 
@@ -69,7 +69,7 @@ _WAITING: Final = (
 
 
 class StoredEntries(Protocol):
-    """The store of one partition, as far as it is read here (``storage.KeyedStore``)."""
+    """The store of one partition, limited to the methods used here (``storage.KeyedStore``)."""
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]: ...
     def iterate(self, start: bytes = ..., end: bytes | None = ...) -> Iterator[tuple[bytes, bytes]]: ...
@@ -79,14 +79,14 @@ class StateDecoder:
     """Reads one state of the operator ``uid`` from the store of a partition.
 
     ``keys`` has the key columns of each input, empty for a broadcast one. With ``unpickle`` values that the state
-    declares as pickled come as the text of their ``repr``: that runs code which whoever can write the checkpoint has
-    chosen. Without, they come as the bytes that are stored.
+    declares as pickled are returned as the text of their ``repr``: that runs code chosen by anyone with write access to
+    the checkpoint. Without, they are returned as the stored bytes.
 
     ``schema`` has: ``key``, a struct of the key columns (null for broadcast state); ``namespace``, int64; ``user_key``
     of maps and broadcast state, a struct of its columns for column maps; ``position``, int64 from 0 on, of lists;
     ``value``; ``ttl_stamp``, int64 microseconds, null without a time to live and where no time was known yet. The value
-    of a timer is a struct of its time (microseconds), domain and name; that of a row that waits has its time, its row
-    kind, the batch in which it came and its number there, and the row.
+    of a timer is a struct of its time (microseconds), domain and name; that of a buffered row has its time, its row
+    kind, the batch in which it arrived and its number there, and the row.
 
     Raises StateDeclarationError for a kind that this release does not know, CodecError for bytes that do not fit.
     """
@@ -166,7 +166,7 @@ class StateDecoder:
     def _lists(self, _: StoredEntries, found: Iterator[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         blocks = self.state.kind == "list-column"
         for keys, heads, positions, values in _elements_of(found, blocks, self.owner):
-            self._check_ends(keys, self._located(keys)[2])  # a chunk without its head would pass for one
+            self._check_ends(keys, self._located(keys)[2])  # a chunk without its head would pass for a head
             if len(positions):
                 columns, namespaces = self._located(heads)[:2]
                 yield self._batch(columns, namespaces, values, position=pa.array(positions))
@@ -192,7 +192,7 @@ class StateDecoder:
             yield self._rows(columns, pa.nulls(len(page), pa.int64()), value, None)
 
     def _arrivals(self, page: Page) -> list[pa.Array]:
-        """Time (None where rows wait for none), row kind, batch and number of rows that wait."""
+        """Time (None for rows ordered without one), row kind, batch and number of buffered rows."""
         try:
             kinds = [ROW_KIND_TEXTS[value[0]] for _, value in page]
         except IndexError:
@@ -278,7 +278,7 @@ class StateDecoder:
 
     def _row_decoder(self, schema: pa.Schema, older: list[pa.Schema]) -> Callable[[Sequence[Any]], Any]:
         codec = RowCodec(schema, older, owner=self.owner)
-        if not len(schema):  # a struct without fields cannot be made of arrays
+        if not len(schema):  # a struct without fields cannot be built from arrays
             return lambda values: pa.array([{} for _ in range(codec.decode(values)[1].size)], pa.struct([]))
         return lambda values: pa.StructArray.from_arrays(codec.decode(values)[0], fields=list(schema))
 
@@ -293,7 +293,9 @@ class StateDecoder:
                 f"{self.owner}: a loaded {type(value).__name__} cannot be shown: its repr raises {error!r}; read the "
                 "state without unpickling, which gives the stored bytes"
             ) from error
-        return text.encode(errors="backslashreplace").decode()  # a repr may have what is no text elsewhere
+        return text.encode(
+            errors="backslashreplace"
+        ).decode()  # a repr may have characters without an encoding
 
     # -- rows -----------------------------------------------------------------------------------------
 
@@ -342,7 +344,7 @@ class StateDecoder:
 
 
 def _versions(types: dict[str, str], part: str) -> list[str]:
-    """The texts that ``part`` had before, oldest first."""
+    """The previous texts of ``part``, oldest first."""
     found: list[str] = []
     while (name := f"{part} version {len(found)}") in types:
         found.append(types[name])
@@ -356,11 +358,13 @@ def _stamp(value: bytes, owner: str) -> int | None:
 
 
 _Elements = tuple[list[bytes], list[bytes], Int64Array, Sequence[bytes]]
-"""The store key of each piece's list; then for each element that of its list, its position there, and its bytes."""
+"""The store key of each piece's list; then for each element the index of its list, its position there, and its
+bytes."""
 
 
 def _elements_of(entries: Iterator[tuple[bytes, bytes]], blocks: bool, owner: str) -> Iterator[_Elements]:
-    """Some pieces at a time; ``blocks`` tells list columns from lists. CodecError naming ``owner`` for damage."""
+    """Some pieces at a time; ``blocks`` distinguishes list columns from lists. CodecError naming ``owner`` for
+    damage."""
     pieces = list_pieces(entries, BLOCKS if blocks else ELEMENTS, owner)
     position = 0
     while page := list(itertools.islice(pieces, _PAGE_PIECES)):
@@ -386,9 +390,9 @@ def _block_rows(pieces: list[ListPiece], owner: str) -> tuple[list[bytes], list[
 
 @dataclass(frozen=True)
 class StateSize:
-    """``keys`` that have an entry (None where the stored key does not tell: rows that wait in order, broadcast state);
-    ``entries`` of the store, of which a list has several, or timers that are to fire; ``size_bytes`` of keys and
-    values, before compression."""
+    """``keys`` that have an entry (None where the stored key does not show it: rows buffered for ordering, broadcast
+    state); ``entries`` of the store, of which a list has several, or timers that are to fire; ``size_bytes`` of keys
+    and values, before compression."""
 
     keys: int | None
     entries: int
@@ -400,7 +404,7 @@ def state_size(
 ) -> StateSize:
     """Count the state of ``decoder`` in the store of a partition that has these key groups."""
     count = size_bytes = 0
-    keys: set[int] = set()  # hashes: a key may stand in many places of a state that is ordered by time
+    keys: set[int] = set()  # hashes: a key may occur many times in a state that is ordered by time
     for page in pages_of(decoder.stored(entries, groups, broadcast), _PAGE_ENTRIES):
         size_bytes += sum(len(key) + len(value) for key, value in page)
         if decoder.state.kind == TIMER_KIND:

@@ -1,8 +1,8 @@
-"""Looking at a checkpoint without running its job: versions, states, decoded entries, damaged files.
+"""Inspecting a checkpoint without running its job: versions, states, decoded entries, damaged files.
 
 Owns: ``Inspection``, ``read_partition``, ``partition_sizes`` and ``scratch_folder``.
-Invariant: nothing is claimed, written or deleted in the checkpoint, and no folder of the job's own stores is touched:
-a running job does not notice.
+Invariant: nothing is claimed, written or deleted in the checkpoint, and no folder of the job's own stores is touched: a
+running job is not affected.
 Must not import Spark.
 """
 
@@ -41,7 +41,7 @@ from asyncstate.storage import (
 )
 
 _KEY_OF_INPUT = (
-    "key"  # what the schema texts of an operator call the key columns of an input, before its number
+    "key"  # prefix of an input's key columns in an operator's schema texts; the input's number follows
 )
 
 
@@ -56,9 +56,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class StatePartition:
-    """What a reading task needs: some states of one operator in one partition at one version.
+    """The input of a reading task: some states of one operator in one partition at one version.
 
-    ``checkpoint`` is the checkpoint's place (not in the repr: it may hold credentials).
+    ``checkpoint`` is the checkpoint's location (not in the repr: it may hold credentials).
     """
 
     uid: str
@@ -98,7 +98,7 @@ class Inspection:
             )
 
     def manifest(self, version: int | None = None) -> Manifest:
-        """What was committed as ``version``, by default the newest one."""
+        """The contents of ``version``, by default the newest one."""
         version = self.versions[-1] if version is None else version
         if version not in self.versions:
             raise CheckpointError(
@@ -115,10 +115,10 @@ class Inspection:
         unpickle: bool = False,
         timers: bool = True,
     ) -> list[StatePartition]:
-        """What to read for the states that are asked for: a piece for each operator and partition.
+        """The pieces to read for the requested states: one for each operator and partition.
 
         Without ``state`` all states of the operator, with its timers unless ``timers`` is False; without ``uid`` those
-        of all operators that have it. Raises StateDeclarationError that says what there is instead.
+        of all operators that have it. Raises StateDeclarationError that lists the existing ones.
         """
         pieces = []
         for operator in _chosen_operators(manifest, uid):
@@ -143,9 +143,9 @@ class Inspection:
         return pieces
 
     def problems(self) -> Iterator[Problem]:
-        """Read every file of every version and compare size and checksum; what does not agree.
+        """Read every file of every version and compare size and checksum; returns the problems.
 
-        A manifest that cannot be read is a problem of its version. Versions that a running job has given up meanwhile
+        A manifest that cannot be read is a problem of its version. Versions that a running job has deleted meanwhile
         are no problem.
         """
         needed: dict[str, tuple[FileRef, list[int]]] = {}
@@ -176,13 +176,13 @@ class Inspection:
         )
 
     def num_files(self) -> int:
-        """How many files the readable versions need."""
+        """The number of files that the readable versions need."""
         found = set()
         for version in self.versions:
             try:
                 found |= {ref.name for ref in self.checkpoint.read(version).files()}
             except CheckpointError:
-                continue  # ``problems`` tells of it
+                continue  # ``problems`` reports it
         return len(found)
 
     def _damage(self, ref: FileRef, local: Path) -> str | None:
@@ -197,9 +197,9 @@ class Inspection:
 
 
 def key_schemas(operator: OperatorManifest) -> tuple[pa.Schema, ...]:
-    """The key columns of each input, as the checkpoint knows them.
+    """The key columns of each input, as stored in the checkpoint.
 
-    Raises CheckpointError where it does not: such a checkpoint was written without a Spark job.
+    Raises CheckpointError where they are missing: such a checkpoint was written without a Spark job.
     """
     found: list[pa.Schema] = []
     while (name := f"{_KEY_OF_INPUT}{len(found)}") in operator.schema:
@@ -213,12 +213,12 @@ def key_schemas(operator: OperatorManifest) -> tuple[pa.Schema, ...]:
 
 
 def states_of(operator: OperatorManifest) -> list[StateSpec]:
-    """The declared states, rows that wait in order among them, and the timers."""
+    """The declared states, including the rows buffered for ordering, and the timers."""
     return [*operator.states, TIMERS_STATE]
 
 
 def decoders(piece: StatePartition) -> list[StateDecoder]:
-    """One for each state of ``piece``."""
+    """One decoder for each state of ``piece``."""
     return [StateDecoder(piece.uid, state, piece.keys, unpickle=piece.unpickle) for state in piece.states]
 
 
@@ -227,9 +227,9 @@ def read_partition(
 ) -> Iterator[tuple[StateDecoder, pa.RecordBatch]]:
     """The rows of ``piece``, state by state; see ``StateDecoder`` for the columns.
 
-    The partition is restored into a folder of its own below ``local_dir`` (by default the machine's temporary
-    directory), which is deleted at the end. Raises CheckpointCorruptionError for a damaged file, and for one that the
-    job has meanwhile given up with its version.
+    The partition is restored into a separate folder below ``local_dir`` (by default the machine's temporary directory),
+    which is deleted at the end. Raises CheckpointCorruptionError for a damaged file, and for one that the job has
+    meanwhile deleted with its version.
     """
     with restored(piece, local_dir) as store:
         for decoder in decoders(piece):
@@ -239,7 +239,7 @@ def read_partition(
 
 @contextmanager
 def restored(piece: StatePartition, local_dir: str | None = None) -> Iterator[KeyedStore]:
-    """The partition's store at its version, in a folder of its own."""
+    """The partition's store at its version, in a separate folder."""
     config = piece.config
     files = checkpoint_files(piece.checkpoint)
     parallelism = piece.manifest.operators[piece.uid].parallelism
@@ -256,7 +256,7 @@ def restored(piece: StatePartition, local_dir: str | None = None) -> Iterator[Ke
 def partition_sizes(
     piece: StatePartition, local_dir: str | None = None
 ) -> Iterator[tuple[StateDecoder, StateSize]]:
-    """How much is stored of each state of ``piece``; restores it as ``read_partition`` does."""
+    """The stored size of each state of ``piece``; restores it as ``read_partition`` does."""
     with restored(piece, local_dir) as store:
         for decoder in decoders(piece):
             yield decoder, state_size(decoder, store, piece.groups, broadcast=piece.partition == 0)
@@ -281,7 +281,7 @@ def scratch_folder(local_dir: str | None = None) -> Iterator[Path]:
 
 
 def operator_of(manifest: Manifest, uid: str) -> OperatorManifest:
-    """The operator ``uid``. Raises StateDeclarationError that says which there are."""
+    """The operator ``uid``. Raises StateDeclarationError that lists the existing ones."""
     if uid not in manifest.operators:
         there = ", ".join(f"'{name}'" for name in manifest.operators) or "none"
         raise StateDeclarationError(

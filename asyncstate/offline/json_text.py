@@ -2,7 +2,7 @@
 
 Owns: ``json_texts``, ``json_text``, ``plain``, ``plain_values`` and ``time_unit``. Invariant: equal values give equal
 text, different ones of a column different text. Decimals, times, NaN and infinities are strings, bytes are base64, maps
-are lists of pairs, and a time beyond the years 1 to 9999 is what is stored, with its unit: "9223372036854775807 us".
+are lists of pairs, and a time beyond the years 1 to 9999 is the stored number, with its unit: "9223372036854775807 us".
 Must not import storage, execution, operators or Spark.
 """
 
@@ -37,14 +37,14 @@ def plain(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def time_unit(kind: pa.DataType) -> str:
-    """What the numbers count that are stored of a date or timestamp."""
+    """The unit in which a date or timestamp is stored."""
     return "days" if pa.types.is_date(kind) else str(kind.unit)
 
 
 def plain_values(column: pa.Array) -> list[Any]:
     """The values as Python values that ``json_text`` takes."""
     kind = column.type
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":  # Python's have microseconds
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":  # Python's times have microseconds
         column, kind = column.cast(pa.string()), pa.string()
     if not _has_more_than_json(kind):
         values: list[Any] = column.to_pylist()
@@ -58,7 +58,7 @@ def plain_values(column: pa.Array) -> list[Any]:
 
 
 def _nested(column: pa.Array) -> list[Any]:
-    """The structs, lists or maps; anything where there is none."""
+    """The structs, lists or maps; arbitrary values where there is none."""
     if pa.types.is_struct(column.type):
         rows = zip(*map(plain_values, column.flatten()), strict=True)
         return [dict(zip(column.type.names, row, strict=True)) for row in rows]
@@ -71,7 +71,7 @@ def _nested(column: pa.Array) -> list[Any]:
 
 @functools.lru_cache
 def _has_more_than_json(kind: pa.DataType) -> bool:
-    """Whether values may be what JSON, or Python, has no form of."""
+    """Whether JSON, or Python, may have no form of some values."""
     if pa.types.is_nested(kind):
         return any(_has_more_than_json(kind.field(index).type) for index in range(kind.num_fields))
     return bool(pa.types.is_floating(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))

@@ -1,6 +1,6 @@
-"""A key as somebody writes it on a command line, and the rows of a state that have it.
+"""A key as written on a command line, and the rows of a state that have it.
 
-Owns: ``WrittenKey``. Invariant: what `state show` prints of a key is that key and no other when it is given back.
+Owns: ``WrittenKey``. Invariant: the text that `state show` prints of a key parses as that key and no other.
 Must not import storage, execution, operators or Spark.
 """
 
@@ -22,7 +22,7 @@ from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.json_text import time_unit
 
 _NULL: Final = "null"
-_FINER: Final = re.compile(r"(.*[.,]\d{6})(\d{1,3})0*(\D.*)?")  # a time with more than microseconds
+_FINER: Final = re.compile(r"(.*[.,]\d{6})(\d{1,3})0*(\D.*)?")  # a time with more digits than microseconds
 _TOO_FINE: Final = re.compile(r".*[.,]\d{9}\d*[1-9].*")
 
 
@@ -30,7 +30,7 @@ class WrittenKey:
     """The key of the state ``owner`` whose columns are written as ``texts``, in the order of ``key_type``'s fields.
 
     A text is what `state show` prints for the column, with or without its quotes: ``null`` is no value, ``"null"`` the
-    text of these four letters. Raises StateDeclarationError for what no key of the state can be.
+    text of these four letters. Raises StateDeclarationError for texts that are no key of the state.
     """
 
     def __init__(self, owner: str, key_type: pa.StructType, texts: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class WrittenKey:
         (self._key,) = self._codec.encode(values)
 
     def rows_of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of ``rows``, which a StateDecoder gave, that have the key."""
+        """The rows of ``rows``, which a StateDecoder returned, that have the key."""
         keys = self._codec.encode(rows.column("key").flatten())
         return rows.filter(pa.array([key == self._key for key in keys], pa.bool_()))
 
@@ -96,7 +96,7 @@ def _time(text: str, kind: pa.DataType) -> pa.Array:
     nanoseconds = 0
     if found := _FINER.fullmatch(text):
         text, nanoseconds = found[1] + (found[3] or ""), int(found[2].ljust(3, "0"))
-    time = datetime.datetime.fromisoformat(text)  # which cuts off what is finer than microseconds
+    time = datetime.datetime.fromisoformat(text)  # which truncates digits beyond microseconds
     if kind.tz is not None and time.tzinfo is None:
         time = time.replace(tzinfo=datetime.UTC)
     elif (kind.tz is None and time.tzinfo is not None) or _TOO_FINE.fullmatch(text):

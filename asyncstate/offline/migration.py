@@ -1,8 +1,8 @@
-"""Rewriting one state of a checkpoint offline, where a change is none that stored values can be read after.
+"""Rewriting one state of a checkpoint offline, for a change after which stored values could not be read.
 
 Owns: ``migrate`` and ``DropState``, ``RenameState``.
-Invariant: nothing is visible before the new manifest is; it takes the place of the newest version, so that the job goes
-on with the same micro-batch. A job that still runs cannot commit any more.
+Invariant: nothing is visible before the new manifest is; it replaces the newest version, so that the job continues with
+the same micro-batch. A job that still runs cannot commit any more.
 Must not import Spark.
 """
 
@@ -55,12 +55,12 @@ _ORDERED: Final = "ordered"
 
 @dataclass(frozen=True)
 class DropState:
-    """Forget the state and all its entries; declared anew it starts empty, whatever its kind and types are then."""
+    """Forget the state and all its entries; declared again it starts empty, and may then have any kind and types."""
 
 
 @dataclass(frozen=True)
 class RenameState:
-    """Call the state ``to``; nothing is rewritten."""
+    """Rename the state to ``to``; nothing is rewritten."""
 
     to: str
 
@@ -70,7 +70,7 @@ Migration = DropState | RenameState | FieldEdit
 
 @dataclass(frozen=True)
 class Migrated:
-    """What a migration did: the version that it replaced, and how many entries it wrote or deleted."""
+    """The result of a migration: the version that it replaced, and how many entries it wrote or deleted."""
 
     version: int
     entries: int
@@ -91,8 +91,8 @@ def migrate(
     rolling back to one undoes it. ``local_dir`` is where partitions are restored for it, one at a time; a key group's
     entries of the state are held in memory at once.
 
-    Raises CheckpointError and StateDeclarationError for what is not there or not possible, CodecError naming the key
-    for a value that a cast would change; then nothing was changed.
+    Raises CheckpointError and StateDeclarationError for what does not exist or is not possible, CodecError naming the
+    key for a value that a cast would change; then nothing was changed.
     """
     inspection = Inspection(place, config)
     checkpoint = inspection.checkpoint
@@ -100,7 +100,7 @@ def migrate(
         inspection.manifest(), uid, state, change
     ).manifest  # refused before the job is stopped
     checkpoint.claim(before.job_id)
-    newest = checkpoint.latest()  # the job may have committed before it was shut out
+    newest = checkpoint.latest()  # the job may have committed before it was fenced off
     assert newest is not None, "a claim forgets no version"
     migration = _Migration(newest, uid, state, change)
     with scratch_folder(local_dir) as folder:
@@ -111,7 +111,8 @@ def migrate(
 
 
 def check_migration(place: str, uid: str, state: str, change: Migration) -> None:
-    """Raise what ``migrate`` raises for what is not there or not possible, as far as no value has to be read for it."""
+    """Raise the errors of ``migrate`` for what does not exist or is not possible, as far as no value has to be read for
+    it."""
     _Migration(Inspection(place).manifest(), uid, state, change)
 
 
@@ -147,7 +148,7 @@ class _Migration:
         return msgspec.structs.replace(state, types=self._rewriter.types)
 
     def run(self, stores: LocalStores, checkpoint: Checkpoint, config: Config) -> Manifest:
-        """Write the files of the changed partitions; the manifest that makes them a version."""
+        """Write the files of the changed partitions; the new manifest turns them into a version."""
         operator = self._operator
         partitions = operator.partitions
         if not isinstance(self._change, RenameState):
@@ -159,7 +160,7 @@ class _Migration:
             operator,
             partitions=partitions,
             states=[spec for spec in states if spec is not None],
-            # The columns that fit the states are others now; which ones is for the states to say.
+            # The fitting columns have changed; the states determine which ones.
             schema={what: text for what, text in operator.schema.items() if not what.startswith("input")},
         )
         return msgspec.structs.replace(
@@ -218,7 +219,7 @@ def _state_of(operator: OperatorManifest, state: str) -> StateSpec:
 
 
 def _shown_key(operator: OperatorManifest, state: StateSpec) -> Callable[[bytes], str]:
-    """Shows a store key by its key columns, or its bytes where the checkpoint does not tell them."""
+    """Shows a store key by its key columns, or its bytes where the checkpoint does not describe them."""
     schemas = [text for name, text in operator.schema.items() if name.startswith("key") and text]
     skip = 3 + (8 if state.types.get("layout", "").startswith("time-first") else 0)
     if not schemas or state.kind == "broadcast":

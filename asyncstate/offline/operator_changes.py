@@ -1,7 +1,8 @@
-"""What becomes of a whole operator's state offline, where the program has another uid for it, or has it no more.
+"""Offline changes of a whole operator's state: for an operator with a new uid, or one that was removed from the
+program.
 
 Owns: ``change_operator`` and ``RenameOperator``, ``DropOperator``, ``AcceptChange``, ``AcceptSink``.
-Invariant: only the manifest changes, in one commit: killed before it nothing has happened, and older versions stay.
+Invariant: only the manifest changes, in one commit: if killed before it, nothing has happened, and older versions stay.
 Must not import Spark.
 """
 
@@ -25,24 +26,24 @@ _DROPPED: Final = "(state dropped)"
 
 @dataclass(frozen=True)
 class RenameOperator:
-    """The state goes on under the uid ``to``."""
+    """Keep the state under the uid ``to``."""
 
     to: str
 
 
 @dataclass(frozen=True)
 class DropOperator:
-    """Give up the state, and what the operator says of the watermark."""
+    """Drop the state, and the operator's watermark."""
 
 
 @dataclass(frozen=True)
 class AcceptChange:
-    """Forget what the state means: the next program's word is taken for it. Types are still compared."""
+    """Forget the recorded meaning of the state: that of the next program is accepted. Types are still compared."""
 
 
 @dataclass(frozen=True)
 class AcceptSink:
-    """Forget what the rows of a sink were: what it holds is right for the next program, too."""
+    """Forget the recorded meaning of a sink's rows: its contents are accepted for the next program, too."""
 
 
 OperatorChange: TypeAlias = RenameOperator | DropOperator | AcceptChange | AcceptSink
@@ -51,11 +52,11 @@ OperatorChange: TypeAlias = RenameOperator | DropOperator | AcceptChange | Accep
 def change_operator(
     place: str, uid: str, change: OperatorChange, *, config: Config | None = None, dry_run: bool = False
 ) -> int:
-    """Apply ``change`` to operator ``uid``, or the sink of this name, in the checkpoint at ``place``; the version that
-    was replaced.
+    """Apply ``change`` to operator ``uid``, or the sink of this name, in the checkpoint at ``place``. Returns the
+    version that was replaced.
 
-    Stop the query first. Older versions stay as they are, so rolling back to one undoes it. ``dry_run``: only say
-    whether it is possible. Raises CheckpointError and StateDeclarationError for what is not; nothing was changed then.
+    Stop the query first. Older versions stay as they are, so rolling back to one undoes it. ``dry_run``: only check
+    whether it is possible. Raises CheckpointError and StateDeclarationError if it is not; nothing was changed then.
     """
     inspection = Inspection(place, config)
     found = inspection.manifest()
@@ -64,7 +65,7 @@ def change_operator(
         return found.batch_id
     checkpoint = inspection.checkpoint
     checkpoint.claim(found.job_id)
-    newest = checkpoint.latest()  # the job may have committed before it was shut out
+    newest = checkpoint.latest()  # the job may have committed before it was fenced off
     assert newest is not None, "a claim forgets no version"
     changed = _changed(newest, uid, change)
     checkpoint.commit(changed)
@@ -106,7 +107,7 @@ def _accepted(manifest: Manifest, sink: str) -> Manifest:
 
 
 def _with_sinks(manifest: Manifest, uid: str, to: str) -> Manifest:
-    """With sinks that have the rows of ``to`` where they had those of ``uid``."""
+    """The manifest with sinks that refer to ``to`` where they referred to ``uid``."""
 
     def renamed(given: str) -> str:
         owner, colon, side = given.partition(":")
@@ -124,7 +125,7 @@ def _with_sinks(manifest: Manifest, uid: str, to: str) -> Manifest:
 
 
 def _with_sources(manifest: Manifest, uid: str, named: Callable[[str], str | None]) -> Manifest:
-    """With the watermark sources of ``uid`` under another name; None: without them."""
+    """The manifest with the watermark sources of ``uid`` under another name; None: without them."""
 
     def now(name: str) -> str | None:
         owner, _, place = name.rpartition(":")

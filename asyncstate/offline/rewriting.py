@@ -1,8 +1,8 @@
 """Stored entries of one state with a field changed, for migrations.
 
-Owns: ``StateRewriter``: what a field change makes of each kind's layout.
-Invariant: what is rewritten has the bytes that a state declared like that from the beginning would have written for the
-same values, lists as if written at once.
+Owns: ``StateRewriter``: the effect of a field change on each kind's layout.
+Invariant: rewritten entries have the bytes that a state with the new declaration would have written for the same
+values, lists as if written at once.
 Must not import storage, execution or operators.
 """
 
@@ -66,7 +66,7 @@ class StateRewriter:
         self._stamp_bytes = STAMP_BYTES if "ttl" in types else 0
 
     def _rooted(self, edit: FieldEdit, schema: pa.Schema) -> FieldEdit:
-        """``edit`` as it is for ``schema``: the fields of a struct that is the value stand below ``value``."""
+        """``edit`` adapted to ``schema``: the fields of a struct that is the value are below ``value``."""
         if self._kind in _ROW_KINDS:
             return edit
         if pa.types.is_struct(schema.types[0]):
@@ -79,7 +79,8 @@ class StateRewriter:
         return edit
 
     def rewritten(self, entries: Iterable[Entry]) -> Iterator[Change]:
-        """The changes for ``entries``, which are in the order of the store and hold lists as a whole; in its order."""
+        """The changes for ``entries``, which are in store order and hold complete lists; the result is in store
+        order."""
         stored = iter(entries)
         if self._kind in _ENTRY_KINDS:
             while page := list(itertools.islice(stored, _PAGE)):

@@ -1,8 +1,8 @@
 """Stateful operators in Spark Structured Streaming: the foreachBatch job and what belongs to it.
 
 Owns: nothing; re-exports the public names.
-Invariant: importing this package imports neither pyspark nor the job: a Python worker that unpickles a task
-passes through here on its way to ``asyncstate.spark.python_task``.
+Invariant: importing this package imports neither pyspark nor the job: a Python worker that unpickles a task imports
+this package before ``asyncstate.spark.python_task``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Functions of Arrow columns over the rows of a DataFrame.
+"""Functions of Arrow columns, applied to the rows of a DataFrame.
 
-Owns: ``kept_where`` and ``with_arrow_columns``, and what runs in Spark's Python workers for them.
+Owns: ``kept_where`` and ``with_arrow_columns``, and the functions that Spark's Python workers run for them.
 Invariant: rows stay in their partitions and their order; nothing runs until the rows are read.
 Must not import storage.
 """
@@ -53,9 +53,9 @@ def kept_where(df: DataFrame, condition: ArrowFunction) -> DataFrame:
 
 
 def with_arrow_columns(df: DataFrame, functions: Mapping[str, ArrowFunction]) -> DataFrame:
-    """All columns and those that the functions make, in place of those of the same names.
+    """All columns and those that the functions compute, which replace columns of the same names.
 
-    Their types are those that the functions give for no rows.
+    Their types are those that the functions return for empty input.
     """
     types = {name: array_of(function, _no_rows(df), name).type for name, function in functions.items()}
     fields = {field.name: field for field in df.schema}

@@ -1,6 +1,6 @@
 """Operators over bounded DataFrames: all rows, then the end of the input, without a job.
 
-Owns: ``apply_batch`` and ``BoundedRows``, what it returns.
+Owns: ``apply_batch`` and ``BoundedRows``, which it returns.
 Invariant: the rows are those of a job whose first micro-batch has all rows and whose ``finish()`` follows; nothing is
 read from or written to a checkpoint.
 Must not import storage.
@@ -59,17 +59,17 @@ def apply_batch(
 ) -> BoundedRows:
     """Run ``operator`` over all rows of ``inputs`` and to their end; its output with a ``row_kind`` column.
 
-    First come all rows, none of them late, then the last watermark: windows and timers of event time fire, rows that
-    wait in order come. A timer of processing time fires only if its time has come. The arguments are those of
-    ``MicroBatch.apply``; ``options`` are ``async-state.*`` settings, which win over the session's. State lies in the
-    workers' memory, and beyond ``async-state.write-cache-size`` in a folder below ``async-state.local-dir``; it is gone
-    when the function returns.
+    First come all rows, none of them late, then the last watermark: windows and event-time timers fire, and rows
+    buffered for ordering are processed. A processing-time timer fires only if it is due. The arguments are those of
+    ``MicroBatch.apply``; ``options`` are ``async-state.*`` settings, which win over the session's. State is in the
+    workers' memory, and beyond ``async-state.write-cache-size`` in a folder below ``async-state.local-dir``; it is
+    deleted when the function returns.
 
     The operator has run, whole and once, when the function returns. The result can be read any number of times: Spark
-    keeps its rows on the executors, as those of a local checkpoint, until ``unpersist()`` of the result gives them back
-    or Spark's cleaner finds that neither the result nor a DataFrame made of it is in use any more. If an executor is
-    lost, so are its rows, and reading them fails. A stateless operator runs when its rows are read instead. The rows of
-    side outputs are ``side_output(name)`` of the result.
+    keeps its rows on the executors, as those of a local checkpoint, until ``unpersist()`` of the result frees them or
+    Spark's cleaner finds that neither the result nor a DataFrame made of it is in use any more. If an executor is lost,
+    so are its rows, and reading them fails. A stateless operator runs when its rows are read instead. The rows of side
+    outputs are ``side_output(name)`` of the result.
 
     Raises SchemaError, StateDeclarationError, ConfigurationError and JobError before any row is read, OperatorError and
     StoreError from the run.
@@ -96,7 +96,7 @@ def apply_batch(
             changes=changes,
         )
     try:
-        for applied in batch.applied.values():  # what a job refuses when it commits
+        for applied in batch.applied.values():  # checks that a job makes when it commits
             applied.stored(batch.batch_id, applied.declared)
     except BaseException:
         batch.close()
@@ -110,7 +110,7 @@ def apply_batch(
 
 
 class BoundedRows(ClassicDataFrame):
-    """The rows of a stage (None: of a stateless operator), as long as somebody can read them."""
+    """The rows of a stage (None: of a stateless operator), as long as they are referenced."""
 
     def __init__(self, rows: DataFrame, stage: Stage | None, output: OutputSpec | None) -> None:
         super().__init__(rows._jdf, rows.sparkSession)
@@ -119,14 +119,14 @@ class BoundedRows(ClassicDataFrame):
 
     def side_output(self, name: str) -> DataFrame:
         """The rows of the side output ``name``, with a ``row_kind`` column; they are kept as long as the others. Raises
-        JobError with the names there are for another one."""
+        JobError that lists the names for an unknown one."""
         if self._stage is None or self._output is None:
             raise JobError(f"there is no side output {name!r}: the operator is stateless and has none")
         rows = self._stage.side(name)
         return with_changes(rows, self._output.changes_of(name))
 
     def unpersist(self, blocking: bool = False) -> BoundedRows:
-        """Give the rows' memory back; they cannot be read any more, nor a DataFrame made of them."""
+        """Free the rows' memory; they cannot be read any more, nor can a DataFrame made of them."""
         if self._stage is None:
             super().unpersist(blocking)
             return self
@@ -138,7 +138,7 @@ class BoundedRows(ClassicDataFrame):
 
 
 def _name(operator: object) -> str:
-    """How errors call the operator; like any uid it can name files."""
+    """The operator's name in errors; like any uid it can name files."""
     kind = operator if isinstance(operator, type) else type(operator)
     name = re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_]", "", kind.__name__)
     return name[:_NAME_MAX] or "operator"

@@ -1,7 +1,7 @@
 """The columns that travel between the driver's plan and the tasks.
 
-Owns: the names of those beside the payload, how SQL spells a name, and the encoding of ``ROUTE``; ``slots_of``: where
-the payload is on its way.
+Owns: the names of the columns other than the payload, the quoting of names in SQL, and the encoding of ``ROUTE``;
+``slots_of``: the positions of the payload in transit.
 Must not import pyspark: workers import this module.
 """
 
@@ -26,26 +26,26 @@ OUTPUT: Final = "__asyncstate_output"
 """array of structs of every row that comes from a task: some rows of the operator's output, null where ``COMMIT`` is
 not."""
 SIDE: Final = "__asyncstate_side_"
-"""Before the name of a side output: an array like ``OUTPUT``, of the rows of that one. A row has one of the arrays."""
+"""Prefix of the name of a side output: an array like ``OUTPUT``, of its rows. A row has one of the arrays."""
 REPORTS: Final = "__asyncstate_report"
-"""binary, last of the columns that go to a task which has rows of other tasks of its Spark job: what those report (see
-``reports``), null in rows with payload."""
+"""binary, the last column of rows for a task that reads rows of other tasks of its Spark job: the reports of those
+tasks (see ``reports``), null in rows with payload."""
 ATTEMPT_BYTES: Final = 16
 """Length of an attempt's id."""
 
 TAG_BITS: Final = 2
 TAG_MASK: Final = (1 << TAG_BITS) - 1
 MARKER_TAG: Final = 3
-"""The tag of the one row a partition that has no payload; other tags are the index of the input."""
+"""The tag of the one row per partition that has no payload; other tags are the index of the input."""
 
 
 def quoted(name: str) -> str:
-    """A column name in SQL, dots and backticks taken literally."""
+    """A column name in SQL, with dots and backticks escaped."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def slots_of(inputs: Sequence[InputSpec]) -> list[list[int]]:
-    """Of each input that shares an exchange, which of its columns each of the columns that it sends is, by number.
+    """For each input that shares an exchange: which of its columns each sent column is, by number.
 
     Columns of one fixed width and type are shared, so that few are null in the rows of another input.
     """

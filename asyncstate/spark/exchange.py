@@ -1,9 +1,9 @@
-"""The DataFrames of one ``apply``: inputs to partitions, partitions through tasks, tasks to rows.
+"""The DataFrames of one ``apply``: from inputs to partitions, from partitions to tasks, from tasks to rows.
 
-Owns: the input schemas as Arrow sees them, the exchange by key group, and the materialised stage.
-Invariant: a stage runs in the one action made here; afterwards its rows are only read. Spark cannot run it
-again even if it loses them: the plan that made them is cut off, and the micro-batch fails instead. Rows of another
-attempt than the one that reported are never given out.
+Owns: the input schemas in Arrow, the exchange by key group, and the materialized stage.
+Invariant: a stage runs in the one action made here; afterwards its rows are only read. Spark cannot run it again even
+if it loses them: the plan that made them is cut off, and the micro-batch fails instead. Rows of an attempt other than
+the one that reported are never returned.
 Must not import runtime's tasks or storage.
 """
 
@@ -65,7 +65,8 @@ def input_spec(
     broadcast: bool = False,
     changes: Changelog | None = None,
 ) -> InputSpec:
-    """What an operator is told of ``df``. Raises SchemaError for missing, double or unsupported columns."""
+    """The input description that an operator gets for ``df``. Raises SchemaError for missing, duplicate or unsupported
+    columns."""
     columns = df.schema  # one call into the JVM; df.columns would be another
     names = columns.fieldNames()
     double = sorted({column for column in names if names.count(column) > 1})
@@ -94,7 +95,7 @@ def input_spec(
 
 
 def _collation(kind: DataType) -> str | None:
-    """The first collation but UTF8_BINARY in ``kind``, at any depth."""
+    """The first collation other than UTF8_BINARY in ``kind``, at any depth."""
     if isinstance(kind, StringType):
         return None if kind.isUTF8BinaryCollation() else str(kind.collation)
     parts = [field.dataType for field in kind] if isinstance(kind, StructType) else []
@@ -122,12 +123,13 @@ def _collated(name: str, column: str, collation: str, is_key: bool) -> SchemaErr
 
 
 def arrow_schema_of(rows: DataFrame | StructType) -> pa.Schema:
-    """The columns of ``rows`` but ``row_kind``."""
+    """The columns of ``rows`` except ``row_kind``."""
     return _arrow_schema(rows if isinstance(rows, StructType) else rows.schema, "the rows")
 
 
 def _arrow_schema(schema: StructType, name: str) -> pa.Schema:
-    """``schema`` but ``row_kind`` in Arrow, all nullable, timestamps in UTC: it must not vary with plan or session."""
+    """``schema`` without ``row_kind`` in Arrow, all nullable, timestamps in UTC: it must not vary with plan or
+    session."""
     fields = []
     for field in schema:
         if field.name == ROW_KIND_COLUMN:
@@ -162,8 +164,9 @@ def nullable_type(kind: DataType) -> DataType:
 
 
 def stage_schema(uid: str, bound: pa.Schema | OutputSpec, changes: Changelog | None = None) -> StructType:
-    """What a task sends back: lists of the operator's output rows with ``row_kind``, the commit column, and such lists
-    for each side output. ``changes``: what the rows of the main output are, if not what ``bound`` says."""
+    """The schema that a task sends back: lists of the operator's output rows with ``row_kind``, the commit column, and
+    such lists for each side output. ``changes``: the changelog mode of the main output, if other than ``bound``
+    says."""
     output = OutputSpec.of(bound)
     rows = output_rows(uid, output.schema, output.changes if changes is None else changes)
     fields = [(OUTPUT, ArrayType(rows)), (COMMIT, BinaryType())]
@@ -175,8 +178,8 @@ def stage_schema(uid: str, bound: pa.Schema | OutputSpec, changes: Changelog | N
 
 
 def output_rows(uid: str, output: pa.Schema, changes: Changelog = RETRACT) -> StructType:
-    """The operator's output rows with ``row_kind``, which are ``changes``. Raises SchemaError for types and names that
-    they cannot have."""
+    """The operator's output rows with ``row_kind``, with changelog mode ``changes``. Raises SchemaError for types and
+    names that are not allowed."""
     try:
         columns = spark_schema(output)
     except Exception as error:
@@ -200,8 +203,8 @@ def wire_schema(sent: StructType) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Tasks:
-    """A stage that is planned: ``task`` over the rows of ``exchanged``, among which are ``reports`` if they come from
-    tasks of the same Spark job. ``read``: the DataFrames that these and those begin with, but for a broadcast input."""
+    """A planned stage: ``task`` over the rows of ``exchanged``, which include ``reports`` if they come from tasks of
+    the same Spark job. ``read``: the DataFrames at the start of both, without a broadcast input."""
 
     exchanged: DataFrame
     task: PartitionTask
@@ -216,13 +219,13 @@ def exchange(
     max_parallelism: int,
     done: bool = False,
 ) -> DataFrame:
-    """All rows with their route, one marker row a partition, each partition's rows together.
+    """All rows with their route, one marker row per partition, each partition's rows together.
 
-    A broadcast input is left out: its rows travel with the task. ``done``: the rows come from a task that has put them
-    together already. Rows of ``Tasks`` come with their routes, and reports in place of the markers.
+    A broadcast input is left out: its rows travel with the task. ``done``: the rows come from a task that has already
+    aggregated them. Rows of ``Tasks`` come with their routes, and with reports in place of the markers.
 
-    Written as SQL texts: building the same plan from Column objects costs several calls into the JVM a column,
-    which was a third of an empty micro-batch.
+    Written as SQL texts: building the same plan from Column objects costs several JVM calls per column, which was
+    a third of an empty micro-batch.
     """
     regular = regular_inputs(specs)
     reports = [f"cast(null as binary) as {REPORTS}"] if has_reports(inputs) else []
@@ -249,14 +252,14 @@ def has_reports(inputs: Sequence[DataFrame | Tasks]) -> bool:
 
 
 def _marker(specs: Sequence[InputSpec]) -> tuple[str, ...]:
-    """The columns of a row without payload, one a partition: every task runs and knows its partition, also without
+    """The columns of a row without payload, one per partition: every task runs and knows its partition, even without
     data."""
     marker = f"cast(id * {1 << TAG_BITS} + {MARKER_TAG} as int) as {ROUTE}"
     return marker, *(f"null as {name}" for name in _exchanged_columns(specs)[1:])
 
 
 def _sent(spec: InputSpec) -> StructType:
-    """What a task sends that is before the exchange: the route, the columns of ``spec`` by number, the reports."""
+    """What an upstream task sends into the exchange: the route, the columns of ``spec`` by number, the reports."""
     payload = pa.schema([pa.field(f"c{at}", kind) for at, kind in enumerate(sent_schema(spec).types)])
     columns = spark_schema(payload)
     return StructType(
@@ -280,7 +283,7 @@ def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) 
 def _payloads(
     inputs: Sequence[DataFrame | Tasks], specs: Sequence[InputSpec], regular: Sequence[int]
 ) -> list[list[str]]:
-    """The columns that each regular input sends: its own in their slots, null in those of the others."""
+    """The columns that each regular input sends: its own in their slots, null in the slots of the others."""
     payloads = []
     for index, own in zip(regular, slots_of([specs[index] for index in regular]), strict=True):
         columns = ["null"] * (len(_exchanged_columns(specs)) - 1)
@@ -301,8 +304,8 @@ def _exchanged_columns(specs: Sequence[InputSpec]) -> list[str]:
 
 
 def plain_columns(spec: InputSpec) -> list[str]:
-    """What an input sends that is the only one. By number: mapInArrow looks columns up by names, in which a dot would
-    mean something else."""
+    """What a single input sends. By number: mapInArrow looks columns up by names, in which a dot would have another
+    meaning."""
     return [f"{quoted(name)} as c{number}" for number, name in enumerate(sent_schema(spec).names)]
 
 
@@ -311,7 +314,7 @@ class Stage:
     """The rows of a stage that has run, and the reports of its tasks; ``owner`` is how errors call the rows.
 
     ``kept``: the local checkpoint that they are read from. ``sides``: the rows of the side outputs, by name.
-    ``observed``: what Spark has observed in its plan, by name.
+    ``observed``: the metrics that Spark has observed in its plan, by name.
     """
 
     rows: DataFrame
@@ -322,7 +325,7 @@ class Stage:
     observed: Mapping[str, int | None]
 
     def side(self, name: str) -> DataFrame:
-        """The rows of a side output. Raises JobError with the names there are for another one."""
+        """The rows of a side output. Raises JobError that lists the names for an unknown one."""
         if name not in self.sides:
             known = f"has {', '.join(map(repr, self.sides))}" if self.sides else "has none"
             raise JobError(
@@ -332,23 +335,23 @@ class Stage:
         return self.sides[name]
 
     def behind(self, first: Stage, key: Key | None = None) -> Stage:
-        """This stage with the rows of ``first``, which is released on its own; ``key``: as of ``both``."""
+        """This stage after the rows of ``first``, which is released separately; ``key``: as of ``both``."""
         sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
         return replace(self, rows=both(first.rows, self.rows, key), sides=sides)
 
     def release(self) -> None:
-        """Give the rows' memory back; afterwards they cannot be read, and ``rows`` says so."""
+        """Free the rows' memory; afterwards they cannot be read, and ``rows`` says so."""
         self.withdraw(over(self.owner))
         unpersist_frame(self.kept)
 
     def withdraw(self, reason: str) -> None:
-        """Whatever is asked of the rows of any output from now on raises a JobError with ``reason``."""
+        """From now on any access to the rows of any output raises a JobError with ``reason``."""
         for rows in (self.rows, *self.sides.values()):
             withdraw(rows, reason)
 
 
 def over(owner: str) -> str:
-    """What rows say, called ``owner``, that are read too late."""
+    """The error message for rows, called ``owner``, that are read too late."""
     return (
         f"{owner} is read after the micro_batch function has returned, when its rows have been given back; "
         "read it, or write it out, inside the micro_batch function"
@@ -356,17 +359,17 @@ def over(owner: str) -> str:
 
 
 def withdraw(rows: DataFrame, reason: str) -> None:
-    """Whatever is asked of ``rows`` from now on raises a JobError with ``reason``."""
+    """From now on any access to ``rows`` raises a JobError with ``reason``."""
     rows._jdf = _Released(reason)
 
 
 def unpersist_frame(kept: DataFrame) -> None:
-    """Give the memory of a local checkpoint's rows back."""
+    """Free the memory of a local checkpoint's rows."""
     kept._jdf.logicalPlan().rdd().unpersist(False)
 
 
 class _Released:
-    """In the place of a DataFrame's plan: whatever is asked of it raises JobError."""
+    """Replaces a DataFrame's plan: any access raises JobError."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -376,15 +379,14 @@ class _Released:
 
 
 def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -> Stage:
-    """Run the tasks on every partition, once, keeping the rows and collecting the reports, and what Spark observes
-    under the names ``watched``.
+    """Run the tasks on every partition, once, keeping the rows and collecting the reports, and the metrics that Spark
+    observes under the names ``watched``.
 
     A local checkpoint keeps the rows on the executors and then drops the lineage; the reports come by an accumulator in
-    the same action. Output comes and is kept in lists: some hundred objects for Spark to make, copy and keep
-    instead of some hundred thousand. They are kept as Spark's rows: Python's MEMORY_AND_DISK would have Java serialise
-    each of them and read each again, twice. Cached rows would be recomputed when an executor is lost, in another
-    order of arrival and so perhaps with other results than those committed; these make the micro-batch fail and be
-    replayed.
+    the same action. Output is sent and kept in lists: some hundred objects for Spark to create, copy and keep instead
+    of some hundred thousand. They are kept as Spark's rows: Python's MEMORY_AND_DISK would make Java serialize and read
+    each of them twice. Cached rows would be recomputed when an executor is lost, in another order of arrival and so
+    perhaps with other results than those committed; checkpointed rows make the micro-batch fail and be replayed.
     """
     spec, calls = tasks.task.spec, calls_of(tasks.exchanged)
     with ReportAccumulator(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as told:
@@ -408,13 +410,13 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
 
 
 def _reports_in(stage: DataFrame) -> list[bytes]:
-    """The reports among the rows kept."""
+    """The reports among the materialized rows."""
     reported = stage.where(f"length({COMMIT}) > {ATTEMPT_BYTES}").select(COMMIT).collect()
     return [bytes(row[0]) for row in reported]
 
 
 def _through(stage: Tasks, task: PartitionTask, schema: StructType) -> DataFrame:
-    """The rows that ``task`` sends for those of ``stage``."""
+    """The rows that ``task`` sends for the rows of ``stage``."""
     reports = [REPORTS] if stage.reports else []
     columns = [*_exchanged_columns(task.spec.inputs), *reports]
     return calls_of(stage.exchanged).map_in_arrow(stage.exchanged, task, schema, columns)
@@ -423,9 +425,9 @@ def _through(stage: Tasks, task: PartitionTask, schema: StructType) -> DataFrame
 def _reported(column: str, spec: TaskSpec, found: Sequence[bytes]) -> str:
     """``column`` of rows with output; a partition's first row makes it fail if its attempt is not one of ``found``.
 
-    Spark has two occasions to keep another attempt's rows than those of which it gave us the report: partitions
-    lost with an executor before the action's end are computed once more, and of two speculative attempts both
-    may be kept. They may differ, in order of arrival at least, so they must not meet the other's state.
+    In two cases Spark may keep rows of another attempt than the one whose report arrived: partitions lost with an
+    executor before the action's end are computed once more, and of two speculative attempts both may be kept. The rows
+    may differ, in order of arrival at least, so they must not meet the other attempt's state.
     """
     attempts = ", ".join(f"X'{record[:ATTEMPT_BYTES].hex()}'" for record in found)
     error = marked(
@@ -435,7 +437,7 @@ def _reported(column: str, spec: TaskSpec, found: Sequence[bytes]) -> str:
             "committed, start the query again: the batch will be replayed"
         )
     )
-    # It stands inside of ``inline``, which no filter of the user's function is moved before.
+    # It is inside ``inline``: Spark moves no filter of the user's function before it.
     return (
         f"case when {COMMIT} is null then {quoted(column)} "
         f"when substring({COMMIT}, 1, {ATTEMPT_BYTES}) in ({attempts}) then null "

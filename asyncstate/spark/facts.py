@@ -1,10 +1,11 @@
-"""What is known of the rows of a DataFrame: it travels with the DataFrame that an operator, or a reader, has returned.
+"""Facts known about the rows of a DataFrame; they travel with the DataFrame that an operator, or a reader, has
+returned.
 
-Owns: ``with_changes`` and ``known_changes``; ``mark_of``, which the column ``row_kind`` keeps whatever Spark makes of
-the rows; ``source_facts``, what a source declares; ``insertions``, which gives kinds to rows; ``both``, one after the
-other.
-Invariant: of a DataFrame made of another one, by whatever Spark has, nothing is taken for known that Spark may have
-undone; rows that were upserts are never taken for anything else.
+Owns: ``with_changes`` and ``known_changes``; ``mark_of``, which the column ``row_kind`` keeps through Spark's
+operations; ``source_facts``, the declarations of a source; ``insertions``, which gives kinds to rows; ``both``, one
+DataFrame after the other.
+Invariant: for a DataFrame derived from another one by any Spark operation, no fact is assumed that Spark may have
+invalidated; rows that were upserts are never treated as anything else.
 Must not import runtime, storage or execution.
 """
 
@@ -41,17 +42,17 @@ _INSERT_ONLY: Final = ChangelogMode.INSERT_ONLY.text
 
 
 def mark_of(changes: Changelog) -> dict[str, str]:
-    """The metadata of ``row_kind`` in rows that are ``changes``."""
+    """The metadata of ``row_kind`` in rows with changelog mode ``changes``."""
     return {_MARK: changes.text}
 
 
 def marked(df: DataFrame, changes: Changelog) -> DataFrame:
-    """``with_changes``, with the mark that stays with the rows."""
+    """``with_changes``, which also marks ``row_kind`` in the rows."""
     return with_changes(df.withMetadata(ROW_KIND_COLUMN, mark_of(changes)), changes)
 
 
 def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
-    """The rows of ``df``, with what is known of them; another object if something else was known of this one."""
+    """The rows of ``df``, with their changelog mode attached; a new object if ``df`` has another mode attached."""
     if df.__dict__.get(_CHANGES, changes) != changes:
         df = df.select("*")
     df.__dict__[_CHANGES] = changes
@@ -59,11 +60,11 @@ def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
 
 
 def known_changes(df: DataFrame, what: str = "") -> Changelog:
-    """What is known of the rows of ``df``; if nothing is, rows with kinds are changes that take back whole rows.
-    Raises SchemaError as ``has_kinds``, and for rows that Spark has made of upserts."""
+    """The changelog mode known of the rows of ``df``; if none is, rows with kinds are changes that retract whole rows.
+    Raises SchemaError as ``has_kinds``, and for rows that Spark has derived from upserts."""
     kinds = has_kinds(
         df.schema.fieldNames(), what
-    )  # the schema is kept; the columns would be a call into the JVM
+    )  # the schema is cached; the columns would be a call into the JVM
     found: Any = df.__dict__.get(_CHANGES)
     if isinstance(found, Changelog):
         return found
@@ -80,28 +81,28 @@ def known_changes(df: DataFrame, what: str = "") -> Changelog:
 
 
 def _made_of_upserts(df: DataFrame) -> str | None:
-    """What the rows were, in words, where some of those that Spark has made ``df`` of were upserts."""
+    """A description of the upserts that Spark has derived ``df`` from, if there are any."""
     own, kept = _own_mark(df), _kept_marks(df)
     found = [own] if len(kept) == 1 else [own, *(mark for marks in kept for mark in marks)]
     return next((mark for mark in found if mark is not None and mark.startswith(_UPSERT)), None)
 
 
 def _only_insertions(df: DataFrame) -> bool:
-    """Whether ``df`` was made of the rows of one operator, which are insertions, without other kinds."""
+    """Whether ``df`` was derived from the rows of one operator that emits only insertions."""
     own, kept = _own_mark(df), _kept_marks(df)
     marks = [own, *kept[0]] if len(kept) == 1 and kept[0] else []
     return bool(marks) and all(mark is not None and mark.startswith(_INSERT_ONLY) for mark in marks)
 
 
 def _own_mark(df: DataFrame) -> str | None:
-    """The mark that ``row_kind`` has kept, as long as it is the column that it was."""
+    """The mark in the metadata of ``row_kind``, which is there as long as Spark passes the column through unchanged."""
     found: str | None = df.schema[ROW_KIND_COLUMN].metadata.get(_MARK)
     return found
 
 
 def _kept_marks(df: DataFrame) -> list[list[str]]:
-    """The marks of the rows of operators that ``df`` reads, of each where they are kept; those of other tables are
-    nobody's word. In a union the first one's mark hides the others."""
+    """For each operator whose rows ``df`` reads, the marks of these rows where they are kept; marks of other tables are
+    not trusted. In a union the first one's mark hides the others."""
     leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
     found = []
     for number in range(leaves.size()):
@@ -111,7 +112,7 @@ def _kept_marks(df: DataFrame) -> list[list[str]]:
 
 
 def both(first: DataFrame, then: DataFrame, key: Key | None) -> DataFrame:
-    """The rows of both; ``key``: they are upserts by it, of which ``then`` replaces those of ``first``."""
+    """The rows of both; ``key``: they are upserts by it, and ``then`` replaces rows of ``first``."""
     if key is None:
         return first.union(then)
     names = [f"asyncstate_key_{number}" for number in range(len(key))]
@@ -129,7 +130,7 @@ def source_facts(
     changelog: bool | None,
     primary_key: str | Sequence[str] | None,
 ) -> tuple[ChangelogMode | str | None, str | Sequence[str] | None]:
-    """The mode and the primary key of a source: those that are declared, or the ones that the reader of ``df`` knows.
+    """The mode and the primary key of a source: the declared ones, or those that the reader of ``df`` has attached.
 
     Raises JobError where they disagree.
     """
@@ -164,7 +165,7 @@ def source_facts(
 
 
 def insertions(df: DataFrame) -> DataFrame:
-    """``df`` with kinds: rows that have none are insertions."""
+    """``df`` with kinds: rows without a kind become insertions."""
     if ROW_KIND_COLUMN in df.columns:
         return df
     return df.selectExpr("*", f"'{RowKind.INSERT.text}' as {ROW_KIND_COLUMN}")

@@ -1,6 +1,7 @@
 """What a query is started with: its trigger, and where Spark keeps its offsets.
 
-Owns: ``trigger_of`` and ``query_place``. Invariant: what Spark could not use is refused before anything starts.
+Owns: ``trigger_of`` and ``query_place``. Invariant: settings that Spark could not use are refused before anything
+starts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PACKAGES: Final = {
 
 
 def trigger_of(given: object, job: str) -> dict[str, Any]:
-    """What ``DataStreamWriter.trigger`` takes. Raises ConfigurationError for what is no trigger of a job."""
+    """The arguments of ``DataStreamWriter.trigger``. Raises ConfigurationError for an invalid trigger."""
     if given is None:
         return {}
     if isinstance(given, str):
@@ -52,9 +53,9 @@ def trigger_of(given: object, job: str) -> dict[str, Any]:
 
 
 def query_place(spark: SparkSession, checkpoint: str, chosen: str | None) -> str:
-    """Where Spark keeps the offsets of the query of a job with this ``checkpoint``: as ``chosen``, or beside it.
+    """Where Spark keeps the offsets of the query of a job with this ``checkpoint``: as ``chosen``, or next to it.
 
-    Raises ConfigurationError for a place that Spark cannot use.
+    Raises ConfigurationError for a location that Spark cannot use.
     """
     if chosen is None and is_uri(checkpoint) and re.search("[?#]", checkpoint):
         raise ConfigurationError(

@@ -1,7 +1,7 @@
 """Is there a Java that Spark can start? ``python -m asyncstate.spark.java`` says which one, or what to do.
 
 Owns: the check of the machine's JDK before a session is built.
-Invariant: uses the standard library and ``asyncstate.errors`` only, so that it can say what is missing before
+Invariant: uses the standard library and ``asyncstate.errors`` only, so that it can report what is missing before
 anything else is imported.
 """
 
@@ -44,7 +44,7 @@ def check_java() -> str:
 
 
 def _find_java() -> tuple[str | None, str]:
-    """The java that Spark's launcher will start, and where it was looked for: JAVA_HOME wins over PATH."""
+    """The java that Spark's launcher will start, and where it was found: JAVA_HOME wins over PATH."""
     home = os.environ.get("JAVA_HOME")
     if home:
         java = Path(home) / "bin" / "java"

@@ -1,6 +1,6 @@
-"""A streaming job: one foreachBatch function, one checkpoint, one commit a micro-batch.
+"""A streaming job: one foreachBatch function, one checkpoint, one commit per micro-batch.
 
-Owns: ``StreamingJob``: configuration frozen at its making, the order of batch ids, commit and finish.
+Owns: ``StreamingJob``: configuration frozen at construction, the order of batch ids, commit and finish.
 Invariant: the manifest of a batch is written after the user's function has returned, and only then.
 """
 
@@ -59,13 +59,12 @@ _log = logging.getLogger(__name__)
 class StreamingJob:
     """Runs stateful operators inside ``foreachBatch`` and keeps their state in ``checkpoint_dir``.
 
-    ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here.
-    ``name`` stands in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch
-    id with which a job without a checkpoint may start, for a query that already has run without it.
-    ``on_progress`` is called with the ``last_progress`` of each committed micro-batch; it cannot fail the batch.
+    ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here. ``name`` is
+    stored in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch id with which a job
+    without a checkpoint may start, for a query that has already run without it. ``on_progress`` is called with the
+    ``last_progress`` of each committed micro-batch; it cannot fail the batch.
 
-    Raises ConfigurationError for settings that cannot hold and CheckpointError for a checkpoint that cannot
-    be used.
+    Raises ConfigurationError for invalid settings and CheckpointError for a checkpoint that cannot be used.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class StreamingJob:
             given["async-state.checkpoint-dir"] = checkpoint_dir
         session = dict(spark.conf.getAll)
         self.config: Config = resolve(given, session)
-        """The settings of operators without options of their own."""
+        """The settings of operators that have no options themselves."""
         if self.config.checkpoint_dir is None:
             raise ConfigurationError(
                 f"job '{name}' has no checkpoint folder; give StreamingJob(checkpoint_dir=...) or set "
@@ -120,16 +119,17 @@ class StreamingJob:
 
     @property
     def last_error(self) -> BaseException | None:
-        """What the last micro-batch failed with; None after a good one."""
+        """The error of the last micro-batch; None after a successful one."""
         return self._driver.last_error
 
     @property
     def last_progress(self) -> Progress | None:
-        """That of the last one, the last entry of ``history``; None before the first commit. See ``Progress``."""
+        """The progress of the last micro-batch, the last entry of ``history``; None before the first commit. See
+        ``Progress``."""
         return self.history[-1] if self.history else None
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
-        """Decorator: turns ``function(df, batch)`` into what ``writeStream.foreachBatch`` takes."""
+        """Decorator: turns ``function(df, batch)`` into the function that ``writeStream.foreachBatch`` takes."""
         if not callable(function):
             raise JobError(
                 "job.micro_batch decorates a function (df, batch); write @job.micro_batch above it"
@@ -171,18 +171,18 @@ class StreamingJob:
     ) -> Stream:
         """Declare rows from outside, read from a streaming DataFrame; see ``docs/dataflow.md``.
 
-        What is said of their time and order holds for every operator that gets them, until one puts out rows of its
-        own. With ``watermark_delay`` the job's watermark stays so far behind the source's highest event time, whatever
-        becomes of its rows; ``idle_after`` without an event, by the driver's clock, the source does not hold it until
-        the next one (``docs/time.md``).
+        The declarations of time and order hold for every downstream operator, up to the first one that emits new rows.
+        With ``watermark_delay`` the job's watermark lags the source's highest event time by this delay, even if its
+        rows are dropped later. After ``idle_after`` without an event, by the driver's clock, the source does not hold
+        the watermark back until its next event (``docs/time.md``).
 
-        ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (that of rows with
-        one: a change takes the whole row before it back; ``changelog=True`` for short), or "upsert": a row replaces the
+        ``mode``: "insert-only" (the default of rows without a column ``row_kind``), "retract" (the default of rows with
+        one: a change retracts the whole previous row; ``changelog=True`` for short), or "upsert": a row replaces the
         one with the same ``primary_key``, and of a -D only the key counts. If a micro-batch can have several changes of
-        a key, ``sequence`` tells their order; a DataFrame that a reader with ``upsert_key`` returned has this mode and
-        key by itself. ``primary_key``: columns that identify a row of the table. ``initial``:
-        rows that come before all of the stream, in the job's first micro-batch, such as the table whose changes the
-        stream has. A job has sources or a function, not both.
+        a key, ``sequence`` gives their order. A DataFrame that a reader with ``upsert_key`` returned has this mode and
+        key without declaration. ``primary_key``: columns that identify a row of the table. ``initial``: rows that
+        precede the whole stream, processed in the job's first micro-batch, such as the table whose changes the stream
+        has. A job has sources or a function, not both.
         """
         if self._function is not None:
             raise JobError(
@@ -197,7 +197,7 @@ class StreamingJob:
         return stream
 
     def check(self) -> None:
-        """Raise JobError with all that is wrong with the job's graph; no row is read. ``start`` does it too."""
+        """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
         with self._driver.trial() as batch:
             self._graph.check(batch)
 
@@ -252,11 +252,11 @@ class StreamingJob:
     ) -> StreamingQuery:
         """Check the graph and start one query over all its sources.
 
-        ``trigger``: a time such as ``"10 seconds"``, ``"availableNow"``, or as of Spark (``{"availableNow": True}``).
-        Spark keeps the sources' offsets in ``query_checkpoint``, by default beside the job's checkpoint, with
-        ``-query`` behind its name; it knows sources by their order. ``options``: of Spark's stream writer.
-        ``progress``: show a ``progress_bar``. Raises ConfigurationError for a trigger that is none, and for a place
-        that Spark cannot use. After an error the job can be started again.
+        ``trigger``: a time such as ``"10 seconds"``, ``"availableNow"``, or in Spark's form
+        (``{"availableNow": True}``). Spark keeps the sources' offsets in ``query_checkpoint``, by default next to the
+        job's checkpoint, with ``-query`` appended to its name; it identifies sources by their order. ``options``: of
+        Spark's stream writer. ``progress``: show a ``progress_bar``. Raises ConfigurationError for an invalid trigger,
+        and for a location that Spark cannot use. After an error the job can be started again.
         """
         how = trigger_of(trigger, self.name)
         place = query_place(self._spark, str(self.config.checkpoint_dir), query_checkpoint)
@@ -267,19 +267,19 @@ class StreamingJob:
             writer = writer.option("checkpointLocation", place)
             self._query = query = (writer.trigger(**how) if how else writer).start()
         except BaseException:
-            self._function, self._on_batch = before  # it can be started once what is wrong is mended
+            self._function, self._on_batch = before  # it can be started once the error is fixed
             raise
         if progress:
             self.progress_bar(query)
         return query
 
     def stop(self, query: StreamingQuery | None = None, timeout_seconds: float | None = None) -> None:
-        """End the query between two micro-batches, with nothing left to repeat and nothing said in Spark's log.
+        """End the query between two micro-batches, with nothing left to repeat and no error in Spark's log.
 
-        The micro-batch at work is waited for and committed; no other begins. ``query``: if not the last one that
-        ``start`` has started. Nothing happens if it has ended. ``timeout_seconds``: of the waiting, by default as long
-        as it takes. Raises JobError beyond it, when the query goes on, and when called from within a micro-batch; and
-        what the micro-batch at work fails with. A job is a context manager, too, that stops at its end.
+        The running micro-batch is awaited and committed; no other begins. ``query``: by default the last one that
+        ``start`` has started. Does nothing if the query has ended. ``timeout_seconds``: the longest wait, by default
+        unlimited. Raises JobError after the timeout, and when called from within a micro-batch; the query then goes on.
+        Also raises the error of the running micro-batch. A job is also a context manager that stops the query on exit.
         """
         query = query if query is not None else self._query
         if query is None:
@@ -308,8 +308,8 @@ class StreamingJob:
     def progress_bar(self, query: StreamingQuery) -> ProgressBar:
         """Show what the job does as long as ``query`` runs, in a terminal or in a notebook; elsewhere it does nothing.
 
-        It ends with the query, leaves nothing behind, and what is printed meanwhile stands above it. Close it, or use
-        it as a context manager, to end it before. Raises ConfigurationError in a terminal without rich (extra ``cli``).
+        It ends with the query and leaves no output; other output printed meanwhile appears above it. To end it earlier,
+        close it or use it as a context manager. Raises ConfigurationError in a terminal without rich (extra ``cli``).
         """
         self._bar.close()
         tracker = self._spark.sparkContext.statusTracker()
@@ -342,7 +342,7 @@ class StreamingJob:
         )
 
     def _started(self) -> tuple[DataFrame, Callable[[DataFrame, int], None]]:
-        """The rows of all sources, and what is called with those of a micro-batch."""
+        """The rows of all sources, and the function that is called with the rows of a micro-batch."""
         if self._on_batch is not None and not self._graph.flow.nodes:
             raise JobError(
                 f"job '{self.name}' has a micro_batch function; give it to df.writeStream.foreachBatch, or declare "
@@ -362,9 +362,9 @@ class StreamingJob:
     def finish(self) -> None:
         """After the query has ended: one more run, no rows, the final watermark; closes the checkpoint.
 
-        All windows and timers of event time fire, and rows that wait in order come; a timer of processing time fires
-        only if its time has come. Raises JobError if no micro-batch has ever run, CheckpointError if the
-        job has been finished before.
+        All windows and event-time timers fire, and rows buffered for ordering are processed; a processing-time timer
+        fires only if it is due. Raises JobError if no micro-batch has ever run, CheckpointError if the job has been
+        finished before.
         """
         latest = self._ledger.latest()
         schema = self._driver.schema or batch_schema(latest)
@@ -376,11 +376,11 @@ class StreamingJob:
     def await_termination(
         self, query: StreamingQuery | None = None, timeout: int | None = None
     ) -> bool | None:
-        """``query.awaitTermination`` that raises what the job failed with, and not Spark's wrapping of it.
+        """``query.awaitTermination`` that raises the job's own error instead of the exception that Spark wraps it in.
 
         That is the very exception of the operator, the sink or the function, with the user's frames and a note of the
-        micro-batch; Spark's log does not repeat it. ``query``: if not the last one that ``start`` has started.
-        ``timeout``: in seconds; then the answer is whether the query has ended.
+        micro-batch; Spark's log does not repeat it. ``query``: by default the last one that ``start`` has started.
+        ``timeout``: in seconds; with it the method returns whether the query has ended.
         """
         query = query if query is not None else self._query
         if query is None:
@@ -393,13 +393,13 @@ class StreamingJob:
             if error is None:
                 raise
         finally:
-            with suppress(Exception):  # without a JVM nobody can say; the bar then ends by itself
+            with suppress(Exception):  # without a JVM the state is unknown; the bar then ends by itself
                 if not query.isActive:
                     self._bar.close()
-        raise error  # out here it has the context that it had, and not Spark's
+        raise error  # outside the except clause it keeps its own context, not Spark's
 
     def _own(self, failure: Exception) -> Exception | None:
-        """What Spark's exception stands for: that of the last micro-batch, or of a task."""
+        """The error that caused Spark's exception: that of the last micro-batch, or of a task."""
         error = self.last_error
         if error is None:
             return restore(str(failure))

@@ -1,12 +1,12 @@
-"""Calls into the JVM of which every micro-batch makes the same ones.
+"""Calls into the JVM that every micro-batch repeats.
 
-Owns: ``JvmPlans``: plans as pyspark's own methods build them, with few calls each, and what of them stays the same as
-long as a SparkContext lives.
-Invariant: results never depend on what is kept; nothing of a micro-batch is.
+Owns: ``JvmPlans``: plans as pyspark's own methods build them, with few calls each, and a cache of their parts that stay
+the same as long as a SparkContext lives.
+Invariant: results never depend on the cache; nothing of a micro-batch is cached.
 Must not import runtime's tasks or storage.
 
-Each call takes 0.1 to 0.3 ms of both processes, and pyspark makes one for each name that it looks up, each element of
-a list and each setting of a function.
+Each call takes 0.1 to 0.3 ms in both processes, and pyspark makes one for each name that it looks up, each element of a
+list and each setting of a function.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _all: weakref.WeakKeyDictionary[SparkContext, JvmPlans] = weakref.WeakKeyDiction
 
 
 def calls_of(df: DataFrame) -> JvmPlans:
-    """Those of the SparkContext of ``df``."""
+    """The ``JvmPlans`` of the SparkContext of ``df``."""
     context = df.sparkSession.sparkContext
     found = _all.get(context)
     if found is None:
@@ -44,10 +44,10 @@ def calls_of(df: DataFrame) -> JvmPlans:
 
 
 class JvmPlans:
-    """For one SparkContext; may be used from several threads."""
+    """Plans and cache of one SparkContext; may be used from several threads."""
 
     def __init__(self, context: SparkContext) -> None:
-        # Only what the JVM has is kept: the context itself would never be given back.
+        # Only JVM objects are cached: a reference to the context itself would keep it alive.
         jvm: Any = context._jvm
         self._jvm = jvm
         self._splitter = jvm.java.util.regex.Pattern.compile(_BETWEEN)
@@ -68,7 +68,7 @@ class JvmPlans:
         self._numbers: dict[tuple[Sequence[str], int], Any] = {}
 
     def select(self, df: DataFrame, columns: Sequence[str]) -> DataFrame:
-        """``df.selectExpr(*columns)``: their texts as one."""
+        """``df.selectExpr(*columns)``, with the texts passed as one."""
         if any(_BETWEEN in text for text in columns):
             return df.selectExpr(*columns)
         return DataFrame(df._jdf.selectExpr(self._splitter.split(_BETWEEN.join(columns))), df.sparkSession)
@@ -78,7 +78,7 @@ class JvmPlans:
         return DataFrame(df._jdf.repartitionById(partitions, self._column(number)), df.sparkSession)
 
     def with_numbers(self, df: DataFrame, columns: Sequence[str], count: int) -> DataFrame:
-        """``df`` and below it ``columns``, texts of ``id``, for the numbers from 0 to ``count`` - 1."""
+        """The union of ``df`` and ``columns``, SQL texts over ``id``, for the numbers from 0 to ``count`` - 1."""
         numbers = self._numbers.get((columns, count))
         if numbers is None:
             numbers = self.select(df.sparkSession.range(0, count, 1, 1), columns)._jdf
@@ -102,8 +102,8 @@ class JvmPlans:
         return DataFrame(df._jdf.localCheckpoint(True, self._level), df.sparkSession)
 
     def observed(self, df: DataFrame, names: Collection[str]) -> dict[str, int | None]:
-        """What Spark has observed under ``names`` in the action that has run ``df``; without those it has left out, as
-        it does with plans of which it knows that they have no rows."""
+        """The metrics that Spark has observed under ``names`` in the action that ran ``df``, without those that it left
+        out, as it does in plans that it knows to have no rows."""
         if not names:
             return {}
         found = df._jdf.queryExecution().observedMetrics()
@@ -111,7 +111,7 @@ class JvmPlans:
         return {name: metric.get().get(0) for name, metric in metrics.items() if metric.isDefined()}
 
     def _python(self, context: SparkContext, command: tuple[Any, ...]) -> Any:
-        """The function as the JVM ships it. What is large, or holds broadcast variables, is pyspark's to prepare."""
+        """The function as the JVM ships it. If it is large, or holds broadcast variables, pyspark prepares it."""
         pickled, variables = cloudpickle.dumps(command), self._no_list  # type: ignore[no-untyped-call]
         if len(pickled) > self._command_bytes_max or any(True for _ in context._pickled_broadcast_vars):
             pickled, variables, _, _ = _prepare_for_python_RDD(context, command)

@@ -1,7 +1,7 @@
-"""What a micro-batch's changelog comes to: for sinks that shuffle, where rows have no order.
+"""The net change of a micro-batch's changelog: for sinks that shuffle, where rows have no order.
 
 Owns: ``netted`` and ``last_changes``, over DataFrames with a ``row_kind`` column.
-Invariant: both look at rows as a set, so the order in which Spark brings them does not matter.
+Invariant: both treat rows as a set, so the order in which Spark delivers them does not matter.
 Must not import runtime, storage or execution.
 """
 
@@ -24,9 +24,9 @@ _ADDED = f"if({ROW_KIND_COLUMN} in ('+I', '+U'), 1, -1)"
 
 
 def netted(rows: DataFrame) -> DataFrame:
-    """The net change that the changelog ``rows`` of one micro-batch are: +I for rows that come, -D for rows that go.
+    """The net change that the changelog ``rows`` of one micro-batch are: +I for added rows, -D for removed rows.
 
-    Rows that are taken back and come again, or come and are taken back, are no change and are left out. Raises
+    Rows that are retracted and inserted again, or inserted and retracted, are no change and are left out. Raises
     SchemaError for columns that Spark cannot group by (maps, variants) and for rows without a ``row_kind`` column.
     """
     names = _columns(rows)
@@ -37,14 +37,14 @@ def netted(rows: DataFrame) -> DataFrame:
 
 
 def last_changes(rows: DataFrame, key: str | Sequence[str], changes: Changelog | None = None) -> DataFrame:
-    """One row for each ``key`` that the changelog ``rows`` of one micro-batch change: the new one, as +U, or the one
-    that is gone, as -D.
+    """One row for each ``key`` that the changelog ``rows`` of one micro-batch change: the new one, as +U, or the
+    removed one, as -D.
 
-    This is what to write into a table with this primary key. ``changes``: what the rows are; by default what is known
-    of the DataFrame, if ``apply`` has returned it, else a changelog that takes back the row before each change. Upserts
-    by this key have one change of each, which is it. ``key`` must be a unique key of the rows: where a key is left with
-    several rows, reading the result fails. Raises SchemaError as ``netted``, for a key that is no column, and for
-    upserts by another key.
+    Write these rows into a table with this primary key. ``changes``: the changelog mode of the rows; by default what is
+    known of the DataFrame, if ``apply`` has returned it, else a changelog that retracts the previous row before each
+    change. Upserts by this key have one change per key, which is returned. ``key`` must be a unique key of the rows:
+    where a key is left with several rows, reading the result fails. Raises SchemaError as ``netted``, for a key that is
+    no column, and for upserts by another key.
     """
     known = known_changes(rows) if changes is None else changes
     names = _columns(rows, compares=not known.is_upsert)
@@ -59,7 +59,7 @@ def last_changes(rows: DataFrame, key: str | Sequence[str], changes: Changelog |
     check_table_key("last_changes", known, keys)
     row = ", ".join(map(quoted, names))
     by_key = rows.repartition(*map(quoted, keys))
-    # Rows of a key are brought together once, which serves both groupings.
+    # Rows of a key are shuffled together once, which serves both groupings.
     counted = by_key.selectExpr("*", f"{_ADDED} as {_COUNT}") if known.is_upsert else _counted(by_key, names)
     several = f"count(*) as {_ROWS}" if known.is_upsert else f"sum(greatest({_COUNT}, 0L)) as {_ROWS}"
     last = counted.groupBy(*map(quoted, keys)).agg(
@@ -85,7 +85,7 @@ def check_table_key(owner: str, changes: Changelog, keys: Sequence[str]) -> None
 
 
 def _several(changes: Changelog) -> str:
-    """In SQL what is wrong with a key of several rows."""
+    """In SQL the problem of a key with several rows."""
     if changes.is_upsert:
         return "' changes in one micro-batch, whose order is not known; put ChangelogNormalize with a sequence before'"
     return (
@@ -95,13 +95,13 @@ def _several(changes: Changelog) -> str:
 
 
 def _counted(rows: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Each distinct row with how many more times it comes than it goes, where that is not 0."""
+    """Each distinct row with its number of inserts minus retractions, where that is not 0."""
     counts = rows.groupBy(*map(quoted, names)).agg(sf.expr(f"sum({_ADDED}) as {_COUNT}"))
     return counts.where(f"{_COUNT} != 0")
 
 
 def _columns(rows: DataFrame, compares: bool = True) -> list[str]:
-    """The payload; ``compares``: all columns are grouped by."""
+    """The columns without ``row_kind``; ``compares``: all of them must be groupable."""
     if not has_kinds(rows.columns):
         raise SchemaError(
             f"the rows have no '{ROW_KIND_COLUMN}' column, so they are no changelog; give what `apply` returned"

@@ -1,9 +1,9 @@
 """DataFrames that a job is given: what it reads, and what it or an operator starts from.
 
-Owns: ``Packing``: several streaming DataFrames as one, and the rows of a micro-batch by name again; the checks
-of what is given as ``initial_state``.
-Invariant: what comes out under a name has the rows and the columns that went in under it, and no others. Initial rows
-have the columns and types of the input they stand before, so that they are routed as its rows are.
+Owns: ``Packing``: several streaming DataFrames packed into one, and the rows of a micro-batch unpacked by name; the
+checks of the argument ``initial_state``.
+Invariant: unpacking a name returns the rows and the columns that were packed under it, and no others. Initial rows have
+the columns and types of the input they precede, so that they are routed as its rows are.
 Must not import storage.
 """
 
@@ -27,28 +27,30 @@ from asyncstate.spark.exchange import nullable_type
 _SOURCE: Final = "asyncstate:source"
 
 InitialState = DataFrame | Sequence[DataFrame | None] | Mapping[str, DataFrame]
-"""Rows that come before all others: a DataFrame, of several inputs one each or None; or values by name of state."""
+"""Rows that precede all others: a DataFrame; for several inputs, one each or None; or initial values by name of
+state."""
 
 
 class Packing:
-    """Streaming DataFrames by name, in the order in which they were given: the order by which Spark knows them."""
+    """Streaming DataFrames by name, in the order in which they were given: Spark identifies them by this order."""
 
     def __init__(self) -> None:
         self.frames: dict[str, DataFrame] = {}
 
     def add(self, name: str, df: object) -> None:
-        """One more. Raises JobError for what is no streaming DataFrame."""
+        """Add a source. Raises JobError for anything but a streaming DataFrame."""
         self.frames[name] = check_streaming(name, df)
 
     def packed(self) -> DataFrame:
-        """The rows of all as one stream: a struct for each, null in the rows of the others. One alone is as it is."""
+        """The rows of all as one stream: a struct for each, null in the rows of the others. A single one is
+        unchanged."""
         frames = list(self.frames.values())
         if len(frames) == 1:
             return frames[0]
         return functools.reduce(DataFrame.union, [_part(frames, number) for number in range(len(frames))])
 
     def unpacked(self, df: DataFrame) -> dict[str, DataFrame]:
-        """The rows of a micro-batch of ``packed`` by name."""
+        """The rows of a micro-batch of ``packed``, by name."""
         if len(self.frames) == 1:
             return {name: df for name in self.frames}
         return {
@@ -58,7 +60,7 @@ class Packing:
 
 
 def check_streaming(name: str, df: object) -> DataFrame:
-    """``df``; JobError for what is no streaming DataFrame."""
+    """``df``; raises JobError for anything but a streaming DataFrame."""
     if not isinstance(df, DataFrame) or not df.isStreaming:
         kind = "a DataFrame that is not streaming" if isinstance(df, DataFrame) else repr(df)
         raise JobError(f"source '{name}' was given {kind}; give what spark.readStream gives")
@@ -78,7 +80,8 @@ def _struct_name(number: int) -> str:
 
 
 def initial_of(uid: str, given: InitialState, inputs: Sequence[DataFrame]) -> InitialRows:
-    """What was given, checked against the inputs. Raises JobError for another form, SchemaError for other columns."""
+    """The initial state, checked against the inputs. Raises JobError for another form, SchemaError for other
+    columns."""
     if isinstance(given, Mapping):
         return InitialRows(values={str(name): static(uid, df) for name, df in given.items()})
     each = [given] if isinstance(given, DataFrame) else list(given) if isinstance(given, list | tuple) else []
@@ -95,12 +98,13 @@ def initial_of(uid: str, given: InitialState, inputs: Sequence[DataFrame]) -> In
 
 
 def nothing(df: DataFrame) -> DataFrame:
-    """No rows, with the columns of ``df``."""
+    """An empty DataFrame with the columns of ``df``."""
     return df.where("false")
 
 
 def before(what: str, rows: DataFrame, df: DataFrame) -> DataFrame:
-    """``rows`` with the columns of ``df`` in their order; where ``df`` has kinds and they have none, insertions."""
+    """``rows`` with the columns of ``df`` in their order; they become insertions where ``df`` has kinds and they have
+    none."""
     if ROW_KIND_COLUMN in df.columns and ROW_KIND_COLUMN not in rows.columns:
         rows = rows.withColumn(ROW_KIND_COLUMN, sf.lit("+I"))
     check_columns(what, _types(rows.schema), _types(df.schema))
@@ -112,7 +116,7 @@ def _types(schema: StructType) -> dict[str, str]:
 
 
 def static(name: str, df: object) -> DataFrame:
-    """``df``, what operator or source ``name`` starts from. Raises JobError for what is no DataFrame, or streams."""
+    """``df``, the initial rows of operator or source ``name``. Raises JobError for anything but a bounded DataFrame."""
     if not isinstance(df, DataFrame) or df.isStreaming:
         kind = "a streaming DataFrame" if isinstance(df, DataFrame) else repr(df)
         raise JobError(

@@ -1,8 +1,8 @@
-"""What a running job does, kept up to date in a terminal or a notebook.
+"""The progress of a running job, kept up to date in a terminal or a notebook.
 
 Owns: ``ProgressBar``, ``Snapshot`` and the screens.
-Invariant: nothing is written where nobody looks on (a file, a pipe); when it has ended the screen is as if it had never
-been; nothing here can make a micro-batch fail, or wait.
+Invariant: nothing is written where nobody reads it live (a file, a pipe); at the end the screen is as if the bar had
+never been there; nothing here can make a micro-batch fail, or wait.
 Must not import storage; rich, which is optional, only where there is a terminal.
 """
 
@@ -18,15 +18,15 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from asyncstate.errors import ConfigurationError
 
-_SECONDS: Final = 0.25  # between two looks
+_SECONDS: Final = 0.25  # between two updates
 _JOIN_SECONDS_MAX: Final = 5.0
 _WIDTH: Final = 24
 _MIB: Final = 1 << 20
 
 
 class Snapshot(NamedTuple):
-    """What is known of a job at a moment. ``batch_id`` and ``running`` (an operator) are None between micro-batches;
-    ``tasks``: done and all of Spark's stages that run now; ``rows`` went into operators in ``seconds`` of the last
+    """The state of a job at a moment. ``batch_id`` and ``running`` (an operator) are None between micro-batches;
+    ``tasks``: done and all of Spark's running stages; ``rows`` went into operators in ``seconds`` of the last
     micro-batch."""
 
     job: str
@@ -42,7 +42,7 @@ class Snapshot(NamedTuple):
 
     @property
     def now(self) -> str:
-        """What happens."""
+        """The line about the current activity."""
         if self.batch_id is None:
             return f"{self.job}: waiting for rows"
         doing = f"operator '{self.running}'" if self.running else "function, sinks and commit"
@@ -50,14 +50,14 @@ class Snapshot(NamedTuple):
 
     @property
     def bar(self) -> str:
-        """The tasks that are done."""
+        """The bar of finished tasks."""
         done, count = self.tasks
         full = _WIDTH * done // count if count else 0
         return f"[{'#' * full}{'.' * (_WIDTH - full)}] {done}/{count} tasks" if count else ""
 
     @property
     def last(self) -> str:
-        """The last micro-batch."""
+        """The line about the last micro-batch."""
         if self.last_batch_id is None:
             return "no micro-batch yet"
         pace = f" ({self.rows / self.seconds:,.0f}/s)" if self.seconds else ""
@@ -68,27 +68,27 @@ class Snapshot(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """All of it."""
+        """All non-empty lines."""
         return [line for line in (self.now, self.bar, self.last) if line]
 
 
 class Screen(Protocol):
-    """Where lines are shown in place of those before."""
+    """Shows lines in place of the previous ones."""
 
     def show(self, lines: list[str]) -> None:
-        """Show these."""
+        """Show these lines."""
 
     def clear(self) -> None:
-        """Show nothing any more."""
+        """Remove the lines."""
 
 
 class TerminalScreen:
-    """Lines below whatever else the program prints."""
+    """Lines below the program's other output."""
 
     def __init__(self, console: Any, *, with_stdout: bool) -> None:
         from rich.live import Live
 
-        # What is printed meanwhile goes above the lines; what goes into a file must not be led here.
+        # Output printed meanwhile goes above the lines; output into a file must not be redirected here.
         self._live = Live(
             console=console,
             auto_refresh=False,
@@ -148,7 +148,7 @@ class ProgressBar:
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Take it off the screen; twice is allowed."""
+        """Remove the bar from the screen; may be called twice."""
         self._ended.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -166,7 +166,7 @@ class ProgressBar:
         try:
             while not self._ended.wait(_SECONDS) and self._is_active():
                 self._screen.show(self._snapshot().lines)
-        except Exception:  # the JVM has gone, or the screen: nothing to show, and nobody to tell
+        except Exception:  # the JVM or the screen is gone: nothing to show, and nobody to notify
             pass
         finally:
             with suppress(Exception):

@@ -1,7 +1,7 @@
 """The progress of micro-batches as Prometheus metrics.
 
 Owns: ``PrometheusProgress``, an ``on_progress`` for ``StreamingJob``. Optional: needs ``asyncstate[prometheus]``.
-Invariant: metrics are made once a registry; a metric that was not measured leaves its metric as it is.
+Invariant: metrics are created once per registry; a value that was not measured leaves its metric unchanged.
 Must not import pyspark.
 """
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _JOB: Final = ("job",)
 _OPERATOR: Final = ("job", "operator")
 _PREFIX: Final = "asyncstate_"
-_GAUGES: Final = (MetricKind.GAUGE, MetricKind.MAX_GAUGE)  # what does not add up over micro-batches
+_GAUGES: Final = (MetricKind.GAUGE, MetricKind.MAX_GAUGE)  # values that do not add up over micro-batches
 _TIMES: Final = ("total_seconds", "function_seconds", "commit_seconds")
 _SECONDS_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 _metrics: weakref.WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""By registry and name: a second object for a registry uses those of the first."""
+"""By registry and name: a second object for a registry reuses the metrics of the first."""
 
 
 class PrometheusProgress:
@@ -79,7 +79,7 @@ class PrometheusProgress:
         )
 
     def __call__(self, progress: Progress) -> None:
-        """Take the metrics of one micro-batch."""
+        """Record the metrics of one micro-batch."""
         job = progress["job"]
         self._batches.labels(job).inc()
         self._last.labels(job).set(progress["batch_id"])
@@ -91,7 +91,7 @@ class PrometheusProgress:
             self._take(job, operator)
 
     def serve(self, port: int, address: str = "127.0.0.1") -> MetricsServer:
-        """Answer scrapes at http://address:port/metrics until the server is closed; port 0 takes a free one."""
+        """Serve scrapes at http://address:port/metrics until the server is closed; port 0 takes a free one."""
         server, thread = self._client.start_http_server(port, address, self.registry)
         return MetricsServer(server, thread)
 
@@ -132,11 +132,11 @@ class MetricsServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The address where it listens."""
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Stop answering; twice is allowed."""
+        """Stop the server; may be called twice."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

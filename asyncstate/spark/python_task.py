@@ -1,11 +1,11 @@
-"""What runs in Spark's Python workers: rows of one partition in, output rows and the commit record out.
+"""Code that runs in Spark's Python workers: rows of one partition in, output rows and the commit record out.
 
-Owns: ``PartitionTask``, the function given to ``mapInArrow``, ``StatelessTask``, that of a stateless operator, which
-runs over the partitions that its input happens to have, and the settling of a worker process.
-Invariant: a task works for the partition its rows name, never for the one Spark's task context names (that
-one shifts when the stage stands second in a union), and refuses rows of two partitions. The first and the last row
-that an attempt sends name it, so that the driver can tell its rows from another attempt's.
-Must not import pyspark; what is slow to import is imported when the task runs.
+Owns: ``PartitionTask``, the function given to ``mapInArrow``; ``StatelessTask``, that of a stateless operator, which
+runs over the partitions that its input happens to have; and the setup of a worker process.
+Invariant: a task works for the partition that its rows name, never for the one that Spark's task context names (that
+one shifts when the stage is second in a union), and refuses rows of two partitions. The first and the last row that an
+attempt sends name it, so that the driver can distinguish its rows from another attempt's.
+Must not import pyspark; modules that are slow to import are imported when the task runs.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ if TYPE_CHECKING:
 
 # A batch whose inputs alternate more often than this is split by input with a copy instead of by slices.
 _MAX_SLICES = 16
-# Rows a list of output: beyond some hundred there is nothing to gain, and Spark holds a list in one piece.
+# Rows per list of output: above some hundred there is nothing to gain, and Spark holds a list in one piece.
 _LIST_ROWS = 1_000
 _LIST_BYTES = 1 << 20
 ROW_BYTES: Final = "arrow_row_bytes_peak"
-"""Of a commit record's peaks: bytes of a row that came from Spark, the mean of the widest batch."""
-_TELLING_ROWS, _TELLING_BYTES = 100, 1 << 20  # of a batch of fewer rows the buffers' own size counts
-# Young collections are counted in allocations; the default of 700 makes them run all the time under
-# record-grain operators, whose objects live for one batch.
+"""A peak of a commit record: bytes of a row that came from Spark, the mean of the widest batch."""
+_TELLING_ROWS, _TELLING_BYTES = 100, 1 << 20  # in a batch of fewer rows the buffers' fixed size dominates
+# Collections of the youngest generation are triggered by allocations; with the default of 700 they run all the time
+# under record-grain operators, whose objects live for one batch.
 _GC_YOUNG_ALLOCATIONS = 50_000
 
 _log = logging.getLogger(__name__)
 _settled = False
 _told: set[tuple[str, str, str]] = set()
-"""The counters of stateless operators of which this worker has told, by job, uid and name."""
+"""The counters of stateless operators that this worker has already reported, by job, uid and name."""
 
 
 @dataclass(frozen=True)
 class PartitionTask:
     """``mapInArrow``'s function: runs ``spec`` on the partition that the rows name.
 
-    ``after`` makes of the operator's main output the rows that leave it. ``then``: operators with the same partitions
-    that run behind it; the rows that leave are those of the last one. ``wire`` is the schema Spark expects back: lists
-    of structs, with the output columns and ``row_kind``, the commit column, and such lists for each side output.
-    ``onward``: the rows go to the next operator in the same Spark job instead, and the report with them. ``reports``:
-    an accumulator of Spark's that gets the report as the commit column has it.
+    ``after`` transforms the operator's main output into the rows that leave it. ``then``: downstream operators with the
+    same partitions that run in the same task; the rows that leave are those of the last one. ``wire`` is the schema
+    Spark expects back: lists of structs, with the output columns and ``row_kind``, the commit column, and such lists
+    for each side output. ``onward``: send the rows and the report to the next operator in the same Spark job instead.
+    ``reports``: a Spark accumulator that also gets the report, as in the commit column.
     """
 
     spec: TaskSpec
@@ -87,8 +87,8 @@ class PartitionTask:
     mark: str = field(default_factory=own_mark)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The attempt's id, output rows, then the report; the first and the last are one row each. Onward go the rows
-        and the report, in a row for each of those that get rows.
+        """The attempt's id, output rows, then the report; the first and the last are one row each. With ``onward``, the
+        rows and the report, in one row for each task that gets rows.
 
         Raises AsyncStateError marked for the driver.
         """
@@ -121,7 +121,9 @@ class PartitionTask:
                 records.append(out)
             elif out.num_rows:
                 yield self._sent_on(out)
-        collections.deque(given, maxlen=0)  # an operator need not read all rows; the reports among them count
+        collections.deque(
+            given, maxlen=0
+        )  # an operator need not read all rows, but all reports among them count
         records[0].peaks[ROW_BYTES] = max(widths, default=0.0)
         report = Report(
             self.spec.uid, partition, attempt, pack_records(records), received.read, received.carried
@@ -138,12 +140,12 @@ class PartitionTask:
         from asyncstate.runtime.spec import SideBatch
 
         if isinstance(out, SideBatch):
-            assert self.onward is None  # operators with side outputs are kept
+            assert self.onward is None  # operators with side outputs are materialized
             return self._to_wire(SIDE + out.output, out.batch)
         return self._to_wire(OUTPUT, out) if self.onward is None else self.onward.rows(out)
 
     def _to_wire(self, name: str, out: pa.RecordBatch) -> pa.RecordBatch:
-        """Some rows to a list: Spark makes, copies and keeps an object for each row that it gets."""
+        """Several rows per list: Spark creates, copies and keeps an object for each row that it gets."""
         kind = self.wire.field(name).type
         columns = [
             cast(column, field.type) for column, field in zip(out.columns, kind.value_type, strict=True)
@@ -196,7 +198,7 @@ class StatelessTask:
 
 
 def _tell(spec: TaskSpec, counters: Mapping[str, int]) -> None:
-    """Say once a worker what the operator counts: a sum over runs that may be repeated would be wrong."""
+    """Log the operator's counters once per worker: a sum over runs that may be repeated would be wrong."""
     for name, value in counters.items():
         told = (spec.job_id, spec.uid, name)
         if value and told not in _told:
@@ -212,7 +214,7 @@ def _tell(spec: TaskSpec, counters: Mapping[str, int]) -> None:
 
 
 def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterator[pa.RecordBatch]:
-    """The batches; ``widths`` gets the mean bytes of a row of each that is large enough to tell."""
+    """The batches; appends to ``widths`` the mean bytes per row of each batch that is large enough to measure."""
     for batch in batches:
         size = batch.nbytes
         if batch.num_rows >= _TELLING_ROWS or size >= _TELLING_BYTES:
@@ -221,7 +223,7 @@ def _measured(batches: Iterator[pa.RecordBatch], widths: list[float]) -> Iterato
 
 
 def _received(batches: Iterator[pa.RecordBatch], received: Received) -> Iterator[pa.RecordBatch]:
-    """The batches; ``received`` gets what the attempts that their rows are of report."""
+    """The batches; adds to ``received`` the reports and the attempt ids that come with their rows."""
     for batch in batches:
         if batch.schema.names[-1] == REPORTS:
             received.add(batch.column(batch.num_columns - 1).drop_null().to_pylist())
@@ -229,11 +231,11 @@ def _received(batches: Iterator[pa.RecordBatch], received: Received) -> Iterator
 
 
 def settle_worker() -> None:
-    """Once a process: take everything imported so far out of the garbage collector's sight.
+    """Once per process: move everything imported so far out of the garbage collector's reach.
 
-    Spark's worker runs a full collection after every task; over the modules' objects it costs more than the
-    rest of a small task together. When the process ends they are in sight again: modules are only deleted then if they
-    can be collected, and native ones report what is left as leaks.
+    Spark's worker runs a full collection after every task; over the modules' objects it costs more than the rest of a
+    small task. When the process ends they are collectable again: otherwise modules would not be deleted, and native
+    ones would report what is left as leaks.
     """
     global _settled
     if not _settled:
@@ -245,10 +247,10 @@ def settle_worker() -> None:
 
 
 def quiet_end(daemon: ModuleType) -> None:
-    """In a worker of ``daemon``, if that is PySpark's: leave out the trace of an answer that nobody waits for.
+    """In a worker of ``daemon``, if that is PySpark's: suppress the trace of an answer that nobody waits for.
 
-    Spark closes the connection of a worker that has had nothing to do for a minute, of all when it stops, and of one
-    whose rows nobody asks for any more. PySpark takes that for a failed task, and prints that it could not say so.
+    Spark closes the connection of a worker that was idle for a minute, of all workers when it stops, and of a worker
+    whose rows are no longer needed. PySpark treats that as a failed task, and prints that it could not report it.
     """
     if getattr(daemon.__spec__, "name", None) == "pyspark.daemon":
         daemon.print = _printed_unless_gone  # type: ignore[attr-defined]  # before the built-in one
@@ -287,7 +289,7 @@ def regular_inputs(inputs: Sequence[InputSpec]) -> list[int]:
 def _runs(
     tags: npt.NDArray[np.int32], batch: pa.RecordBatch, inputs: Sequence[int]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Pairs of input index and its rows; slices where inputs alternate seldom: whole arrival order."""
+    """Pairs of input index and its rows; slices where inputs alternate seldom: the arrival order is kept."""
     starts = np.flatnonzero(np.diff(tags, prepend=-1)).tolist()
     if len(starts) > _MAX_SLICES:
         for index in inputs:

@@ -1,8 +1,8 @@
-"""Spark's own checkpoint of a streaming query: taking it back to a batch.
+"""Spark's own checkpoint of a streaming query: rewinding it to a batch.
 
-Owns: ``QueryCheckpoint`` and ``Rewind``: which of Spark's files have to go so that it runs a batch again.
-Invariant: what goes is known, and found to be enough, before anything is deleted; a rewind that was broken off can be
-made again, and a query that is started before that is refused by its job.
+Owns: ``QueryCheckpoint`` and ``Rewind``: which of Spark's files to delete so that it runs a batch again.
+Invariant: the files to delete are determined, and found to be sufficient, before anything is deleted. An interrupted
+rewind can be repeated, and a query that is started before that is refused by its job.
 Must not import pyspark: the command line uses this module.
 
 Source: Spark's ``HDFSMetadataLog``, ``OffsetSeqLog`` and ``FileStreamSource``.
@@ -26,7 +26,7 @@ _NAMED_OFFSET: Final = re.compile(r"(\w+):(.*)", re.DOTALL)
 
 
 class _File(NamedTuple):
-    """A file of one of Spark's logs: those of one folder and number belong together."""
+    """A file of one of Spark's logs: files of the same folder and number belong together."""
 
     folder: str
     number: int
@@ -36,8 +36,8 @@ class _File(NamedTuple):
 
 
 class Rewind(NamedTuple):
-    """What a query's checkpoint loses: ``files`` in the order in which they have to go; ``numbers`` by folder, for
-    people; ``batch`` will be the next that Spark runs."""
+    """What a query's checkpoint loses: ``files`` in the order of deletion; ``numbers`` by folder, for display;
+    ``batch`` will be the next that Spark runs."""
 
     batch: int
     files: list[str]
@@ -69,16 +69,16 @@ class QueryCheckpoint:
             )
 
     def rewind_to(self, version: int) -> Rewind:
-        """What has to go so that batch ``version + 1`` is the next one, with the rows that it had.
+        """The files to delete so that batch ``version + 1`` is the next one, with the rows that it had.
 
         Raises CheckpointError if Spark no longer has what it needs for that.
         """
         self._check(version)
         kept = {COMMITS: version, OFFSETS: version + 1, **self._kept_of_sources(version)}
         going = [file for file in self._logs if file.folder in kept and file.number > kept[file.folder]]
-        # Commits first, the newest first: as long as one is left, Spark goes on behind it, and the job refuses that.
-        # The offsets last: they say what is to go from the sources. A checksum before its file: one that is not there
-        # is not compared.
+        # Commits first, the newest first: as long as one is left, Spark continues after it, and the job refuses that.
+        # The offsets last: they say what to delete from the sources. A checksum before its file: a missing one is not
+        # compared.
         order = {COMMITS: 0, OFFSETS: 2}
         going.sort(key=lambda file: (order.get(file.folder, 1), -file.number, not file.is_checksum))
         numbers: dict[str, set[int]] = {}
@@ -113,9 +113,9 @@ class QueryCheckpoint:
             )
 
     def _kept_of_sources(self, version: int) -> dict[str, int]:
-        """Of each source that keeps a list of its files: the newest of its entries that batch ``version + 1`` has.
+        """The newest file list entry that batch ``version + 1`` has, for each source that keeps such a list.
 
-        Such a list has numbers of its own: a batch without new files adds nothing to it.
+        Such a list is numbered separately: a batch without new files adds nothing to it.
         """
         batch = max(number for number in self._numbers(OFFSETS) if number <= version + 1)
         kept = {}
@@ -126,7 +126,8 @@ class QueryCheckpoint:
         return kept
 
     def _entries_of(self, batch: int) -> dict[str, int | None]:
-        """The newest list entry that the offsets of ``batch`` name for each source; None for what keeps no list."""
+        """The newest list entry that the offsets of ``batch`` name for each source; None for a source without a
+        list."""
         name = f"{OFFSETS}/{batch}"
         try:
             offsets = _offsets(self._files.get_bytes(name))
@@ -159,11 +160,12 @@ def _file(name: str) -> _File | None:
 
 
 def _offsets(data: bytes) -> dict[str, str]:
-    """What a file of offsets says of each source: by number, or by name where sources have names. Raises ValueError."""
+    """The content of a file of offsets for each source: by number, or by name where sources have names. Raises
+    ValueError."""
     version, *rest = data.decode().splitlines() or [""]
     if not rest:
         raise ValueError("it is cut off")
-    version, offsets = version.strip(), rest[1:]  # the second line is of the whole batch
+    version, offsets = version.strip(), rest[1:]  # the second line concerns the whole batch
     if version == "v1":
         return {str(number): line for number, line in enumerate(offsets)}
     if version != "v2":
@@ -173,13 +175,13 @@ def _offsets(data: bytes) -> dict[str, str]:
 
 
 def _entry(offset: str) -> int | None:
-    """The number of the newest list entry, of a source of files; None for any other source, or without an offset."""
+    """The number of the newest list entry, for a source of files; None for any other source, or without an offset."""
     try:
         decoded = msgspec.json.decode(offset)
     except msgspec.DecodeError:
         if offset.startswith("{"):
             raise
-        return None  # a source may say it in its own way
+        return None  # a source may use another format
     if not isinstance(decoded, dict) or set(decoded) != {"logOffset"}:
         return None
     return msgspec.convert(decoded["logOffset"], int)

@@ -2,7 +2,7 @@
 
 Owns: ``read_state`` and the function that its tasks run.
 Invariant: reading claims nothing and touches no store of the job, so the job may run meanwhile; each entry of the
-version comes out once.
+version is returned once.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ def read_state(
     *,
     unpickle: bool = False,
 ) -> DataFrame:
-    """The state in ``checkpoint`` (a folder or URI) at ``version``, by default the newest one: a row an entry.
+    """The state in ``checkpoint`` (a folder or URI) at ``version``, by default the newest one: a row per entry.
 
-    ``uid`` and ``state`` choose; without them all operators' states and timers are read (the state ``@timers``).
+    ``uid`` and ``state`` select; without them all operators' states and timers are read (the state ``@timers``).
     Columns: ``operator``, ``state``, ``kind``, ``version``, ``partition``; ``key``, a struct of the key columns;
     ``namespace``; ``user_key`` of a map, ``position`` of a list; ``value``; ``ttl_stamp``. Times that the framework
-    gives are int64 microseconds. If all that is read is one state of one operator, its types are the declared ones;
-    otherwise ``key``, ``user_key`` and ``value`` are JSON texts, and all columns are there.
+    adds are int64 microseconds. If only one state of one operator is read, its types are the declared ones; otherwise
+    ``key``, ``user_key`` and ``value`` are JSON texts, and all columns are there.
 
-    Pickled values are the stored bytes; with ``unpickle`` their ``repr``, which runs code that whoever can write the
-    checkpoint has chosen. Reading changes nothing; a task restores its partition into a folder of its own below
-    ``async-state.local-dir``, or the temporary folder. A version that the job gives up while it is read makes it fail.
+    Pickled values are the stored bytes; with ``unpickle`` their ``repr``, which runs code chosen by anyone with write
+    access to the checkpoint. Reading changes nothing; a task restores its partition into a separate folder below
+    ``async-state.local-dir``, or the temporary folder. If the job deletes the version while it is read, reading fails.
 
-    Raises CheckpointError, StateDeclarationError for what is not there.
+    Raises CheckpointError and StateDeclarationError for what does not exist.
     """
     inspection = Inspection(checkpoint, resolve({}, dict(spark.conf.getAll)))
     manifest = inspection.manifest(version)
@@ -134,5 +134,5 @@ def _typed_schema(decoder: StateDecoder) -> StructType:
 
 
 def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """``column`` as ``wanted``; Spark's times have microseconds, so what is finer is cut."""
+    """``column`` as ``wanted``; Spark's times have microseconds, so finer times are truncated."""
     return column if column.type.equals(wanted) else column.cast(wanted, safe=False)

@@ -1,12 +1,12 @@
-"""Reports that come by an accumulator of Spark's, without a query that looks for them.
+"""Reports that come by a Spark accumulator, without a query that looks for them.
 
 Owns: ``ReportAccumulator``.
-Invariant: what it has found are the reports of the attempts that have kept a stage's rows, or nothing: it says so only
-where each task has reported once. The task's last row has its report, too, for where it does not.
+Invariant: it returns the reports of the attempts that have kept a stage's rows, or nothing: it returns them only if
+each task has reported once. The task's last row has its report, too, for the other case.
 Must not import storage.
 
-An accumulator tells of all attempts at a task that Spark has noticed to succeed, and not whose rows it has kept. With
-one attempt a task there is no choice, and the rows kept are checked against its id when they are read.
+An accumulator reports all attempts at a task that Spark has noticed to succeed, and not whose rows it has kept. With
+one attempt per task there is no choice, and the kept rows are checked against its id when they are read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReportAccumulator:
-    """Around the action of a stage of ``tasks`` tasks, whose reports are added to ``reports``."""
+    """Context manager for the action of a stage of ``tasks`` tasks, whose reports are added to ``reports``."""
 
     def __init__(self, context: SparkContext, tasks: int) -> None:
         self.reports = context.accumulator([], _Listed())
@@ -38,7 +38,7 @@ class ReportAccumulator:
 
 
 class _Listed(AccumulatorParam[list[bytes]]):
-    """One after the other."""
+    """Concatenates lists."""
 
     def zero(self, value: list[bytes]) -> list[bytes]:
         """See ``AccumulatorParam``."""

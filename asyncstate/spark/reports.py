@@ -1,15 +1,15 @@
 """What an attempt at a task reports, how it gets to the driver, and whether attempts fit together.
 
-Owns: ``Report``; ``AttemptMarker``, its way through the tasks that get the attempt's rows; ``ShuffleWriter``, which
-routes both to them; ``reports_of``, which takes only reports that fit.
-Invariant: an attempt's report lies in the same block of Spark's exchange as its rows, so whoever has the ones has the
-other; what is committed are the attempts whose rows all tasks behind them got.
-Rows that go onward have the columns, types and routes that they would have if Spark had kept and selected them.
+Owns: ``Report``; ``AttemptMarker``, which accompanies the attempt's rows to the tasks that get them; ``ShuffleWriter``,
+which routes both; ``reports_of``, which accepts only reports that fit together.
+Invariant: an attempt's report lies in the same block of Spark's exchange as its rows, so a task that has the rows has
+the report; an attempt is committed only if every downstream task consumed its rows.
+Rows for the next operator have the columns, types and routes that they would have if Spark had kept and selected them.
 Must not import pyspark: workers import this module.
 
-Spark computes tasks again whose rows it has lost with an executor, also when some of the tasks behind them have had
-these rows already, and of two speculative attempts it takes the first that ends. An accumulator would tell of all
-attempts, and not whose rows were used.
+Spark recomputes tasks whose rows it has lost with an executor, even if some downstream tasks have already read these
+rows, and of two speculative attempts it takes the first that ends. An accumulator would report all attempts, and not
+whose rows were used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """``attempt`` at the task of ``partition`` of the stage that is called as its first operator.
+    """``attempt`` at the task of ``partition`` of ``stage``, which is named after its first operator.
 
     ``records``: the packed commit records of its operators. ``read``: the attempts whose rows it got, as (stage,
-    partition, attempt). ``carried``: the reports that came to it.
+    partition, attempt). ``carried``: the upstream reports that it received.
     """
 
     stage: str
@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AttemptMarker(msgspec.Struct, frozen=True, array_like=True):
-    """What each task gets that may have rows of an attempt. One of them gets the ``report``."""
+    """The marker that each task gets that may have rows of an attempt. One of them gets the ``report``."""
 
     stage: str
     partition: int
@@ -56,7 +56,7 @@ class AttemptMarker(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Received:
-    """What a task has got of the attempts that its rows are of."""
+    """The attempts that a task has read rows of, and the reports that came with them."""
 
     def __init__(self) -> None:
         self.read: list[tuple[str, int, bytes]] = []
@@ -72,14 +72,14 @@ class Received:
 
 
 def pack(message: Report | AttemptMarker) -> bytes:
-    """As bytes."""
+    """The message as bytes."""
     return msgspec.msgpack.encode(message)
 
 
 @dataclass(frozen=True)
 class ShuffleWriter:
-    """To input ``index`` of the next operator, ``given``. ``wire``: the route, the columns that the input sends, the
-    report. ``parallelism`` is that of the next operator."""
+    """Writes to input ``index`` of the next operator, ``given``. ``wire``: the route, the columns that the input sends,
+    the report. ``parallelism`` is that of the next operator."""
 
     given: InputSpec
     index: int
@@ -101,7 +101,7 @@ class ShuffleWriter:
         return pa.RecordBatch.from_arrays(columns, schema=self.wire)
 
     def reports(self, report: Report) -> pa.RecordBatch:
-        """A row for each partition of the next operator, which all get the attempt's id and one of them the report."""
+        """A row for each partition of the next operator; all have the attempt's id and one of them the report."""
         passed = [
             AttemptMarker(report.stage, report.partition, report.attempt, report if own else None)
             for own in (at == report.partition % self.parallelism for at in range(self.parallelism))
@@ -115,10 +115,10 @@ class ShuffleWriter:
 def reports_of(
     packed: Sequence[bytes], batch_id: int, parallelism: Mapping[str, int], feeds: Mapping[str, Sequence[str]]
 ) -> dict[str, list[Report]]:
-    """The reports of each stage, from those of the last stage's tasks.
+    """The reports of each stage, collected from those of the last stage's tasks.
 
-    ``parallelism`` of each stage; ``feeds``: the stages whose rows go to it. Raises JobError if not every partition of
-    each has reported once, and if tasks have read rows of an attempt that is not the one whose report came.
+    ``parallelism`` of each stage; ``feeds``: the upstream stages in the same Spark job. Raises JobError if not every
+    partition of each has reported once, and if tasks have read rows of an attempt other than the one whose report came.
     """
     found: dict[str, dict[int, Report]] = {stage: {} for stage in parallelism}
     told: dict[str, list[int]] = {stage: [] for stage in parallelism}

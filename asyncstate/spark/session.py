@@ -1,9 +1,9 @@
-"""Spark settings that suit stateful Python work, a session built with them, and what its log leaves out.
+"""Spark settings that suit stateful Python work, a session built with them, and filters for its log.
 
-Owns: ``recommended_conf`` and ``build_session``, and what a job makes of a session built otherwise; ``quieten``, for
+Owns: ``recommended_conf`` and ``build_session``, and the adaptation of a session built otherwise; ``quieten``, for
 sessions of ``build_session``, and ``suppress_log``.
-Invariant: nothing here is needed for correct results; a job runs on any session. A line of the log is left out only if
-nothing can be done about it, or if somebody else says it; the level of the whole log, and of loggers that the user has
+Invariant: nothing here is needed for correct results; a job runs on any session. A log line is left out only if the
+user cannot act on it, or if it is reported elsewhere. The level of the whole log, and of loggers that the user has
 configured, are left as they are; nothing about the log can make a job fail.
 Must not import storage.
 """
@@ -29,20 +29,20 @@ _log = logging.getLogger(__name__)
 
 _ADDRESS: Final = ("spark.driver.bindAddress", "spark.driver.host")
 _LOCAL_IP: Final = "SPARK_LOCAL_IP"
-"""The environment variable that says where Spark's UI listens; there is no setting for it."""
+"""The environment variable with the address where Spark's UI listens; there is no setting for it."""
 _FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _FILE_MANAGERS: Final = "org.apache.spark.sql.execution.streaming.checkpointing"
 
 LOCAL_CHECKPOINTS: Final = "org.apache.spark.rdd.MapPartitionsRDD"
-"""Warns that rows of a local checkpoint cannot be made again, for each of them at each micro-batch."""
+"""Warns that rows of a local checkpoint cannot be recomputed, for each of them at each micro-batch."""
 QUERIES: Final = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
-"""Says with what a query has failed, with all Java frames."""
+"""Logs the error of a query, with all Java frames."""
 TASKS: Final = "org.apache.spark.scheduler.TaskSetManager"
 BLOCKS: Final = "org.apache.spark.storage.BlockManager"
 EXECUTOR: Final = "org.apache.spark.executor.Executor"
-"""Says with what a task has failed, with all Java frames; TaskSetManager says it, too."""
+"""Logs the error of a task, with all Java frames; TaskSetManager logs it, too."""
 LOST_BLOCKS: Final = ".*Block rdd_.* could not be removed as it was not found on disk or in memory.*"
-"""Of the rows of a task that has failed: there are none."""
+"""Logs the missing rows of a failed task."""
 SCHEDULER: Final = "org.apache.spark.scheduler.DAGScheduler"
 """Warns that a query that is stopped between two micro-batches has no jobs to cancel."""
 
@@ -50,9 +50,9 @@ SCHEDULER: Final = "org.apache.spark.scheduler.DAGScheduler"
 def recommended_conf() -> dict[str, str]:
     """Settings that were measured to help; each can be overridden.
 
-    Unix domain sockets halve the fixed cost of a micro-batch against TCP, worker reuse keeps interpreters and
-    imports between micro-batches, Arrow batches of 100,000 rows were the fastest, and few shuffle
-    partitions beat many: key groups, not partitions, spread the keys.
+    Unix domain sockets halve the fixed cost of a micro-batch compared with TCP, worker reuse keeps interpreters and
+    imports between micro-batches, Arrow batches of 100,000 rows were the fastest, and few shuffle partitions beat many:
+    key groups, not partitions, spread the keys.
     """
     return {
         "spark.python.unix.domain.socket.enabled": "true",
@@ -68,9 +68,8 @@ def recommended_conf() -> dict[str, str]:
 def build_session(
     name: str = "asyncstate", master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session with ``recommended_conf()`` overlaid by ``conf``, its workers on this interpreter. With a local
-    master, named here, it listens on 127.0.0.1 only, and queries write their logs without forking, unless told
-    otherwise.
+    """A session with ``recommended_conf()`` overlaid by ``conf``, its workers on this interpreter. With a local master,
+    named here, it listens on 127.0.0.1 only, and queries write their logs without forking, unless configured otherwise.
 
     Raises EnvironmentSetupError if the machine has no JDK that Spark can start.
     """
@@ -93,7 +92,7 @@ def build_session(
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside, what starts has these environment variables, too."""
+    """Context manager: processes that start inside also have these environment variables."""
     os.environ.update(variables)
     try:
         yield
@@ -103,8 +102,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def local_address(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
-    """Where the driver of a session with ``master`` is to listen: no other machine needs to reach a local one, and
-    Spark's default is the host's address. Nothing for other masters, and where the user has chosen."""
+    """The listen address of the driver of a session with ``master``: no other machine needs to reach a local one, and
+    Spark's default is the host's address. Empty for other masters, and where the user has set one."""
     chosen = _LOCAL_IP in os.environ or any(key in conf for key in _ADDRESS)
     return dict.fromkeys(_ADDRESS, "127.0.0.1") if _is_local(master, conf) and not chosen else {}
 
@@ -112,23 +111,23 @@ def local_address(master: str | None, conf: Mapping[str, str]) -> dict[str, str]
 def local_logs(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     """How queries of a session with ``master`` write the logs of their own checkpoints: files of a local disk are
     renamed by Hadoop's FileSystem. Spark's default goes through FileContext, which starts a process (``readlink``) for
-    each rename, a third of a small micro-batch (decision 0068). Nothing for other masters."""
+    each rename, a third of a small micro-batch (decision 0068). Empty for other masters."""
     if not _is_local(master, conf) or _FILE_MANAGER in conf:
         return {}
     return {_FILE_MANAGER: f"{_FILE_MANAGERS}.FileSystemBasedCheckpointFileManager"}
 
 
 def _is_local(master: str | None, conf: Mapping[str, str]) -> bool:
-    """Whether driver and workers are one process, and so their files those of one machine."""
+    """Whether driver and workers are one process, so that their files are on one machine."""
     return re.fullmatch(r"local(\[.*\])?", conf.get("spark.master", master or "").strip()) is not None
 
 
 def settle_session(spark: SparkSession) -> None:
-    """Make a session fit for a job, whoever built it: workers on this interpreter, a warning of speculation.
+    """Adapt any session to a job: workers on this interpreter, a warning about speculation.
 
-    Spark starts its workers with the ``python3`` of the PATH unless told otherwise, and that one may lack what
-    this interpreter's environment has. Only local workers certainly find this interpreter, so a cluster's are
-    left as they are, and so is what the user has set.
+    Spark starts its workers with the ``python3`` of the PATH unless configured otherwise, and that one may lack what
+    this interpreter's environment has. Only local workers certainly find this interpreter, so a cluster's are left as
+    they are, and so is what the user has set.
     """
     context = spark.sparkContext
     conf = context.getConf()
@@ -144,8 +143,8 @@ def settle_session(spark: SparkSession) -> None:
 
 
 def quieten(context: SparkContext) -> None:
-    """Leave out the warnings of local checkpoints, which the job makes and releases itself, of stops at rest, and what
-    Spark says four times of a task that fails with an error of ours, which is raised on the driver."""
+    """Leave out the warnings about local checkpoints, which the job makes and releases itself, those about idle stops,
+    and the four log entries of a task that fails with an AsyncStateError, which is raised on the driver."""
     with suppress(Exception):
         log4j = _log4j(context)
         loggers = log4j.LogManager.getContext(False)
@@ -156,7 +155,7 @@ def quieten(context: SparkContext) -> None:
                 LOCAL_CHECKPOINTS, log4j.core.config.LoggerConfig(LOCAL_CHECKPOINTS, level, True)
             )
             _deny(log4j, SCHEDULER, ".*Failed to cancel job group .* Cannot find active jobs.*")
-            # What a task fails with is raised on the driver.
+            # The error of a task is raised on the driver.
             _deny(log4j, TASKS, noted())
             _deny(log4j, BLOCKS, noted())
             _deny(log4j, BLOCKS, LOST_BLOCKS)
@@ -166,7 +165,8 @@ def quieten(context: SparkContext) -> None:
 
 @contextmanager
 def suppress_log(context: SparkContext, run_id: object) -> Iterator[None]:
-    """Inside, the log does not say with what the query ``run_id`` has failed: whoever waits for it will."""
+    """Context manager: the log does not report the error of the query ``run_id``; the caller that awaits the query gets
+    it."""
     undo: Callable[[], None] | None = None
     with suppress(Exception):
         undo = _deny(_log4j(context), QUERIES, f".*{re.escape(str(run_id))}.*terminated with error.*")
@@ -179,9 +179,9 @@ def suppress_log(context: SparkContext, run_id: object) -> Iterator[None]:
 
 
 def _deny(log4j: Any, name: str, words: str) -> Callable[[], None]:
-    """Leave out lines of this logger that match; what takes it back."""
+    """Leave out matching lines of this logger; returns the function that undoes it."""
     loggers = log4j.LogManager.getContext(False)
-    logger = loggers.getConfiguration().getLoggerConfig(name)  # mostly the root
+    logger = loggers.getConfiguration().getLoggerConfig(name)  # usually the root
     denies, passes = map(log4j.core.Filter.Result.valueOf, ("DENY", "NEUTRAL"))
     denied = log4j.core.filter.RegexFilter.createFilter(words, None, False, denies, passes)
     logger.addFilter(denied)

@@ -1,10 +1,10 @@
-"""The measuring of Arrow batches that cannot become too large, which a stage does without.
+"""Turns off Spark's byte counting for Arrow batches where they cannot become too large.
 
 Owns: ``ArrowBatches``, which lifts the session's bound in bytes while a stage runs alone.
-Invariant: results never depend on it; the session's settings are as they were afterwards, whatever happens. The bound
-in bytes is lifted only where the bound in rows keeps it, and nothing else of the job's plan runs in Python. Of columns
+Invariant: results never depend on it; the session's settings are restored afterwards, whatever happens. The bound in
+bytes is lifted only where the bound in rows implies it, and nothing else of the job's plan runs in Python. For columns
 with a fixed width that is certain; with texts and lists it holds as long as rows are at most four times as wide as the
-widest batch of the micro-batch before, which the workers measure.
+widest batch of the previous micro-batch, which the workers measure.
 Must not import storage.
 
 Spark adds up the bytes of a batch after each row unless ``maxBytesPerBatch`` is the largest int: a fifth of the JVM's
@@ -37,11 +37,11 @@ _QUERY_ID: Final = "sql.streaming.queryId"
 _PYTHON: Final = ("PYTHON_UDF",)
 _MARGIN: Final = 2  # Arrow's buffers grow by doubling
 _KIND_BYTES: Final = 7  # a row kind has two characters; its offset, its validity
-_TEXT_MARGIN: Final = 4  # rows of a micro-batch may be so much wider than those of the one before
+_TEXT_MARGIN: Final = 4  # rows of a micro-batch may be this much wider than those of the previous one
 
 
 class ArrowBatches:
-    """For the stages of one job, whose query was started on ``session``. May be used from several threads."""
+    """Lifts the bound for stages of one job, whose query was started on ``session``. Thread-safe."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -55,10 +55,10 @@ class ArrowBatches:
     def stage(
         self, frames: Sequence[DataFrame], stages: Sequence[tuple[str, Sequence[InputSpec]]]
     ) -> Iterator[None]:
-        """While the rows that ``frames`` begin with go to Python: the bound in bytes is lifted if it is needless.
+        """While the rows that ``frames`` begin with go to Python: the bound in bytes is lifted if it is redundant.
 
-        ``stages``: of each operator that gets rows in the same Spark job its uid and inputs. Jobs take the setting
-        along when they are submitted. With another stage running it is as the session has it.
+        ``stages``: the uid and inputs of each operator that gets rows in the same Spark job. Jobs read the setting when
+        they are submitted. While another stage runs, the session's setting stays.
         """
         with self._lock:
             self._running += 1
@@ -74,8 +74,8 @@ class ArrowBatches:
                 self._restore()
 
     def saw(self, uid: str, bytes_a_row: float) -> None:
-        """The widest batch of operator ``uid`` in the micro-batch that has just run, by its mean row; 0: there was none
-        that tells."""
+        """The widest batch of operator ``uid`` in the micro-batch that has just run, by its mean row; 0: none was large
+        enough to measure."""
         if bytes_a_row:
             self._seen[uid] = bytes_a_row
 
@@ -89,7 +89,7 @@ class ArrowBatches:
             session.conf.set(BYTES, bound)
 
     def _lift(self, frames: Sequence[DataFrame], width: int) -> None:
-        """Lift the bound for rows of ``width`` bytes, if it is needless."""
+        """Lift the bound for rows of ``width`` bytes, if it is redundant."""
         session = frames[0].sparkSession
         most, bound = int(str(session.conf.get(ROWS))), str(session.conf.get(BYTES))
         allowed = size_of(bound)
@@ -103,7 +103,7 @@ class ArrowBatches:
 
 
 def row_bytes(inputs: Sequence[InputSpec]) -> int | None:
-    """Bytes in Arrow of a row that has the columns of all regular inputs; None where it has no fixed width."""
+    """Bytes in Arrow of a row that has the columns of all regular inputs; None if it has no fixed width."""
     regular = [inputs[index] for index in regular_inputs(inputs)]
     route = pa.int32()
     width = _sum([route, *(field.type for given in regular for field in given.row_schema)])
@@ -129,7 +129,7 @@ def _width(kind: pa.DataType) -> int | None:
 
 
 def size_of(text: str) -> int | None:
-    """Bytes from Spark's spelling of its default or a number; None for other units, which are the user's choice."""
+    """Bytes from Spark's spelling of its default or a number; None for other units, which the user has chosen."""
     found = re.fullmatch(r"(\d+)b?", text.strip().lower())
     return int(found.group(1)) if found else None
 
@@ -142,7 +142,7 @@ def _is_plain_source(session: SparkSession, rows: DataFrame) -> bool:
         if query is None:
             return False
         return not contains_any(rows, _PYTHON, query._jsq.streamingQuery().logicalPlan())
-    except Exception:  # another Spark than this was written for: everything stays as it is
+    except Exception:  # an unexpected Spark version: everything stays as it is
         return False
 
 
@@ -161,6 +161,7 @@ def contains_any(df: DataFrame, patterns: tuple[str, ...], plan: Any = None) -> 
 
 @functools.lru_cache(maxsize=8)
 def _tree_patterns(jvm: Any, names: tuple[str, ...]) -> Any:
-    """Catalyst's TreePatterns as it takes them. Kept: each name costs some calls into the JVM, for every stage."""
+    """Catalyst's TreePatterns as Catalyst takes them. Cached: each name costs some calls into the JVM, for every
+    stage."""
     enum = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     return jvm.PythonUtils.toSeq([getattr(enum, name)() for name in names])

@@ -1,7 +1,7 @@
 """Copies of operators as Spark's tasks get them.
 
 Owns: ``shipped_copy``.
-Invariant: what cannot be sent to tasks is an error before any task runs.
+Invariant: an operator that cannot be sent to tasks is an error before any task runs.
 Must not import runtime or storage.
 """
 
@@ -16,10 +16,10 @@ from asyncstate.operator import Operator
 
 
 def shipped_copy(uid: str, operator: Operator) -> Operator:
-    """A copy of ``operator``. Raises JobError, before any task does, for what cannot be shipped."""
+    """A copy of ``operator``. Raises JobError, before any task does, if it cannot be shipped."""
     try:
         pickled = cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
-    except Exception as error:  # whatever the objects that it holds raise
+    except Exception as error:  # any error of the objects that it holds
         raise JobError(
             f"operator '{uid}' ({type(operator).__name__}) cannot be sent to tasks: {type(error).__name__}: {error}. "
             "Make what cannot be pickled (clients, locks, open files) in open()"

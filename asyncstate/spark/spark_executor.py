@@ -1,7 +1,7 @@
 """Spark as the executor of a job's driver.
 
 Owns: ``SparkExecutor``.
-Invariant: rows are DataFrames of one micro-batch; what they say of their columns is what Spark says.
+Invariant: rows are DataFrames of one micro-batch; their schemas are Spark's.
 Must not import storage.
 """
 
@@ -44,9 +44,9 @@ class SparkExecutor:
         self._spark = spark
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
-        self._observed: set[str] = set()  # the names of all that has been asked for
+        self._observed: set[str] = set()  # the names of all requested observations
         self.texts = JobDescriptions(spark.sparkContext)
-        """What Spark's UI says of the stages."""
+        """The job descriptions of the stages in Spark's UI."""
         self.default_parallelism: int = spark.sparkContext.defaultParallelism
 
     # -- rows ------------------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
-"""The local phase of an operator as Catalyst runs it: rows of a key put together before the exchange by key group.
+"""Partial aggregation of an operator in Catalyst: rows of a key are aggregated before the exchange by key group.
 
 Owns: ``put_together``, the SQL of ``PartialAggregation``, and ``first_rows``, that of ``PartialLimit``.
-Invariant: a row comes out for each key, slice and presence of an event time, with the columns of
+Invariant: the result has a row for each key, slice and presence of an event time, with the columns of
 ``InputSpec.row_schema``; columns are compared as the state compares them, since ``input_spec`` refuses other collations
 than UTF8_BINARY; whatever the session's ANSI mode and time zone, nothing overflows and no time shifts.
 Must not import runtime or storage.
 
-Spark's own aggregation does it: rows are put together in each task, exchanged by Spark's hash of the key, and put
-together again. So there is a second exchange, of few rows, and nothing but Spark's public interface is used. Measured
-against it (decision 0024): only the first half of Catalyst's plan, which takes planner internals and is as quick; and
+Spark's own aggregation does it: rows are aggregated in each task, exchanged by Spark's hash of the key, and aggregated
+again. So there is a second exchange, of few rows, and only Spark's public interface is used. Alternatives measured
+(decision 0024): only the first half of Catalyst's plan, which takes planner internals and is as quick; and
 ``mapInArrow`` with pyarrow, which carries every row into Python and back and gains nothing.
 """
 
@@ -42,11 +42,11 @@ from asyncstate.spark.column_types import quoted
 from asyncstate.spark.task_errors import marked
 
 _PART: Final = "__asyncstate_local_part"
-"""Beside the key: the slice of a row, or whether it has an event time."""
+"""A grouping column in addition to the key: the slice of a row, or whether it has an event time."""
 
 
 def put_together(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
-    """The rows of ``df`` after the local phase of ``spec``; they come in at most ``parallelism`` partitions."""
+    """The rows of ``df`` after the partial aggregation of ``spec``; they come in at most ``parallelism`` partitions."""
     assert spec.local is not None
     if spec.changelog:
         df = _checked_kinds(df, spec)
@@ -58,15 +58,15 @@ def put_together(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
     grouped = df.groupBy(*map(sf.expr, keys)) if values is None else _by_values(df, keys, values)
     found = grouped.agg(*map(sf.expr, _aggregates(spec, spec.local)))
     if not keys and values is None:
-        found = found.where(f"{LOCAL_ROWS} > 0")  # over no rows SQL has one row
-    # An exchange of Spark's own has as many partitions as the session says, by default 200.
+        found = found.where(f"{LOCAL_ROWS} > 0")  # without rows SQL still returns one row
+    # Spark's own exchange has as many partitions as the session says, by default 200.
     return found.coalesce(parallelism)
 
 
 def _by_values(df: DataFrame, keys: list[str], values: LocalValues) -> GroupedData:
-    """Rows of equal keys and values, of each set of columns for itself.
+    """Rows of equal keys and values, for each set of columns separately.
 
-    Under names of their own, since a column may be in several sets and in the key.
+    Under separate names, since a column may be in several sets and in the key.
     """
     df = df.selectExpr("*", *(f"{quoted(of)} as {name}" for name, of in values.columns))
     names = [name for name, _ in values.columns]
@@ -80,7 +80,7 @@ def _by_values(df: DataFrame, keys: list[str], values: LocalValues) -> GroupedDa
 
 
 def first_rows(df: DataFrame, limit: PartialLimit) -> DataFrame:
-    """The first rows of ``df``: Spark takes those of each part, and then those of all parts together."""
+    """The first rows of ``df``: Spark takes those of each partition, and then those of all partitions."""
     ordered = df.orderBy(*(_sort_column(one) for one in limit.order)) if limit.order else df
     return ordered.limit(limit.rows)
 
@@ -101,7 +101,7 @@ def _part(df: DataFrame, spec: InputSpec, phase: PartialAggregation) -> str:
         time = f"(({time} - timestamp_ntz'1970-01-01 00:00:00') div interval '0.000001' second)"
     else:
         time = f"unix_micros({time})"
-    # The slice's number: floor((time - offset) / step), with nothing that could overflow on the way.
+    # The slice's number: floor((time - offset) / step), without an intermediate overflow.
     step, offset = f"{phase.slices.step}L", f"{phase.slices.offset % phase.slices.step}L"
     return f"{time} div {step} - if({time} % {step} < 0, 1, 0) - if(pmod({time}, {step}) < {offset}, 1, 0)"
 
@@ -167,7 +167,7 @@ def _signed(value: str, spec: InputSpec) -> str:
 
 
 def _checked_kinds(df: DataFrame, spec: InputSpec) -> DataFrame:
-    """``df``, failing where a row's kind is none; null among them."""
+    """``df``, failing where a row's kind is invalid or null."""
     error = marked(
         SchemaError(
             f"{spec.name}: column '{ROW_KIND_COLUMN}' has a value that no changelog has; write one of "

@@ -1,9 +1,9 @@
-"""Stages of a micro-batch, from what is checked to what has been reported.
+"""Stages of a micro-batch, from the checked operators to the collected reports.
 
-Owns: ``PlannedStage``; ``plan_stage`` and ``run_stages``; ``JobDescriptions``, what Spark's UI says of them.
-Invariant: a planned stage runs in the one Spark action of the stage that keeps its rows: its own, or that of a stage
-behind it, which gets its rows in the same Spark job. All partitions get the same broadcast rows in the same order, that
-of the DataFrame. What the UI says cannot make a micro-batch fail.
+Owns: ``PlannedStage``; ``plan_stage`` and ``run_stages``; ``JobDescriptions``, the job descriptions in the Spark UI.
+Invariant: a planned stage runs in the one Spark action of the stage that keeps its rows: its own, or that of a
+downstream stage, which gets its rows in the same Spark job. All partitions get the same broadcast rows in the same
+order, that of the DataFrame. Job descriptions cannot make a micro-batch fail.
 Must not import storage.
 """
 
@@ -48,8 +48,8 @@ _LINES_MAX: Final = 8  # of operators; a page shows a description in full
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage that is planned and has not run. ``chain``: its operators, one after the other in a task; ``schema``: the
-    columns that leave the task. ``feeds``: the stages whose rows go to it in the same Spark job."""
+    """A stage that is planned and has not run. ``chain``: its operators, fused into one task; ``schema``: the columns
+    that leave the task. ``feeds``: the upstream stages in the same Spark job."""
 
     chain: Sequence[Prepared]
     schema: StructType
@@ -59,12 +59,12 @@ class PlannedStage:
 
     @property
     def uid(self) -> str:
-        """Of its first operator, which the stage is called by."""
+        """The uid of its first operator, which names the stage."""
         return self.chain[0].spec.uid
 
     @property
     def all(self) -> list[PlannedStage]:
-        """The stages that run in its Spark job, in their order."""
+        """The stages that run in its Spark job, in execution order."""
         return [*itertools.chain.from_iterable(feed.all for feed in self.feeds), self]
 
 
@@ -74,7 +74,7 @@ def plan_stage(
     done: bool,
     run: RunPartition | None,
 ) -> PlannedStage:
-    """A stage of ``chain`` over ``inputs``. ``done``: the rows were put together in the task that they come from."""
+    """A stage of ``chain`` over ``inputs``. ``done``: the rows were aggregated in the task that they come from."""
     started = time.perf_counter()
     first = chain[0].spec
     with _explained(chain, ()):
@@ -96,8 +96,8 @@ def plan_stage(
 
 
 def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
-    """The rows of the broadcast input, which is ``df``; runs its plan. Raises JobError if they are more than
-    their share of ``async-state.memory``."""
+    """The rows of the broadcast input, which is ``df``; runs its plan. Raises JobError if they exceed their share of
+    ``async-state.memory``."""
     index = spec.operator.broadcast_input
     assert index is not None
     # Collecting keeps the order, partition by partition; a shuffle would not.
@@ -114,8 +114,9 @@ def run_stages(
     stateless: Collection[str],
     watched: Collection[str],
 ) -> tuple[Stage, list[tuple[Prepared, list[CommitRecord]]]]:
-    """Run ``planned`` and what feeds it in one action: its rows, and of each operator the records of its partitions.
-    ``stateless``: uids of operators that may run with it; ``watched``: what Spark may observe meanwhile."""
+    """Run ``planned`` and what feeds it in one action. Returns its rows, and for each operator the records of its
+    partitions. ``stateless``: uids of operators that may run with it; ``watched``: names of the metrics that Spark may
+    observe meanwhile."""
     every = planned.all
     operators = [one for stage in every for one in stage.chain]
     names = ", ".join(type(one.spec.operator).__name__ for one in operators)
@@ -138,7 +139,7 @@ def run_stages(
 
 
 def _records(planned: PlannedStage, packed: Sequence[bytes]) -> Iterator[tuple[Prepared, list[CommitRecord]]]:
-    """Of each operator the records of its partitions, of attempts that fit together."""
+    """The records of the partitions of each operator, of attempts that fit together."""
     every = planned.all
     last = planned.chain[-1].spec
     reports = reports_of(
@@ -163,8 +164,8 @@ def _explained(chain: Sequence[Prepared], stateless: Collection[str]) -> Abstrac
 
 class JobDescriptions:
     """The description of Spark's jobs, which the tabs "Jobs" and "SQL / DataFrame" show: Spark's own text of the
-    micro-batch, and a line for each operator that has run. Each change is a call into the JVM, of a millisecond at
-    most."""
+    micro-batch, and a line for each operator that has run. Each change is a call into the JVM, which takes at most a
+    millisecond."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -175,7 +176,7 @@ class JobDescriptions:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Around a micro-batch."""
+        """Context manager for a micro-batch."""
         self._lines, self._before = [], None
         with suppress(Exception):
             self._before = self._context.getLocalProperty(_DESCRIPTION)
@@ -188,7 +189,7 @@ class JobDescriptions:
 
     @contextmanager
     def stage(self, uids: str, operator: str) -> Iterator[None]:
-        """Around the stage of an operator, or of several in one task."""
+        """Context manager for the stage of an operator, or of several in one task."""
         self.running = uids
         self._set(f"operator '{uids}' ({operator})")
         try:
@@ -197,7 +198,7 @@ class JobDescriptions:
             self.running = None
 
     def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
-        """Say what operators have done, of the jobs that follow."""
+        """Add what operators have done to the descriptions of the following jobs."""
         self._lines += [f"{uid}: {one.text}, {one.state_text}" for uid, one in metrics.items()]
         self._set(*self._lines[-_LINES_MAX:])
 

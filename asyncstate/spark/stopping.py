@@ -1,15 +1,14 @@
-"""How a query ends on request: the micro-batch at work is committed, no other begins, and nothing is said of it.
+"""How a query ends on request: the running micro-batch is committed, no other begins, and no error is logged.
 
 Owns: ``Stopping``.
-Invariant: whoever waits holds no lock that a micro-batch needs; what is turned away has not begun, so that it is lost
-with nothing and comes again at the next start.
+Invariant: a waiting caller holds no lock that a micro-batch needs; a rejected micro-batch has not begun, so that it
+loses nothing and comes again at the next start.
 
 Spark interrupts its stream thread when a query is stopped. In the middle of a micro-batch that is an error with pages
-of Java frames, and Spark's own commit of it may be cut off. So the query is stopped while its thread is at rest:
-waiting for rows, or waiting here, in a micro-batch that is turned away with the words by which Spark knows an
-interruption.
+of Java frames, and Spark's own commit of it may be cut off. So the query is stopped while its thread is idle: waiting
+for rows, or waiting here, in a micro-batch that is rejected with the words by which Spark recognizes an interruption.
 
-Where the user has called ``query.stop()``, what breaks the micro-batch off is told to Spark in the same few words: it
+Where the user has called ``query.stop()``, Spark gets the error that ends the micro-batch in the same few words: it
 looks for them with a pattern that takes stack for each character before them, and a trace of some pages was too much.
 """
 
@@ -58,8 +57,8 @@ def _is_broken_off(error: BaseException) -> bool:
 
 
 def call_to_its_end(function: Callable[[], object], batch_id: int) -> None:
-    """Call the user's function of a micro-batch. What is to end its thread or process (``sys.exit``) is raised as a
-    JobError: Spark's thread has no other way to say that it has ended, and Spark would wait for ever."""
+    """Call the user's function of a micro-batch. An exception that would end its thread or process (``sys.exit``) is
+    raised as a JobError: Spark's thread has no other way to report its end, and Spark would wait forever."""
     try:
         function()
     except (SystemExit, KeyboardInterrupt, GeneratorExit) as leaving:
@@ -72,22 +71,23 @@ def call_to_its_end(function: Callable[[], object], batch_id: int) -> None:
 
 
 class Stopping:
-    """The agreement between the micro-batches of a job, which come on Spark's thread, and who stops its query."""
+    """Coordinates the micro-batches of a job, which run on Spark's thread, with the threads that stop its query."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._turns = threading.Lock()  # of those who stop
-        self._query: StreamingQuery | None = None  # that is being stopped
+        self._turns = threading.Lock()  # one stopping thread at a time
+        self._query: StreamingQuery | None = None  # the query that is being stopped
         self._at_work: int | None = None  # the thread of the micro-batch
         self._turned_away = False
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
-        """Around a micro-batch. Raises TurnedAwayError if the query is being stopped, or was in its middle."""
+        """Context manager for a micro-batch. Raises TurnedAwayError if the query is being stopped, or was stopped in
+        the middle of it."""
         while not self._begins():
             query = self._query
-            # Spark says this before it interrupts its thread. No lock is held: it is a call into the JVM.
+            # Spark sets this before it interrupts its thread. No lock is held: it is a call into the JVM.
             if query is not None and not query.isActive:
                 raise TurnedAwayError(_INTERRUPTED)
         try:
@@ -102,7 +102,7 @@ class Stopping:
                 self._changed.notify_all()
 
     def _begins(self) -> bool:
-        """Begin, unless the query is being stopped: then wait a little, for that or for its being given up."""
+        """Begin, unless the query is being stopped: then wait a little, for the stop or for its cancellation."""
         with self._changed:
             self._turned_away = self._query is not None
             if self._turned_away:
@@ -113,7 +113,7 @@ class Stopping:
             return True
 
     def stop(self, query: StreamingQuery, timeout_seconds: float | None) -> None:
-        """Return when the query has ended. Raises JobError beyond the timeout, and from within a micro-batch; the query
+        """Return when the query has ended. Raises JobError after the timeout, and from within a micro-batch; the query
         then goes on."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         if self._at_work == threading.get_ident():
@@ -139,7 +139,7 @@ class Stopping:
             self._turns.release()
 
     def _at_rest(self, query: StreamingQuery) -> bool:
-        """Whether Spark's thread waits, or is gone: what the job has committed, Spark has too."""
+        """Whether Spark's thread waits, or is gone: Spark has then committed what the job has committed."""
         if self._at_work is not None:
             return False
         return self._turned_away or not query.isActive or not query.status["isTriggerActive"]

@@ -1,9 +1,9 @@
-"""Errors across the border between worker and driver.
+"""Transport of errors from worker to driver.
 
-Owns: how an AsyncStateError raised in a Python worker reaches the driver as the same class with the same
-message, and not as the Java exception that carried it. Invariants: an error that did not come from a task
-passes unchanged; a text that a row brings along is never taken for an error, because it lacks the driver's mark. Must
-not import pyspark: workers import this module.
+Owns: how an AsyncStateError raised in a Python worker reaches the driver as the same class with the same message, and
+not as the Java exception that carried it. Invariants: an error that did not come from a task passes unchanged; a text
+in a row's data is never treated as an error, because it lacks the driver's mark. Must not import pyspark: workers
+import this module.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ class _Sent(msgspec.Struct, frozen=True):
 
 
 def own_mark() -> str:
-    """What this process knows notes by that are meant for it: a driver's tasks take it along."""
+    """The mark of notes that are meant for this process: a driver's tasks carry it."""
     return _MARK
 
 
 @contextlib.contextmanager
 def marking(mark: str = _MARK, where: str = "the task") -> Iterator[None]:
     """Inside, an AsyncStateError gets a note from which the driver with this ``mark`` can restore it, however Java
-    wraps the text. So does what would end the process (``sys.exit``), as a JobError that names ``where``.
+    wraps the text. An exception that would end the process (``sys.exit``) gets one too, as a JobError that names
+    ``where``.
 
     It is raised without its frames and its cause, which the note has: Java writes the text into its log four times.
     """
@@ -72,12 +73,12 @@ def _sent(error: AsyncStateError, mark: str) -> AsyncStateError:
 
 
 def marked(error: AsyncStateError) -> str:
-    """A text that says the error and that ``restore`` understands, for what Java is to raise."""
+    """A text with the error's message and a note that ``restore`` understands, to be raised by Java."""
     return f"{error} {_note(error, _MARK)}"
 
 
 def marked_in_sql(message: str, kind: type[AsyncStateError] = errors.SchemaError) -> str:
-    """In SQL what ``marked`` gives: for errors that the JVM finds. ``message`` is an expression."""
+    """The SQL form of ``marked``: for errors that the JVM finds. ``message`` is an expression."""
     sent = f"to_json(named_struct('kind', '{kind.__name__}', 'message', {message}, 'traceback', ''))"
     return f"concat({message}, ' {_head(_MARK)}', {sent}, ']')"
 
@@ -111,7 +112,7 @@ def restore(text: str) -> AsyncStateError | None:
             ValueError,
             RecursionError,
             msgspec.MsgspecError,
-        ):  # cut off on its way, or within another note
+        ):  # truncated, or within another note
             at = text.rfind(head, 0, at)
     return None
 
@@ -126,7 +127,7 @@ def _restored(sent: _Sent) -> AsyncStateError:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Inside, an exception of Spark that carries an AsyncStateError of a task is raised as that error."""
+    """Inside, a Spark exception that carries an AsyncStateError of a task is raised as that error."""
     try:
         yield
     except AsyncStateError:

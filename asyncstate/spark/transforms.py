@@ -1,7 +1,7 @@
-"""Nodes of a dataflow that look at one row at a time, as DataFrames.
+"""Nodes of a dataflow that process one row at a time, as DataFrames.
 
 Owns: ``transformed``; ``highest_time``, the SQL that observes event times.
-Invariant: nothing runs here; Spark computes such rows as part of whatever reads them.
+Invariant: nothing runs here; Spark computes such rows as part of the plan that reads them.
 Must not import runtime's tasks or storage.
 """
 
@@ -25,7 +25,7 @@ from asyncstate.spark.facts import insertions
 
 
 def transformed(node: Transform | Union, inputs: Sequence[DataFrame], kinds: bool = False) -> DataFrame:
-    """The rows of a node that Spark computes; ``kinds``: a selection has ``row_kind`` besides what it names."""
+    """The rows of a node that Spark computes; ``kinds``: a selection has ``row_kind`` in addition to its columns."""
     if isinstance(node, Union):
         if any(ROW_KIND_COLUMN in df.columns for df in inputs):
             inputs = [insertions(df) for df in inputs]

@@ -1,7 +1,7 @@
 """Sinks: the changes of a micro-batch written once into a table that has a primary key.
 
 Owns: nothing; re-exports the public names.
-Invariant: what a target has of a micro-batch and that it has it are written together, or not at all.
+Invariant: a target writes a micro-batch's changes and the record that it has them together, or not at all.
 Must not import runtime, storage or execution.
 """
 

@@ -1,8 +1,8 @@
-"""What of a column's values another type keeps, and the texts and JSON that tables have for them.
+"""Which values of a column another type preserves, and their text and JSON forms in tables.
 
 Owns: ``keeps``, ``plain``, ``duration_texts``, ``json_texts``.
-Invariant: where ``keeps`` is true, different values stay different and come back as they were; what is too large for
-the other type is an error there and never another value.
+Invariant: where ``keeps`` is true, different values stay different and are read back as they were; a value that is too
+large for the other type is an error there and never another value.
 Must not import pyspark.
 """
 
@@ -20,16 +20,16 @@ from asyncstate.errors import OperatorError
 _INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
 _UNITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _EXACT_BITS: Final = {16: 11, 32: 24, 64: 53}
-"""The bits of the integers that a float of so many bits keeps."""
+"""The width of the integers that a float of so many bits represents exactly."""
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Texts, of any of Arrow's layouts."""
+    """Whether the type is text, in any of Arrow's layouts."""
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Bytes, of any of Arrow's layouts."""
+    """Whether the type is bytes, in any of Arrow's layouts."""
     return bool(
         kinds.is_binary(kind)
         or kinds.is_large_binary(kind)
@@ -39,22 +39,23 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Lists, of any of Arrow's layouts."""
+    """Whether the type is a list, in any of Arrow's layouts."""
     return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
 
 
 def digits(kind: pa.DataType) -> int:
-    """Decimal places of a second that a time of this type has."""
+    """The decimal places of a second in a time of this type."""
     return _UNITS.get(getattr(kind, "unit", "s"), 0)
 
 
 def integer_in_float(integer: pa.DataType, bits: int) -> bool:
-    """Whether a float of so many bits keeps every integer of the type."""
+    """Whether a float of so many bits represents every integer of the type exactly."""
     return bool(integer.bit_width - int(kinds.is_signed_integer(integer)) <= _EXACT_BITS[bits])
 
 
 def keeps(given: pa.DataType, column: pa.DataType) -> bool:
-    """Whether a column of type ``column`` keeps every value of type ``given``, or is too small for it with an error."""
+    """Whether a column of type ``column`` preserves every value of type ``given``, or raises an error for values too
+    large."""
     if given.equals(column) or any(alike(given) and alike(column) for alike in (is_text, is_bytes)):
         return True
     if kinds.is_integer(given):
@@ -83,7 +84,7 @@ def keeps(given: pa.DataType, column: pa.DataType) -> bool:
 
 
 def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with times of UTC, whatever the session's zone is; other columns as they are."""
+    """The column with times in UTC, whatever the session's zone is; other columns as they are."""
     if kinds.is_timestamp(column.type) and column.type.tz not in (None, "UTC"):
         return column.cast(pa.timestamp(column.type.unit, "UTC"))
     return column
@@ -98,13 +99,13 @@ def duration_text(microseconds: int) -> str:
 
 
 def duration_texts(column: pa.ChunkedArray, text: Callable[[int], str] = duration_text) -> list[str | None]:
-    """Lengths of time as texts. ``text`` is given microseconds."""
+    """Durations as texts. ``text`` gets microseconds."""
     micros = column.cast(pa.duration("us")).cast(pa.int64()).to_pylist()
     return [None if one is None else text(one) for one in micros]
 
 
 def no_json(kind: pa.DataType) -> str | None:
-    """What within the type JSON has nothing for; None if it has for all."""
+    """The part of the type that JSON cannot represent; None if it can represent all."""
     if kinds.is_map(kind):
         return no_json(kind.item_type) if is_text(kind.key_type) else f"keys of type {kind.key_type}"
     if is_list(kind):
@@ -118,9 +119,10 @@ def no_json(kind: pa.DataType) -> str | None:
 
 
 def json_texts(name: str, column: pa.ChunkedArray) -> list[str | None]:
-    """Lists, structs and maps as JSON: decimals as texts, times as those of ISO 8601.
+    """Lists, structs and maps as JSON: decimals as texts, times in ISO 8601.
 
-    Raises OperatorError for NaN and infinities, which JSON does not have."""
+    Raises OperatorError for NaN and infinities, which JSON does not have.
+    """
     encode = msgspec.json.Encoder().encode
     shape = json_shape(column.type)
     found: list[str | None] = []
@@ -135,7 +137,8 @@ def json_texts(name: str, column: pa.ChunkedArray) -> list[str | None]:
 
 
 def json_shape(kind: pa.DataType) -> Callable[[Any], Any]:
-    """What makes of a Python value of the type what is encoded: maps, which Arrow gives as pairs, become objects."""
+    """A function that converts a Python value of the type to the value to encode: maps, which Arrow gives as pairs,
+    become objects."""
     if kinds.is_map(kind):
         inner = json_shape(kind.item_type)
         return lambda value: None if value is None else {key: inner(item) for key, item in value}

@@ -32,7 +32,7 @@ _ROW: Final = "__asyncstate_row"
 
 
 class IcebergTarget:
-    """``table`` (``"db.totals"``) of a catalog: its name in pyiceberg's configuration, and properties that come on top,
+    """``table`` (``"db.totals"``) of a catalog: its name in pyiceberg's configuration, and properties that override it,
     such as ``{"type": "rest", "uri": "..."}``."""
 
     def __init__(
@@ -82,12 +82,12 @@ class IcebergTarget:
             return False
         self._check(table, changes.upserts.schema, changes.keys)
         check_no_nan(self.place, changes)
-        # A commit that pyiceberg repeats by itself would go over what another driver has written meanwhile. This is its
-        # copy of the table's properties, which is not written.
+        # A commit that pyiceberg retries by itself would overwrite what another driver has written meanwhile. This is
+        # its copy of the table's properties, which is not written.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         try:
             with table.transaction() as transaction, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a key to delete is not there
+                warnings.simplefilter("ignore")  # about a key to delete that does not exist
                 self._replace(table, transaction, changes)
                 transaction.set_properties({name: mark_from(origin, batch_id).text()})
         except (CommitFailedException, ValidationException) as error:
@@ -95,10 +95,11 @@ class IcebergTarget:
         return True
 
     def _replace(self, table: Table, transaction: Transaction, changes: TargetChanges) -> None:
-        """Take away the rows of all keys that change, and put the new ones beside what stays of their files.
+        """Delete the rows of all changed keys, and add the new ones and the rows that stay of their files.
 
-        The filter has the values of each key column: of a key of several columns it finds more rows than those that
-        change, and the others are written again. A filter of the keys themselves takes milliseconds a key."""
+        The filter has the values of each key column: for a key of several columns it finds more rows than those that
+        change, and the others are written again. A filter of the keys themselves takes milliseconds per key.
+        """
         known = table.schema().as_arrow()
         keys = list(changes.keys)
         upserts = cast_to(self.place, changes.upserts, known, required=True).select(known.names)
@@ -134,7 +135,7 @@ class IcebergTarget:
                 f"{self.place}: catalog {self.catalog!r}: {error}; name one of pyiceberg's configuration, or give its "
                 "properties"
             ) from error
-        except Exception as error:  # of whatever a catalog's own client raises: HTTP, SQL, Thrift, AWS
+        except Exception as error:  # the errors of a catalog's own client: HTTP, SQL, Thrift, AWS
             raise StoreError(f"{self.place}: {type(error).__name__}: {error}") from error
 
 
@@ -143,13 +144,13 @@ def _any_of(keys: pa.Table) -> BooleanExpression:
 
     found: BooleanExpression = AlwaysTrue()
     for name in keys.column_names:
-        values: Any = In  # its types know the fields of its model, and not its constructor
+        values: Any = In  # its types declare the fields of its model, but not its constructor
         found = And(found, values(name, keys.column(name).unique().to_pylist()))
     return found
 
 
 def _without(rows: pa.Table, keys: pa.Table) -> pa.Table:
-    """The rows of none of the keys."""
+    """The rows that have none of the keys."""
     own = rows.select(keys.column_names).cast(keys.schema)
     numbered = own.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
     left = numbered.join(keys, keys.column_names, join_type="left anti").column(_ROW)

@@ -24,14 +24,14 @@ from asyncstate.spark.sinks.target import TargetChanges, check_columns, check_no
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
 
-_SECONDS: Final = 60.0  # librdkafka's own time for a request
+_SECONDS: Final = 60.0  # librdkafka's default timeout of a request
 
 _log = logging.getLogger(__name__)
 
 
 class KafkaTarget:
     """``topic`` of the brokers ``servers``: keys and values are JSON objects, deletions tombstones. Keys go to the
-    partitions that Java's clients would choose. ``options``: further ones of librdkafka, such as security."""
+    partitions that Java's clients would choose. ``options``: further librdkafka options, such as security."""
 
     def __init__(
         self, servers: str, topic: str, options: dict[str, str | int | float | bool] | None = None
@@ -58,7 +58,8 @@ class KafkaTarget:
         self._check_policy()
 
     def _check_policy(self) -> None:
-        """Raise SchemaError for a topic that keeps no last value of each key; warn where nobody says so."""
+        """Raise SchemaError for a topic that does not keep the last value of each key; warn if its settings are
+        unknown."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in __all__
 
@@ -147,7 +148,7 @@ def _check_types(place: str, schema: pa.Schema) -> None:
 
 
 def _messages(changes: TargetChanges) -> Iterator[tuple[bytes, bytes | None]]:
-    """Keys, and values or None. A micro-batch's rows are in memory already; its messages come one by one."""
+    """Keys, and values or None. A micro-batch's rows are in memory already; its messages are generated one by one."""
     encode = msgspec.json.Encoder().encode
     for row in _rows(changes.upserts):
         yield encode({name: row[name] for name in changes.keys}), encode(row)
@@ -156,7 +157,7 @@ def _messages(changes: TargetChanges) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Times in UTC, so that a key has one text whatever the session's zone is; maps as objects."""
+    """Rows with times in UTC, so that a key has one text whatever the session's zone is; maps as objects."""
     table = pa.table([plain(column) for column in table.columns], table.column_names)
     shapes = {field.name: json_shape(field.type) for field in table.schema if pa.types.is_nested(field.type)}
     for batch in table.to_batches(1000):
@@ -169,5 +170,5 @@ def _produce(producer: Producer, topic: str, key: bytes, value: bytes | None) ->
         try:
             producer.produce(topic, value, key)
             return
-        except BufferError:  # librdkafka's queue is full: what is in it goes first
+        except BufferError:  # librdkafka's queue is full: send its messages first
             producer.poll(1.0)

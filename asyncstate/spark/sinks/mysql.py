@@ -1,7 +1,7 @@
 """A table of a MySQL or MariaDB database.
 
 Owns: ``MySqlTarget``; needs PyMySQL (``pip install 'asyncstate[mysql]'``).
-Invariant: a write is one transaction; what MySQL would commit on its way (new tables) comes before it.
+Invariant: a write is one transaction; statements that MySQL commits implicitly (new tables) run before it.
 Must not import pyspark.
 
 Source: INSERT ... ON DUPLICATE KEY UPDATE of MySQL.
@@ -53,7 +53,7 @@ _UNIQUE: Final = (
 )
 _NAMED: Final = "table_schema = DATABASE() AND table_name = %s"
 _TABLE: Final = f"SELECT table_type, engine FROM information_schema.tables WHERE {_NAMED}"
-# Without strict mode MySQL stores the nearest value that fits, and says so in a warning alone.
+# Without strict mode MySQL stores the nearest value that fits, and only warns.
 _SESSION: Final = (
     "SET SESSION time_zone = '+00:00', SESSION sql_mode = CONCAT_WS(',', NULLIF(@@SESSION.sql_mode, ''), "
     "'STRICT_ALL_TABLES')"
@@ -62,7 +62,7 @@ _KEY: Final = "job = %s AND writer = %s AND table_name = %s"
 
 
 class _Table(NamedTuple):
-    """What the database says of a table."""
+    """The database's description of a table."""
 
     columns: dict[str, Column]
     types: dict[str, MySqlType]
@@ -71,7 +71,7 @@ class _Table(NamedTuple):
 
 
 class MySqlTarget:
-    """``table`` of the database that ``connection`` names: what PyMySQL's ``connect`` takes, such as
+    """``table`` of the database that ``connection`` names: the arguments of PyMySQL's ``connect``, such as
     ``{"host": "db", "user": "etl", "password": "...", "database": "shop"}``.
 
     Times are written in UTC, lists, structs and maps as JSON; the sink's session is in strict mode."""
@@ -165,7 +165,7 @@ class MySqlTarget:
 
     @contextmanager
     def _cursor(self) -> Iterator[Cursor]:
-        """On a connection of its own, which takes back what is not committed."""
+        """A cursor on a separate connection, which rolls back what is not committed."""
         with extra("mysql", "MySqlTarget"):
             import pymysql
         try:
@@ -196,7 +196,7 @@ def _unique(index: str, parts: Sequence[tuple[str, str | None, int | None]]) -> 
 
 
 def statements(table: str, columns: Sequence[str], keys: Sequence[str]) -> Statements:
-    """Those of a table."""
+    """The statements for a table."""
     name, listed, by = _identifier(table), ", ".join(map(_identifier, columns)), list(map(_identifier, keys))
     changed = [_identifier(column) for column in columns if column not in keys]
     change = (

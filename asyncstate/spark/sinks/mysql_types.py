@@ -1,7 +1,7 @@
-"""MySQL's and MariaDB's types: which of them keep Arrow's values, and what PyMySQL is given.
+"""MySQL's and MariaDB's types: which of them preserve Arrow's values, and the values that PyMySQL gets.
 
 Owns: ``MySqlType``, ``reason_against``, ``text_rules``, ``sent``.
-Invariant: in strict mode a column that ``reason_against`` lets through keeps a value or raises an error.
+Invariant: in strict mode a column that ``reason_against`` accepts stores a value unchanged or raises an error.
 Must not import pyspark or pymysql.
 
 Source: Data Types and Collation Pad Attributes of MySQL's documentation; NO PAD Collations of MariaDB's.
@@ -20,11 +20,11 @@ _INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint")
 _TEXTS: Final = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext")
 _BYTES: Final = ("varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 _EXACT_COLLATIONS: Final = ("_nopad_bin", "_0900_bin")
-"""Of MariaDB and MySQL: texts are one key if their bytes are the same, blanks at the end included."""
+"""Of MariaDB and MySQL: texts are equal keys if their bytes are equal, trailing blanks included."""
 
 
 class MySqlType(NamedTuple):
-    """What information_schema says of a column."""
+    """The description of a column in information_schema."""
 
     shown: str
     name: str
@@ -37,7 +37,7 @@ class MySqlType(NamedTuple):
 
 
 def text_rules(column: MySqlType) -> dict[str, Any]:
-    """What ``Column`` says of its texts: blanks beyond the end are cut in strict mode, too."""
+    """The text rules of a ``Column``: excess trailing blanks are cut in strict mode, too."""
     return {
         "characters": column.characters if column.name in ("char", "varchar") else None,
         "bytes_max": column.bytes_max if column.name in (*_TEXTS, *_BYTES) else None,
@@ -47,7 +47,7 @@ def text_rules(column: MySqlType) -> dict[str, Any]:
 
 
 def reason_against(given: pa.DataType, column: MySqlType, is_key: bool) -> str | None:
-    """Why the column does not keep values of the type, with what to do; None if it does."""
+    """Why the column does not preserve values of the type, with what to do; None if it does."""
     if is_text(given):
         return _reason_against_text(column, is_key)
     if kinds.is_nested(given):
@@ -119,7 +119,7 @@ def _reason_against_time(given: pa.DataType, column: MySqlType) -> str | None:
 
 
 def _arrow_type(column: MySqlType) -> pa.DataType | None:
-    """Of numbers; None for others. A float of a declared scale rounds, so that it is none."""
+    """The type of a numeric column; None for others. A float of a declared scale rounds, so that it has none."""
     if column.name in _INTEGERS:
         return pa.int64()
     if column.name == "decimal":

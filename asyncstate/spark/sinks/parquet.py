@@ -1,7 +1,7 @@
-"""Parquet files, one a micro-batch.
+"""Parquet files, one per micro-batch.
 
 Owns: ``ParquetTarget``.
-Invariant: a micro-batch's file is there whole or not at all; files of other names are none of a reader's.
+Invariant: a micro-batch's file exists whole or not at all; readers ignore files of other names.
 Must not import pyspark.
 """
 
@@ -23,12 +23,12 @@ from asyncstate.spark.sinks.target import TargetChanges, check_columns, check_te
 
 _FILE = "changes.parquet"
 _MARK: Final = b"asyncstate.mark"
-_UNFINISHED = "_changes.parquet"  # readers pass over names with an underscore
+_UNFINISHED = "_changes.parquet"  # readers skip names with a leading underscore
 
 
 class ParquetTarget:
     """``folder`` (a path, ``s3://...``): ``writer=<writer>/batch=<id>/changes.parquet``, with the changes of the
-    micro-batch, at most one a key. ``row_kind`` is ``+U`` or ``-D``; of what goes only the key is set."""
+    micro-batch, at most one per key. ``row_kind`` is ``+U`` or ``-D``; a deleted row has only its key."""
 
     def __init__(self, folder: str) -> None:
         self.folder = check_text("ParquetTarget", "folder", folder)
@@ -121,7 +121,7 @@ def _mark(last: int, schema: pa.Schema) -> Mark:
 
 
 def _last(files: fs.FileSystem, folder: str) -> int | None:
-    """The last micro-batch whose file is whole."""
+    """The last micro-batch whose file is complete."""
     found = files.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
     whole = [info.path.split("/")[-2] for info in found if info.base_name == _FILE]
     return max((int(name.removeprefix("batch=")) for name in whole), default=None)

@@ -1,7 +1,7 @@
 """A table of a PostgreSQL database.
 
 Owns: ``PostgresTarget``; needs psycopg (``pip install 'asyncstate[postgres]'``).
-Invariant: a write is one transaction; rows come by COPY into temporary tables, so that they cross the network once.
+Invariant: a write is one transaction; rows are sent by COPY into temporary tables, so that they cross the network once.
 Must not import pyspark.
 """
 
@@ -90,7 +90,7 @@ _KEY: Final = "job = %s AND writer = %s AND table_name = %s"
 
 
 class _Table(NamedTuple):
-    """What the database says of a table."""
+    """The database's description of a table."""
 
     columns: dict[str, Column]
     types: dict[str, PostgresType]
@@ -130,7 +130,7 @@ class PostgresTarget:
             self._check(table, changes.upserts.schema, changes.keys)
             check_values(self.place, changes, table.columns)
             cursor.execute(BATCHES)
-            # The lock on the writer's row, which has to be there: of two drivers the second waits and finds it written.
+            # The lock on the writer's row, which must exist: of two drivers the second waits and finds it written.
             nothing = (*key, NO_MARK, "", "")
             cursor.execute(
                 "INSERT INTO asyncstate_batches VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
@@ -198,7 +198,7 @@ class PostgresTarget:
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction on a connection of its own."""
+        """A transaction on a separate connection."""
         with extra("postgres", "PostgresTarget"):
             import psycopg
         password = _checked_password(self.conninfo)
@@ -215,7 +215,8 @@ class PostgresTarget:
 
 
 def _checked_password(conninfo: str) -> str:
-    """The password. Raises ConfigurationError for a text whose parts libpq takes for others: it would show them."""
+    """The password. Raises ConfigurationError for a text whose parts libpq would take for other settings, which it
+    would show."""
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 

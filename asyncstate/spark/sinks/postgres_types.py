@@ -1,7 +1,7 @@
-"""PostgreSQL's types: which of them keep Arrow's values, and how COPY reads these.
+"""PostgreSQL's types: which of them preserve Arrow's values, and how COPY reads these.
 
 Owns: ``PostgresType``, ``reason_against``, ``text_rules``, ``copied``.
-Invariant: ``copied`` writes what ``reason_against`` lets through so that PostgreSQL reads the same value.
+Invariant: ``copied`` writes what ``reason_against`` accepts so that PostgreSQL reads the same value.
 Must not import pyspark or psycopg.
 
 Source: Data Types of PostgreSQL's documentation; pg_type (typcategory, typtypmod).
@@ -37,12 +37,12 @@ _NUMBERS: Final = {
 _ALL_FIELDS: Final = 0x7FFF  # of an interval's modifier: years to seconds
 _TEXTS: Final = ("text", "varchar", "bpchar")
 _ELSEWHERE: Final = "NDTBA"
-"""Categories whose values are no texts: numbers, times, lengths of time, booleans, arrays."""
+"""Categories whose values are not texts: numbers, times, durations, booleans, arrays."""
 
 
 class PostgresType(NamedTuple):
-    """The type of a column, of a domain the one below it. ``modifier``: what is in brackets behind the name, encoded;
-    ``element``: of an array; ``is_coarse``: its collation takes different texts for one."""
+    """The type of a column; for a domain, its base type. ``modifier``: the encoded parameters in parentheses after the
+    type name; ``element``: of an array; ``is_coarse``: its collation compares different texts as equal."""
 
     name: str
     modifier: int
@@ -58,7 +58,7 @@ class PostgresType(NamedTuple):
 
 
 def text_rules(column: PostgresType) -> dict[str, Any]:
-    """What ``Column`` says of its texts."""
+    """The text rules of a ``Column``."""
     return {
         "characters": column.length,
         "no_blanks": column.name == "bpchar",
@@ -67,7 +67,7 @@ def text_rules(column: PostgresType) -> dict[str, Any]:
 
 
 def reason_against(given: pa.DataType, column: PostgresType, is_key: bool) -> str | None:
-    """Why the column does not keep values of the type, with what to do; None if it does."""
+    """Why the column does not preserve values of the type, with what to do; None if it does."""
     if is_key:
         return _reason_against_key(given, column)
     if column.name in ("json", "jsonb") and kinds.is_nested(given):
@@ -183,7 +183,7 @@ def _reason_against_numeric(given: pa.DataType, modifier: int) -> str | None:
 
 
 def copied(name: str, column: pa.ChunkedArray, into: PostgresType) -> pa.ChunkedArray:
-    """The column as PostgreSQL reads it in a CSV."""
+    """The column as PostgreSQL reads it from a CSV."""
     kind = column.type
     if is_bytes(kind):
         return _texts([None if one is None else f"\\x{one.hex()}" for one in column.to_pylist()])

@@ -1,4 +1,4 @@
-"""The SQL that databases have in common: from a staged table of changes into the one that is written.
+"""The SQL that databases have in common: from a staged table of changes into the target table.
 
 Owns: ``Statements``, those of SQLite and PostgreSQL; ``Column``, ``Unique`` and the refusal of what a table cannot
 take; the check of a micro-batch's values.
@@ -30,15 +30,15 @@ UPSERTS: Final = "asyncstate_upserts"
 DELETES: Final = "asyncstate_deletes"
 _UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 NO_MARK: Final = -1
-"""The micro-batch of a mark that is there to be locked, before the first write."""
+"""The micro-batch of a mark that exists only to be locked, before the first write."""
 
 
 class Column(NamedTuple):
     """A column of a table. ``kind``: its type as the database shows it; ``required``: it takes no null; ``filled``: a
-    row need not have it; ``computed``: a row cannot have it.
+    row may omit it; ``computed``: a row must omit it.
 
-    Of texts: the longest, in ``characters`` or ``bytes_max`` of UTF-8; ``no_blanks``: none at the end; ``is_uuid``: a
-    UUID as the database shows it. Databases cut and rewrite others without a word.
+    For texts: the maximum length, in ``characters`` or ``bytes_max`` of UTF-8; ``no_blanks``: no trailing blanks;
+    ``is_uuid``: a UUID as the database shows it. Databases silently cut and rewrite other texts.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Column(NamedTuple):
 
 
 class Unique(NamedTuple):
-    """A unique index over ``columns``; ``wrong``: why upserts cannot go by it."""
+    """A unique index over ``columns``; ``wrong``: why upserts cannot use it."""
 
     name: str
     columns: frozenset[str]
@@ -61,7 +61,7 @@ class Unique(NamedTuple):
 
 
 def row_of_mark(origin: Origin, batch_id: int) -> tuple[int, str, str]:
-    """What ``asyncstate_batches`` keeps once a micro-batch is written: the inverse of ``mark_from_row``."""
+    """The row of ``asyncstate_batches`` after a micro-batch is written: the inverse of ``mark_from_row``."""
     return batch_id, origin.checkpoint, origin.driver
 
 
@@ -71,8 +71,8 @@ def mark_from_row(row: tuple[int, str, str] | None) -> Mark | None:
 
 
 class Statements(NamedTuple):
-    """Those of one table. ``stage``: two temporary tables; then ``delete`` and ``upsert`` from them; ``gone`` counts
-    what should have been deleted."""
+    """The statements of one table. ``stage``: two temporary tables; then ``delete`` and ``upsert`` from them; ``gone``
+    counts rows that should have been deleted."""
 
     stage: tuple[str, str]
     delete: str
@@ -87,12 +87,13 @@ def statements(
     exact: Mapping[str, str] | None = None,
     insert: str = "INSERT",
 ) -> Statements:
-    """``table`` as SQL names it. ``exact``: by key column, what has it compared as its index does."""
+    """``table`` as SQL names it. ``exact``: by key column, the clause that makes comparisons equal those of its
+    index."""
     exact = exact or {}
     listed, by = ", ".join(map(identifier, columns)), ", ".join(map(identifier, keys))
     conflict = ", ".join(identifier(name) + exact.get(name, "") for name in keys)
     others = [identifier(name) for name in columns if name not in keys]
-    # A row that has a key alone is written anew, so that the database counts it.
+    # A row that has only a key is rewritten, so that the database counts it.
     changed = others or [identifier(keys[0])]
     change = f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in changed)}"
     same = " AND ".join(
@@ -117,7 +118,7 @@ def identifier(name: str) -> str:
 
 
 Reason = Callable[[pa.Field, bool], str | None]
-"""Why the table's column of that name does not keep the values of a field, as a key or not; None if it does."""
+"""Why the table's column of that name does not preserve the values of a field, as a key or not; None if it does."""
 
 
 def check_table(
@@ -129,7 +130,7 @@ def check_table(
     reason: Reason,
 ) -> None:
     """Raise SchemaError unless rows of ``schema`` fit into a table that has ``columns``, and one of its ``unique``
-    indexes serves upserts by ``keys``."""
+    indexes supports upserts by ``keys``."""
     if not columns:
         raise SchemaError(f"{place} does not exist; create it with a primary key ({', '.join(keys)})")
     check_columns(place, schema, keys, columns)
@@ -162,7 +163,7 @@ def check_table(
 
 
 def check_values(place: str, changes: TargetChanges, columns: Mapping[str, Column]) -> None:
-    """Raise OperatorError for nulls and texts that the table's columns do not take as they are."""
+    """Raise OperatorError for nulls and texts that the table's columns do not store unchanged."""
     for table in (changes.upserts, changes.deletes):
         for name, column in zip(table.column_names, table.columns, strict=True):
             if columns[name].required and column.null_count:
@@ -196,7 +197,7 @@ def _check_texts(place: str, column: Column, texts: pa.ChunkedArray) -> None:
 
 
 def check_count(place: str, count: int, rows: int) -> None:
-    """Raise StoreError unless the database says that it wrote as many rows as it was given."""
+    """Raise StoreError unless the database reports as many written rows as it was given."""
     if count != rows:
         raise StoreError(
             f"{place}: the database has written {count} of {rows} rows: a trigger, a rule or a conflict clause of the "
@@ -205,7 +206,7 @@ def check_count(place: str, count: int, rows: int) -> None:
 
 
 def check_gone(place: str, count: int) -> None:
-    """Raise StoreError if rows that were deleted are there."""
+    """Raise StoreError if deleted rows still exist."""
     if count:
         raise StoreError(
             f"{place}: {count} rows are there after they were deleted: a trigger or a rule of the table keeps them. "

@@ -1,7 +1,7 @@
 """A table of an SQLite database.
 
 Owns: ``SqliteTarget``.
-Invariant: a write is one transaction; what SQLite's affinities and collations would change is refused before it.
+Invariant: a write is one transaction; values that SQLite's affinities or collations would change are refused before.
 Must not import pyspark.
 
 Source: Datatypes In SQLite (affinity, collating sequences), UPSERT, The ON CONFLICT Clause of SQLite's documentation.
@@ -62,18 +62,18 @@ _MARK: Final = f"SELECT batch_id, checkpoint, driver FROM asyncstate_batches WHE
 
 
 class _Table(NamedTuple):
-    """What the database says of a table."""
+    """The database's description of a table."""
 
     columns: dict[str, Column]
     unique: list[Unique]
     collations: dict[frozenset[str], dict[str, str]]
-    """By unique index, how its columns compare."""
+    """By unique index, the collations of its columns."""
     has_triggers: bool
 
 
 class SqliteTarget:
-    """``table`` of the database file ``path``. Times, lengths of time and decimals are stored as texts, lists, structs
-    and maps as JSON, booleans as 0 and 1."""
+    """``table`` of the database file ``path``. Times, durations and decimals are stored as texts, lists, structs and
+    maps as JSON, booleans as 0 and 1."""
 
     def __init__(self, path: str | Path, table: str) -> None:
         given: object = path
@@ -152,7 +152,7 @@ class SqliteTarget:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        """A connection of its own, which takes back what is not committed. The file must be there."""
+        """A separate connection, which rolls back what is not committed. The file must exist."""
         path = Path(self.path)
         if not path.is_file():
             raise StoreError(f"{self.path}: there is no such file; give the file of an SQLite database")
@@ -209,7 +209,7 @@ def _affinity(declared: str) -> str:
 
 
 def _reason(kind: pa.DataType, affinity: str) -> str | None:
-    """Why a column of the affinity changes values of the type. A text that is no number stays one in any column."""
+    """Why a column of the affinity changes values of the type. A text that is no number stays a text in any column."""
     numeric = affinity in ("INTEGER", "NUMERIC", "REAL")
     if is_text(kind):
         return (

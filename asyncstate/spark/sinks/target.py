@@ -1,6 +1,6 @@
-"""What a table outside is to a sink.
+"""The interface of an external table that a sink writes to.
 
-Owns: ``Target``, ``TargetChanges``, and the refusals that targets have in common.
+Owns: ``Target``, ``TargetChanges``, and the checks that targets have in common.
 Invariant: a target names the last micro-batch that it has of each writer, and has all of its changes.
 Must not import pyspark.
 """
@@ -20,14 +20,15 @@ from asyncstate.spark.sinks.column_checks import keeps
 
 
 class TargetChanges(NamedTuple):
-    """A micro-batch, at most one row a key: ``upserts`` have all columns, ``deletes`` those of the key, ``keys``."""
+    """A micro-batch, at most one row per key: ``upserts`` have all columns, ``deletes`` those of the key, ``keys``."""
 
     upserts: pa.Table
     deletes: pa.Table
     keys: tuple[str, ...]
 
     def marked(self, name: str, came: object, went: object) -> pa.Table:
-        """All rows, with nulls beside the key of what goes; the column ``name`` says which ``came``, which ``went``."""
+        """All rows, with nulls outside the key of deleted ones; the column ``name`` is ``came`` for upserts, ``went``
+        for deletes."""
         parts = [
             rows.append_column(name, pa.repeat(value, rows.num_rows))
             for rows, value in ((self.upserts, came), (self.deletes, went))
@@ -36,7 +37,7 @@ class TargetChanges(NamedTuple):
 
 
 class Target(Protocol):
-    """A table with a primary key that lets changes and the number of their micro-batch be written together."""
+    """A table with a primary key that can write changes and the number of their micro-batch together."""
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """Raise SchemaError unless rows of ``schema`` can be written by ``keys``. Nothing is written."""
@@ -45,12 +46,13 @@ class Target(Protocol):
         """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
         has been written already, as ``is_written`` decides.
 
-        Raises JobError if what the target has is none that this micro-batch follows.
+        Raises JobError if this micro-batch does not follow the one that the target has.
         """
 
 
 def check_columns(place: str, schema: pa.Schema, keys: Sequence[str], known: Collection[str]) -> None:
-    """Raise SchemaError unless ``place``, with the columns ``known``, has all of ``schema``, and this the ``keys``."""
+    """Raise SchemaError unless ``place``, with the columns ``known``, has all of ``schema``, which must have the
+    ``keys``."""
     missing = [name for name in keys if name not in schema.names]
     if missing or not keys:
         raise SchemaError(
@@ -66,8 +68,8 @@ def check_columns(place: str, schema: pa.Schema, keys: Sequence[str], known: Col
 
 
 def check_types(place: str, schema: pa.Schema, known: pa.Schema) -> None:
-    """Raise SchemaError unless each column of ``known`` keeps the values of the column of ``schema`` of its name, and
-    ``known`` needs no other."""
+    """Raise SchemaError unless each column of ``known`` preserves the values of the column of ``schema`` with its name,
+    and ``known`` requires no other column."""
     for field in schema:
         column = known.field(field.name)
         if not keeps(field.type, column.type):
@@ -83,9 +85,10 @@ def check_types(place: str, schema: pa.Schema, known: pa.Schema) -> None:
 
 
 def cast_to(place: str, rows: pa.Table, known: pa.Schema, *, required: bool = False) -> pa.Table:
-    """``rows`` with the types that ``known`` has for their columns; ``required``: and with its nullability.
+    """``rows`` with the types that ``known`` has for their columns; ``required``: also with its nullability.
 
-    Raises OperatorError for a value that does not fit, and for a null that cannot be."""
+    Raises OperatorError for a value that does not fit, and for a null that is not allowed.
+    """
     fields = []
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         field = known.field(name)
@@ -105,8 +108,8 @@ def cast_to(place: str, rows: pa.Table, known: pa.Schema, *, required: bool = Fa
 
 
 def check_no_nan(place: str, changes: TargetChanges, *, is_finite: bool = False) -> None:
-    """Raise OperatorError for a key that is NaN, which ``place`` finds equal to nothing; with ``is_finite`` for
-    infinities, too, which it has no text for."""
+    """Raise OperatorError for a key that is NaN, which ``place`` finds equal to nothing; with ``is_finite`` also for
+    infinities, which it has no text for."""
     for table in (changes.upserts, changes.deletes):
         for name in changes.keys:
             column = table.column(name)
@@ -121,7 +124,7 @@ def check_no_nan(place: str, changes: TargetChanges, *, is_finite: bool = False)
 
 
 def check_text(owner: str, what: str, given: object) -> str:
-    """``given``, if it can name something. Raises ConfigurationError if not."""
+    """``given``, if it is valid as a name. Raises ConfigurationError if not."""
     if not isinstance(given, str) or not given.strip() or "\0" in given:
         raise ConfigurationError(f"{owner}: {what} {given!r} is no name; give a text")
     return given
@@ -129,7 +132,7 @@ def check_text(owner: str, what: str, given: object) -> str:
 
 @contextmanager
 def extra(name: str, owner: str) -> Iterator[None]:
-    """Around the imports of what ``asyncstate[name]`` brings; raises ConfigurationError without it."""
+    """Context manager for the imports of the extra ``asyncstate[name]``; raises ConfigurationError without it."""
     try:
         yield
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""A micro-batch's changelog to what a table is to be told.
+"""From a micro-batch's changelog to the changes that a table gets.
 
 Owns: ``write_upserts`` and ``UpsertSink``.
-Invariant: of a key there is one change, the last one; what the target cannot take is refused before it is written to.
+Invariant: a key has one change, the last one; rows that the target cannot take are refused before it is written to.
 Must not import runtime, storage or execution.
 """
 
@@ -40,12 +40,12 @@ def write_upserts(
 ) -> bool:
     """Write the changelog ``rows`` of a micro-batch into ``target``, by the columns ``keys``, exactly once.
 
-    ``batch``: the micro-batch; or its id, if it is none of a StreamingJob. ``keys`` must be a unique key of the rows;
-    where they are not, put ``UpsertMaterialize`` before. Rows without ``row_kind`` are insertions. ``changes``: what
-    the rows are, where it is not known from ``apply``, as of ``last_changes``. ``writer`` tells
-    writes of one job into one table apart: one for each call of a micro-batch. The changes, one a key, are brought to
-    the driver, so that ``spark.driver.maxResultSize`` bounds them. Returns False for a micro-batch that has been
-    written before.
+    ``batch``: the micro-batch; or its id, outside a StreamingJob. ``keys`` must be a unique key of the rows; where they
+    are not, put ``UpsertMaterialize`` upstream. Rows without ``row_kind`` are insertions. ``changes``: the changelog
+    mode of the rows, where it is not known from ``apply``, as in ``last_changes``. ``writer`` distinguishes writes of
+    one job into one table: use one for each call of a micro-batch. The changes, one per key, are collected on the
+    driver, so that ``spark.driver.maxResultSize`` bounds them. Returns False for a micro-batch that
+    has been written before.
 
     Raises SchemaError for columns that the target cannot take and for a key that is null, JobError for a micro-batch
     that does not follow what was written; nothing is written then.
@@ -79,7 +79,8 @@ def _without_kinds(schema: pa.Schema) -> pa.Schema:
 
 
 def _check_first_write(batch: MicroBatch, target: Target, writer: str) -> None:
-    """Of two writes of a micro-batch with the same mark the second would be left out as a repeated one."""
+    """Raise JobError for two writes of a micro-batch with the same mark: the second would be skipped as a repeated
+    one."""
     place = destination(target, writer)
     if place in batch.written:
         raise JobError(
@@ -90,7 +91,7 @@ def _check_first_write(batch: MicroBatch, target: Target, writer: str) -> None:
 
 
 def destination(target: Target, writer: str) -> tuple[str, str]:
-    """Where a sink writes and as whom."""
+    """The target and writer name of a sink."""
     place = getattr(target, "place", None)
     return place if isinstance(place, str) else f"target {id(target):x}", writer
 
@@ -120,7 +121,7 @@ def _check_writer(owner: str, writer: object) -> None:
 
 
 def changes_of(last: pa.Table, keys: tuple[str, ...]) -> TargetChanges:
-    """The last change of each key, with ``row_kind``, as what comes and what goes."""
+    """The last change of each key, with ``row_kind``, split into upserts and deletes."""
     for name in keys:
         if last.column(name).null_count:
             raise OperatorError(
@@ -136,11 +137,12 @@ class UpsertSink:
     """``write_upserts`` as a sink of a graph: ``totals.to(UpsertSink("customer", target), name="totals")``.
 
     The graph's ``check`` asks the target whether it can be written to. ``writer`` is by default the name that the sink
-    has in the graph; a sink that is to keep its place in the target under another name keeps its ``writer``.
+    has in the graph; to rename a sink in the graph without losing its position in the target, set ``writer`` to the old
+    name.
     """
 
     keeps_table: ClassVar[bool] = True
-    """The target has the table that the rows describe: a graph that would give it other rows is refused."""
+    """The target has the table that the rows describe: a graph that would write other rows to it is refused."""
 
     def __init__(self, keys: str | Sequence[str], target: Target, writer: str | None = None) -> None:
         self.keys = _checked_keys("UpsertSink", keys)
@@ -151,7 +153,7 @@ class UpsertSink:
         self.writer = writer
 
     def check(self, schema: StructType | pa.Schema) -> None:
-        """Raise what ``write`` would raise about the table, its types and its server; nothing is written."""
+        """Raise the errors of ``write`` about the table, its types and its server; nothing is written."""
         own = _without_kinds(schema) if isinstance(schema, pa.Schema) else arrow_schema_of(schema)
         self.target.check(own, self.keys)
 
@@ -160,7 +162,8 @@ class UpsertSink:
         check_table_key("UpsertSink", changes, self.keys)
 
     def destination(self, name: str) -> tuple[str, str]:
-        """Where it writes and as whom: two sinks of a graph must not share it. ``name``: its own in the graph."""
+        """The target and writer name: two sinks of a graph must not share them. ``name``: the sink's name in the
+        graph."""
         return destination(self.target, self.writer or name)
 
     def write_micro_batch(
@@ -170,5 +173,5 @@ class UpsertSink:
         write_upserts(batch, rows, self.keys, self.target, self.writer or name, changes)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:
-        """``write_upserts`` without a job, whose micro-batches are known by their number alone."""
+        """``write_upserts`` without a job, whose micro-batches are identified by their number alone."""
         write_upserts(batch_id, rows, self.keys, self.target, self.writer or "asyncstate")

@@ -1,8 +1,8 @@
-"""Sources of changelogs: what a capture tool or a table's change feed says, as rows with a ``row_kind``.
+"""Sources of changelogs: the changes of a capture tool or a table's change feed, as rows with a ``row_kind``.
 
 Owns: nothing; re-exports the public names.
 Invariant: each is a function of a DataFrame to a DataFrame, bounded or streaming, that Spark runs in the JVM as part of
-whatever reads its rows: no state, no Python, no order.
+the plan that reads its rows: no state, no Python, no order.
 Must not import runtime, storage or execution.
 
 Source: Flink's formats debezium-json, maxwell-json and canal-json.

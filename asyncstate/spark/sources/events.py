@@ -1,7 +1,7 @@
-"""Events with the row before and the row after, whatever tool wrote them, as the rows of a changelog.
+"""Events with the row before and the row after a change, whatever tool wrote them, as the rows of a changelog.
 
-Owns: ``Event``, what a format says of its events, and ``changelog_of``, which makes rows of them.
-Invariant: an event gives all its rows or none: -U and +U of an update are never parted.
+Owns: ``Event``, the description of a format's events, and ``changelog_of``, which turns them into rows.
+Invariant: an event gives all its rows or none: -U and +U of an update are never separated.
 Must not import runtime, storage or execution.
 
 Source: ``DebeziumJsonDeserializationSchema`` and its siblings in Flink.
@@ -42,7 +42,8 @@ _ROW: Final = "__asyncstate_row"
 
 INSERT, UPDATE, DELETE = "I", "U", "D"
 PHASE: Final = "source_phase"
-"""The first column of a position: 0 for rows of a snapshot, 1 for changes, which are newer whatever their place."""
+"""The first column of a position: 0 for rows of a snapshot, 1 for changes, which are newer whatever their log
+position."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,10 @@ class Event:
     """A format, in SQL over the parsed event (``EVENT``, a struct as ``wire``) and its ``TEXT``.
 
     ``op``: the source's word for the operation; ``ops``: which words are inserts, updates, deletes (``INSERT``,
-    ``UPDATE``, ``DELETE``) and ``silent`` which say nothing of rows. ``changes``: an array of structs ``before`` and
+    ``UPDATE``, ``DELETE``) and ``silent`` which concern no rows. ``changes``: an array of structs ``before`` and
     ``after``, each a struct as ``typing.wire()`` or null. ``position``: columns that order the changes of a row, by
-    name; ``is_change``: false for rows of a snapshot, which may be without position.
-    ``names``: another reading of the text, into ``NAMES``: which fields there are. ``doubt``: why a value of the event
-    may stand for two things, null if none does.
+    name; ``is_change``: false for rows of a snapshot, which may have no position. ``names``: a second parse of the
+    text, into ``NAMES``: which fields there are. ``doubt``: why a value of the event is ambiguous, null if none is.
     """
 
     wire: StructType
@@ -71,7 +71,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the caller of ``source``, a function of this package, asks for; see there."""
+    """The arguments of a public source function of this package; see there."""
 
     source: str
     value: str
@@ -84,7 +84,7 @@ class Asked:
 def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
     """The rows of the events in ``df``, or those that are ``malformed``. Nothing runs yet.
 
-    Raises SchemaError and ConfigurationError for columns and settings that cannot be.
+    Raises SchemaError and ConfigurationError for invalid columns and settings.
     """
     _check(df, event, asked)
     kept = df.columns if asked.malformed == "only" else list(asked.keep)
@@ -104,9 +104,9 @@ def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
 def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> DataFrame:
     """``kept``, ``TEXT``, ``EVENT``, ``_WHOLE``, and ``NAMES`` if the format asks for them.
 
-    Spark's parser stops behind the first value of a text. So the text is read as the first element of an array whose
-    second one is a mark: with another value, or anything else, behind the event the array is none, or the mark is not
-    in its place.
+    Spark's parser stops after the first value of a text. So the text is read as the first element of an array whose
+    second element is a mark. With another value, or anything else, after the event the array is invalid, or the mark is
+    not in its place.
     """
     element = StructType([*event.wire, StructField(_END, BooleanType())])
     fields = [StructField("e", ArrayType(element)), StructField(_CORRUPT, StringType())]
@@ -125,7 +125,7 @@ def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> D
 
 
 def _stated(event: Event, asked: Asked) -> list[str]:
-    """``_OP``: null where nothing is said of rows; ``_RAW`` changes, ``_POSITION``, and what is wrong so far."""
+    """``_OP``: null where the event concerns no rows; ``_RAW`` changes, ``_POSITION``, and the problem found so far."""
     silent = f"{event.op} in ({', '.join(['null', *map(text, [*event.silent, *asked.skip])])})"
     op = f"try_element_at({as_map(event.ops)}, {event.op})"
     positions = ", ".join(f"{text(name)}, {sql}" for name, sql in _positions(event).items())
@@ -153,7 +153,7 @@ def _stated(event: Event, asked: Asked) -> list[str]:
 
 
 def _typed(event: Event, asked: Asked) -> str:
-    """In SQL: the changes with typed rows; upserts have nothing but their key before."""
+    """In SQL: the changes with typed rows; upserts have only their key in ``before``."""
     before = event.typing.row("c.before", asked.upsert_key or event.typing.columns.names)
     after = event.typing.row("c.after", event.typing.columns.names)
     return f"transform({_RAW}, c -> named_struct('before', {before}, 'after', {after}))"
@@ -174,7 +174,7 @@ def _problem(event: Event, asked: Asked) -> str:
 
 
 def _misfit(typing: Typing, upsert_key: tuple[str, ...]) -> str:
-    """In SQL: the first value that has not the form of its column."""
+    """In SQL: the first value that does not have the form of its column."""
     names = typing.columns.names
     required = {*upsert_key, *(column.name for column in typing.columns if not column.nullable)}
     before = typing.problem("r.before", "t.before", upsert_key or names, required)
@@ -184,7 +184,7 @@ def _misfit(typing: Typing, upsert_key: tuple[str, ...]) -> str:
 
 
 def _rows(judged: DataFrame, event: Event, asked: Asked) -> DataFrame:
-    """A row each; the position belongs to all rows of its event."""
+    """One row per change row; the position belongs to all rows of its event."""
     rows = f"if({_OP} is null, array(), flatten(transform({_CHANGES}, c -> {_changelog(asked.upsert_key)})))"
     if asked.malformed == "fail":
         rows = f"if({_PROBLEM} is null, {rows}, {raised(asked.source, _PROBLEM, TEXT)})"
@@ -198,7 +198,7 @@ def _rows(judged: DataFrame, event: Event, asked: Asked) -> DataFrame:
 
 
 def _changelog(upsert_key: tuple[str, ...]) -> str:
-    """In SQL: the rows of the change ``c``. An upsert under another key takes the row of the old key away."""
+    """In SQL: the rows of the change ``c``. An upsert that changes the key deletes the row of the old key."""
     come, go = _row("+U", "c.after"), _row("-U", "c.before")
     if upsert_key:
         same = " and ".join(f"c.before.{quoted(name)} <=> c.after.{quoted(name)}" for name in upsert_key)
@@ -221,7 +221,7 @@ def _positions(event: Event) -> dict[str, str]:
 
 
 def _check(df: DataFrame, event: Event, asked: Asked) -> None:
-    """Raise SchemaError or ConfigurationError for what cannot be."""
+    """Raise SchemaError or ConfigurationError for invalid arguments."""
     check_mode(asked.source, asked.malformed)
     check_typing(asked.source, event.typing)
     present = {name: kind for name, kind in df.dtypes}
@@ -255,7 +255,7 @@ def _check_names(event: Event, asked: Asked) -> None:
 
 
 def columns_of(source: str, schema: str | StructType) -> StructType:
-    """The wanted columns; a text is DDL. Raises SchemaError if it is none, or has none."""
+    """The wanted columns; a text is DDL. Raises SchemaError if it is invalid, or has no columns."""
     try:
         columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     except PySparkException as error:

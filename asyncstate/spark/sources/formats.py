@@ -1,7 +1,7 @@
-"""What Debezium, Maxwell and Canal write into a topic or a file, as changelogs.
+"""The events that Debezium, Maxwell and Canal write into a topic or a file, as changelogs.
 
-Owns: one function a format: its envelope, its words for operations, what orders its changes.
-Invariant: beside what the caller chose nothing is guessed: a value that may mean two things is declared or refused.
+Owns: one function per format: its envelope, its words for operations, the columns that order its changes.
+Invariant: except for what the caller chose nothing is guessed: an ambiguous value is declared or refused.
 Must not import runtime, storage or execution.
 
 Source: Flink's formats debezium-json, maxwell-json and canal-json; the documents of the tools.
@@ -54,7 +54,7 @@ _PLACES: Final[Mapping[str, Mapping[str, str]]] = {
 _SOURCE: Final = ("lsn", "file", "pos", "row", "commit_lsn", "change_lsn", "event_serial_no")
 
 POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {name: (PHASE, *places) for name, places in _PLACES.items()}
-"""The columns that order the changes of a row, by connector: what to give as ``sequence``."""
+"""The columns that order the changes of a row, by connector: pass them as ``sequence``."""
 
 
 def debezium_json(
@@ -72,23 +72,23 @@ def debezium_json(
     skip: str | Sequence[str] | None = None,
     malformed: Malformed = "fail",
 ) -> DataFrame:
-    """The changelog in Debezium's events, which stand in the column ``value`` (text or bytes), with or without their
+    """The changelog in Debezium's events, which are in the column ``value`` (text or bytes), with or without their
     ``schema`` and ``payload``.
 
     ``schema``: the table's columns, as DDL or StructType; a column that an event does not have is null, or makes it
     malformed where it is ``not null``. ``upsert_key``: the primary key, for a source without the row before a change:
-    updates are +U alone, -D has nothing but this key. ``connector``: "postgresql", "mysql" (MariaDB too) or
-    "sqlserver" adds the columns ``POSITIONS[connector]``. ``decimals``: "base64" is Debezium's precise mode, "text" its
-    string and double modes; needed if the schema has a decimal. ``timestamps``: the unit of those that are numbers,
-    "ms", "us" or "ns", for all or by column; "iso": none is. ``infinity``: the dates that PostgreSQL's ``-infinity``
-    and ``infinity`` become, such as ``("0001-01-01", "9999-12-31")``, with None for null; by default they are
-    malformed. ``zero_dates``: what 1970-01-01 stands for in the events of MySQL and MariaDB, which Debezium also writes
-    for 0000-00-00 in a column that is not null: a date, which all such values become, or "null"; "1970-01-01" keeps
-    them. By default they are malformed. ``keep``: columns of ``df`` to keep. ``skip``: operations to ignore, "t"
-    (truncate) and "m" (message). ``malformed``: "fail" ends the query with an example, "drop" leaves such rows out,
-    "only" gives them alone, as they came, with the reason in the column ``malformed``.
+    updates are +U alone, and a -D has only this key. ``connector``: "postgresql", "mysql" (MariaDB too) or "sqlserver"
+    adds the columns ``POSITIONS[connector]``. ``decimals``: "base64" is Debezium's precise mode, "text" its string and
+    double modes; needed if the schema has a decimal. ``timestamps``: the unit of numeric timestamps, "ms", "us" or
+    "ns", for all or by column; "iso": none is numeric. ``infinity``: the dates that PostgreSQL's ``-infinity`` and
+    ``infinity`` become, such as ``("0001-01-01", "9999-12-31")``, with None for null; by default they are malformed.
+    ``zero_dates``: the meaning of 1970-01-01 in the events of MySQL and MariaDB, where Debezium also writes it for
+    0000-00-00 in a column that is not null: a date, which all such values become, or "null"; "1970-01-01" keeps them.
+    By default they are malformed. ``keep``: columns of ``df`` to keep. ``skip``: operations to ignore, "t" (truncate)
+    and "m" (message). ``malformed``: "fail" ends the query with an example, "drop" leaves such rows out, "only" returns
+    only them, unchanged, with the reason in the column ``malformed``.
 
-    Rows: the schema's columns, the position's, the kept ones, ``row_kind``. A null value (a tombstone) is no row.
+    Rows: the schema's columns, the position's, the kept ones, ``row_kind``. A null value (a tombstone) gives no row.
     Raises SchemaError and ConfigurationError before any row is read.
     """
     source = "debezium_json"
@@ -133,9 +133,9 @@ def maxwell_json(
     """The changelog in Maxwell's events. ``position``: add the columns ``POSITIONS["maxwell"]``, for which Maxwell must
     run with ``output_binlog_position``.
 
-    The other arguments, the rows and the errors are those of ``debezium_json``. The row before an update is put
-    together from ``data`` and ``old``. Rows of a bootstrap are +I; its start and end say nothing. Changes of tables
-    are malformed unless ``skip`` has their type.
+    The other arguments, the rows and the errors are those of ``debezium_json``. The row before an update is merged from
+    ``data`` and ``old``. Rows of a bootstrap are +I; its start and end events give no rows. Changes of tables are
+    malformed unless ``skip`` has their type.
     """
     source = "maxwell_json"
     typing = Typing(columns_of(source, schema))
@@ -169,10 +169,9 @@ def canal_json(
 ) -> DataFrame:
     """The changelog in Canal's flat events, each of which may have several rows.
 
-    The arguments, the rows and the errors are those of ``debezium_json``. The row before an update is put together from
-    ``data`` and ``old``. Canal gives no position: keep Kafka's partition and offset for ``sequence``. Changes of
-    tables are malformed unless ``skip`` has their type. Raises SchemaError for binary columns: their text has no one
-    form.
+    The arguments, the rows and the errors are those of ``debezium_json``. The row before an update is merged from
+    ``data`` and ``old``. Canal gives no position: keep Kafka's partition and offset for ``sequence``. Changes of tables
+    are malformed unless ``skip`` has their type. Raises SchemaError for binary columns: their text has no single form.
     """
     source = "canal_json"
     typing = Typing(columns_of(source, schema), binary=False)
@@ -194,12 +193,13 @@ def canal_json(
 
 
 def _in_body(name: str) -> str:
-    """A field of Debezium's event, which stands in ``payload`` if it has an envelope."""
+    """A field of Debezium's event, which is inside ``payload`` if it has an envelope."""
     return f"coalesce({EVENT}.payload.{name}, {EVENT}.{name})"
 
 
 def _before(typing: Typing, data: str, old: str, index: str | None = None) -> str:
-    """In SQL: the row before an update: ``data``, with the columns that the object ``old`` names as they are there."""
+    """In SQL: the row before an update: ``data``, with the columns that are named in the object ``old`` replaced by its
+    values."""
     at = f"{EVENT}.{old}" if index is None else f"get({EVENT}.{old}, {index})"
     named = f"{NAMES}.{old}" if index is None else f"get({NAMES}.{old}, {index})"
     fields = [
@@ -214,7 +214,7 @@ def _struct(**fields: DataType) -> StructType:
 
 
 def _decimals(source: str, columns: StructType, decimals: Decimals | None) -> Decimals:
-    """Raise ConfigurationError where nothing says how decimals are written: their two forms look alike."""
+    """Raise ConfigurationError where the form of decimals is not declared: their two forms look alike."""
     if decimals not in ("text", "base64") and (decimals is not None or has_decimals(columns)):
         raise ConfigurationError(
             f"{source}: the schema has a decimal, and decimals={decimals!r} does not say how it is written; give "
@@ -228,7 +228,7 @@ def _units(timestamps: str | Mapping[str, str]) -> tuple[str, Mapping[str, str]]
 
 
 def _position(source: str, name: str | None, place: str, known: Sequence[str]) -> dict[str, str]:
-    """The columns of a position in SQL. Raises ConfigurationError for a connector that is not known."""
+    """The columns of a position in SQL. Raises ConfigurationError for an unknown connector."""
     if name is None:
         return {}
     if name not in known:

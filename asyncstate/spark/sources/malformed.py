@@ -1,7 +1,7 @@
-"""What becomes of rows that a source cannot read: the query fails, they are dropped, or they are all that is left.
+"""The treatment of rows that a source cannot read: the query fails, they are dropped, or only they are returned.
 
 Owns: the three modes, and the error with an example that the JVM raises.
-Invariant: a row is either read whole or malformed; ``drop`` and ``only`` of one input are its two parts.
+Invariant: a row is either read whole or malformed; ``drop`` and ``only`` split an input into two parts without overlap.
 Must not import runtime, storage or execution.
 
 Source: Spark's FAILFAST and DROPMALFORMED, and dead letter queues.

@@ -1,7 +1,7 @@
-"""Sources whose rows are flat and say in a column what they do: the table's columns stand beside it.
+"""Sources with flat rows: the table's columns, and a column that names the operation.
 
-Owns: ``operation_column`` and ``delta_change_feed``, which is one.
-Invariant: a word that the mapping has not is malformed, never +I.
+Owns: ``operation_column`` and ``delta_change_feed``, a special case of it.
+Invariant: a word that the mapping does not have is malformed, never +I.
 Must not import runtime, storage or execution.
 
 Source: Delta Lake's change data feed; CDC exports with an operation column.
@@ -35,8 +35,8 @@ def operation_column(
 ) -> DataFrame:
     """``df`` with a ``row_kind`` in place of ``column``, whose words (as text) ``kinds`` maps to +I, -U, +U and -D.
 
-    ``malformed``: what becomes of rows with another word or none: "fail" ends the query with an example, "drop" leaves
-    them out, "only" gives them alone, with the reason in the column ``malformed``. Raises SchemaError and
+    ``malformed``: the treatment of rows with an unknown word or none: "fail" ends the query with an example, "drop"
+    leaves them out, "only" returns only them, with the reason in the column ``malformed``. Raises SchemaError and
     ConfigurationError before any row is read.
     """
     return _operations("operation_column", df, column, kinds, malformed)
@@ -44,7 +44,7 @@ def operation_column(
 
 def delta_change_feed(df: DataFrame, *, malformed: Malformed = "fail") -> DataFrame:
     """The changelog in a change data feed of Delta Lake, read with ``readChangeFeed``: the table's columns,
-    ``_commit_version`` (give it as ``sequence``) and ``row_kind``.
+    ``_commit_version`` (pass it as ``sequence``) and ``row_kind``.
 
     ``_commit_timestamp`` is left out: it would make a row and its retraction differ. Raises SchemaError if the feed's
     columns are missing.

@@ -1,8 +1,8 @@
-"""What is in Debezium's events in place of a value: placeholders of values that the log does not have, infinities, and
-1970-01-01 for MySQL's and MariaDB's 0000-00-00.
+"""Special values in Debezium's events: placeholders of values that the log does not have, infinities, and 1970-01-01
+for MySQL's and MariaDB's 0000-00-00.
 
 Owns: ``Special``.
-Invariant: none of these passes for a value: it is malformed, or what the caller says that it is.
+Invariant: none of these passes for an ordinary value: it is malformed, or becomes what the caller declares.
 Must not import runtime, storage or execution.
 
 Source: events of Debezium 3.6 for all types of PostgreSQL 15, with both replica identities, from snapshots and from
@@ -44,20 +44,20 @@ _PLACEHOLDERS: Final = (
             list(_PLACEHOLDER.encode()),
             [
                 "b68a35a7-17ad-35b3-af2a-ae46edb4545a"
-            ],  # of arrays of UUIDs: the one named after the placeholder
+            ],  # of arrays of UUIDs: the name-based UUID of the placeholder
             {_PLACEHOLDER: _PLACEHOLDER},
         )
     ),
 )
 """A placeholder in the form of each type: text, bytes, arrays of both, of numbers and dates, of UUIDs, hstore."""
 
-# Days since 1970. The driver's milliseconds of infinity are more days than an int has, and where they are cut depends
-# on the way (snapshot or change) and on the time zone of the JVM.
+# Days since 1970. The driver's milliseconds of infinity are more days than an int holds, and where they are cut depends
+# on the origin (snapshot or change) and on the time zone of the JVM.
 _DAYS: Final = {
     1: (2_147_483_647, -622_191_234, -622_191_233, -2_147_472_692),
     -1: (-2_147_483_648, -625_821_272, -625_821_271, -2_147_472_691),
 }
-_DAY_MIN, _DAY_MAX = -2_440_588, 2_145_042_905  # 4713 BC to 5874897: PostgreSQL's, which has the most
+_DAY_MIN, _DAY_MAX = -2_440_588, 2_145_042_905  # 4713 BC to 5874897: PostgreSQL's range, the widest
 _MICROS_MIN, _MICROS_MAX = (
     -211_000_000_000_000_000,
     9_223_372_036_000_000_000,
@@ -66,24 +66,24 @@ _DAY: Final = 86_400_000_000
 _EPOCH: Final = dt.date(1970, 1, 1)
 
 Infinity = tuple[dt.date | str | None, dt.date | str | None]
-"""What ``-infinity`` and ``infinity`` become: dates, or null for None."""
+"""The values that ``-infinity`` and ``infinity`` become: dates, or null for None."""
 
 
 ZeroDates = dt.date | str
-"""What 1970-01-01 stands for: a date, as one or as text, or ``"null"``."""
+"""The meaning of 1970-01-01: a date, as one or as text, or ``"null"``."""
 _NULL: Final = "null"
 
 
 @dataclass(frozen=True)
 class Special:
-    """``infinity``: what the infinities of dates and timestamps become; None: they are malformed. ``zero``: what
-    1970-01-01 becomes, a date or ``"null"``; None: ``doubt`` tells of it."""
+    """``infinity``: the values that the infinities of dates and timestamps become; None: they are malformed. ``zero``:
+    the value that 1970-01-01 becomes, a date or ``"null"``; None: ``doubt`` reports it."""
 
     infinity: tuple[dt.date | None, dt.date | None] | None = None
     zero: dt.date | str | None = None
 
     def value(self, kind: DataType, raw: str, value: str) -> str:
-        """In SQL: ``value``, made of the text ``raw``, or what stands for it."""
+        """In SQL: ``value``, made of the text ``raw``, or its replacement."""
         if isinstance(kind, StringType | BinaryType):
             return f"if({_is_placeholder(raw)}, null, {value})"
         if not isinstance(kind, DateType | TimestampType):
@@ -98,7 +98,7 @@ class Special:
         return f"case {sign} when 1 then {high} when -1 then {low} when 0 then null else {value} end"
 
     def problems(self, column: StructField, raw: str, value: str) -> str:
-        """In SQL: cases of what is wrong, each ``when ... then ...``; ``value`` as for ``value``."""
+        """In SQL: the cases of problems, each ``when ... then ...``; ``value`` as for ``value``."""
         kind, name = column.dataType, column.name
         if isinstance(kind, DecimalType):
             return ""
@@ -126,7 +126,7 @@ class Special:
         return f"({infinite} or {_is_epoch(kind, value)})" if self.zero == _NULL else infinite
 
     def doubt(self, column: StructField, value: str) -> str:
-        """In SQL: the case of a value of which nothing tells what it stands for; empty if there is none."""
+        """In SQL: the case of an ambiguous value; empty if there is none."""
         kind, name = column.dataType, column.name
         if self.zero is not None or not isinstance(kind, DateType | TimestampType):
             return ""
@@ -138,7 +138,7 @@ class Special:
 
 
 def zero_dates_of(source: str, given: object) -> dt.date | str | None:
-    """``zero_dates=`` as a date or "null"; ConfigurationError for what is neither."""
+    """``zero_dates=`` as a date or "null"; raises ConfigurationError for other values."""
     if given is None or given == _NULL or type(given) is dt.date:
         return given
     try:
@@ -153,7 +153,7 @@ def zero_dates_of(source: str, given: object) -> dt.date | str | None:
 
 
 def infinity_of(source: str, given: object) -> tuple[dt.date | None, dt.date | None] | None:
-    """The two dates of ``infinity=``; ConfigurationError for what is none."""
+    """The two dates of ``infinity=``; raises ConfigurationError for invalid ones."""
     if given is None:
         return None
     try:
@@ -176,7 +176,7 @@ def _is_placeholder(raw: str) -> str:
 
 
 def _sign(kind: DataType, raw: str, value: str) -> str:
-    """In SQL: 1 and -1 for the infinities, 0 for what is beyond all times, else null."""
+    """In SQL: 1 and -1 for the infinities, 0 for a value out of the range of times, else null."""
     if isinstance(kind, DateType):
         number = f"unix_date({value})"
         high, low = (f"{number} in ({', '.join(map(str, _DAYS[sign]))})" for sign in (1, -1))

@@ -1,8 +1,8 @@
-"""From what stands in a JSON event to the types that are wanted.
+"""Conversion of the values in a JSON event to the declared types.
 
-Owns: ``Typing``: how each wanted column is read from JSON, and the SQL that makes its type of that.
-Invariant: a value that does not fit gives null, never an error and never another value; so null where there was a
-value means malformed. No conversion depends on the session's time zone or on the clock.
+Owns: ``Typing``: how each wanted column is read from JSON, and the SQL that converts that to its type.
+Invariant: a value that does not fit gives null, never an error and never another value; so null where there was a value
+means malformed. No conversion depends on the session's time zone or on the clock.
 Must not import runtime, storage or execution.
 
 Source: the temporal and decimal types of Debezium's connectors.
@@ -55,11 +55,10 @@ _SHOWN_CHARS: Final = 50
 
 @dataclass(frozen=True)
 class Typing:
-    """How the ``columns`` of a source come out of JSON. ``decimals``: "text" for numbers and their text, "base64" for
-    the bytes of the unscaled number. ``unit`` is that of timestamps which are numbers, ``units`` those of columns by
-    name; "iso" has no numbers. ``binary``: base64 text can be asked for as binary. ``special``: what may be there in
-    place of a value.
-    """
+    """How the ``columns`` of a source are read from JSON. ``decimals``: "text" for numbers and their text, "base64" for
+    the bytes of the unscaled number. ``unit`` is that of numeric timestamps, ``units`` those of columns by name; "iso"
+    has no numbers. ``binary``: base64 text may be declared as binary. ``special``: special values that may replace a
+    value."""
 
     columns: StructType
     decimals: Decimals = "text"
@@ -69,7 +68,8 @@ class Typing:
     special: Special | None = None
 
     def wire(self) -> StructType:
-        """The row as ``from_json`` reads it: text, but for decimals, which as text would pass through a double."""
+        """The row as ``from_json`` reads it: text, except for numeric decimals, which as text would pass through a
+        double."""
         exact = self.decimals == "text"
         return StructType(
             [
@@ -90,7 +90,7 @@ class Typing:
         return f"if({raw} is null, null, named_struct({', '.join(fields)}))"
 
     def problem(self, raw: str, typed: str, names: Collection[str], required: Collection[str]) -> str:
-        """In SQL: what is wrong in the columns ``names``, or null. Those ``required`` must have a value."""
+        """In SQL: the problem in the columns ``names``, or null. Those ``required`` must have a value."""
         found = " ".join(
             self._misfit(column, raw, typed, column.name in required)
             for column in self.columns
@@ -99,7 +99,7 @@ class Typing:
         return f"case when {raw} is null then null {found} end"
 
     def doubt(self, changes: str, before: Collection[str], after: Collection[str]) -> str:
-        """In SQL: why a value in ``changes``, structs of the wire, may stand for two things; null if none does."""
+        """In SQL: why a value in ``changes``, structs of the wire, is ambiguous; null if none is."""
         if not self._doubts("c.after", self.columns.names):
             return "cast(null as string)"
         cases = f"{self._doubts('c.before', before)} {self._doubts('c.after', after)}"
@@ -129,7 +129,7 @@ class Typing:
         return _simple(kind, raw)
 
     def _misfit(self, column: StructField, raw: str, typed: str, required: bool) -> str:
-        """In SQL: the cases of what is wrong with ``column``."""
+        """In SQL: the cases of problems with ``column``."""
         given, made = f"{raw}.{quoted(column.name)}", f"{typed}.{quoted(column.name)}"
         kind = column.dataType.simpleString()
         shown = f"substr(cast({given} as string), 1, {_SHOWN_CHARS})"
@@ -214,7 +214,7 @@ def _timestamp(raw: str, unit: str) -> str:
 
 
 def _decimal(kind: DecimalType, raw: str) -> str:
-    """Two's complement, big endian, at most 16 bytes: in two halves, since ``conv`` knows 64 bits."""
+    """Two's complement, big endian, at most 16 bytes: in two halves, since ``conv`` is limited to 64 bits."""
     digits = f"hex(try_to_binary({raw}, 'base64'))"
     sign = f"if(substr({digits}, 1, 1) >= '8', 'F', '0')"
     wide = f"if(length({digits}) between 2 and 32, lpad({digits}, 32, {sign}), null)"
