@@ -35,9 +35,9 @@ from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.facts import source_facts
-from asyncstate.spark.initial_rows import query_place, trigger_of
 from asyncstate.spark.packed_inputs import Packing, check_streaming
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
+from asyncstate.spark.query_start import query_place, trigger_of
 from asyncstate.spark.session import settle_session, suppress_log
 from asyncstate.spark.spark_executor import SparkExecutor
 from asyncstate.spark.spark_micro_batch import MicroBatch

@@ -20,7 +20,7 @@ from asyncstate.errors import (
 )
 from asyncstate.runtime import delay_us
 from asyncstate.spark import build_session, java, recommended_conf
-from asyncstate.spark.initial_rows import trigger_of
+from asyncstate.spark.query_start import trigger_of
 from asyncstate.spark.session import settle_session
 from asyncstate.spark.task_errors import marking, own_mark, restore, translated
 

@@ -21,7 +21,7 @@ from tests.spark.modes import ASYNC
 
 pytest.importorskip("pyspark")
 
-from asyncstate.spark.initial_rows import query_place
+from asyncstate.spark.query_start import query_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
