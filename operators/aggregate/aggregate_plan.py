@@ -54,7 +54,7 @@ class AggregatePlan:
     (column, condition). ``distincts`` are the sets of values in which each value counts once; none if rows arrive as
     states (``gathered``). ``value_sources`` names for each part the set whose rows it receives.
 
-    Raises SchemaError naming ``owner`` and the column for what does not fit.
+    Raises SchemaError, which names ``owner`` and the column, for a column that does not fit.
     """
 
     def __init__(

@@ -287,7 +287,7 @@ class AggregateStates:
         heads = [state.forget(keys, sizes, gone) for state, sizes in pairs]
         return _Beside(heads, [read.without(gone) for read in beside.values])
 
-    # -- what is written -------------------------------------------------------------------------------
+    # -- writes ----------------------------------------------------------------------------------------
 
     def _written(self, rows: Addition, change: AggregateChange) -> AggregateChange:
         self._write(rows, change, change.present)

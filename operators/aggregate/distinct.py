@@ -92,8 +92,8 @@ class DistinctState:
         return self._state.async_get(pairs).then_apply(lambda stored: ReadValues(pairs, self._counts(stored)))
 
     def update(self, read: ReadValues, batch: pa.RecordBatch, signs: Int8Array | None) -> list[Int8Array]:
-        """Count the rows; return for each condition the signs (n) of the rows that count: +1 for the first row of a
-        value, -1 for the retraction of its last row, else 0."""
+        """Count the rows; return for each condition the signs (n): +1 for a row with which a value appears, -1 for one
+        with which it disappears, else 0."""
         all_added = np.ones(batch.num_rows, np.int8) if signs is None else signs
         shown, new = [], []
         for condition, counts in zip(self._values.conditions, read.counts, strict=True):
@@ -139,7 +139,8 @@ def _after(counts: Int64Array, pairs: UserKeyBatch, weights: Int8Array) -> Int64
 
 
 def _turning(old: Int64Array, new: Int64Array, pairs: UserKeyBatch, weights: Int8Array) -> Int8Array:
-    """Signs (n): +1 for the first row of each pair that appears, -1 for that of each pair that disappears, else 0."""
+    """Signs (n): +1 for the first added row of each pair that appears, -1 for the first retracted row of each pair that
+    disappears, else 0."""
     shown = np.zeros(len(weights), np.int8)
     for sign, changed in ((1, (old == 0) & (new > 0)), (-1, (old > 0) & (new == 0))):
         if changed.any():

@@ -122,7 +122,7 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         self._codec = context.key_codec
         self._sequence = spec.sequence
         self._mark_only = not self.aggregates and not spec.changelog
-        # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
+        # One name for both layouts, so a checkpoint with the other one is refused instead of ignored.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
         self._open_states(self._aggregation, context, schema)
         self._local: PartialRows | None = (

@@ -194,6 +194,6 @@ class RecentRange(_Recent):
 
     def _times(self, bundle: Bundle, ctx: BundleContext) -> Int64Array:
         if self._in_event_time:
-            assert bundle.times is not None  # ``bind`` asks for an event time
+            assert bundle.times is not None  # ``bind`` requires an event time
             return bundle.times
         return np.full(bundle.num_rows, ctx.processing_time, np.int64)

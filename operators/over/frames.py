@@ -174,7 +174,7 @@ def reduce_distinct(
         order = rows_by(blocks, before)
         bounds = np.append(np.arange(0, count, 1 << level), count)
         running = scan(take_rows(states, order), bounds, merge)
-        codes = blocks * (count + 2) + before[order] + 1  # blocks keep their rows
+        codes = blocks * (count + 2) + before[order] + 1  # the sort moves no row to another block
         for takes, taken in ((takes_low, low), (takes_high, high - 1)):
             chosen = np.flatnonzero(takes)
             block = taken[chosen]

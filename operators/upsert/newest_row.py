@@ -58,7 +58,7 @@ class LatestRows:
     ) -> None:
         self.payload = StoredColumns(spec)
         self._ttl = ttl
-        # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
+        # One name for both layouts, so a checkpoint with the other one is refused instead of ignored.
         schema = pa.schema([_MARK] if marks_only or not self.payload.indices else self.payload.fields)
         self._state: ColumnState = context.get_state(
             ColumnStateDescriptor("rows", schema, ttl=ttl, belongs_to=("kept", kept))

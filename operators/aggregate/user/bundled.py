@@ -112,7 +112,7 @@ class BundledAggregator(FunctionAggregator):
 
         def slid(applied: SegmentsApplied) -> tuple[pa.Array, State]:
             each = applied.updated_values_after_each_row
-            assert each is not None  # ``_checked`` asks for it
+            assert each is not None  # ``_checked`` requires it
             untouched = moves.done == given.starts[frames.owners]  # no row of the key has moved yet
             same = self.values(state).take(pa.array(frames.owners))
             values = _replaced(same, each, np.where(untouched, -1, moves.done - 1))
