@@ -1,1 +1,1 @@
-"""Aggregates of groups: what can be asked for, how it is kept, and the operators that put out nothing else."""
+"""Aggregates of groups: the available calls, their state, and the operators that emit nothing else."""

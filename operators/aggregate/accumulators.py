@@ -1,6 +1,6 @@
-"""The parts that most aggregates are made of: counts, sums and extremes.
+"""The parts of most aggregates: counts, sums and extremes.
 
-Owns: ``Count``, ``Sum``, ``RetractableSum`` and ``Extreme``, each with one state column but the third.
+Owns: ``Count``, ``Sum``, ``RetractableSum`` and ``Extreme``, each with one state column except the third.
 Invariant: lifting rows and combining them in any grouping and order gives the same state (floats: up to
 rounding), so the same parts serve bundles, windows, shared slices and both phases of a two-phase aggregation.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors`` and ``partial_aggregation``.
@@ -36,7 +36,7 @@ from ..core.segments import (
 from .aggregator import GroupOverflowError, KeyedRows, MergingAggregator, State, counted_rows
 
 _LOCAL_DIGITS = 28
-"""Decimals of more digits are not summed by a local phase: ten billion others still fit the 38 digits of a sum."""
+"""Partial aggregation does not sum decimals of more digits; ten billion of these still fit the 38 digits of a sum."""
 
 
 class Count(MergingAggregator):
@@ -89,7 +89,7 @@ class Sum(MergingAggregator):
             return [pc.if_else(pa.array(signs < 0), _negated(values), values)]
         except pa.ArrowInvalid as error:
             smallest = np.flatnonzero((signs < 0) & (values.to_numpy() == np.iinfo(np.int64).min))
-            if not len(smallest):  # it is that of a row that is added
+            if not len(smallest):  # the smallest int64 belongs to an added row
                 return [pc.if_else(pa.array(signs < 0), pc.negate(values), values)]
             raise GroupOverflowError(
                 self.owner,
@@ -130,7 +130,7 @@ class Sum(MergingAggregator):
         return (self._local(LocalFunction.SUM, self.type),)
 
     def partial(self, batch: pa.RecordBatch, signs: Int8Array | None, groups: Groups) -> Sequence[pa.Array]:
-        """See ``MergingAggregator``: of int64 the sums of both halves, since only the total need fit."""
+        """See ``MergingAggregator``: for int64 the sums of both halves, since only the total has to fit."""
         if self._input_type != pa.int64():
             return super().partial(batch, signs, groups)
         values, weights = filled(batch.column(self.column)).to_numpy(), self.weights(batch, signs)
@@ -148,8 +148,8 @@ class Sum(MergingAggregator):
             raise self._overflow(_totals(sums, groups), error) from error
 
     def _overflow(self, totals: Sequence[int], error: Exception) -> Exception:
-        """What to raise where one of the ``totals`` (u) is too large; those of decimals are whole numbers of the last
-        digit."""
+        """The error to raise if one of the ``totals`` (u) is too large; those of decimals are integers in units of the
+        last digit."""
         limit = 10**self.type.precision if pa.types.is_decimal(self.type) else 1 << 63
         lowest = 1 - limit if pa.types.is_decimal(self.type) else -limit
         at = next((at for at, total in enumerate(totals) if not lowest <= total < limit), None)
@@ -163,9 +163,10 @@ class Sum(MergingAggregator):
 
 
 class RetractableSum(Sum):
-    """The sum of floats that may be taken back: that of the finite ones, and beside it how many others there are.
+    """The sum of floats that may be retracted: the sum of the finite ones, and the counts of the others.
 
-    NaN and infinities cannot be subtracted, so each of them is counted; null, and nothing but a bit, without any.
+    NaN and infinities cannot be subtracted, so each of them is counted; without any, the count is null and takes one
+    bit.
     """
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -225,8 +226,7 @@ class RetractableSum(Sum):
 class Extreme(MergingAggregator):
     """The smallest or largest value of a column, of any type that can be a key; NaN is the largest float.
 
-    It cannot give values back: rows that are retracted do not lower it (see
-    ``operators.aggregate.retractable_minmax``)."""
+    It cannot retract values: retracted rows do not change it (see ``operators.aggregate.retractable_minmax``)."""
 
     column: str
 
@@ -239,18 +239,18 @@ class Extreme(MergingAggregator):
         largest: bool,
         retract: bool = False,
     ) -> None:
-        # Another name where values are kept beside it: a state without them cannot take values back.
+        # Another name if a log of values is kept too: a state without that log cannot retract values.
         label = ("current_" if retract else "") + ("max" if largest else "min")
         super().__init__(owner, label, column, condition)
-        # Only an extreme can be null once there is a row; an aggregate that is added later, to a state that
-        # knows nothing of the rows before, must not pass for one that may be null.
+        # Only an extreme can be null once there is a row; an aggregate that is added later, to a state without the
+        # earlier rows, must not be mistaken for one that may be null.
         self.fields = (pa.field(self.name, input_type),)
         self.type = input_type
         self.largest = largest
         self._retract = retract
 
     def prepare(self, rows: KeyedRows) -> State:
-        """Null where values are kept beside it: what becomes of the extreme is seen from them."""
+        """Null if a log of values is kept: the extreme is then computed from the log."""
         if self._retract:
             return [pa.nulls(len(rows.groups.starts), self.type)]
         return super().prepare(rows)
@@ -281,7 +281,7 @@ class Extreme(MergingAggregator):
 
 
 def sum_type(input_type: pa.DataType) -> pa.DataType | None:
-    """The type of a sum over ``input_type``; None where there is none."""
+    """The type of a sum over ``input_type``; None if there is none."""
     if pa.types.is_signed_integer(input_type):
         return pa.int64()
     if input_type in (pa.float32(), pa.float64()):
@@ -290,22 +290,22 @@ def sum_type(input_type: pa.DataType) -> pa.DataType | None:
 
 
 def shown_sum_type(input_type: pa.DataType) -> pa.DataType:
-    """The type of a sum as it is emitted: of decimal(p, s) it is decimal(p + 10, s), of at most 38 digits."""
+    """The type of an emitted sum: for decimal(p, s) it is decimal(p + 10, s), of at most 38 digits."""
     if not pa.types.is_decimal(input_type):
         return sum_type(input_type)
     return pa.decimal128(min(input_type.precision + 10, 38), input_type.scale)
 
 
 def mean_type(input_type: pa.DataType) -> pa.DataType:
-    """The type of an average: of decimal(p, s) it is decimal(p + 4, s + 4), of at most 38 digits each; else float64."""
+    """The type of an average: for decimal(p, s) it is decimal(p + 4, s + 4), each at most 38; else float64."""
     if not pa.types.is_decimal(input_type):
         return pa.float64()
     return pa.decimal128(min(input_type.precision + 4, 38), min(input_type.scale + 4, 38))
 
 
 def shown_decimals(column: pa.Array, kind: pa.DataType, owner: str, what: str) -> pa.Array:
-    """Decimals (u) as they are emitted. Raises GroupOverflowError, which says ``what`` they are, for one that does not
-    fit."""
+    """Decimals (u) in the emitted type ``kind``. Raises GroupOverflowError, which names them as ``what``, for one that
+    does not fit."""
     try:
         return narrow_decimal(column, kind)
     except OverflowError as error:
@@ -318,12 +318,12 @@ def shown_decimals(column: pa.Array, kind: pa.DataType, owner: str, what: str) -
 
 
 def counted(counts: npt.NDArray[np.int64]) -> pa.Array:
-    """Counts of what there is seldom any: null for none."""
+    """Counts of rare values: null for 0."""
     return pa.array(counts, mask=counts == 0)
 
 
 def group_counts(column: pa.Array, groups: Groups) -> pa.Array:
-    """The sum of such counts (n) a group (u)."""
+    """The sums of such counts (n) per group (u)."""
     if column.null_count == len(column):
         return pa.nulls(len(groups.starts), pa.int64())
     return counted(group_sum(filled(column).to_numpy(), groups))
@@ -344,12 +344,12 @@ def filled(column: pa.Array) -> pa.Array:
 
 
 def zero(kind: pa.DataType) -> pa.Scalar:
-    """0 of a type of numbers."""
+    """0 of a numeric type."""
     return pa.scalar(decimal.Decimal(0) if pa.types.is_decimal(kind) else 0, kind)
 
 
 def _exact(column: pa.Array) -> list[int]:
-    """Numbers without nulls as Python's; decimals as whole numbers of their last digit."""
+    """Numbers without nulls as Python integers; decimals in units of their last digit."""
     if not pa.types.is_decimal(column.type):
         return column.to_pylist()  # type: ignore[no-any-return]
     exact = decimal.Context(prec=90)
@@ -357,7 +357,7 @@ def _exact(column: pa.Array) -> list[int]:
 
 
 def _totals(sums: Any, groups: Groups) -> list[int]:
-    """The total (u) of each group's numbers (n), however large."""
+    """The totals (u) of each group's numbers (n), of any size."""
     values = _exact(sums) if isinstance(sums, pa.Array) else sums
     ordered = [values[row] for row in groups.order.tolist()]
     bounds = [*groups.starts.tolist(), len(ordered)]

@@ -1,9 +1,9 @@
-"""What is asked for as an aggregate, and how it is bound to an input.
+"""Aggregate calls, and how they are bound to an input.
 
-Owns: ``Aggregate``; ``AggregateKind``, of which it is; ``InputBinding``, ``Parts`` and ``AggregateOutput``, with which
-a kind says what it is made of.
-Invariant: aggregates that need the same thing (the sum and the average of one column) share its part; state columns are
-named for what they hold, never for the user's aliases.
+Owns: ``Aggregate``; ``AggregateKind``, the kind of a call; ``InputBinding``, ``Parts`` and ``AggregateOutput``, with
+which a kind declares its parts.
+Invariant: aggregates that need the same part (the sum and the average of one column) share it; state columns are named
+after their content, never after the user's aliases.
 Must not import anything of ``asyncstate`` but ``errors`` and ``functions``.
 
 Source: Flink SQL's aggregate calls, with FILTER and DISTINCT.
@@ -30,8 +30,8 @@ from .distinct import DistinctValues
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One aggregate of an operator: made by ``count``, ``sum_``, ``avg``, ``min_``, ``max_`` and their like, or of a
-    function of the user's own by ``udaf``."""
+    """One aggregate of an operator: made by ``count``, ``sum_``, ``avg``, ``min_``, ``max_`` and so on, or from a
+    user-defined function by ``udaf``."""
 
     kind: AggregateKind
     columns: tuple[str, ...] = ()
@@ -49,8 +49,8 @@ class Aggregate:
         return replace(self, condition=condition)
 
     def distinct(self) -> Aggregate:
-        """The same aggregate over each value once, however many rows have it (SQL's DISTINCT); of several columns over
-        each combination of values. Raises SchemaError without columns."""
+        """The same aggregate over each value once, no matter how many rows have it (SQL's DISTINCT); with several
+        columns, over each combination of values. Raises SchemaError without columns."""
         if not self.columns:
             raise SchemaError(
                 f"{self.kind.name}() of all rows cannot be distinct; name the column whose values count"
@@ -58,12 +58,12 @@ class Aggregate:
         return replace(self, is_distinct=True)
 
     def starting_now(self) -> Aggregate:
-        """The same aggregate where it is added to the stored state of a running job: over the rows from then on.
+        """The same aggregate, added to the stored state of a running job: over the rows from then on.
 
-        Of a key, or a window, it is null until the first row comes that it has seen; what it would have of rows from
-        before is not known. Keep the call as long as the state is kept. ``GroupAggregate`` and ``WindowAggregate`` take
-        it, over insert-only inputs: of a row that is taken back nobody knows whether it has been counted. Raises
-        SchemaError for a distinct one.
+        For each key, or window, it is null until it sees a first row; the value of earlier rows is unknown. Keep the
+        call as long as the state is kept. ``GroupAggregate`` and ``WindowAggregate`` support it, over insert-only
+        inputs: for a retracted row it is unknown whether the aggregate has counted it. Raises SchemaError for a
+        distinct aggregate.
         """
         return replace(self, starts_now=True)
 
@@ -77,7 +77,7 @@ class Aggregate:
 
     @property
     def text(self) -> str:
-        """What it computes, whatever its output is called."""
+        """What it computes, without the name of its output."""
         text = call_text(self.kind.text, self.columns)
         text += ".distinct()" if self.is_distinct else ""
         return text + (f".where({self.condition!r})" if self.condition is not None else "")
@@ -95,57 +95,57 @@ class Aggregate:
 
 
 class AggregateKind(ABC):
-    """A kind of aggregate: what it is called, and what it is made of."""
+    """A kind of aggregate: its name and its parts."""
 
     name: str
 
     @property
     def made_by(self) -> str:
-        """The function that makes such aggregates: with an underscore where Python or another function has the name."""
+        """The function that makes such aggregates: with an underscore if Python or another function has that name."""
         return f"{self.name}_" if hasattr(builtins, self.name) or self.name == "rank" else self.name
 
     @property
     def text(self) -> str:
-        """What it computes of its columns: the name, and what else it was made with."""
+        """What it computes from its columns: the name and the other parameters."""
         more = [f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name != "name"]
         return f"{self.name}[{', '.join(more)}]" if more else self.name
 
     @property
     def user_function(self) -> Function | None:
-        """The function of the user's own that it runs."""
+        """The user-defined function that it runs."""
         return None
 
     @property
     def is_bundled(self) -> bool:
-        """Whether that is a BundledAggregateFunction."""
+        """Whether the function is a BundledAggregateFunction."""
         return False
 
     @property
     def makes_rows(self) -> bool:
-        """Whether that is a TableAggregateFunction."""
+        """Whether the function is a TableAggregateFunction."""
         return False
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a state of it, where they are many from the first row on; else 0."""
+        """Bytes of one state, if it is large from the first row on; else 0."""
         return 0
 
     def keeps_values(self, retract: bool) -> bool:
-        """Whether its accumulator has a value of each row; ``retract``: of an input whose rows are taken back."""
+        """Whether its accumulator keeps a value per row; ``retract``: the input retracts rows."""
         return False
 
     def in_moving_frames(self, aggregate: Aggregate) -> Aggregate:
-        """``aggregate``, of this kind, as it is computed where rows leave a frame in the order in which they came."""
+        """``aggregate``, of this kind, in the form for frames that rows leave in the order of their arrival."""
         return aggregate
 
     @abstractmethod
     def bind(self, binding: InputBinding) -> AggregateOutput:
-        """The output over the parts that it asks the binding for. Raises SchemaError for columns that do not fit."""
+        """The output over the parts that it gets from the binding. Raises SchemaError for columns that do not fit."""
 
 
 @dataclass(frozen=True)
 class AggregateOutput:
-    """How one result column (u) follows from the states of all parts; or which ``part`` has it as its values."""
+    """How to compute one result column (u) from the states of all parts; or the ``part`` whose values it is."""
 
     field: pa.Field
     values: Callable[[Sequence[State]], pa.Array] | None = None
@@ -153,12 +153,12 @@ class AggregateOutput:
 
 
 Source: TypeAlias = tuple[int, int] | None
-"""Which rows a part gets: None for all; else those that count among the distinct values of an index, under the
-condition of another one."""
+"""The rows that a part receives: None for all; else those that count, as the index of the distinct values and the
+index of their condition."""
 
 
 class Parts:
-    """The parts of all aggregates of an operator, each once; with the rows that each gets."""
+    """The parts of all aggregates of an operator, each once, with the rows that each receives."""
 
     def __init__(
         self,
@@ -174,11 +174,11 @@ class Parts:
         self.sources: list[Source] = []
         self.distincts: list[DistinctValues] = [] if distincts is None else distincts
         self.float_sums: dict[int, int] = {}
-        """Float sums that are zero again when a count is, so that rounding does not outlive its rows."""
+        """Float sums (part index) to reset to zero when a count (part index) is zero, which clears rounding errors."""
         self._index: dict[str, int] = {}
 
     def add(self, part: Aggregator, source: Source = None) -> int:
-        """The index of the part that has the state columns of ``part``; ``part`` itself if there is none."""
+        """The index of the part that has the state columns of ``part``; adds ``part`` if there is none."""
         index = self._index.setdefault(part.fields[0].name, len(self.all))
         if index == len(self.all):
             self.all.append(part)
@@ -186,8 +186,8 @@ class Parts:
         return index
 
     def add_apart(self, parts: Parts, prefix: str) -> range:
-        """Parts that are shared with nobody, their state columns behind ``prefix`` and nullable: null where nothing has
-        been counted. Their indices."""
+        """Add parts that are not shared; return their indices. Their state columns start with ``prefix`` and are
+        nullable: null if nothing has been counted."""
         added = range(len(self.all), len(self.all) + len(parts.all))
         for part in parts.all:
             part.call_apart(prefix)
@@ -196,7 +196,7 @@ class Parts:
         return added
 
     def distinct(self, columns: tuple[str, ...], condition: str | None) -> Source:
-        """The source of rows that has each value of the columns once."""
+        """The source of rows with each value of the columns once."""
         found = next((values for values in self.distincts if values.columns == columns), None)
         if found is None:
             found = DistinctValues(columns, self.schema)
@@ -205,7 +205,7 @@ class Parts:
 
 
 class InputBinding:
-    """One aggregate, and the parts it adds to."""
+    """One aggregate, and the parts to which it adds its own."""
 
     def __init__(self, parts: Parts, aggregate: Aggregate) -> None:
         self._parts = parts
@@ -238,15 +238,15 @@ class InputBinding:
         return schema.field(index).type
 
     def part(self, part: Aggregator) -> int:
-        """The index of a part that gets the aggregate's rows."""
+        """The index of a part that receives the aggregate's rows."""
         return self._parts.add(part, self._source())
 
     def part_at(self, index: int) -> Aggregator:
-        """The part with an index that ``part`` gave."""
+        """The part with an index that ``part`` returned."""
         return self._parts.all[index]
 
     def plain_part(self, part: Aggregator) -> int:
-        """The index of a part that gets all rows, for what is the same with DISTINCT and without."""
+        """The index of a part that receives all rows, for results that are the same with and without DISTINCT."""
         return self._parts.add(part)
 
     def counter(self) -> int:
@@ -254,7 +254,7 @@ class InputBinding:
         return self.part(self._count(self.aggregate.is_distinct))
 
     def plain_counter(self) -> int:
-        """As ``counter``, of all values, those that come again too."""
+        """As ``counter``, of all values including repeated ones."""
         return self.plain_part(self._count(distinct=False))
 
     def total(self) -> tuple[int, Sum]:
@@ -276,14 +276,14 @@ class InputBinding:
         return Count(self.owner, ",".join(columns) if columns else None, self.condition, distinct)
 
     def wrong_type(self, needed: str) -> SchemaError:
-        """What to raise if the column is not of a type ``needed``."""
+        """The error to raise if the column is not of a type ``needed``."""
         return SchemaError(
             f"{self.owner}: aggregate '{self.aggregate.name}' needs {needed} but column '{self.column}' is "
             f"of type {self.input_type}; cast it before the operator"
         )
 
     def refuse(self, what: str) -> SchemaError:
-        """What to raise for an aggregate that does not fit, with ``what`` behind its name."""
+        """The error to raise for an aggregate that does not fit, with ``what`` after its name."""
         return SchemaError(f"{self.owner}: aggregate '{self.aggregate.name}' {what}")
 
     def _source(self) -> Source:
@@ -302,8 +302,8 @@ class InputBinding:
 
 
 def check_aggregates(aggregates: object, owner: str, values: bool = True, tables: bool = False) -> None:
-    """SchemaError for what is no list, for what is no aggregate, or is not of the kinds that are allowed: ``values``,
-    or, alone, a function that makes rows (``tables``)."""
+    """Raise SchemaError unless ``aggregates`` is a list of aggregates of the allowed kinds: ``values``, or a single
+    function that makes rows (``tables``)."""
     if not isinstance(aggregates, Sequence) or isinstance(aggregates, str):
         raise SchemaError(f"{owner}: aggregates is {aggregates!r}; give a list, also of a single one")
     for aggregate in aggregates:
@@ -327,17 +327,17 @@ def check_aggregates(aggregates: object, owner: str, values: bool = True, tables
 
 
 def columns_of(aggregates: Sequence[Aggregate]) -> set[str]:
-    """The columns that ``aggregates`` look at."""
+    """The columns that ``aggregates`` read."""
     conditions = {aggregate.condition for aggregate in aggregates if aggregate.condition is not None}
     return conditions | {name for aggregate in aggregates for name in aggregate.columns}
 
 
 def state_bytes_of(aggregates: Sequence[Aggregate]) -> int:
-    """Bytes of a state of ``aggregates``, as far as they are known beforehand."""
+    """Bytes of a state of ``aggregates``, as far as they are known in advance."""
     return sum(aggregate.kind.state_bytes for aggregate in aggregates)
 
 
 def functions_of(aggregates: Sequence[Aggregate]) -> list[Function]:
-    """The functions of the user's own that ``aggregates`` run, each once."""
+    """The user-defined functions that ``aggregates`` run, each once."""
     functions = [one.kind.user_function for one in aggregates]
     return list({id(function): function for function in functions if function is not None}.values())

@@ -1,4 +1,4 @@
-"""What operators over aggregates have in common: their aggregates, and the life of the functions among them.
+"""The base of operators over aggregates: their aggregates, and the life cycle of their user-defined functions.
 
 Owns: ``AggregateOperator``, and ``KeyAggregateOperator`` for those that keep the states of all rows of a key.
 Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
@@ -33,10 +33,10 @@ _START_NOW: Final = (
 
 
 class AggregateOperator(Named, BundleOperator):
-    """An operator whose output has ``aggregates``. Functions of the user's own are opened with their plan."""
+    """An operator whose output has ``aggregates``. User-defined functions are opened with their plan."""
 
     takes_later: ClassVar[bool] = False
-    """Whether aggregates may be added to stored state, ``starting_now``."""
+    """Whether aggregates may be added to stored state with ``starting_now``."""
     takes_values: ClassVar[bool] = True
     """Whether its aggregates may be values."""
     takes_tables: ClassVar[bool] = False
@@ -61,7 +61,7 @@ class AggregateOperator(Named, BundleOperator):
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
     ) -> str | None:
-        """See ``Operator``: an aggregate may go, if its states are dropped, and come if it starts now."""
+        """See ``Operator``: an aggregate may be removed if its states are dropped, and added if it starts now."""
         if not name.startswith(AGGREGATE):
             return ""
         if now is None or (was is None and now == _LATER):
@@ -69,7 +69,7 @@ class AggregateOperator(Named, BundleOperator):
         return _START_NOW if was is None and self.takes_later else ""
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: some aggregates keep a value of each row."""
+        """See ``Operator``: some aggregates keep a value per row."""
         changelog = inputs[0].changelog
         keeps_values = any(one.kind.keeps_values(changelog) for one in self.aggregates)
         return with_rows(changelog) if keeps_values and getattr(self, "ttl", None) is None else None
@@ -81,12 +81,12 @@ class AggregateOperator(Named, BundleOperator):
 
     @property
     def row_bytes(self) -> int:
-        """See ``BundleOperator``: each row may have a window or a frame of its own."""
+        """See ``BundleOperator``: each row may have a separate window or frame."""
         return self.state_bytes
 
     @property
     def state_bytes(self) -> int:
-        """What aggregates read and write of a state, as far as it is known beforehand."""
+        """Bytes of a state that aggregates read and write, as far as they are known in advance."""
         return 2 * state_bytes_of(self.aggregates)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class AggregateOperator(Named, BundleOperator):
             function.close()
 
     async def open_calls(self) -> None:
-        """See ``Operator``: what the functions share."""
+        """See ``Operator``: opens the shared resources of the functions."""
         for function in functions_of(self.aggregates):
             await function.open_calls()
 
@@ -106,15 +106,15 @@ class AggregateOperator(Named, BundleOperator):
 
 
 class KeyAggregateOperator(AggregateOperator):
-    """An operator with a state a key. With a ``ttl`` a key expires when nothing has changed it for that long."""
+    """An operator with one state per key. With a ``ttl``, a key expires if nothing changes it for that long."""
 
     def __init__(self, aggregates: Sequence[Aggregate], ttl: Ttl = None) -> None:
         super().__init__(aggregates)
         self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """What is aggregated, and the conditions. With a ttl whole rows are compared: of a row that is replaced, the
-        old one may have expired."""
+        """The aggregated columns and the conditions. With a ttl, whole rows are compared, because the old row of an
+        update may have expired."""
         return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
 
     def prefetch(self, bundle: Bundle) -> None:
@@ -127,7 +127,7 @@ class KeyAggregateOperator(AggregateOperator):
     def _open_states(
         self, plan: AggregatePlan, context: OperatorContext, schema: pa.Schema | None = None
     ) -> None:
-        """Declare ``accumulators``, of the plan's states or of another ``schema``."""
+        """Declare ``accumulators`` with the plan's states or with another ``schema``."""
         self._state: ColumnState = context.get_state(
             ColumnStateDescriptor(
                 "accumulators",

@@ -1,7 +1,7 @@
-"""Aggregates bound to an input: the parts that compute them, their state columns, and the steps over these.
+"""Aggregates bound to an input: the parts that compute them, their state columns, and the steps over those columns.
 
 Owns: ``AggregatePlan``.
-Invariant: every step is a step of each part; the plan knows none of them by its kind.
+Invariant: every step is a step of each part; the plan does not depend on the kind of a part.
 Must not import anything of ``asyncstate`` but ``futures`` and ``operator``.
 """
 
@@ -38,7 +38,7 @@ from .retractable_minmax import Multiset
 
 
 class Changed(NamedTuple):
-    """The states (u) after rows, and the values that parts had at hand before and after, by the index of the part."""
+    """The states (u) after rows, and the values before and after, by part index, of parts that computed them."""
 
     states: State
     before: Mapping[int, pa.Array]
@@ -48,13 +48,13 @@ class Changed(NamedTuple):
 class AggregatePlan:
     """Aggregates bound to an input schema: state columns and the vectorised steps over them.
 
-    ``update`` takes rows into states, ``combine`` reduces n states to one a group, ``results`` reads the aggregates
-    off. A set of states is one array a field of ``state_schema``; column 0, ``count1``, counts the rows. With
-    ``retract`` minima and maxima stay as they were and the caller brings them up to date with ``multisets``, one a
-    distinct (column, condition). ``distincts`` are the sets of values of which each counts once; none where rows come
-    as states, ``gathered``. ``value_sources`` tells for each part which of them it gets.
+    ``update`` adds rows to states, ``combine`` reduces n states to one per group, ``results`` computes the aggregates.
+    A set of states is one array per field of ``state_schema``; column 0, ``count1``, counts the rows. With
+    ``retract``, minima and maxima stay unchanged and the caller updates them with ``multisets``, one per distinct
+    (column, condition). ``distincts`` are the sets of values in which each value counts once; none if rows arrive as
+    states (``gathered``). ``value_sources`` names for each part the set whose rows it receives.
 
-    Raises SchemaError naming ``owner`` and the column for what does not fit.
+    Raises SchemaError, which names ``owner`` and the column, for a column that does not fit.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class AggregatePlan:
         gathered: bool = False,
         distincts: list[DistinctValues] | None = None,
     ) -> None:
-        """``distincts``: those of other plans over the same rows, to which this one adds its own."""
+        """``distincts``: those of other plans over the same rows; this plan adds its own to them."""
         parts = Parts(schema, owner, retract, distincts)
         parts.add(Count(owner, None, None))
         outputs: dict[int, AggregateOutput] = {}
-        # State columns that are added stand behind those that are stored.
+        # Added state columns come after the stored ones.
         for at in sorted(range(len(aggregates)), key=lambda at: aggregates[at].starts_now):
             aggregate = aggregates[at]
             late = aggregate.starts_now
@@ -80,7 +80,7 @@ class AggregatePlan:
         self._outputs = [outputs[at] for at in range(len(aggregates))]
         self._functions = functions_of(aggregates)
         self.state_bytes = state_bytes_of(aggregates)
-        """Of a state, as far as they are known beforehand."""
+        """Bytes of a state, as far as they are known in advance."""
         self._retract = retract
         self.parts = parts.all
         self.value_sources = parts.sources
@@ -97,15 +97,15 @@ class AggregatePlan:
         check_distinct_names([field.name for field in self.result_fields], owner)
 
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
-        """Open the functions of the user's own and declare what parts keep beside their states; ``time_first`` where
-        keys have namespaces."""
+        """Open the user-defined functions and declare the additional state of the parts; ``time_first`` if keys have
+        namespaces."""
         for function in self._functions:
             function.open(context)
         for part in self.parts:
             part.open(context, time_first)
 
     def open_functions(self, context: OperatorContext) -> None:
-        """As ``open``, where nothing is kept: states begin anew with each call, and views lie in memory."""
+        """As ``open`` if no state is kept: states start empty with each call, and views are in memory."""
         for function in self._functions:
             function.open(context)
         for part in self.parts:
@@ -115,26 +115,26 @@ class AggregatePlan:
 
     @property
     def waits(self) -> bool:
-        """Whether what rows do depends on what is stored beside the states: of distinct values, of a changelog."""
+        """Whether updates depend on additional state: of distinct values or of a changelog."""
         return self._retract or bool(self.distincts)
 
     @property
     def shares_slices(self) -> bool:
-        """Whether the states of slices of a window make the state of the window."""
+        """Whether the states of a window's slices can be merged into the state of the window."""
         return not self.distincts and not self.keeps_more and all(part.merges for part in self.parts)
 
     @property
     def lifts(self) -> bool:
-        """Whether every row has a state of its own: ``lift`` and ``merge`` are there."""
+        """Whether each row has a state: ``lift`` and ``merge`` are available."""
         return not self.distincts and all(isinstance(part, MergingAggregator) for part in self.parts)
 
     @property
     def takes_back(self) -> bool:
-        """Whether rows can be taken back from states alone; extremes need logs of all values for it."""
+        """Whether rows can be retracted with the states alone; extremes also need logs of all values."""
         return all(part.retracts and not isinstance(part, Extreme) for part in self.parts)
 
     def sources(self, rows: KeyedRows, distinct: Sequence[Sequence[Int8Array]] = ()) -> list[KeyedRows]:
-        """The rows as each part gets them: ``distinct`` has the signs (n) of the rows that count, by the index of the
+        """The rows that each part receives: ``distinct`` has the signs (n) of the rows that count, by the index of the
         distinct values and of their condition."""
         return [
             rows if source is None else rows._replace(signs=distinct[source[0]][source[1]])
@@ -142,7 +142,7 @@ class AggregatePlan:
         ]
 
     def prepare(self, sources: Sequence[KeyedRows]) -> list[Any]:
-        """What can be done with rows before the states of their keys are known; to be given to ``async_update``."""
+        """Do the work on the rows that does not need the states of their keys; pass the result to ``async_update``."""
         return [part.prepare(rows) for part, rows in zip(self.parts, sources, strict=True)]
 
     def async_update(
@@ -167,7 +167,7 @@ class AggregatePlan:
         )
 
     def combine(self, states: State, groups: Groups) -> State:
-        """n states reduced to one a group (u)."""
+        """n states reduced to one per group (u)."""
         pairs = zip(self.parts, self._columns, strict=True)
         return [column for part, columns in pairs for column in part.combine(states[columns], groups)]
 
@@ -182,22 +182,22 @@ class AggregatePlan:
         return self._settled(found)
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None = None) -> State:
-        """The states of n rows, one by one; ``signs`` is +1, -1 or 0 (ignored) a row, None for all +1."""
+        """The states of n single rows; ``signs`` is +1, -1 or 0 (ignored) per row, None for all +1."""
         return [column for part in self._merging() for column in part.lift(batch, signs)]
 
     def lift_sources(self, sources: Sequence[KeyedRows]) -> State:
-        """As ``lift``, of the rows that ``sources`` has for each part."""
+        """As ``lift``, for the rows that ``sources`` has for each part."""
         pairs = zip(self._merging(), sources, strict=True)
         return [column for part, rows in pairs for column in part.lift(rows.batch, rows.signs)]
 
     def parts_over(self, source: Source) -> list[tuple[MergingAggregator, slice]]:
-        """The parts that get the rows of ``source``, each with the place of its state columns."""
+        """The parts that receive the rows of ``source``, each with the slice of its state columns."""
         parts = zip(self._merging(), self._columns, self.value_sources, strict=True)
         return [(part, columns) for part, columns, own in parts if own == source]
 
     def merge(self, states: State, more: State) -> State:
-        """Two sets of states of the same u groups as one, ``states`` being those of earlier rows; a null state adds
-        nothing."""
+        """Two sets of states of the same u groups merged into one, where ``states`` are those of earlier rows; a null
+        state adds nothing."""
         pairs = zip(self._merging(), self._columns, strict=True)
         merged = [part.merge(states[columns], more[columns]) for part, columns in pairs]
         return self._settled([column for columns in merged for column in columns])
@@ -210,8 +210,8 @@ class AggregatePlan:
     ) -> list[pa.Array]:
         """The aggregates' columns (u), in the order given.
 
-        ``known`` values of parts need no computing. ``keys`` (u): those that the states are of, needed where
-        ``keeps_more`` and values are not known.
+        ``known`` values of parts are used as they are. ``keys`` (u): the keys of the states, needed with
+        ``keeps_more`` if values are not known.
         """
         split = [list(states[columns]) for columns in self._columns]
         known = {} if known is None else known
@@ -228,7 +228,7 @@ class AggregatePlan:
 
     @property
     def keeps_more(self) -> bool:
-        """Whether parts keep anything beside their states, as views of functions are."""
+        """Whether parts keep additional state, such as the views of functions."""
         return any(part.keeps_more for part in self.parts)
 
     def _merging(self) -> list[MergingAggregator]:
@@ -260,8 +260,8 @@ class AggregatePlan:
 
 
 def _late(parts: Parts, aggregate: Aggregate) -> AggregateOutput:
-    """An aggregate with parts of its own, which states from before do not have; behind a count of the rows that it has
-    seen. Raises SchemaError for what cannot start late."""
+    """An aggregate with separate parts, which older states do not have; they come after a count of the rows that it has
+    seen. Raises SchemaError for an aggregate that cannot start late."""
     own = Parts(parts.schema, parts.owner, parts.retract)
     own.add(Count(parts.owner, None, None))
     binding = InputBinding(own, aggregate)

@@ -1,7 +1,7 @@
-"""The states of aggregates by key: read, changed by the rows of a bundle, and written, with all that is kept beside.
+"""The states of aggregates per key: read, updated by a bundle and written, with all additional state of aggregates.
 
 Owns: ``AggregateStates`` and ``Addition``, the rows of a bundle that change states.
-Invariant: a key (or key and namespace) whose count of rows is 0 has no state, and nothing beside it: no log of values,
+Invariant: a key (or key and namespace) whose count of rows is 0 has no state and no additional state: no log of values,
 no distinct values, no views.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 """
@@ -29,10 +29,10 @@ from .retractable_minmax import MultisetState
 
 
 class Addition(NamedTuple):
-    """Rows (n) that are added to, or taken from, the states of ``keys``, and their places ``at`` in their ``bundle``.
+    """Rows (n) to add to, or retract from, the states of ``keys`` (u), and their positions ``at`` (n) in ``bundle``.
 
-    ``counted`` (n): which rows are to be counted if they are retractions of rows that are not there; None: all.
-    ``stamps`` (u): of states with a ttl.
+    ``counted`` (n): which rows the metric of unmatched retractions includes if they match no row; None: all.
+    ``stamps`` (u): those of states with a ttl.
     """
 
     batch: pa.RecordBatch
@@ -45,16 +45,16 @@ class Addition(NamedTuple):
 
     @staticmethod
     def of(bundle: Bundle, keys: KeyBatch | None = None, stamps: Int64Array | None = None) -> Addition:
-        """All rows of a bundle; ``keys``: with namespaces."""
+        """All rows of a bundle; ``keys``: the keys with namespaces, if there are any."""
         keys = bundle.keys if keys is None else keys
         at = np.arange(bundle.num_rows)
         return Addition(bundle.batch, keys, bundle.accumulate, bundle, at, None, stamps)
 
 
 class AggregateChange(NamedTuple):
-    """What rows have made of the states of their keys (u): the states before, and those after as they are written.
+    """The states of the keys (u) before the rows, and after them as they are written.
 
-    ``prepared``: what each part had made of the rows.
+    ``prepared``: the result of ``prepare`` of each part.
     """
 
     old: Columns
@@ -63,7 +63,7 @@ class AggregateChange(NamedTuple):
 
     @property
     def was_present(self) -> BoolArray:
-        """Which keys (u) had rows before: not those of which a bundle before had values alone."""
+        """Which keys (u) had rows before: not those for which earlier bundles had only distinct values."""
         present: BoolArray = self.old.numpy(0).astype(np.int64) > 0
         return present
 
@@ -75,17 +75,17 @@ class AggregateChange(NamedTuple):
 
 
 class LocalValueRows(NamedTuple):
-    """Local rows (n) as input rows with distinct values, and which of them have any, ``at`` (m)."""
+    """Partially aggregated rows (n) as input rows with distinct values; ``at`` (m): the rows that have any."""
 
     batch: pa.RecordBatch
     at: Int64Array
 
 
 class PartialRows(Protocol):
-    """How rows that a local phase, or another operator, has put together are read."""
+    """Reads rows that a partial aggregation, or another operator, has aggregated."""
 
     def values(self, batch: pa.RecordBatch) -> Sequence[LocalValueRows]:
-        """The rows (n) of each of the distinct values."""
+        """The rows (n) of each set of distinct values."""
 
     def gather(
         self,
@@ -93,23 +93,23 @@ class PartialRows(Protocol):
         groups: Groups,
         values: Sequence[tuple[pa.RecordBatch, Sequence[Int8Array]]] = (),
     ) -> State:
-        """The states of each group (u); ``values``: the rows of each of the distinct values, and for each condition
-        which of them (n) count."""
+        """The state of each group (u); ``values``: the rows of each set of distinct values, and for each condition the
+        signs (n) of the rows, 0 for those that do not count."""
 
 
 class _KeptBeside(Protocol):
-    """What is kept beside states, by the same keys."""
+    """Additional state with the same keys as the states."""
 
     def remove(self, keys: KeyBatch) -> None:
         """Remove all of ``keys``."""
 
     def expire_with(self, state: ColumnState) -> None:
-        """Have it go when the rows of the same keys in ``state`` expire."""
+        """Expire it together with the rows of the same keys in ``state``."""
 
 
 class AggregateStates:
-    """The states of ``plan`` in ``state``; ``time_first`` where its keys have namespaces, ``ttl`` where they expire,
-    ``valued`` where the aggregates before and after each bundle are asked for."""
+    """The states of ``plan`` in ``state``; ``time_first`` if its keys have namespaces, ``ttl`` if they expire,
+    ``valued`` if the caller needs the aggregates before and after each bundle."""
 
     def __init__(
         self,
@@ -137,19 +137,19 @@ class AggregateStates:
             beside.expire_with(state)
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """Start loading what the keys of a bundle to come have stored."""
+        """Start to load the stored state for the keys of a later bundle."""
         self._state.prefetch(keys)
         for multiset in self._multisets:
             multiset.prefetch(keys)
 
     def async_add(self, rows: Addition, ctx: BundleContext) -> StateFuture[AggregateChange]:
-        """A future of what the rows have changed, when it is written."""
+        """A future of the change that the rows make; it completes when the change is written."""
         groups = Groups.of(rows.keys)
         read = self._state.async_get(rows.keys)
         known = self._async_known(rows, self._keyed(rows, groups))
         if known is None and rows.accumulate.all():
             sources = self._plan.sources(self._keyed(rows, groups))
-            prepared = self._plan.prepare(sources)  # while the read is under way
+            prepared = self._plan.prepare(sources)  # while the read is in progress
             return read.then_compose(lambda old: self._async_update(rows, old, sources, prepared, ctx))
         if known is None:
             return read.then_compose(lambda old: self._async_change(rows, groups, old, _Beside(), ctx))
@@ -158,15 +158,15 @@ class AggregateStates:
         )
 
     def async_merge(self, rows: Addition, local: PartialRows) -> StateFuture[AggregateChange]:
-        """As ``async_add``, for rows that were put together: of what is not there only the number is known.
+        """As ``async_add``, for partially aggregated rows: of unmatched retractions only the number is known.
 
-        A key's values and its other rows may be in different bundles: until both have come its count of rows may be 0.
+        A key's values and its other rows may be in different bundles: until both arrive, its count of rows may be 0.
         """
         groups = Groups.of(rows.keys)
         read = self._state.async_get(rows.keys)
         if not self._distincts:
             with naming(rows.keys):
-                partial = local.gather(rows.batch, groups)  # while the read is under way
+                partial = local.gather(rows.batch, groups)  # while the read is in progress
             return read.then_apply(lambda old: self._merged(rows, old, partial))
         values = local.values(rows.batch)
         own = [batch.take(pa.array(at)) for batch, at in values]
@@ -197,18 +197,18 @@ class AggregateStates:
 
     @property
     def keeps_more(self) -> bool:
-        """Whether anything is kept beside the states."""
+        """Whether there is any additional state."""
         return bool(self._multisets or self._distincts or self._plan.keeps_more)
 
     def remove(self, keys: KeyBatch) -> None:
-        """Forget what is kept beside the states of ``keys``."""
+        """Remove the additional state of ``keys``."""
         for beside in (*self._multisets, *self._beside):
             beside.remove(keys)
 
     # -- a bundle --------------------------------------------------------------------------------------
 
     def _async_known(self, rows: Addition, keyed: KeyedRows) -> StateFuture[_Beside] | None:
-        """A future of what is stored beside the states; None: nothing that the rows need."""
+        """A future of the additional state; None if the rows need none."""
         ahead = [read for part in self._plan.parts if (read := part.async_read(keyed)) is not None]
         if not (self._multisets or self._distincts or ahead):
             return None
@@ -253,7 +253,7 @@ class AggregateStates:
         new: Changed,
         heads: Sequence[ListHeads],
     ) -> StateFuture[AggregateChange]:
-        """Bring extremes that can be taken back up to date with the logs of their values."""
+        """Update retractable extremes from the logs of their values."""
         signs = np.ones(rows.batch.num_rows, np.int8) if signs is None else signs
         updates = [
             state.update(rows.keys, sizes, state.multiset.changes(rows.batch, rows.keys, signs), new.states)
@@ -277,7 +277,7 @@ class AggregateStates:
         return signs
 
     def _without_expired(self, keys: KeyBatch, old: Columns, beside: _Beside) -> _Beside:
-        """What an expired key has left does not count."""
+        """Drop the remaining additional state of expired keys."""
         if not self._ttl or old.present.all():
             return beside
         gone = ~old.present
@@ -287,20 +287,20 @@ class AggregateStates:
         heads = [state.forget(keys, sizes, gone) for state, sizes in pairs]
         return _Beside(heads, [read.without(gone) for read in beside.values])
 
-    # -- what is written -------------------------------------------------------------------------------
+    # -- writes ----------------------------------------------------------------------------------------
 
     def _written(self, rows: Addition, change: AggregateChange) -> AggregateChange:
         self._write(rows, change, change.present)
         return change
 
     def _write(self, rows: Addition, change: AggregateChange, after: BoolArray) -> None:
-        """Write the states of the keys that are there ``after`` (u)."""
+        """Write the states of the keys that are present ``after`` (u) and remove the others."""
         keys, stamps, before, states = rows.keys, rows.stamps, change.old.present, change.new.states
         if not after.all():
             dead = keys.select(~after)
             for beside in self._beside:
                 beside.remove(dead)
-        known = before | after  # a key that came and went within the bundle needs no write
+        known = before | after  # a key that appears and disappears within the bundle needs no write
         if not known.all():
             mask = pa.array(known)
             keys, after, states = keys.select(known), after[known], [column.filter(mask) for column in states]
@@ -309,22 +309,22 @@ class AggregateStates:
 
 
 class _Beside(NamedTuple):
-    """What was read beside states: of each log of values, and of each set of distinct values."""
+    """Additional state that was read: of each log of values, and of each set of distinct values."""
 
     heads: Sequence[ListHeads] = ()
     values: Sequence[ReadValues] = ()
 
 
 def _spread(signs: Int8Array, at: Int64Array, size: int) -> Int8Array:
-    """The signs of the rows ``at`` (m) among all (n): 0 for the others."""
+    """The signs (n) of all rows: those of the rows ``at`` (m), and 0 for the others."""
     spread = np.zeros(size, np.int8)
     spread[at] = signs
     return spread
 
 
 def rows_missing(states: State) -> int:
-    """How many more rows were taken back than there were, over all states (u).
+    """The number of rows retracted in excess of the rows present, over all states (u).
 
-    Local rows are net: which of the rows taken back were not there nobody can tell any more.
+    Partially aggregated rows are net, so the individual unmatched retractions are unknown.
     """
     return -int(np.minimum(states[0].to_numpy(), 0).sum())

@@ -1,9 +1,9 @@
 """The built-in aggregates.
 
-Owns: ``count``, ``sum_``, ``avg``, ``min_``, ``max_`` and the kinds behind them.
+Owns: ``count``, ``sum_``, ``avg``, ``min_``, ``max_`` and their kinds.
 Must not import anything of ``asyncstate``.
 
-Source: Flink SQL's built-in aggregates; sums and averages of decimals have the types that Spark gives them.
+Source: Flink SQL's built-in aggregates; sums and averages of decimals have Spark's types.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def sum_(column: str) -> Aggregate:
     """The sum of ``column``: int64 for integers, float64 for floats, decimal(p + 10, s) for decimal(p, s), with at most
     38 digits.
 
-    Null without a value. OperatorError where it does not fit. Floats are rounded, in the order in which they come; NaN
-    and infinities that are taken back leave no trace, what was rounded off, or beyond the largest float, does.
+    Null without a value. OperatorError if it does not fit. Floats are rounded, in the order of their arrival; NaN and
+    infinities that are retracted leave no trace, but rounding errors and overflows of the float range do.
     """
     return Aggregate(_Sum(), (column,))
 
@@ -40,19 +40,19 @@ def sum_(column: str) -> Aggregate:
 def avg(column: str) -> Aggregate:
     """The mean of ``column``: float64, but decimal(p + 4, s + 4) for decimal(p, s), with at most 38 digits.
 
-    Null without a value. Kept as sum and count, so ``sum_`` tells what holds. That of decimals is exact, half rounded
-    away from zero.
+    Null without a value. Stored as sum and count, so the limits of ``sum_`` apply. The mean of decimals is exact, with
+    half rounded away from zero.
     """
     return Aggregate(_Average(), (column,))
 
 
 def min_(column: str) -> Aggregate:
-    """The smallest value of ``column``, of its own type; null without a value."""
+    """The smallest value of ``column``, of the column's type; null without a value."""
     return Aggregate(_Extreme("min"), (column,))
 
 
 def max_(column: str) -> Aggregate:
-    """The largest value of ``column``, of its own type; null without a value. NaN is the largest number."""
+    """The largest value of ``column``, of the column's type; null without a value. NaN is the largest number."""
     return Aggregate(_Extreme("max"), (column,))
 
 
@@ -104,7 +104,7 @@ class _Average(AggregateKind):
 
 @dataclass(frozen=True)
 class _Extreme(AggregateKind):
-    """Of distinct values the extremes are those of all."""
+    """Extremes of distinct values are the same as those of all values."""
 
     name: str
 
@@ -112,7 +112,7 @@ class _Extreme(AggregateKind):
         input_type = binding.input_type
         if pa.types.is_nested(input_type) or pa.types.is_null(input_type):
             raise binding.wrong_type("a number, string, binary, boolean, date or timestamp")
-        binding.plain_counter()  # a log of values beside the extreme needs their number
+        binding.plain_counter()  # a log of values for the extreme needs their number
         largest = self.name == "max"
         extreme = Extreme(
             binding.owner, binding.column, binding.condition, input_type, largest, binding.retract
@@ -122,12 +122,12 @@ class _Extreme(AggregateKind):
 
 
 def counts_of(state: State) -> npt.NDArray[np.int64]:
-    """The counts of a ``Count``'s states (u); 0 where there is none."""
+    """The counts of a ``Count``'s states (u); 0 for null."""
     return int64_values(state[0])
 
 
 def masked(column: pa.Array, empty: npt.NDArray[np.bool_]) -> pa.Array:
-    """The column, null where ``empty`` (u)."""
+    """The column (u), null where ``empty`` (u) is true."""
     return pc.if_else(pa.array(~empty), column, pa.scalar(None, column.type)) if empty.any() else column
 
 
@@ -135,7 +135,7 @@ def _decimal_means(sums: pa.Array, counts: npt.NDArray[np.int64], scale: int) ->
     """Exact means with ``scale`` digits after the point, half rounded away from zero; null for no values."""
     empty = counts == 0
     divisors = pa.array(np.where(empty, 1, counts)).cast(pa.decimal256(19, 0))
-    # Arrow divides with twenty digits more than the sum has and cuts the rest, which changes no rounding of fewer.
+    # Arrow divides with twenty digits more than the sum has and truncates, which does not change rounding to fewer.
     exact = pc.divide(sums.cast(pa.decimal256(38, sums.type.scale)), divisors)
     return masked(pc.round(exact, scale, "half_towards_infinity"), empty)
 

@@ -1,9 +1,9 @@
-"""What every aggregate is made of, however it was written: state columns, and what rows make of them.
+"""The common interface of all aggregates: state columns, and how rows update them.
 
-Owns: ``Aggregator``, ``KeyedRows``, ``Updated``; ``MergingAggregator``, those whose rows have states of their own;
+Owns: ``Aggregator``, ``KeyedRows``, ``Updated``; ``MergingAggregator``, for aggregates where each row has a state;
 ``key_text``, ``GroupOverflowError``, ``naming`` and ``of_groups``, with which errors name keys.
-Invariant: nobody asks which kind an aggregator is. What it cannot do (``retracts``, ``merges``) is refused before any
-row is read.
+Invariant: no caller depends on the kind of an aggregator. What it does not support (``retracts``, ``merges``) is
+refused before any row is read.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``futures``, ``operator`` and ``state``.
 
 Source: the accumulate, retract and merge functions of Flink's aggregates, as columns: its ``AggsHandleFunction``.
@@ -32,11 +32,11 @@ from ..core.arrays import BoolArray, Int8Array, Int64Array, valid_rows
 from ..core.segments import Groups
 
 State = list[pa.Array]
-"""An array for each of an aggregator's ``fields``; a row of nulls stands for a key of which nothing is known."""
+"""An array for each of an aggregator's ``fields``; a row of nulls means that the key has no state."""
 
 
 def key_text(keys: KeyBatch | Sequence[pa.Array] | None, at: int) -> str:
-    """``, key ('a',)`` for the key at a place of ``keys``, to stand behind the name of an operator; empty without."""
+    """``, key ('a',)`` for the key at position ``at``, to append to an operator's name; empty without keys."""
     columns = keys.columns if isinstance(keys, KeyBatch) else keys
     if not columns:
         return ""
@@ -44,7 +44,7 @@ def key_text(keys: KeyBatch | Sequence[pa.Array] | None, at: int) -> str:
 
 
 class GroupOverflowError(OperatorError):
-    """A result that does not fit its type; ``at`` is its place among the groups, or keys, that were computed."""
+    """A result that does not fit its type; ``at`` is its position among the computed groups or keys."""
 
     def __init__(self, owner: str, text: str, at: int) -> None:
         super().__init__(f"{owner}: {text}")
@@ -57,9 +57,9 @@ class GroupOverflowError(OperatorError):
 def naming(
     keys: KeyBatch | Sequence[pa.Array] | None, owners: npt.NDArray[np.integer] | None = None
 ) -> Iterator[None]:
-    """Results that overflow inside the block are of these keys, or key columns: their error names the key.
+    """Add the key to the error of a result that overflows inside the block; ``keys`` are the keys or key columns.
 
-    ``owners``: the key of each result; None: results are in the order of the keys.
+    ``owners``: the key's index for each result; None: results are in the order of the keys.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def naming(
 
 @contextmanager
 def of_groups(groups: Groups) -> Iterator[None]:
-    """What overflows inside the block are rows: their error has the place of their group."""
+    """Convert the error of a row that overflows inside the block: its position becomes that of the row's group."""
     try:
         yield
     except GroupOverflowError as error:
@@ -81,11 +81,11 @@ def of_groups(groups: Groups) -> Iterator[None]:
 
 
 class KeyedRows(NamedTuple):
-    """n rows of u keys: whose they are, and +1 (added), -1 (taken back) or 0 (not to be counted) a row.
+    """n rows of u keys: their groups, and a sign per row: +1 (added), -1 (retracted) or 0 (ignored).
 
-    ``signs`` None: all are added. Within a group rows are in the order in which they came. ``keys``: of the groups, in
-    their order; None where groups are no keys of the store. ``valued``: the values before and after are asked for.
-    ``kinds`` (n): the row kinds, where rows are those of an input; None: all +I.
+    ``signs`` None: all are added. Within a group rows are in the order of arrival. ``keys``: those of the groups, in
+    their order; None if groups are not keys of the store. ``valued``: the caller needs the values before and after.
+    ``kinds`` (n): the row kinds, if rows come from an input; None: all +I.
     """
 
     batch: pa.RecordBatch
@@ -97,7 +97,7 @@ class KeyedRows(NamedTuple):
 
 
 class Updated(NamedTuple):
-    """The states (u) after rows; and the values before and after them, from an aggregator that has them at hand."""
+    """The states (u) after rows; and the values before and after them, if the aggregator has already computed them."""
 
     state: State
     before: pa.Array | None = None
@@ -105,75 +105,75 @@ class Updated(NamedTuple):
 
 
 class Aggregator(ABC):
-    """Some state columns, ``fields``, and what becomes of them; ``owner`` is the operator as errors name it."""
+    """State columns, ``fields``, and the steps that update them; ``owner`` is the operator's name in errors."""
 
     owner: str
     fields: tuple[pa.Field, ...]
     retracts: bool = True
-    """Whether rows can be taken back."""
+    """Whether rows can be retracted."""
     merges: bool = True
-    """Whether states of parts of the rows make the state of all."""
+    """Whether states of subsets of the rows can be merged into the state of all."""
     keeps_more: bool = False
-    """Whether it keeps anything beside its states."""
+    """Whether it keeps additional state."""
     may_lack: frozenset[str] = frozenset()
-    """Names of fields that states of an older layout do not have: null there means what it means elsewhere."""
+    """Names of fields that states of an older layout do not have: such states read as null, with its usual meaning."""
 
     def call_apart(self, prefix: str) -> None:
-        """Put ``prefix`` before the names of the state columns, which states of an older layout need not have."""
+        """Add ``prefix`` to the names of the state columns, and allow states of an older layout to lack them."""
         names = [prefix + field.name for field in self.fields]
         pairs = zip(self.fields, names, strict=True)
         self.fields = tuple(field.with_name(name).with_nullable(True) for field, name in pairs)
         self.may_lack = frozenset(names)
 
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
-        """Declare what it keeps beside its states; ``time_first`` where keys have namespaces."""
+        """Declare its additional state; ``time_first`` if keys have namespaces."""
 
     def begin_anew(self) -> None:
-        """In place of ``open``, where no state is kept."""
+        """Replaces ``open`` if no state is kept."""
 
     def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:
-        """Read what the rows will need of that; None: nothing."""
+        """Read the additional state that the rows need; None if they need none."""
         return None
 
     def remove(self, keys: KeyBatch) -> None:
-        """Remove what it keeps beside the states of ``keys``."""
+        """Remove the additional state of ``keys``."""
 
     def expire_with(self, state: ColumnState) -> None:
-        """Have that go when the rows of the same keys in ``state`` expire."""
+        """Expire the additional state together with the rows of the same keys in ``state``."""
 
     def prepare(self, rows: KeyedRows) -> Any:
-        """What can be done with the rows before the states of their keys are known."""
+        """Do the work on the rows that does not need the states of their keys."""
         return None
 
     @abstractmethod
     def update(
         self, state: State, rows: KeyedRows, prepared: Any, ctx: BundleContext
     ) -> Updated | StateFuture[Updated]:
-        """The states (u) after the rows; ``prepared`` is what ``prepare`` made of them."""
+        """The states (u) after the rows; ``prepared`` is the result of ``prepare``."""
 
     @abstractmethod
     def combine(self, state: State, groups: Groups) -> State:
-        """The states (n) of each group, in its order, as one (u)."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
 
     def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
-        """What states (u) amount to; asked of those whose states are of one aggregate alone. ``keys`` (u): those that
-        the states are of, where something is kept beside them."""
+        """The results of states (u); only called if the states belong to a single aggregate. ``keys`` (u): the keys of
+        the states, needed if there is additional state."""
         raise NotImplementedError
 
     def local(self) -> tuple[LocalColumn, ...] | None:
-        """What a local phase computes for this part; None: it needs the rows themselves."""
+        """The columns that a partial aggregation computes for this part; None: it needs the rows themselves."""
         return None
 
     def gather(self, columns: Sequence[pa.Array], groups: Groups) -> State:
-        """The states of each group (u) from the columns (n each) that ``local`` asks for."""
+        """The state of each group (u) from the columns (n each) that ``local`` names."""
         return self.combine(list(columns), groups)
 
 
 class MergingAggregator(Aggregator):
-    """An aggregator whose rows have states of their own, which are put together in any grouping.
+    """An aggregator where each row has a state; these states can be merged in any grouping.
 
-    ``column`` is None for a count of rows; only rows whose ``condition`` column is true take part. ``distinct``: only
-    those that count as the first, or the last, of their value are given to it.
+    ``column`` is None for a count of rows; only rows whose ``condition`` column is true count. ``distinct``: it
+    receives only the rows that count as the first, or the last, of their value.
     """
 
     def __init__(
@@ -187,14 +187,14 @@ class MergingAggregator(Aggregator):
 
     @abstractmethod
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """The states of n rows alone; ``signs`` as in ``KeyedRows``."""
+        """The states of n single rows; ``signs`` as in ``KeyedRows``."""
 
     @abstractmethod
     def merge(self, state: State, partial: State) -> State:
-        """Two sets of states (u), that of earlier rows first, as one, row by row."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
 
     def prepare(self, rows: KeyedRows) -> State:
-        """The states of the rows of each group (u)."""
+        """The merged state of the rows of each group (u)."""
         with naming(rows.keys):
             with of_groups(rows.groups):
                 lifted = self.lift(rows.batch, rows.signs)
@@ -206,15 +206,15 @@ class MergingAggregator(Aggregator):
             return Updated(self.merge(state, prepared))
 
     def partial(self, batch: pa.RecordBatch, signs: Int8Array | None, groups: Groups) -> Sequence[pa.Array]:
-        """The columns that ``local`` names (u), of n rows; ``signs`` as in ``KeyedRows``."""
+        """The columns (u) that ``local`` names, computed from n rows; ``signs`` as in ``KeyedRows``."""
         return self.combine(self.lift(batch, signs), groups)
 
     def chosen(self, batch: pa.RecordBatch) -> BoolArray | None:
-        """Rows (n) that take part: value not null and condition true. None for all."""
+        """Rows (n) that count: value not null and condition true. None for all."""
         return chosen_rows(batch, () if self.column is None else (self.column,), self.condition)
 
     def weights(self, batch: pa.RecordBatch, signs: Int8Array | None) -> Int64Array:
-        """How often each row (n) counts: its sign, 0 for one that takes no part."""
+        """The weight of each row (n): its sign, or 0 if it does not count."""
         weights = np.ones(batch.num_rows, np.int64) if signs is None else signs.astype(np.int64)
         mask = self.chosen(batch)
         return weights if mask is None else weights * mask
@@ -224,7 +224,7 @@ class MergingAggregator(Aggregator):
 
 
 def chosen_rows(batch: pa.RecordBatch, columns: Sequence[str], condition: str | None) -> BoolArray | None:
-    """Rows (n) of which all ``columns`` are known and the ``condition`` column is true. None for all."""
+    """Rows (n) where no column of ``columns`` is null and the ``condition`` column is true. None for all."""
     mask = valid_rows([batch.column(name) for name in columns])
     if condition is not None:
         met = batch.column(condition)

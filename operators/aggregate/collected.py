@@ -1,8 +1,8 @@
 """Aggregates that keep values: the first, the last, all of them as a list or as a text.
 
-Owns: ``first_value``, ``last_value``, ``collect`` and ``string_agg``, and the functions behind them.
-Invariant: null is no value. Over inserts a first or last value is all that is kept of a key; where rows are taken back
-all values are, in their order.
+Owns: ``first_value``, ``last_value``, ``collect`` and ``string_agg``, and their functions.
+Invariant: null is no value. Over inserts, only the first or last value of a key is kept; over retractions, all values
+are kept in order.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions`` and ``state``.
 
 Source: Flink SQL's FIRST_VALUE, LAST_VALUE, COLLECT and LISTAGG.
@@ -25,28 +25,29 @@ from .user.udaf import UserAggregate
 
 
 def first_value(column: str) -> Aggregate:
-    """The value that came first, of the column's type; null without a value.
+    """The first value by arrival, of the column's type; null without a value.
 
-    Over a changelog all values are kept, and the first of those that are left is shown. Which of several equal values
-    a retraction takes is not promised: those that come and go in one micro-batch cancel out, else the oldest goes.
+    Over a changelog, all values are kept, and the result is the first of the remaining ones. Which of several equal
+    values a retraction removes is not guaranteed: those added and retracted in one micro-batch cancel out, else the
+    oldest is removed.
     """
     return Aggregate(_Kept("first_value"), (column,))
 
 
 def last_value(column: str) -> Aggregate:
-    """The value that came last; otherwise as ``first_value``."""
+    """The last value by arrival; otherwise as ``first_value``."""
     return Aggregate(_Kept("last_value"), (column,))
 
 
 def collect(column: str) -> Aggregate:
-    """A list of the values, in the order in which they came; null without a value. State and cost are those of the
-    whole list, in every bundle."""
+    """A list of the values in order of arrival; null without a value. State and cost are those of the whole list, in
+    every bundle."""
     return Aggregate(_Kept("collect"), (column,))
 
 
 def string_agg(column: str, separator: str = ",") -> Aggregate:
-    """The texts of a column, in the order in which they came, with ``separator`` between them; null without a value.
-    State and cost are those of ``collect``."""
+    """The texts of a column in order of arrival, with ``separator`` between them; null without a value. State and cost
+    are those of ``collect``."""
     if not isinstance(separator, str):
         raise SchemaError(f"string_agg: separator is {separator!r}; give a text")
     return Aggregate(_Kept("string_agg", separator), (column,))
@@ -59,7 +60,7 @@ class _Values(AggregateFunction):
     show: Literal["first_value", "last_value", "collect", "string_agg"]
     separator: str = ","
     once: bool = False
-    """Whether a value that came more than once is shown once, where it came first."""
+    """Whether a repeated value appears once, at its first position."""
 
     def create_accumulator(self) -> list[list[Any]]:
         return [[]]
@@ -69,9 +70,9 @@ class _Values(AggregateFunction):
             accumulator[0].append(args[0])
 
     def retract(self, accumulator: list[list[Any]], *args: Any) -> None:
-        """See ``AggregateFunction``: the first value that is equal goes; nothing if there is none."""
+        """See ``AggregateFunction``: removes the first equal value, if there is one."""
         values, gone = accumulator[0], args[0]
-        if gone != gone:  # NaN, which equals NaN as it does in keys
+        if gone != gone:  # NaN, which equals NaN here, as in keys
             gone = next((value for value in values if value != value), None)
         if gone in values:
             values.remove(gone)
@@ -95,7 +96,7 @@ class _Values(AggregateFunction):
 
 @dataclass(frozen=True)
 class _Newest(_Values):
-    """The first or the last value alone: rows are never taken back."""
+    """Only the first or the last value: rows are never retracted."""
 
     def accumulate(self, accumulator: list[list[Any]], *args: Any) -> None:
         if args[0] is not None and (self.show == "last_value" or not accumulator[0]):
@@ -118,11 +119,11 @@ class _Kept(AggregateKind):
         return _Values(self.name, self.separator)
 
     def keeps_values(self, retract: bool) -> bool:
-        """See ``AggregateKind``: first and last values are alone over insertions."""
+        """See ``AggregateKind``: over inserts, first and last keep a single value."""
         return retract or self.name in ("collect", "string_agg")
 
     def in_moving_frames(self, aggregate: Aggregate) -> Aggregate:
-        """All values are kept, so that a value stands where the first of those that are left stands."""
+        """Keep all values, so that a value has the position of its first remaining occurrence."""
         if not aggregate.is_distinct:
             return aggregate
         return replace(aggregate, kind=replace(self, once=True), is_distinct=False, output=aggregate.name)

@@ -1,10 +1,10 @@
-"""DISTINCT: how often each key has each value, so that only the first and the last of equal ones count.
+"""DISTINCT: how often each key has each value, so that only the first and the last of equal rows count.
 
-Owns: ``DistinctValues`` and its state, ``distinct.<columns>``, by key and value; ``first_of_values``, where there is
-none.
-Invariant: a value counts once from the first row that has it on until the last one is taken back, for each condition by
-itself: aggregates with different filters share the entry of a value, not what they have seen. Over inserts alone the
-state has a mark a condition, over a changelog a count.
+Owns: ``DistinctValues`` and its state, ``distinct.<columns>``, by key and value; ``first_of_values``, for rows without
+such a state.
+Invariant: a value counts once, from the first row with it until the last one is retracted, separately for each
+condition: aggregates with different filters share the entry of a value, but not its counts. Over inserts only, the
+state has a mark per condition; over a changelog, a count.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 
 Source: Flink's ``DistinctAggCodeGen``, which keeps such entries in a MapView.
@@ -30,9 +30,9 @@ from .aggregator import chosen_rows
 
 
 class DistinctValues:
-    """The values of one or more ``columns``, by each of the ``conditions`` under which they are counted.
+    """The values of one or more ``columns``, for each of the ``conditions`` under which they are counted.
 
-    Null is a value like others.
+    Null is a value like any other.
     """
 
     def __init__(self, columns: tuple[str, ...], schema: pa.Schema) -> None:
@@ -41,13 +41,13 @@ class DistinctValues:
         self.key_schema = pa.schema([schema.field(name) for name in columns])
 
     def under(self, condition: str | None) -> int:
-        """The index of a condition, which is added if it is new."""
+        """The index of a condition; a new one is added."""
         if condition not in self.conditions:
             self.conditions.append(condition)
         return self.conditions.index(condition)
 
     def open(self, context: OperatorContext, counted: bool, time_first: bool = False) -> DistinctState:
-        """Declare the state; ``counted`` where rows are taken back, ``time_first`` where keys have namespaces."""
+        """Declare the state; ``counted`` if rows are retracted, ``time_first`` if keys have namespaces."""
         kind = pa.int64() if counted else pa.bool_()
         name = "count" if counted else "seen"
         fields = [
@@ -65,13 +65,13 @@ class DistinctValues:
 
 
 class ReadValues(NamedTuple):
-    """The pairs of key and value that the rows of a bundle have, and how often each was there: an array a condition."""
+    """The pairs of key and value in the rows of a bundle, and the previous count of each: one array per condition."""
 
     pairs: UserKeyBatch
     counts: list[Int64Array]
 
     def without(self, gone: BoolArray) -> ReadValues:
-        """As if the keys that are ``gone`` (u) had no values."""
+        """The same, as if the keys where ``gone`` (u) is true had no values."""
         lost = gone[self.pairs.key_index]
         return self._replace(counts=[np.where(lost, 0, counts) for counts in self.counts])
 
@@ -87,13 +87,13 @@ class DistinctState:
     def async_read(
         self, batch: pa.RecordBatch, keys: KeyBatch, index: npt.NDArray[np.integer] | None = None
     ) -> StateFuture[ReadValues]:
-        """A future of what is known of the values of the rows: one list get. ``index`` as in ``with_user_keys``."""
+        """A future of the stored counts of the rows' values: one list get. ``index`` as in ``with_user_keys``."""
         pairs = keys.with_user_keys([batch.column(name) for name in self._values.columns], index)
         return self._state.async_get(pairs).then_apply(lambda stored: ReadValues(pairs, self._counts(stored)))
 
     def update(self, read: ReadValues, batch: pa.RecordBatch, signs: Int8Array | None) -> list[Int8Array]:
-        """Count the rows, and tell for each condition which of them (n) count: +1 where a value comes, -1 where it
-        goes, else 0."""
+        """Count the rows; return for each condition the signs (n): +1 for a row with which a value appears, -1 for one
+        with which it disappears, else 0."""
         all_added = np.ones(batch.num_rows, np.int8) if signs is None else signs
         shown, new = [], []
         for condition, counts in zip(self._values.conditions, read.counts, strict=True):
@@ -106,11 +106,11 @@ class DistinctState:
         return shown
 
     def remove(self, keys: KeyBatch) -> None:
-        """Forget the values of ``keys``."""
+        """Remove the values of ``keys``."""
         self._state.remove_all(keys)
 
     def expire_with(self, state: ColumnState) -> None:
-        """Have the values go when the rows of the same keys in ``state`` expire."""
+        """Expire the values together with the rows of the same keys in ``state``."""
         state.take_along(self._state)
 
     def _counts(self, stored: Columns) -> list[Int64Array]:
@@ -132,14 +132,15 @@ class DistinctState:
 
 
 def _after(counts: Int64Array, pairs: UserKeyBatch, weights: Int8Array) -> Int64Array:
-    """How often each pair is there after the rows: never less than not at all."""
+    """The count of each pair after the rows, at least 0."""
     added = np.bincount(pairs.inverse, weights, len(pairs)).astype(np.int64)
     after: Int64Array = np.maximum(counts + added, 0)
     return after
 
 
 def _turning(old: Int64Array, new: Int64Array, pairs: UserKeyBatch, weights: Int8Array) -> Int8Array:
-    """The first row of each pair that comes as +1 and of each that goes as -1, all others as 0."""
+    """Signs (n): +1 for the first added row of each pair that appears, -1 for the first retracted row of each pair that
+    disappears, else 0."""
     shown = np.zeros(len(weights), np.int8)
     for sign, changed in ((1, (old == 0) & (new > 0)), (-1, (old > 0) & (new == 0))):
         if changed.any():
@@ -150,7 +151,7 @@ def _turning(old: Int64Array, new: Int64Array, pairs: UserKeyBatch, weights: Int
 
 
 def first_of_values(values: DistinctValues, batch: pa.RecordBatch, owners: Int64Array) -> list[Int8Array]:
-    """For each condition +1 for the first row (n) of each owner and value, 0 for others."""
+    """Signs (n) for each condition: +1 for the first row of each owner and value, 0 for the others."""
     ids = row_ids([batch.column(name) for name in values.columns], owners)
     signs = []
     for condition in values.conditions:

@@ -1,7 +1,7 @@
-"""GroupAggregate: one row of aggregates a key, kept up to date.
+"""GroupAggregate: one row of aggregates per key, kept up to date.
 
-Owns: the operator. When to emit what is decided in ``operators.core.row_kinds``, what the aggregates are in
-``operators.aggregate.aggregates``.
+Owns: the operator. ``operators.core.row_kinds`` decides when to emit what; ``operators.aggregate.aggregates`` has the
+aggregates.
 Invariant: after every bundle the netted output is the aggregation of the netted input.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors`` and ``partial_aggregation``.
@@ -45,31 +45,32 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
 
         GroupAggregate([count().alias("bids"), max_("price"), avg("price").where("is_big").alias("mean")])
 
-    Output: the key columns, then a column an aggregate. Once a bundle and key, in order of the key's first
-    row in it, the net change: a new key +I, a changed row -U and +U (only +U with
-    ``emit_update_before=False``), a key without rows left -D; nothing if the row is as before. Retractions of
+    Output: the key columns, then one column per aggregate. Once per bundle and key, in order of the key's first
+    row in it, it emits the net change: +I for a new key, -U and +U for a changed row (only +U with
+    ``emit_update_before=False``), -D for a key without rows left, nothing for an unchanged row. Retractions of
     rows a key does not have are dropped and counted (``retractions_without_state``). Without key columns
-    there is one row, once there is input. The rows of a bundle count as a set: a retraction may come before its row.
+    there is one row, once there is input. The rows of a bundle count as a set: a retraction may precede its row.
 
-    ``emit="each"``: the change of every row instead of the net change of a bundle, in the order of a key's rows; a
-    retraction that comes before an equal row cancels out with it. It costs a step for each row of the key that
-    has most in a bundle, and there is no local phase.
+    ``emit="each"``: it emits the change of every row instead of the net change of a bundle, in the order of a key's
+    rows; a retraction that precedes an equal row cancels out with it. This costs one step per row of the key with the
+    most rows in a bundle, and rules out partial aggregation.
 
-    ``ttl``: a key expires when nothing has changed it for that long; it then starts anew (+I), and rows of it that are
-    taken back are not there. With a ttl a row that stays as it was is put out again.
+    ``ttl``: a key expires if nothing changes it for that long; it then starts again (+I), and retractions of its
+    earlier rows match no row. With a ttl, an unchanged row is emitted again.
 
     An aggregate that is added to a running job counts from then on with ``.starting_now()``: see
-    ``Aggregate.starting_now``. One that is left out goes when its states are dropped.
+    ``Aggregate.starting_now``. An aggregate that is left out is removed when its states are dropped.
 
-    State: ``accumulators``, one row a key of ``AggregatePlan.state_schema``; with a changelog input and min
-    or max also a log of values a key (see ``value_log``). An insert-only DISTINCT keeps a mark a key. Of
+    State: ``accumulators``, one row per key of ``AggregatePlan.state_schema``; with a changelog input and min
+    or max also a log of values per key (see ``retractable_minmax``). An insert-only DISTINCT keeps a mark per key. Of
     retractions only the number is checked against the state: each must be of a row that was added.
 
-    With a local phase its bundles are accumulators of rows that were put together before the exchange; output, state
-    and errors are the same, but over a changelog only the net change of a key's rows is checked against its state.
+    With partial aggregation, its bundles are accumulators of rows that were aggregated before the exchange; output,
+    state and errors are the same, but over a changelog only the net change of a key's rows is checked against its
+    state.
 
     Source: Flink's ``MiniBatchGroupAggFunction`` and ``MiniBatchGlobalGroupAggFunction``. Raises SchemaError for
-    columns that do not fit and OperatorError for sums that do not.
+    columns that do not fit and OperatorError for sums that do not fit.
     """
 
     takes_later = True
@@ -102,7 +103,7 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         return self.emit == "net"
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """Key columns and a column an aggregate."""
+        """Key columns and one column per aggregate."""
         spec = inputs[0]
         if not spec.key and not self.aggregates:
             raise SchemaError(
@@ -121,7 +122,7 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         self._codec = context.key_codec
         self._sequence = spec.sequence
         self._mark_only = not self.aggregates and not spec.changelog
-        # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
+        # One name for both layouts, so a checkpoint with the other one is refused instead of ignored.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
         self._open_states(self._aggregation, context, schema)
         self._local: PartialRows | None = (
@@ -129,8 +130,8 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         )
 
     def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
-        """Rows of a key as accumulators; none for minima and maxima of a changelog, which need every value, nor for a
-        changelog with a ttl: of rows that replace each other the one taken back may have expired."""
+        """Rows of a key as accumulators; not for minima and maxima of a changelog, which need every value, nor for a
+        changelog with a ttl, where the retracted row of an update may have expired."""
         if self.emit == "each" or (self.ttl is not None and inputs[0].changelog):
             return None
         return LocalLayout(self._plan(inputs[0]), inputs[0].changelog).phase
@@ -148,7 +149,7 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         return self._async_take_in(bundle, ctx)
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None]]:
-        """The rows of each key one after the other; rows of different keys go together."""
+        """Process the rows of each key one after the other, and rows of different keys together."""
         for rows in _turns(bundle, content_of(bundle.batch, self._sequence)):
             batch = bundle.batch.take(pa.array(rows))
             keys = self._codec.group([batch.column(name) for name in self._codec.names], num_rows=len(rows))
@@ -174,7 +175,7 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
             after = self._aggregation.results(new.states, new.after)
         if self.ttl is None:
             changed = distinct(before, after, len(keys))
-        else:  # what stays the same is put out too, to keep alive what was made of it
+        else:  # an unchanged row is emitted too, so that rows derived from it do not expire
             changed = np.ones(len(keys), np.bool_)
         order = arrival_order(keys)
         changes = net_changes(order, change.was_present, change.present, changed, self.emit_update_before)
@@ -200,8 +201,8 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
 def _turns(bundle: Bundle, content: Sequence[pa.Array]) -> list[Int64Array]:
     """The first rows of all keys, then the second ones, and so on.
 
-    Of rows that are equal in ``content`` only those that do not cancel out, if one is taken back before it is added:
-    it may not be there yet, and what a state has of other rows must not go for it.
+    If a row is retracted before it is added, rows with equal ``content`` that cancel out are left out: the retraction
+    would match no row yet, and must not remove another row from the state.
     """
     order = bundle.keys.rows_sorted()[0]
     if not bundle.accumulate.all():
@@ -214,7 +215,7 @@ def _turns(bundle: Bundle, content: Sequence[pa.Array]) -> list[Int64Array]:
 
 
 def _in_turn(ids: Int64Array, added: BoolArray) -> BoolArray:
-    """Which rows (n) have a turn; ``ids``: equal for equal rows."""
+    """Which rows (n) take part; ``ids`` (n): equal for equal rows."""
     groups = Groups.of_ids(ids, int(ids.max()) + 1)
     change = np.cumsum(np.where(added[groups.order], 1, -1))
     before = np.append(0, change)[groups.starts]

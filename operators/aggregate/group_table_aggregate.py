@@ -1,7 +1,7 @@
-"""GroupTableAggregate: some rows a key, kept up to date.
+"""GroupTableAggregate: several rows per key, kept up to date.
 
 Owns: the operator.
-Invariant: after every bundle the netted output is what the function makes of the netted input.
+Invariant: after every bundle the netted output is the function's result for the netted input.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator`` and ``state``.
 """
 
@@ -35,18 +35,19 @@ class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
 
         GroupTableAggregate(udtaf(Top2(), result_type=..., accumulator_type=...)("price"))
 
-    Output: the key columns, then those of the function's rows. Once a bundle and key, in order of the key's first row
-    in it, -D for rows that are gone and +I for rows that are new; rows that stay are not put out again. A function with
-    ``emit_update_with_retract`` says itself what is gone and what is new. A key without rows left takes its rows back.
-    Retractions of rows a key does not have are dropped and counted (``retractions_without_state``).
+    Output: the key columns, then those of the function's rows. Once per bundle and key, in order of the key's first row
+    in it, -D for removed rows and +I for new rows; unchanged rows are not emitted again. A function with
+    ``emit_update_with_retract`` decides itself which rows are removed and which are new. A key without rows left
+    retracts its output. Retractions of rows a key does not have are dropped and counted
+    (``retractions_without_state``).
 
-    ``ttl``: a key expires when nothing has changed it for that long; the rows that it has put out are then not taken
-    back, and it starts anew.
+    ``ttl``: a key expires if nothing changes it for that long; the rows that it has emitted are then not retracted, and
+    it starts again.
 
-    State: ``accumulators``, and the views of the function, beside them.
+    State: ``accumulators``, and the views of the function.
 
-    Source: Flink's ``GroupTableAggFunction``. Raises SchemaError for what is no TableAggregateFunction and for what it
-    lacks, OperatorError for rows that are not of its result type.
+    Source: Flink's ``GroupTableAggFunction``. Raises SchemaError for anything but a TableAggregateFunction and for
+    missing methods, OperatorError for rows that are not of its result type.
     """
 
     takes_values = False
@@ -56,7 +57,7 @@ class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
         super().__init__([aggregate], ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """Key columns and those of the function's rows."""
+        """Key columns and the columns of the function's rows."""
         part = self._part(self._plan(inputs[0]))
         fields = [*inputs[0].key_schema, *part.row_schema]
         check_distinct_names([field.name for field in fields], self.owner)

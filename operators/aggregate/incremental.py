@@ -1,7 +1,7 @@
-"""IncrementalGroupAggregate: one aggregation in two, so that a hot key's distinct values are counted in many places.
+"""IncrementalGroupAggregate: an aggregation in two steps, so that several partitions share a hot key's distinct values.
 
-Owns: ``IncrementalGroupAggregate``, the first of the two, by key and bucket; ``final`` gives the second.
-Invariant: what the second puts out is what GroupAggregate puts out over the same rows.
+Owns: ``IncrementalGroupAggregate``, the first step, by key and bucket; ``final`` returns the second.
+Invariant: the second step emits what GroupAggregate emits over the same rows.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``operator`` and ``state``.
 
 Source: Flink's split of distinct aggregates and its ``MiniBatchIncrementalGroupAggFunction``.
@@ -30,24 +30,24 @@ from .group_aggregate import GroupAggregate
 
 
 class IncrementalGroupAggregate(KeyAggregateOperator):
-    """The first part of an aggregation that is split by ``bucket``, one of the key columns.
+    """The first step of an aggregation that is split by ``bucket``, one of the key columns.
 
-    A key with very many rows, or very many distinct values, is otherwise the work of one partition. Give it a bucket
-    that follows from the distinct value, so that equal values meet::
+    Without it, one partition processes all rows and distinct values of a hot key. Compute the bucket from the distinct
+    value, so that equal values are in the same bucket::
 
         split = IncrementalGroupAggregate([count("user").distinct().alias("users"), sum_("n")], bucket="bucket")
         rows = bids.withColumn("bucket", F.pmod(F.xxhash64("user"), F.lit(64)))
         parts = batch.apply(split, rows, key=["page", "bucket"], uid="parts")
         totals = batch.apply(split.final(), parts, key="page", uid="totals")
 
-    Output: the key columns without ``bucket``, then for each part of the aggregates what a bundle has changed of it;
-    all rows are +I, one a key and bundle. Only ``final()`` reads them. Aggregates: count, sum and avg, also distinct;
-    min and max over insert-only inputs. All distinct ones must be of the values that make the bucket, which is not
-    checked. How many buckets there are belongs to the job: with another number values meet elsewhere.
+    Output: the key columns without ``bucket``, then the change that a bundle makes to each part of the aggregates; all
+    rows are +I, one per key and bundle. Only ``final()`` reads them. Aggregates: count, sum and avg, also distinct;
+    min and max over insert-only inputs. All distinct aggregates must be of the values that determine the bucket, which
+    is not checked. Do not change the number of buckets of a job: values would move to other buckets.
 
-    State: ``accumulators`` by key and bucket, and the distinct values beside them.
+    State: ``accumulators`` by key and bucket, and the distinct values.
 
-    Raises SchemaError for aggregates whose parts cannot be put together, and if ``bucket`` is no key column.
+    Raises SchemaError for aggregates whose parts cannot be merged, and if ``bucket`` is not a key column.
     """
 
     takes_later = False
@@ -57,7 +57,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         self.bucket = bucket
 
     def final(self, emit_update_before: bool = True) -> GroupAggregate:
-        """The second part: keyed by the other key columns; output and emission are those of GroupAggregate."""
+        """The second step, keyed by the other key columns; its output is that of GroupAggregate."""
         return _FinalGroupAggregate(self.aggregates, emit_update_before)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
@@ -65,7 +65,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         return {**super().state_meaning(inputs), "bucket": self.bucket}
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """Key columns without the bucket, and a column a part."""
+        """Key columns without the bucket, and one column per part."""
         spec = inputs[0]
         if self.bucket not in spec.key:
             raise SchemaError(
@@ -103,7 +103,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
                 )
 
     def _emit(self, bundle: Bundle, change: AggregateChange, ctx: BundleContext) -> None:
-        """What the bundle's rows have added, put together by the key without the bucket."""
+        """Emit the change that the bundle's rows make, merged by the key without the bucket."""
         columns = [bundle.keys.columns[at] for at in self._shown]
         keys = self._codec.group(columns, num_rows=len(bundle.keys))
         added: State = [column for state in change.prepared for column in state]
@@ -113,7 +113,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
 
 
 class _FinalGroupAggregate(GroupAggregate):
-    """GroupAggregate over what IncrementalGroupAggregate puts out."""
+    """GroupAggregate over the output of IncrementalGroupAggregate."""
 
     takes_later = False
 
@@ -126,7 +126,7 @@ class _FinalGroupAggregate(GroupAggregate):
         return [None]
 
     def partial_aggregation(self, inputs: Sequence[InputSpec]) -> None:
-        """None: rows are put together already."""
+        """None: rows are already aggregated."""
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -139,7 +139,7 @@ class _FinalGroupAggregate(GroupAggregate):
             )
         columns = columns_of(self.aggregates)
         schema = pa.schema([pa.field(name, self._type_of(name, spec)) for name in sorted(columns)])
-        # Of a changelog the first part puts out more; which input it had its columns tell.
+        # Over a changelog the first step emits more columns, so the columns show which kind of input it had.
         plan, retracting = (
             AggregatePlan(self.aggregates, schema, self.owner, retract, gathered=True)
             for retract in (False, True)
@@ -157,7 +157,7 @@ class _FinalGroupAggregate(GroupAggregate):
         return plan
 
     def _type_of(self, column: str, spec: InputSpec) -> pa.DataType:
-        """A type that the column may have had, as its parts tell."""
+        """A type that the column may have had, derived from the columns of its parts."""
         if any(aggregate.condition == column for aggregate in self.aggregates):
             return pa.bool_()
         for field in spec.schema:
@@ -168,13 +168,13 @@ class _FinalGroupAggregate(GroupAggregate):
 
 
 class _Parts:
-    """The states that the first part has put out."""
+    """The states that the first step has emitted."""
 
     def __init__(self, plan: AggregatePlan) -> None:
         self._plan = plan
 
     def values(self, batch: pa.RecordBatch) -> Sequence[LocalValueRows]:
-        """None: the first part has each value once."""
+        """None: the first step already counts each value once."""
         return ()
 
     def gather(
@@ -183,12 +183,12 @@ class _Parts:
         groups: Groups,
         values: Sequence[tuple[pa.RecordBatch, Sequence[Int8Array]]] = (),
     ) -> State:
-        """The states of each group (u)."""
+        """The state of each group (u)."""
         return self._plan.combine(
             [batch.column(_column_of(name)) for name in self._plan.state_schema.names], groups
         )
 
 
 def _column_of(state_field: str) -> str:
-    """The column of a part: Spark takes a dot for a field of a struct."""
+    """The column of a part, without dots: Spark reads a dot as access to a struct field."""
     return state_field.replace(".", ":")

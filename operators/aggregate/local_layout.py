@@ -1,9 +1,9 @@
-"""Two-phase aggregation: the columns of local rows, how the parts of a plan make them, and the way back to states.
+"""Two-phase aggregation: the columns of partially aggregated (local) rows, and their conversion from and to states.
 
 Owns: ``LocalLayout``.
-Invariant: the states gathered from local rows are those of the input rows, so both ways share one state layout (sums
-of floats: up to rounding). Sums of integers and decimals are exact or refused. It does not matter whether this module
-or Spark's SQL has made the local rows.
+Invariant: the states gathered from local rows equal those of the input rows, so both ways share one state layout (sums
+of floats: up to rounding). Sums of integers and decimals are exact or refused. Local rows from this module and from
+Spark SQL are interchangeable.
 Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``partial_aggregation`` and ``operator``.
 
 Source: Flink's ``MiniBatchLocalGroupAggFunction`` and ``MiniBatchGlobalGroupAggFunction``.
@@ -44,14 +44,14 @@ from .aggregator import MergingAggregator, State, of_groups
 from .distinct import DistinctValues
 
 _NO_TIME = np.iinfo(np.int64).min
-"""In place of a slice, for rows without an event time."""
+"""The slice number of rows without an event time."""
 
 
 class LocalLayout:
-    """The columns of a local phase that each part of a plan takes; ``phase`` is None if a part cannot have one.
+    """The partial aggregation's columns for each part of a plan; ``phase`` is None if a part does not support it.
 
-    Parts over distinct values take none: their values have rows of their own, and each goes to the part as an input row
-    if it is new to the state.
+    Parts over distinct values have no columns: their values are separate local rows, and each is passed to the part as
+    an input row if it is new to the state.
     """
 
     def __init__(self, plan: AggregatePlan, changelog: bool, slices: LocalSlices | None = None) -> None:
@@ -60,7 +60,7 @@ class LocalLayout:
         columns: list[LocalColumn] = []
         self._indices: list[range] = []
         self._values = _values_of(plan.distincts)
-        # How often a value was added and taken back is more than a local row of it says.
+        # A local row of a value does not say how often the value was added and retracted.
         complete = not plan.distincts or (not changelog and self._values is not None)
         for number, (part, source) in enumerate(zip(plan.parts, plan.value_sources, strict=True)):
             own = part.local() if source is None else _none_if(not isinstance(part, MergingAggregator))
@@ -101,7 +101,7 @@ class LocalLayout:
         return pa.concat_batches(sets)
 
     def _parts(self, times: pa.Array) -> Int64Array | None:
-        """What rows (n) of a key must share to become one row: the slice, or that they have no time. None: nothing."""
+        """The slice of each row (n), or ``_NO_TIME``; rows of a key in one slice become one. None: all rows do."""
         valid = valid_rows([times])
         if self._slices is not None:
             parts = (event_times(times) - self._slices.offset) // self._slices.step
@@ -121,7 +121,7 @@ class LocalLayout:
         return columns
 
     def values(self, batch: pa.RecordBatch) -> list[LocalValueRows]:
-        """See ``LocalRows``."""
+        """See ``PartialRows``."""
         if self._values is None:
             return []
         sets, met = batch.column(LOCAL_SET).to_numpy(), batch.column(LOCAL_MET).to_numpy()
@@ -141,7 +141,7 @@ class LocalLayout:
         groups: Groups,
         values: Sequence[tuple[pa.RecordBatch, Sequence[Int8Array]]] = (),
     ) -> State:
-        """See ``LocalRows``."""
+        """See ``PartialRows``."""
         state: State = []
         for part, own, source in zip(self._plan.parts, self._indices, self._plan.value_sources, strict=True):
             if source is None:
@@ -159,8 +159,8 @@ class LocalLayout:
 def _local_rows_of(
     given: InputSpec, batch: pa.RecordBatch, keys: KeyBatch, groups: Groups, columns: dict[str, pa.Array]
 ) -> pa.RecordBatch:
-    """Local rows (u) with key, event time and these ``columns``; null in others."""
-    columns = dict(zip(given.key, keys.columns, strict=False)) | columns  # values are behind the key
+    """Local rows (u) with key, event time and these ``columns``; the other columns are null."""
+    columns = dict(zip(given.key, keys.columns, strict=False)) | columns  # values come after the key
     if given.event_time is not None and given.event_time not in given.key:
         columns[given.event_time] = group_extreme(batch.column(given.event_time), groups, largest=True)
     schema = given.row_schema
@@ -174,7 +174,7 @@ def _local_rows_of(
 def _value_columns(
     batch: pa.RecordBatch, pairs: UserKeyBatch, groups: Groups, values: LocalValues, at: int
 ) -> dict[str, pa.Array]:
-    """The values (u) of the set ``at``, and which conditions any row with them meets, by name."""
+    """The values (u) of the set ``at``, and the conditions that any row with them meets, by column name."""
     met = np.zeros(len(pairs), np.int64)
     for bit, name in enumerate(values.conditions):
         flags = batch.column(name).fill_null(False).to_numpy(zero_copy_only=False)

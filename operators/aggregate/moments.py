@@ -1,8 +1,8 @@
-"""Variances, and conjunctions of booleans: aggregates that need several numbers a key.
+"""Variances, and conjunctions of booleans: aggregates that need several numbers per key.
 
-Owns: ``Moments``, ``RetractableMoments`` and ``Truths``, and the aggregates made of them.
+Owns: ``Moments``, ``RetractableMoments`` and ``Truths``, and the aggregates that use them.
 Invariant: moments are merged as counts, means and sums of squared differences from the mean, never as sums of squares,
-so that large values of little variance keep their digits.
+so that large values with a small variance keep their precision.
 Must not import anything of ``asyncstate``.
 
 Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983); SQL's names.
@@ -31,15 +31,15 @@ Floats = npt.NDArray[np.float64]
 
 
 def var_pop(column: str) -> Aggregate:
-    """The variance of the values: float64, null without a value, NaN beside one that is not finite.
+    """The variance of the values: float64, null without a value, NaN if one is not finite.
 
-    Floats are rounded, as those of ``sum_``.
+    Floats are rounded, as with ``sum_``.
     """
     return Aggregate(_Variance("var_pop"), (column,))
 
 
 def var_samp(column: str) -> Aggregate:
-    """The variance of what the values are a sample of: float64, null with less than two values."""
+    """The sample variance of the values: float64, null with fewer than two values."""
     return Aggregate(_Variance("var_samp"), (column,))
 
 
@@ -59,16 +59,16 @@ def bool_and(column: str) -> Aggregate:
 
 
 def bool_or(column: str) -> Aggregate:
-    """Whether one value of a boolean column is true; null without a value."""
+    """Whether any value of a boolean column is true; null without a value."""
     return Aggregate(_Truth("bool_or"), (column,))
 
 
 _beyond_floats = np.errstate(over="ignore", invalid="ignore")
-"""What is too large, and what has NaN or infinities, comes to NaN; numpy need not warn of it."""
+"""Values that are too large, NaN or infinite give NaN, without a warning from numpy."""
 
 
 class _Sample(NamedTuple):
-    """How many values there are, their mean, and the sum of the squares of their differences from it (u each)."""
+    """The number of values, their mean, and the sum of squared differences from the mean (u each)."""
 
     number: Floats
     mean: Floats
@@ -109,13 +109,13 @@ class Moments(MergingAggregator):
         self.fields = tuple(pa.field(name, pa.float64(), nullable=False) for name in names)
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``MergingAggregator``; only of rows that are added, or only of rows that are taken back."""
+        """See ``MergingAggregator``; either only for added rows or only for retracted rows."""
         values, count = self._counted(batch, signs)
         values = np.where(count > 0, values, 0.0)
         return _stored(_Sample(count, values, np.where(np.isfinite(values), 0.0, np.nan)))
 
     def _counted(self, batch: pa.RecordBatch, signs: Int8Array | None) -> tuple[Floats, Floats]:
-        """The values (n), and 1 for each that counts."""
+        """The values (n), and the weights (n): 1 for each value that counts, else 0."""
         values = batch.column(self.column).cast(pa.float64(), safe=False)
         return filled(values).to_numpy(), np.abs(self.weights(batch, signs)).astype(np.float64)
 
@@ -136,11 +136,11 @@ class Moments(MergingAggregator):
 
     @_beyond_floats
     def without(self, state: State, partial: State) -> State:
-        """The states (u) without the rows of others, which are among theirs."""
+        """The states (u) without the rows of ``partial``, which they include."""
         return _stored(_sample(state).without(_sample(partial)))
 
     def prepare(self, rows: KeyedRows) -> list[State]:
-        """The rows that are added, and those that are taken back: these cannot be put together with others."""
+        """The states of added rows and those of retracted rows, which cannot be merged with each other."""
         if rows.signs is None:
             return [super().prepare(rows)]
         added, taken = (np.where(rows.signs == sign, rows.signs, 0).astype(np.int8) for sign in (1, -1))
@@ -152,14 +152,14 @@ class Moments(MergingAggregator):
         return Updated(self.without(added, prepared[1]) if len(prepared) > 1 else added)
 
     def variances(self, state: State, sample: bool) -> pa.Array:
-        """Those of the values (u), or of what they are a ``sample`` of; null of too few."""
+        """The variances (u) of the values, or the ``sample`` variances; null with too few values."""
         number, _, squares = _sample(state)
         divisor = number - sample
         return pa.array(squares / np.where(divisor <= 0, 1, divisor), mask=divisor <= 0)
 
 
 class RetractableMoments(Moments):
-    """``Moments`` of floats that may be taken back: those of the finite ones, and how many others there are, as in
+    """``Moments`` of floats that may be retracted: those of the finite values, and the count of the others, as in
     ``RetractableSum``."""
 
     def __init__(self, owner: str, column: str, condition: str | None, distinct: bool) -> None:
@@ -169,7 +169,7 @@ class RetractableMoments(Moments):
         self.may_lack = frozenset([name])
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``MergingAggregator``; only of rows that are added, or only of rows that are taken back."""
+        """See ``MergingAggregator``; either only for added rows or only for retracted rows."""
         values, count = self._counted(batch, signs)
         finite = np.isfinite(values)
         number = count * finite
@@ -191,7 +191,7 @@ class RetractableMoments(Moments):
         return [*super().without(state[:3], partial[:3]), others]
 
     def variances(self, state: State, sample: bool) -> pa.Array:
-        """See ``Moments``: NaN beside a value that is not finite."""
+        """See ``Moments``: NaN if a value is not finite."""
         others = int64_values(state[3])
         if not (others > 0).any():
             return super().variances(state[:3], sample)
@@ -204,7 +204,7 @@ class RetractableMoments(Moments):
 
 
 class Truths(MergingAggregator):
-    """How many values are true, and how many false."""
+    """The numbers of true and of false values."""
 
     column: str
 

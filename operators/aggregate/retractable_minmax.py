@@ -1,13 +1,13 @@
-"""Minima and maxima that can be taken back: the values of each key, with how often each occurs.
+"""Minima and maxima of retractable values: the values of each key, with the count of each.
 
-Owns: ``Multiset`` and its state, a log of (value, count) rows a key.
+Owns: ``Multiset`` and its state, a log of (value, count) rows per key.
 Invariant: summed over the log, the counts are the net changes of the key; the state column of the extreme is
 the smallest (largest) value with a positive sum, or null.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 
-The whole log of a key is read only when its current extreme is taken back, or when it has grown to twice the
-values that are left; it is then written anew without what cancels out. All other changes are appended unread,
-so a key with many values does not pay for all of them in every bundle.
+The whole log of a key is read only if its current extreme is retracted, or if the log has grown to twice the number
+of remaining values; it is then rewritten without the rows that cancel out. All other changes are appended without a
+read, so the cost of a bundle does not grow with the number of a key's values.
 
 Source: Flink's ``MinWithRetractAggFunction``, which keeps the same counts in a MapView.
 """
@@ -35,11 +35,11 @@ from .accumulators import Extreme
 from .aggregator import counted_rows
 
 _SPARE_ROWS = 64
-"""Rows a log may have beyond twice the values that are left: those of one head."""
+"""Rows a log may have in excess of twice the remaining values: those of one head."""
 
 
 class ValueCounts(NamedTuple):
-    """m rows in order of (key, value): the key's index, a value, how often it comes (not 0, may be < 0)."""
+    """m rows in order of (key, value): the key's index, the value, and its count (not 0, may be < 0)."""
 
     owners: Int64Array
     values: pa.Array
@@ -47,7 +47,7 @@ class ValueCounts(NamedTuple):
 
     @staticmethod
     def netted(owners: npt.NDArray[np.integer], values: pa.Array, counts: Int64Array) -> ValueCounts:
-        """Rows of any order, those of one key and value summed up, what cancels out left away."""
+        """Rows in any order, summed by key and value, without those that cancel out."""
         if not len(owners):
             return ValueCounts(np.empty(0, np.int64), values, counts)
         codes = value_order(values)
@@ -63,7 +63,7 @@ class ValueCounts(NamedTuple):
         return ValueCounts(self.owners[mask], self.values.filter(pa.array(mask)), self.counts[mask])
 
     def extremes(self, keys: int, largest: bool) -> pa.Array:
-        """The largest or smallest value that comes at least once, a key; null without one."""
+        """Per key, the largest or smallest value with a positive count; null without one."""
         there = self.chosen(self.counts > 0)
         if not len(there.owners):
             return pa.nulls(keys, self.values.type)
@@ -79,7 +79,7 @@ class ValueCounts(NamedTuple):
 class Multiset:
     """The values of one (column, condition); serves a minimum and a maximum at once.
 
-    ``extremes`` lists the state columns it decides: (index in the plan's states, largest?). ``count`` is the
+    ``extremes`` lists the state columns it determines: (index in the plan's states, largest?). ``count`` is the
     index of the state column with the number of values.
     """
 
@@ -102,7 +102,7 @@ class Multiset:
         )
 
     def open(self, context: OperatorContext, time_first: bool = False) -> MultisetState:
-        """Declare the state; ``time_first`` where its keys have namespaces."""
+        """Declare the state; ``time_first`` if its keys have namespaces."""
         descriptor = ListColumnStateDescriptor(
             self.state_name, self.schema, fixed_fields=True, time_first=time_first
         )
@@ -117,23 +117,23 @@ class MultisetState:
         self._logs = logs
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """Start loading what ``async_heads`` will read."""
+        """Start to load the data that ``async_heads`` reads."""
         self._logs.prefetch(keys)
 
     def remove(self, keys: KeyBatch) -> None:
-        """Forget the values of ``keys``."""
+        """Remove the values of ``keys``."""
         self._logs.remove(keys)
 
     def async_heads(self, keys: KeyBatch) -> StateFuture[ListHeads]:
-        """A future of the sizes of the logs of ``keys``, to be given to ``update``."""
+        """A future of the sizes of the logs of ``keys``, to pass to ``update``."""
         return self._logs.async_heads(keys)
 
     def expire_with(self, state: ColumnState) -> None:
-        """Have the logs go when the rows of the same keys in ``state`` expire."""
+        """Expire the logs together with the rows of the same keys in ``state``."""
         state.take_along(self._logs)
 
     def forget(self, keys: KeyBatch, heads: ListHeads, expired: BoolArray) -> ListHeads:
-        """Remove the logs of the keys that are ``expired`` (u), if there are any; the heads as they are then."""
+        """Remove the logs, if any, of the keys that are ``expired`` (u); return the heads without them."""
         expired = expired & (heads.counts > 0)
         if not expired.any():
             return heads
@@ -143,9 +143,9 @@ class MultisetState:
     def update(
         self, keys: KeyBatch, heads: ListHeads, changes: ValueCounts, new: list[pa.Array]
     ) -> StateFuture[None]:
-        """Write ``changes`` and bring the extremes in ``new``, the merged states of the u keys, up to date.
+        """Write ``changes`` and update the extremes in ``new``, the merged states of the u keys.
 
-        A key whose row count has come to 0 loses its log.
+        The log of a key whose row count is 0 is removed.
         """
         alive = new[0].to_numpy() > 0
         dead = ~alive

@@ -1,6 +1,6 @@
-"""``approx_count_distinct``: how many different values there are, nearly, in a few bytes a key.
+"""``approx_count_distinct``: the approximate number of distinct values, in a small fixed number of bytes per key.
 
-Owns: ``Registers`` and the aggregate made of them.
+Owns: ``Registers`` and the aggregate that uses them.
 Invariant: the same values give the same bytes, in any order and grouping, in every process and version.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``operator`` and ``state``.
 
@@ -35,14 +35,14 @@ Matrix = npt.NDArray[np.uint8]
 _BITS: Final = 64
 _ARRAY_BYTES_MAX: Final = (1 << 31) - 1
 _ESTIMATED_BYTES: Final = 1 << 22
-"""Registers that are estimated at a time: counting them takes some 20 times their memory."""
+"""Bytes of registers to estimate at a time: counting them takes about 20 times their memory."""
 _FACTOR: Final = 1.04
-"""The standard error of an estimate is this by the square root of the number of registers."""
+"""The standard error of an estimate is this divided by the square root of the number of registers."""
 
 
 def approx_count_distinct(column: str, relative_error: float = 0.05) -> Aggregate:
-    """How many different values there are, null left out: int64, never null, with ``relative_error`` (one standard
-    deviation, 0.01 to 0.3). Insert-only inputs. State: 512 bytes a key for 0.05, 16 KiB for 0.01."""
+    """The approximate number of distinct values other than null: int64, never null, with ``relative_error`` (one
+    standard deviation, 0.01 to 0.3). Insert-only inputs. State: 512 bytes per key for 0.05, 16 KiB for 0.01."""
     if not 0.01 <= relative_error <= 0.3:
         raise SchemaError(
             f"approx_count_distinct: relative_error is {relative_error!r}; give a number from 0.01 to 0.3"
@@ -52,7 +52,7 @@ def approx_count_distinct(column: str, relative_error: float = 0.05) -> Aggregat
 
 
 class Registers(MergingAggregator):
-    """2**precision bytes: the highest place of a first 1 among the hashes that each has seen."""
+    """2**precision bytes: for each register, the highest position of the first 1 bit among its hashes."""
 
     column: str
 
@@ -71,14 +71,14 @@ class Registers(MergingAggregator):
         self.name = prefix + self.name
 
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
-        """Declare a state without values that says of which type the values are: a wider type has other hashes."""
+        """Declare a state without values that records the type of the values: a wider type has other hashes."""
         made_of = (COLUMN_TYPE, _hashed_as(self._kind))
         context.get_state(
             ColumnStateDescriptor(self.name, pa.schema([]), time_first=time_first, belongs_to=made_of)
         )
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``MergingAggregator``; as many bytes for each row as for a key."""
+        """See ``MergingAggregator``; each row takes as many bytes as a key."""
         rows = np.arange(batch.num_rows)
         return [self._stored(self._of(batch, rows, len(rows), signs))]
 
@@ -98,7 +98,7 @@ class Registers(MergingAggregator):
         return [self._stored(np.maximum(self._matrix(state[0]), self._matrix(partial[0])))]
 
     def estimates(self, state: State) -> pa.Array:
-        """The numbers of different values (u), rounded."""
+        """The estimated numbers of distinct values (u), rounded."""
         registers, estimates = self._matrix(state[0]), np.empty(len(state[0]))
         step = _ESTIMATED_BYTES >> self._precision
         for at in range(0, len(registers), step):
@@ -109,7 +109,7 @@ class Registers(MergingAggregator):
         self, batch: pa.RecordBatch, owners: npt.NDArray[np.int64], count: int, signs: Int8Array | None
     ) -> Matrix:
         """The registers (count, 2**precision) of the owners of the rows (n)."""
-        mask = counted_rows(batch, (self.column,), self.condition, signs)  # none is taken back
+        mask = counted_rows(batch, (self.column,), self.condition, signs)  # no row is retracted
         values = batch.column(self.column)
         if mask is not None:
             values, owners = values.filter(pa.array(mask)), owners[mask]
@@ -121,7 +121,7 @@ class Registers(MergingAggregator):
         return registers
 
     def _matrix(self, column: pa.Array) -> Matrix:
-        """The registers (n, 2**precision) of stored ones, zeros for null."""
+        """Stored registers as a matrix (n, 2**precision), zeros for null."""
         width = 1 << self._precision
         if not len(column):
             return np.zeros((0, width), np.uint8)
@@ -143,7 +143,7 @@ class Registers(MergingAggregator):
 
 @dataclass(frozen=True)
 class _ApproximateCount(AggregateKind):
-    """Of distinct values the count is that of all."""
+    """The count of distinct values is the same with and without DISTINCT."""
 
     precision: int
     name: str = "approx_count_distinct"
@@ -170,7 +170,7 @@ class _ApproximateCount(AggregateKind):
 
 
 def _hashed_as(kind: pa.DataType) -> str:
-    """The type of the column, one for all whose equal values have equal hashes."""
+    """The type of the column as text; types whose equal values have equal hashes have the same text."""
     if pa.types.is_integer(kind) and kind.bit_width < _BITS:
         kind = pa.int32()
     elif pa.types.is_decimal(kind) and kind.precision <= LONG_DIGITS:
@@ -181,7 +181,7 @@ def _hashed_as(kind: pa.DataType) -> str:
 
 
 def _leading_zeros(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
-    """Of 64 bits (n)."""
+    """The numbers of leading zeros (n) of 64-bit numbers."""
     high = (numbers >> np.uint64(32)).astype(np.float64)  # 32 bits fit a float exactly
     low = (numbers & np.uint64(0xFFFFFFFF)).astype(np.float64)
     zeros = np.where(high > 0, 32 - np.frexp(high)[1], 64 - np.frexp(low)[1])
@@ -189,10 +189,10 @@ def _leading_zeros(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
 
 
 def _estimates(registers: Matrix, precision: int) -> npt.NDArray[np.float64]:
-    """Ertl's estimates (u) from registers (u, m)."""
+    """Ertl's estimates (u) from registers (u keys, m registers)."""
     keys, size = registers.shape
     highest = _BITS - precision + 1
-    known = np.flatnonzero(registers)  # few of them, where a key has few values
+    known = np.flatnonzero(registers)  # few, if a key has few values
     places = (known >> precision) * (highest + 1) + registers.ravel()[known]
     counts = np.bincount(places, minlength=keys * (highest + 1)).reshape(keys, highest + 1)
     counts[:, 0] = size - counts.sum(axis=1)

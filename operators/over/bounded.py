@@ -1,12 +1,12 @@
-"""Bounded frames in order of time: the rows that frames to come may still have.
+"""Bounded frames in order of time: the rows that later frames may need.
 
 Owns: ``RecentRows`` and ``RecentRange``.
-Invariant: a stored row is one that a frame to come may have: no key that falls silent leaves more behind than its last
-rows, and with a range nothing.
+Invariant: a later frame may need each stored row: an idle key keeps no more than its last rows, and with a range
+nothing.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 
-Source: Flink's ``RowTimeRowsBoundedPrecedingFunction`` and ``RowTimeRangeBoundedPrecedingFunction``; unlike there a key
-keeps no rows for lack of further ones.
+Source: Flink's ``RowTimeRowsBoundedPrecedingFunction`` and ``RowTimeRangeBoundedPrecedingFunction``; unlike in Flink,
+the cleanup of a key's rows does not wait for further rows of the key.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TIME = pa.field("over:time", pa.int64(), nullable=False)
 
 
 class _Recent:
-    """What both have in common: the columns that are kept, and the evaluation of new rows behind stored ones."""
+    """The common base: the columns to keep, and the evaluation of new rows after stored ones."""
 
     def __init__(self, plan: OverPlan, aggregates: Sequence[Aggregate], context: OperatorContext) -> None:
         schema = context.inputs[0].schema
@@ -54,7 +54,8 @@ class _Recent:
         last: Int64Array,
         ctx: BundleContext,
     ) -> StateFuture[None]:
-        """Put out the rows of a bundle, which are those at ``new`` (n, in their order) among ``rows``."""
+        """Emit the rows of a bundle, which are those at ``new`` (n, in their order) among ``rows``; ``first`` and
+        ``last``: the frame of each of ``rows``."""
         asked = np.sort(new)
         owners = rows.owners
         frames = Frames(first[asked], last[asked], owners[asked])
@@ -73,13 +74,13 @@ class _Recent:
         return [bundle.batch.column(name) for name in self._names]
 
     def _batch(self, columns: Sequence[pa.Array], count: int) -> pa.RecordBatch:
-        if not self._names:  # nothing but rows is counted
+        if not self._names:  # only rows are counted
             return pa.RecordBatch.from_arrays([pa.nulls(count)], ["over:rows"])
         return pa.RecordBatch.from_arrays(list(columns), schema=pa.schema(self._fields))
 
 
 class RecentRows(_Recent):
-    """State ``recent``: the last rows of each key, as many as frames have before their row."""
+    """State ``recent``: the last rows of each key, as many as a frame has before its row."""
 
     def __init__(
         self, plan: OverPlan, frame: Frame, aggregates: Sequence[Aggregate], context: OperatorContext
@@ -123,11 +124,11 @@ class RecentRows(_Recent):
         self._state.put(keys, [times, *take_rows(columns, kept)], owners[kept], heads)
 
     def clean_up(self, ctx: BundleContext) -> None:
-        """See ``OverAggregate``: the last rows of a key stay."""
+        """See ``OverAggregate``: the last rows of a key are kept."""
 
 
 class RecentRange(_Recent):
-    """State ``recent``, time-first by cells as long as the frame: the rows that lie in one, with their time."""
+    """State ``recent``, time-first by cells as long as the frame: the rows of each cell, with their time."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class RecentRange(_Recent):
         )
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        """See ``OverAggregate``: a frame lies in the cell of its row and in the one before."""
+        """See ``OverAggregate``: a frame covers the cell of its row and the previous cell."""
         times = self._times(bundle, ctx)
         cells = times // self._span
         owners = bundle.keys.inverse.astype(np.int64)
@@ -175,24 +176,24 @@ class RecentRange(_Recent):
         ctx: BundleContext,
     ) -> StateFuture[None]:
         times = columns[0].to_numpy()
-        order = rows_by(owners, times)  # stored rows stand before new ones
+        order = rows_by(owners, times)  # stored rows come before new ones
         starts = np.searchsorted(owners[order], np.arange(len(bundle.keys) + 1))
         times = times[order]
         batch = self._batch(take_rows(columns[1:], order), len(order))
         rows = Ordered(batch, starts, changes_of([times], starts), bundle.keys.columns)
         first = first_in_range(starts, times, self._span)
-        # In processing time a part may end between peers, so a row counts those alone that came before it.
+        # In processing time a bundle may end between peers, so a row counts only those that arrived before it.
         last = rows.last_peers if self._in_event_time else np.arange(len(order))
         return self._async_emit(bundle, rows, places_of(order)[num_stored:], first, last, ctx)
 
     def clean_up(self, ctx: BundleContext) -> None:
-        """See ``OverAggregate``: cells that end before the frame of any row to come begins."""
+        """See ``OverAggregate``: remove cells that end before the frame of any later row begins."""
         passed = ctx.watermark if self._in_event_time else ctx.processing_time
         if passed > MIN_WATERMARK + 2 * self._span:
             self._state.remove_up_to((passed - self._span) // self._span - 1)
 
     def _times(self, bundle: Bundle, ctx: BundleContext) -> Int64Array:
         if self._in_event_time:
-            assert bundle.times is not None  # ``bind`` asks for an event time
+            assert bundle.times is not None  # ``bind`` requires an event time
             return bundle.times
         return np.full(bundle.num_rows, ctx.processing_time, np.int64)

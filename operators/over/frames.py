@@ -1,12 +1,12 @@
-"""Frames: which rows around a row count for it, and what the states of those rows are together.
+"""Frames: the rows that count for a row, and the merged states of those rows.
 
 Owns: ``Frame`` with ``unbounded``, ``rows`` and ``range_``; ``scan`` and ``reduce``; ``first_in_rows``,
 ``first_in_range`` and ``last_peers``. Pure functions over numpy and Arrow.
-Invariant: states are only ever merged, earlier rows first, never subtracted: sums of floats do not drift however long a
-frame lasts, and extremes need no log of values.
+Invariant: states are only merged, earlier rows first, never subtracted: sums of floats do not drift, however long a
+frame is, and extremes need no log of values.
 Must not import anything of ``asyncstate`` but ``durations`` and ``errors``.
 
-Source: SQL's window frames. ``scan`` is Hillis' and Steele's, ``reduce`` puts runs of 1, 2, 4, ... rows together.
+Source: SQL's window frames. ``scan`` is Hillis' and Steele's, ``reduce`` merges runs of 1, 2, 4, ... rows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..core.operator_checks import check_number
 
 States = list[pa.Array]
 Merge = Callable[[States, States], States]
-"""Two sets of states as one, row by row, those of earlier rows first; a null state adds nothing."""
+"""Merges two sets of states row by row, those of earlier rows first; a null state adds nothing."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Up to and with the current row: all rows of its key, or ``before`` of them (rows, or microseconds).
+    """The current row and earlier ones: all earlier rows of its key, or up to ``before`` (rows, or microseconds).
 
     ``peers``: rows that are equal in the order count for each other.
     """
@@ -43,7 +43,7 @@ class Frame:
 
     @property
     def text(self) -> str:
-        """As it is noted beside its state."""
+        """The text that is stored with its state."""
         return f"{self.kind}({self.before})" if self.kind != "unbounded" else self.kind
 
     def __repr__(self) -> str:
@@ -54,8 +54,8 @@ class Frame:
 
 
 def unbounded(*, peers: bool = True) -> Frame:
-    """All rows of the key up to the current one: SQL's RANGE UNBOUNDED PRECEDING, in which rows of the same time count
-    for each other; without ``peers`` its ROWS UNBOUNDED PRECEDING."""
+    """All rows of the key up to the current one: SQL's RANGE UNBOUNDED PRECEDING, where rows of the same time count for
+    each other; without ``peers``, SQL's ROWS UNBOUNDED PRECEDING."""
     return Frame("unbounded", peers=peers)
 
 
@@ -74,7 +74,7 @@ def range_(before: Duration) -> Frame:
 
 
 def check_frame(frame: object, owner: str) -> None:
-    """SchemaError for what is no frame."""
+    """Raise SchemaError unless ``frame`` is a frame."""
     if not isinstance(frame, Frame):
         raise SchemaError(f"{owner}: {frame!r} is no frame; make one with unbounded, rows or range_")
 
@@ -83,22 +83,22 @@ def check_frame(frame: object, owner: str) -> None:
 
 
 def first_in_rows(starts: Int64Array, before: int) -> Int64Array:
-    """The first row of each row's frame (n) of ``before`` rows; ``starts`` (u + 1): where each key begins, and n."""
+    """The first row (n) of each row's frame of ``before`` rows; ``starts`` (u + 1): first row of each key, and n."""
     begins = np.repeat(starts[:-1], np.diff(starts))
     first: Int64Array = np.maximum(np.arange(starts[-1]) - before, begins)
     return first
 
 
 def first_in_range(starts: Int64Array, times: Int64Array, before: int) -> Int64Array:
-    """The first row (n) of each row's key that is at most ``before`` earlier; ``times`` (n) ascend within a key."""
+    """For each row, the first row (n) of its key at most ``before`` earlier; ``times`` (n) ascend within a key."""
     count = len(times)
     owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    # All times and all lower ends in one order: an end stands before the first row that is not before it.
+    # All times and all lower ends in one order: an end comes directly before the first row that is not before it.
     keys, asked = np.tile(owners, 2), np.repeat([True, False], count)
     earliest = np.maximum(times, np.iinfo(np.int64).min + before) - before
     values = np.concatenate([earliest, times])
     order = rows_by(keys, values, ~asked)
-    behind = np.cumsum(order >= count)  # rows that stand before, over all keys
+    behind = np.cumsum(order >= count)  # rows before it, over all keys
     first = np.empty(count, np.int64)
     is_asked = order < count
     first[order[is_asked]] = behind[is_asked]
@@ -106,7 +106,7 @@ def first_in_range(starts: Int64Array, times: Int64Array, before: int) -> Int64A
 
 
 def last_peers(starts: Int64Array, differs: BoolArray) -> Int64Array:
-    """The last row (n) that is a peer of each row; ``differs`` (n): it is no peer of the row before it."""
+    """The last peer (n) of each row; ``differs`` (n): the row is not a peer of the previous row."""
     begins = differs.copy()
     begins[starts[:-1][np.diff(starts) > 0]] = True
     firsts = np.flatnonzero(begins)
@@ -119,7 +119,7 @@ def last_peers(starts: Int64Array, differs: BoolArray) -> Int64Array:
 
 
 def scan(states: States, starts: Int64Array, merge: Merge) -> States:
-    """The states (n) of all rows of a key up to each row."""
+    """For each row, the merged state (n) of all rows of its key up to it."""
     place = np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
     shift, longest = 1, int(np.diff(starts).max(initial=0))
     while shift < longest:
@@ -130,7 +130,7 @@ def scan(states: States, starts: Int64Array, merge: Merge) -> States:
 
 
 def reduce(states: States, starts: Int64Array, first: Int64Array, last: Int64Array, merge: Merge) -> States:
-    """The states (m) of the rows from ``first`` (m) to ``last`` (m), which are of one key each."""
+    """The merged states (m) of the rows from ``first`` (m) to ``last`` (m), each range within one key."""
     levels, left = _levels(states, starts, int((last - first).max(initial=0)) + 1, merge), last - first + 1
     total = [pa.nulls(len(first), column.type) for column in states]
     at = first.copy()
@@ -144,7 +144,7 @@ def reduce(states: States, starts: Int64Array, first: Int64Array, last: Int64Arr
 
 
 def rows_before(ids: Int64Array, counted: BoolArray | None) -> Int64Array:
-    """The row (n) before each row with the same of ``ids`` (n): -1 where there is none, n for rows not ``counted``."""
+    """The previous row (n) with the same id as each row; -1 if there is none, n for rows that are not ``counted``."""
     rows = np.arange(len(ids)) if counted is None else np.flatnonzero(counted)
     ordered = rows[rows_by(ids[rows])]
     before = np.full(len(ids), len(ids))
@@ -157,11 +157,11 @@ def rows_before(ids: Int64Array, counted: BoolArray | None) -> Int64Array:
 def reduce_distinct(
     states: States, before: Int64Array, first: Int64Array, last: Int64Array, merge: Merge
 ) -> States:
-    """As ``reduce``, of the rows alone that are the first of their value in the frame: whose row ``before`` (n, see
-    ``rows_before``) does not lie in it. The order in which states are merged does not count here.
+    """As ``reduce``, only for rows that are the first of their value in the frame: their row in ``before`` (n, see
+    ``rows_before``) is outside of it. The order in which states are merged does not matter here.
 
-    Blocks of 1, 2, 4, ... rows, each in the order of ``before``, have the states of their first rows, of the first two,
-    and so on; a frame is some blocks, and of each it has the rows whose row before lies before the frame.
+    Blocks of 1, 2, 4, ... rows, each sorted by ``before``, have the merged states of their first row, first two rows,
+    and so on. A frame consists of blocks; in each, the rows count whose row in ``before`` precedes the frame.
     Source: the merge sort trees of Wesley and Xu, "Incremental Computation of Common Windowed Holistic Aggregates".
     """
     count, level = len(before), 0
@@ -174,7 +174,7 @@ def reduce_distinct(
         order = rows_by(blocks, before)
         bounds = np.append(np.arange(0, count, 1 << level), count)
         running = scan(take_rows(states, order), bounds, merge)
-        codes = blocks * (count + 2) + before[order] + 1  # blocks keep their rows
+        codes = blocks * (count + 2) + before[order] + 1  # the sort moves no row to another block
         for takes, taken in ((takes_low, low), (takes_high, high - 1)):
             chosen = np.flatnonzero(takes)
             block = taken[chosen]
@@ -190,7 +190,7 @@ def reduce_distinct(
 
 
 def _levels(states: States, starts: Int64Array, longest: int, merge: Merge) -> list[States]:
-    """The states of runs of 1, 2, 4, ... rows of a key from each row on, up to ``longest``."""
+    """The merged states of runs of 1, 2, 4, ... rows of a key, starting at each row, up to ``longest`` rows."""
     ends = np.repeat(starts[1:], np.diff(starts))
     levels, width = [states], 1
     while width * 2 <= longest:

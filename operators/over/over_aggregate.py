@@ -1,7 +1,7 @@
-"""OverAggregate: each row with aggregates of the rows of its key before it.
+"""OverAggregate: each row with aggregates of the previous rows of its key.
 
-Owns: the operator. How rows are kept is decided by its form: ``running``, ``recent`` or ``kept``.
-Invariant: the netted output is SQL's OVER of the netted input, however it is cut.
+Owns: the operator. Its form decides how rows are kept: ``unbounded``, ``bounded`` or ``retractable_over``.
+Invariant: the netted output is SQL's OVER of the netted input, however the input is split into bundles.
 Must not import anything of ``asyncstate`` but ``changelog``, ``errors``, ``operator`` and ``state``.
 """
 
@@ -34,49 +34,50 @@ from .unbounded import RunningRows
 
 class _Form(Protocol):
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        """Put out the rows of a bundle."""
+        """Emit the rows of a bundle."""
 
     def clean_up(self, ctx: BundleContext) -> None:
-        """Remove what no row to come needs."""
+        """Remove the state that no later row needs."""
 
 
 class OverAggregate(KeepsKey, AggregateOperator):
-    """SQL's ``aggregate OVER (PARTITION BY key ORDER BY ... frame)``: the input's columns, then a column an aggregate.
+    """SQL's ``aggregate OVER (PARTITION BY key ORDER BY ... frame)``: the input's columns, then one per aggregate.
 
-    ``frame``: ``unbounded()`` (all rows of the key up to this one), ``rows(n)`` (and the n before it) or
-    ``range_("10 minutes")`` (and those at most so much earlier).
+    ``frame``: ``unbounded()`` (all rows of the key up to this one), ``rows(n)`` (this row and the n before it) or
+    ``range_("10 minutes")`` (this row and those at most that much earlier).
 
-    Without ``order_by`` and over an insert-only input rows come in order of time, each once, as +I. With
-    ``time="event"`` when the watermark has passed them; rows of equal times count for each other unless the frame
-    counts rows. Rows that the watermark had passed before their micro-batch are counted (``late_rows_dropped``) and
-    dropped, or go to the side output that ``late_output`` names.
-    With ``time="processing"`` at the end of their micro-batch, in the order in which they came; rows of one micro-batch
-    do not count for those before them, though they have one time. Rows without a time count for each other in a range.
+    Without ``order_by`` and over an insert-only input, rows are emitted in order of time, each once, as +I. With
+    ``time="event"``, they are emitted when the watermark has passed them; rows of equal times count for each other
+    unless the frame counts rows. Rows that the watermark had passed before their micro-batch are counted
+    (``late_rows_dropped``) and dropped, or go to the side output that ``late_output`` names.
+    With ``time="processing"``, they are emitted at the end of their micro-batch, in order of arrival; later rows of a
+    micro-batch do not count for earlier ones, though they have one time. Rows without a time count for each other in a
+    range.
 
     With ``order_by`` (columns, ``asc(...)``, ``desc(...)``), and over a changelog, where it defaults to the event time,
-    rows come at once and in any order, and the result is kept up to date: for every row whose aggregates change, -U and
-    +U. The cost of a bundle is that of all rows of the keys that it changes. Retractions of rows that are not there are
+    rows are emitted at once and in any order, and the result is kept up to date: -U and +U for every row whose
+    aggregates change. A bundle costs as much as all rows of the keys that it changes. Retractions that match no row are
     dropped and counted (``retractions_without_state``).
 
-    Beside built-in aggregates and functions of the user's own: ``row_number``, ``rank_``, ``dense_rank``, ``lag`` and
-    ``lead``, where the rows that they need are known.
+    In addition to built-in aggregates and user-defined functions: ``row_number``, ``rank_``, ``dense_rank``, ``lag``
+    and ``lead``, if the rows that they need are known.
 
-    With ``distinct()`` each value counts once in a frame. A function of the user's own gets a value when its first row
-    comes and, in a bounded frame, takes it back when its last row leaves.
+    With ``distinct()``, each value counts once in a frame. A user-defined function receives a value when its first row
+    enters the frame and, in a bounded frame, retracts it when its last row leaves.
 
     Example, the mean of each auction's last eleven bids::
 
         OverAggregate([avg("price")], rows(10))
 
-    ``ttl``, for unbounded frames in order of time: a key that nothing has come for begins anew.
+    ``ttl``, for unbounded frames in order of time: a key without rows for that long starts again.
 
-    State: ``accumulators``, one row a key of unbounded frames in order of time, with the distinct values and the views
-    of functions beside it; for bounded frames ``recent``, what is
-    aggregated of rows that frames to come may have, which goes with the watermark or with the rows that follow; with an
-    order of its own ``rows``, all rows of each key.
+    State: for unbounded frames in order of time ``accumulators``, one row per key, plus the distinct values and the
+    views of functions; for bounded frames ``recent``, the aggregated columns of rows that later frames may need, which
+    are removed as the watermark passes or as rows follow; with ``order_by`` or over a changelog ``rows``, all rows of
+    each key.
 
     Source: Flink's OVER operators in ``runtime.operators.over`` and ``NonTimeOverWindowOperator``. Raises SchemaError
-    for what does not fit.
+    for parameters that do not fit the input.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         self.emit_update_before = emit_update_before
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """The input's columns and a column an aggregate."""
+        """The input's columns and one column per aggregate."""
         (spec,) = inputs
         plan = self._plan(spec)
         in_time = self._in_time(spec)
@@ -135,15 +136,15 @@ class OverAggregate(KeepsKey, AggregateOperator):
         return Changelog.upsert(*spec.key, *(name for name in keys[0] if name not in spec.key))
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``: of rows in order of time."""
+        """See ``Operator``: late rows if rows are in order of time."""
         return [self.late_output]
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
-        """By time, unless there is an order of its own."""
+        """By time, unless ``order_by`` or a changelog sets another order."""
         return [InputOrder(self.time) if self._in_time(inputs[0]) else None]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: rows in order of time have been put out for good, others may be taken back."""
+        """See ``Operator``: rows in order of time have been emitted and are final, others may be retracted."""
         said = {**super().state_meaning(inputs), "frame": self.frame.text}
         if self._in_time(inputs[0]):
             return {**said, "order": f"{self.time} time"}
@@ -151,7 +152,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         return {**said, "order": order, "peers": "yes" if self.frame.peers else "no"}
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: what frames to come need."""
+        """See ``Operator``: the rows that later frames need."""
         if not self._in_time(inputs[0]):
             return with_rows(inputs[0].changelog)
         if self.frame.kind == "unbounded":
@@ -177,14 +178,14 @@ class OverAggregate(KeepsKey, AggregateOperator):
         else:
             self._form = RecentRange(plan, self.frame, self.time, self.aggregates, context)
         if not isinstance(self._form, RunningRows):
-            # Always empty. What unbounded frames store has this name: a checkpoint of another form is refused by it.
+            # Always empty. Unbounded frames store under this name: it makes a checkpoint of another form be refused.
             form = f"{self.time} {self.frame.text}" if self._in_time(spec) else "an order of its own"
             context.get_state(
                 ColumnStateDescriptor("accumulators", pa.schema([]), belongs_to=("frame", form))
             )
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``: rows with an order of its own."""
+        """See ``BundleOperator``: rows in another order than time."""
         return self._form.process(bundle, ctx) if bundle.num_rows else None
 
     def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:

@@ -1,7 +1,7 @@
-"""Functions that only OVER has: the place of a row among those of its key, and values of rows beside it.
+"""Functions that only OVER has: the position of a row among those of its key, and values of neighbouring rows.
 
 Owns: ``row_number``, ``rank_``, ``dense_rank``, ``lag`` and ``lead``; ``PlaceFunction``, their kind.
-Invariant: they depend on the order of a key's rows alone, not on the frame.
+Invariant: they depend only on the order of a key's rows, not on the frame.
 Must not import anything of ``asyncstate`` but ``errors``.
 
 Source: SQL's window functions.
@@ -24,22 +24,22 @@ PlaceName = Literal["row_number", "rank", "dense_rank", "lag", "lead"]
 
 @dataclass(frozen=True)
 class PlaceFunction(AggregateKind):
-    """One of them; ``distance``: of ``lag`` and ``lead``, in rows."""
+    """One such function; ``distance``: of ``lag`` and ``lead``, in rows."""
 
     name: PlaceName
     distance: int = 0
 
     def bind(self, binding: InputBinding) -> AggregateOutput:
-        """Refused: other operators have no order of rows."""
+        """Raise SchemaError: other operators have no order of rows."""
         raise binding.refuse("needs an order of rows; use it in OverAggregate")
 
     @property
     def is_offset(self) -> bool:
-        """Whether it is the value of another row."""
+        """Whether its result is the value of another row."""
         return self.name in ("lag", "lead")
 
     def field(self, aggregate: Aggregate, schema: pa.Schema, owner: str) -> pa.Field:
-        """Its output column. Raises SchemaError for a column that is missing, a filter or DISTINCT."""
+        """Its output column. Raises SchemaError for a missing column, a filter or DISTINCT."""
         if aggregate.condition is not None or aggregate.is_distinct:
             raise SchemaError(
                 f"{owner}: '{aggregate.name}' takes no where() and no distinct(); leave them out"
@@ -66,7 +66,7 @@ def rank_() -> Aggregate:
 
 
 def dense_rank() -> Aggregate:
-    """As ``rank_``, without gaps: how many different places there are up to the row."""
+    """As ``rank_``, without gaps: the number of distinct ranks up to the row."""
     return Aggregate(PlaceFunction("dense_rank"))
 
 
@@ -76,7 +76,7 @@ def lag(column: str, distance: int = 1) -> Aggregate:
 
 
 def lead(column: str, distance: int = 1) -> Aggregate:
-    """The value of ``column`` in the row ``distance`` rows behind, null without such a row."""
+    """The value of ``column`` in the row ``distance`` rows after, null without such a row."""
     return Aggregate(PlaceFunction("lead", _distance(distance, "lead")), (column,))
 
 

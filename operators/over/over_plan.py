@@ -1,7 +1,7 @@
-"""The aggregates of an OverAggregate bound to its input, and their values for rows that lie in the order of their keys.
+"""The aggregates of an OverAggregate bound to its input, and their values for rows that are ordered by key.
 
-Owns: ``OverPlan`` and ``Ordered``, the rows that it is given.
-Invariant: a value depends on the rows of its frame and their order alone.
+Owns: ``OverPlan`` and ``Ordered``, the rows that it evaluates.
+Invariant: a value depends only on the rows of its frame and their order.
 Must not import anything of ``asyncstate`` but ``futures``, ``operator`` and ``state``.
 """
 
@@ -34,14 +34,14 @@ from .over_functions import PlaceFunction
 Part = UserAggregator | BundledAggregator
 
 _EXPANDED_ROWS: Final = 1 << 18
-"""Rows of frames that are computed one by one, at a time; one frame may have more."""
+"""Rows per step if frames are computed one by one; a single frame may have more."""
 
 
 class Ordered(NamedTuple):
-    """n rows of u keys, key by key, each key's in its order.
+    """n rows of u keys, key by key, each key's rows in their order.
 
-    ``starts`` (u + 1): where each key begins, and n. ``differs`` (n): the row is no peer of the one before it.
-    ``keys``: of the store, where views of functions lie there. ``names``: the columns of the keys, for errors.
+    ``starts`` (u + 1): the first row of each key, and n. ``differs`` (n): the row is not a peer of the previous row.
+    ``keys``: those of the store, if views of functions are stored. ``names``: the columns of the keys, for errors.
     """
 
     batch: pa.RecordBatch
@@ -52,7 +52,7 @@ class Ordered(NamedTuple):
 
     @property
     def sizes(self) -> Int64Array:
-        """Rows of each key (u)."""
+        """The number of rows of each key (u)."""
         return np.diff(self.starts)
 
     @property
@@ -67,21 +67,22 @@ class Ordered(NamedTuple):
 
 
 class Values(NamedTuple):
-    """A column an aggregate (m each, one a frame; None for functions of places), and the states (u) after all rows."""
+    """One column per aggregate (m values, one per frame; None for place functions), and the states (u) after all
+    rows."""
 
     columns: list[pa.Array | None]
     states: State
 
 
 class OverPlan:
-    """Built-in aggregates, functions of the user's own, and functions of places, each in its way."""
+    """Evaluates built-in aggregates, user-defined functions and place functions, each kind separately."""
 
     def __init__(self, aggregates: Sequence[Aggregate], frame: Frame, spec: InputSpec, owner: str) -> None:
         self._frame = frame
         if frame.kind != "unbounded":
             aggregates = [one.kind.in_moving_frames(one) for one in aggregates]
         self.distincts: list[DistinctValues] = []
-        """The values of which each counts once."""
+        """The sets of values in which each value counts once."""
         kinds = [aggregate.kind for aggregate in aggregates]
         self.places = {at: kind for at, kind in enumerate(kinds) if isinstance(kind, PlaceFunction)}
         self.offset_columns = {
@@ -113,7 +114,7 @@ class OverPlan:
         self._slices = [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
 
     def open(self, context: OperatorContext, stored: bool) -> None:
-        """Open the functions of the user's own; ``stored``: what they have made of a key's rows is kept."""
+        """Open the user-defined functions; ``stored``: their accumulators are kept in state."""
         for plan in self._plans.values():
             if stored:
                 plan.open(context)
@@ -121,17 +122,17 @@ class OverPlan:
                 plan.open_functions(context)
 
     def remove(self, keys: KeyBatch) -> None:
-        """Remove what is kept beside the states of ``keys``."""
+        """Remove the additional state of ``keys``."""
         for part in self.users.values():
             part.remove(keys)
 
     def expire_with(self, state: ColumnState) -> None:
-        """Have that go when the rows of the same keys in ``state`` expire."""
+        """Expire the additional state together with the rows of the same keys in ``state``."""
         for part in self.users.values():
             part.expire_with(state)
 
     def nothing(self, count: int) -> State:
-        """The states of ``count`` keys that had no rows."""
+        """The states of ``count`` keys without rows."""
         return [pa.nulls(count, field.type) for field in self.state_schema]
 
     def async_values(
@@ -142,11 +143,10 @@ class OverPlan:
         ctx: BundleContext,
         shown: Sequence[Sequence[Int8Array]] | None = None,
     ) -> StateFuture[Values]:
-        """A future of the aggregates of the frames; ``old`` (u): the states of the rows before all of these, for frames
-        that begin there.
+        """A future of the aggregates of the frames; ``old`` (u): the states of all earlier rows, for unbounded frames.
 
-        ``shown``: for all of ``distincts``, and for each of their conditions, which rows (n) are +1, the first of their
-        value; others are 0. None: as if no row was before these.
+        ``shown``: for each of ``distincts``, and each of its conditions, the signs (n): +1 for the first row of a
+        value, 0 for the others. None: there are no earlier rows.
         """
         groups = Groups(np.arange(rows.batch.num_rows), rows.starts[:-1])
         keyed = KeyedRows(rows.batch, groups, None, rows.keys)
@@ -183,8 +183,8 @@ class OverPlan:
     ) -> tuple[list[pa.Array], State]:
         """The built-in aggregates, and their states after all rows (u).
 
-        What is merged on the way to a frame may be too large where the frame is not: it is then computed frame by
-        frame, or row by row, which also tells whose result it is that does not fit.
+        An intermediate result may overflow although the results of all frames fit. The computation then continues frame
+        by frame, or row by row, which also identifies the key of a result that does not fit.
         """
         try:
             return self._merged(keyed, rows, frames, old, shown, ids)
@@ -194,7 +194,7 @@ class OverPlan:
             return self._row_by_row(keyed, rows, frames, old, shown)
 
     def _frame_by_frame(self, rows: Ordered, frames: Frames, ids: Sequence[Int64Array]) -> list[pa.Array]:
-        """The built-in aggregates of moving frames, each computed of its rows alone."""
+        """The built-in aggregates of moving frames, each computed only from its rows."""
         plan = self.merging
         lifted, owners = plan.lift(rows.batch), rows.owners
         before = {
@@ -249,7 +249,7 @@ class OverPlan:
         shown: Sequence[Sequence[Int8Array]],
         ids: Sequence[Int64Array],
     ) -> tuple[list[pa.Array], State]:
-        """``_built_in``, some rows at a time and all keys at once."""
+        """As ``_built_in``, vectorised over many rows and all keys."""
         plan = self.merging
         if self._frame.kind != "unbounded":
             lifted = plan.lift(rows.batch)
@@ -272,7 +272,7 @@ class OverPlan:
         frames: Frames,
         ids: Int64Array,
     ) -> None:
-        """Put the states of the parts over the distinct values of ``source`` into ``reduced``."""
+        """Write the states of the parts over the distinct values of ``source`` to ``reduced``."""
         parts = self.merging.parts_over(source)
         condition = self.distincts[source[0]].conditions[source[1]]
         before = rows_before(ids, chosen_rows(rows.batch, (), condition))
@@ -289,7 +289,7 @@ class OverPlan:
             reduced[columns] = found[at]
 
     def _ids(self, values: DistinctValues, rows: Ordered) -> Int64Array:
-        """Numbers (n), equal for rows of a key with equal ``values``."""
+        """Ids (n), equal for rows of a key with equal ``values``."""
         return row_ids([rows.batch.column(name) for name in values.columns], rows.owners)
 
 

@@ -1,10 +1,10 @@
-"""Frames in an order of their own: all rows of a key are kept, and the result is kept up to date.
+"""Frames in any order of rows: all rows of a key are kept, and the result is kept up to date.
 
 Owns: ``RetractableRows``.
-Invariant: after every bundle the netted output is that of a query over the rows that are left.
+Invariant: after every bundle the netted output is that of a query over the remaining rows.
 Must not import anything of ``asyncstate`` but ``changelog``, ``futures``, ``operator`` and ``state``.
 
-Source: Flink's ``NonTimeRangeUnboundedPrecedingFunction`` and its kin.
+Source: Flink's ``NonTimeRangeUnboundedPrecedingFunction`` and related classes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .unbounded import changes_of, with_places
 
 
 class _Table(NamedTuple):
-    """m rows of u keys, by key and then by arrival: their columns and the keys (m, ascending) they are of."""
+    """m rows of u keys, by key and then by arrival: their columns and the index of their key (m, ascending)."""
 
     columns: list[pa.Array]
     owners: Int64Array
 
 
 class RetractableRows:
-    """State ``rows``: all rows of each key, as they came, without the columns of the key."""
+    """State ``rows``: all rows of each key, in order of arrival, without the columns of the key."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class RetractableRows:
         return self._state.async_read(bundle.keys).then_compose(lambda read: self._change(bundle, *read, ctx))
 
     def clean_up(self, ctx: BundleContext) -> None:
-        """See ``OverAggregate``: all rows stay."""
+        """See ``OverAggregate``: all rows are kept."""
 
     def _change(
         self, bundle: Bundle, heads: ListHeads, stored: ListColumns, ctx: BundleContext
@@ -95,7 +95,7 @@ class RetractableRows:
         )
 
     def _net(self, bundle: Bundle, old: _Table) -> tuple[BoolArray, Int64Array]:
-        """Which stored rows go, and which of the bundle's rows come."""
+        """The stored rows to remove, as a mask, and the indices of the bundle's rows to add."""
         stored = [old.columns[at] for at in self._content]
         rows = [bundle.batch.column(at) for at in self._content]
         count = len(old.owners)
@@ -158,8 +158,8 @@ class RetractableRows:
         return first_in_range(rows.starts, self._times(rows), self._frame.before), last
 
     def _times(self, rows: Ordered) -> Int64Array:
-        """The times (n) that a range is measured by; rows without one count for each other alone, so they lie at the
-        end of all times at which they are sorted."""
+        """The times (n) that define a range; rows without a time count only for each other, so they get the smallest or
+        largest time, according to the order of nulls."""
         (order,) = self._order
         column = rows.batch.column(order.column)
         ends = np.iinfo(np.int64)
@@ -177,8 +177,8 @@ class RetractableRows:
         place: Int64Array,
         ctx: BundleContext,
     ) -> None:
-        """-D and -U of old rows, then +U and +I of new ones, key by key; ``place``: where the rows that were ``kept``
-        (indices of old ones), and those that came, are among the new ones."""
+        """Emit -D and -U of old rows, then +U and +I of new ones, key by key; ``place``: the positions, among the new
+        rows, of the rows that were ``kept`` (indices of old rows) and of the added ones."""
         stays = place[: len(kept)]
         changed = distinct(take_rows(before, kept), take_rows(after, stays), len(kept))
         goes = np.ones(len(old.owners), np.bool_)

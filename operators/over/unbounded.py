@@ -1,7 +1,7 @@
-"""Unbounded frames in order of time: one row of state a key.
+"""Unbounded frames in order of time: one row of state per key.
 
 Owns: ``RunningRows``; ``changes_of`` and ``with_places``, which other forms use, too.
-Invariant: what is stored of a key are the states of all its rows so far.
+Invariant: the stored states of a key are those of all its rows so far.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 
 Source: Flink's ``RowTimeRangeUnboundedPrecedingFunction`` and ``RowTimeRowsUnboundedPrecedingFunction``.
@@ -33,7 +33,7 @@ _PEERS = pa.field("peer_groups", pa.int64(), nullable=False)
 
 
 class RunningRows:
-    """State ``accumulators``: those of all rows of a key, and how many different places these have."""
+    """State ``accumulators``: those of all rows of a key, and the number of groups of peers among the rows."""
 
     def __init__(
         self, plan: OverPlan, frame: Frame, time: TimeDomain, ttl: StateTtl | None, context: OperatorContext
@@ -96,7 +96,7 @@ class RunningRows:
     def _without_expired(
         self, keys: KeyBatch, gone: BoolArray, found: Sequence[ReadValues]
     ) -> list[ReadValues]:
-        """What keys that are ``gone`` (u) have left does not count."""
+        """Drop the remaining additional state of the keys that are ``gone`` (u)."""
         expired = keys.select(gone)
         self._plan.remove(expired)
         for values in self._distincts:
@@ -108,7 +108,7 @@ class RunningRows:
 
 
 def changes_of(columns: Sequence[np.ndarray], starts: Int64Array) -> BoolArray:
-    """Rows (n) that differ from the one before in one of the columns, or are the first of their key."""
+    """Rows (n) that differ from the previous row in one of the columns, or are the first of their key."""
     differs = run_begins(*columns) if columns else np.zeros(int(starts[-1]), np.bool_)
     differs[starts[:-1][np.diff(starts) > 0]] = True
     return differs
@@ -123,8 +123,8 @@ def with_places(
     asked: Int64Array | None = None,
     columns: dict[int, pa.Array] | None = None,
 ) -> list[pa.Array]:
-    """The columns of all aggregates. Keys had ``count`` rows (u) of ``groups`` places (u) before; ``asked``: the rows
-    that ``values`` are of (None: all); ``columns``: those of which other rows' values are wanted."""
+    """The columns of all aggregates. Keys had ``count`` (u) earlier rows in ``groups`` (u) groups of peers; ``asked``:
+    the rows that ``values`` belong to (None: all); ``columns``: those that ``lag`` and ``lead`` read, by aggregate."""
     owners = rows.owners
     at = np.arange(len(owners))
     asked = at if asked is None else asked

@@ -1,1 +1,1 @@
-"""Rows in order: as time passes, and at the end of the input."""
+"""Rows in order: as time passes, or at the end of the input."""

@@ -1,6 +1,6 @@
-"""TemporalSort and Sort: the rows of the input, put out in order.
+"""TemporalSort and Sort: emit the rows of the input in order.
 
-Owns: both operators. The order is the engine's: they ask for it and hand on what comes.
+Owns: both operators. The engine sorts the rows: the operators declare the order and pass the rows on.
 Must not import anything of ``asyncstate`` but ``changelog`` and ``operator``.
 
 Source: Flink's ``RowTimeSortOperator``, ``ProcTimeSortOperator`` and ``StreamSortOperator``.
@@ -33,15 +33,15 @@ from ..core.state_meaning import meaning
 
 
 class TemporalSort(KeepsKey, BundleOperator):
-    """The rows of an insert-only input in order of time, and of the columns of ``then`` where times are equal.
+    """The rows of an insert-only input in order of time, and of the columns of ``then`` if times are equal.
 
-    ``time``: "event": a row comes when the watermark has passed its event time; rows that the watermark had passed
+    ``time``: "event": a row is emitted when the watermark has passed its event time; rows that the watermark had passed
     before their micro-batch are counted (``late_rows_dropped``) and dropped, or go to the side output that
-    ``late_output`` names. "processing": all rows of a micro-batch
-    have its time, so they come at its end in the order of ``then``. ``then`` is a column, ``asc(column)``,
-    ``desc(column)`` or a list of these; rows that are equal in it come as they arrived.
+    ``late_output`` names. "processing": all rows of a micro-batch have its time, so they are emitted at its end in the
+    order of ``then``. ``then`` is a column, ``asc(column)``, ``desc(column)`` or a list of these; rows that are equal
+    in it are emitted in order of arrival.
 
-    Without a key the order is one over all rows, and one partition has them; with a key it holds for each key.
+    Without a key, the order is over all rows, in one partition; with a key, it holds per key.
 
     >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
@@ -56,8 +56,8 @@ class TemporalSort(KeepsKey, BundleOperator):
     ('+I', 'cup', 4, 10)
     ('+I', 'pen', 3, 20)
 
-    State: the rows that wait. Source: Flink's ``RowTimeSortOperator`` and ``ProcTimeSortOperator``. Raises SchemaError
-    for what does not fit.
+    State: the buffered rows. Source: Flink's ``RowTimeSortOperator`` and ``ProcTimeSortOperator``. Raises SchemaError
+    for columns that do not fit.
     """
 
     accepts_changelog: ClassVar[bool] = False
@@ -91,7 +91,7 @@ class TemporalSort(KeepsKey, BundleOperator):
         return [InputOrder(self.time, sort_keys(self.then))]
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Never called: all rows come in order."""
+        """Never called: all rows arrive in order."""
 
     def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
         """See ``BundleOperator``."""
@@ -101,14 +101,14 @@ class TemporalSort(KeepsKey, BundleOperator):
 
 
 class Sort(KeepsKey, BundleOperator):
-    """All rows of a bounded input, put out at its end in the order ``order_by``.
+    """All rows of a bounded input, emitted at its end in the order ``order_by``.
 
-    ``order_by`` is a column, ``asc(column)``, ``desc(column)`` or a list of these; rows that are equal in it come as
-    they arrived. The input ends with ``StreamingJob.finish()``. A changelog input is netted: only rows that were not
-    taken back come, as +I; retractions of rows that are not there are dropped and counted
+    ``order_by`` is a column, ``asc(column)``, ``desc(column)`` or a list of these; rows that are equal in it are
+    emitted in order of arrival. The input ends with ``StreamingJob.finish()``. A changelog input is netted: only rows
+    that were not retracted are emitted, as +I; retractions that match no row are dropped and counted
     (``retractions_without_state``).
 
-    Without a key the order is one over all rows, and one partition has them; with a key it holds for each key.
+    Without a key, the order is over all rows, in one partition; with a key, it holds per key.
 
     >>> import pyarrow as pa
     >>> from asyncstate.testing import OperatorHarness
@@ -120,7 +120,7 @@ class Sort(KeepsKey, BundleOperator):
     ...     print(harness.finish())
     [('+I', 'cup'), ('+I', 'hat'), ('+I', 'pen')]
 
-    State: the rows that wait. Source: Flink's ``StreamSortOperator``. Raises SchemaError for what does not fit.
+    State: the buffered rows. Source: Flink's ``StreamSortOperator``. Raises SchemaError for columns that do not fit.
     """
 
     def __init__(self, order_by: OrderBy) -> None:
@@ -141,14 +141,14 @@ class Sort(KeepsKey, BundleOperator):
         return [InputOrder("end", sort_keys(self.order_by))]
 
     def open(self, context: OperatorContext) -> None:
-        """Nothing to declare: the rows wait in the engine."""
+        """Nothing to declare: the engine buffers the rows."""
         self._missing = context.missing_rows() if context.inputs[0].changelog else None
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Never called: all rows come in order."""
+        """Never called: all rows arrive in order."""
 
     def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
-        """See ``BundleOperator``; rows that are equal, and so in their order, come together."""
+        """See ``BundleOperator``; rows that are equal, also in their order, arrive in one bundle."""
         (bundle,) = bundles
         if bundle is None:
             return

@@ -1,1 +1,1 @@
-"""One row a key, kept up to date."""
+"""One row per key, kept up to date."""

@@ -1,7 +1,7 @@
 """Deduplicate: the first or last row of each key, by event time or in order of arrival.
 
-Owns: the operator: which row of a bundle counts, and where it takes the place of the stored one. The stored rows and
-what is put out are those of ``operators.upsert.newest_row``.
+Owns: the operator: which row of a bundle counts, and when it replaces the stored one. ``operators.upsert.newest_row``
+stores the rows and emits the changes.
 Invariant: after every bundle the netted output is the first (last) row of each key seen so far.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors``.
@@ -38,23 +38,23 @@ from .newest_row import ChosenRows, LatestRows
 
 
 class Deduplicate(KeepsKey, BundleOperator):
-    """One row a key: ``keep`` the "first" or the "last" by ``time`` "event" or "processing" (arrival).
+    """One row per key: ``keep`` the "first" or the "last" by ``time`` "event" or "processing" (arrival).
 
     Example, the last bid of each bidder on each auction, with key=["bidder", "auction"]::
 
         Deduplicate(keep="last", time="event")
 
-    Output: the input's columns. First by arrival: +I once a key. All others: +I for a new key, and when
-    another row takes its place -U and +U (only +U with ``emit_update_before=False``): the net change of a
+    Output: the input's columns. First by arrival: +I once per key. All others: +I for a new key, and when
+    another row replaces it -U and +U (only +U with ``emit_update_before=False``): the net change of a
     bundle, in order of the keys' first rows in it; nothing if the new row equals the old. Of equal event
     times "first" keeps the earlier arrival, "last" the later one. Rows without an event time never reach the
-    operator: they are dropped and counted before.
+    operator: they are dropped and counted upstream.
 
-    ``ttl``: a key that has expired counts as unseen. With a ttl a row that takes the place of an equal one is stored
-    and put out, too, so that what it keeps alive stays alive.
+    ``ttl``: an expired key counts as unseen. With a ttl, a row that replaces an equal one is stored and emitted, too,
+    so that it and the rows derived from it do not expire.
 
-    State: ``rows``, the columns that are not key (the key gives the others); first by arrival keeps only a
-    mark a key. The input must be insert-only.
+    State: ``rows``, the non-key columns (the key has the others); first by arrival keeps only a mark per key.
+    The input must be insert-only.
 
     Source: Flink's ``RowTimeDeduplicateFunction``, ``ProcTimeDeduplicateKeepFirstRowFunction`` and
     ``ProcTimeDeduplicateKeepLastRowFunction``.
@@ -87,12 +87,12 @@ class Deduplicate(KeepsKey, BundleOperator):
     def _changes(self, spec: InputSpec) -> Changelog:
         if not self._keeps_marks(spec):
             return keyed_changes(spec.key, self.emit_update_before)
-        # A key that has expired begins anew, and its row is not taken back.
+        # An expired key starts again, and its row is not retracted.
         return Changelog.insert_only(spec.key) if self.ttl is None else Changelog.insert_only()
 
     def _keeps_marks(self, spec: InputSpec) -> bool:
-        """Whether a mark says all of a key: its row never changes, or rows of a key are all alike, unless newer ones
-        are to keep it alive."""
+        """Whether a mark per key is sufficient: its row never changes, or all rows of a key are equal and newer ones do
+        not have to extend its time to live."""
         first = self.keep == "first"
         is_all_key = set(spec.schema.names) == set(spec.key)
         return (first and self.time == "processing") or (is_all_key and (first or self.ttl is None))
@@ -121,13 +121,13 @@ class Deduplicate(KeepsKey, BundleOperator):
         if not bundle.num_rows:
             return None
         read = self._latest.async_read(bundle)
-        chosen = self._choose(bundle)  # while the read is under way
+        chosen = self._choose(bundle)  # while the read is in progress
         if self._marks_only:
             return read.then_accept(lambda old: self._mark_new(bundle, chosen, old, ctx))
         return read.then_accept(lambda old: self._replace(bundle, chosen, old, ctx))
 
     def _choose(self, bundle: Bundle) -> Int64Array:
-        """The row of the bundle that stands for each key (u)."""
+        """The row of the bundle that counts for each key (u)."""
         if self._time is None:
             return bundle.keys.first_rows() if self.keep == "first" else bundle.keys.last_rows()
         assert bundle.times is not None
@@ -148,9 +148,9 @@ class Deduplicate(KeepsKey, BundleOperator):
         self._latest.change(bundle, chosen, old, ctx, self.emit_update_before)
 
     def _takes_place(self, bundle: Bundle, chosen: Int64Array, old: Columns) -> BoolArray:
-        """Where the bundle's row stands in for the stored one (u); false where none is stored."""
+        """Whether the bundle's row replaces the stored one (u); false if none is stored."""
         if self._time is None or self._time not in self._payload.indices:
-            # By arrival the newest row wins; with the time in the key all rows of a key are of one time.
+            # By arrival the newest row wins; with the time in the key all rows of a key have the same time.
             return old.present & (self.keep == "last")
         assert bundle.times is not None
         stored = event_times(old.columns[self._payload.indices.index(self._time)])
@@ -159,7 +159,7 @@ class Deduplicate(KeepsKey, BundleOperator):
 
 
 def extreme_rows(times: Int64Array, groups: Groups, last: bool) -> Int64Array:
-    """The row of the smallest time of each group (u), the first of equals; ``last``: largest, last."""
+    """The row with the smallest time of each group (u), the first of equal ones; ``last``: largest, last."""
     ordered = times[groups.order]
     if groups.single:
         return groups.order

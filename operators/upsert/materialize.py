@@ -1,7 +1,7 @@
-"""UpsertMaterialize: what a table with a primary key must be told, when a changelog has another upsert key.
+"""UpsertMaterialize: changes for a table with a primary key, from a changelog with another upsert key.
 
 Owns: the operator.
-Invariant: after every bundle the netted output has for each key the newest of its rows that are there, or none.
+Invariant: after every bundle the netted output has for each key the newest of its existing rows, or none.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``errors``.
 
 Source: Flink's ``SinkUpsertMaterializer``.
@@ -39,28 +39,28 @@ from ..core.stored_columns import StoredColumns
 
 
 class UpsertMaterialize(KeepsKey, BundleOperator):
-    """The newest of the rows that are there for each key: put it before a table whose primary key is the key.
+    """The newest existing row of each key: use it upstream of a table whose primary key is the key.
 
-    It is needed where the rows of the changelog are identified by something else than the table's key, say after a
-    join: several of them may then have the same key at once, and their changes reach the table in no useful order, so
-    that a -U of one row would delete what another one has written. Where both keys are the same it only costs: leave it
-    out.
+    It is needed if other columns than the table's key identify the rows of the changelog, for example after a join:
+    several rows may then have the same key at once, and their changes reach the table in an arbitrary order, so
+    a -U of one row would delete what another row has written. If both keys are the same, leave it out: it only adds
+    cost.
 
-    ``upsert_key``: the columns that identify a row of the input within a key; a row replaces the one before it with
-    the same ones and becomes the newest, a retraction takes back the row with the same ones, whatever its other
-    columns say. None: rows are known by their whole content, and the oldest of equal ones is taken back. Upserts
+    ``upsert_key``: the columns that identify a row of the input within a key; a row replaces the previous one with
+    the same values and becomes the newest, a retraction removes the row with the same values, regardless of its other
+    columns. None: the whole content identifies a row, and a retraction removes the oldest of equal rows. Upserts
     need the upsert key.
 
     Output: the input's columns, the net change of a bundle: +I for a key's first row, -U and +U (only +U with
-    ``emit_update_before=False``) when another row is the newest one, -D when the last one has gone. Retractions of rows
-    that are not there are dropped and counted (``retractions_without_state``): a row that has expired, columns that
+    ``emit_update_before=False``) when another row becomes the newest, -D when the last row is removed. Retractions that
+    match no row are dropped and counted (``retractions_without_state``); causes are an expired row, columns that
     differ from run to run, or a wrong upsert key.
 
-    ``ttl``: each row expires by itself; expiry puts nothing out. With a ttl a row that comes again unchanged is put
-    out, too.
+    ``ttl``: each row expires separately; expiry emits nothing. With a ttl, a row that arrives again unchanged is
+    emitted, too.
 
-    State: ``rows``, a list a key of the columns that are not key, the newest last. A bundle reads and writes the lists
-    of its keys as a whole.
+    State: ``rows``, a list per key of the non-key columns, the newest row last. A bundle reads and writes the complete
+    lists of its keys.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> orders = pa.schema([("customer", pa.string()), ("order", pa.int64()), ("state", pa.string())])
@@ -105,7 +105,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         return [self.upsert_key is not None and spec.changes.upserts_by({*spec.key, *self.upsert_key})]
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """Those of the upsert key."""
+        """The columns of the upsert key."""
         return [self.upsert_key]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
@@ -118,7 +118,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         self._payload = StoredColumns(spec, at_least_one=True)
         names = [field.name for field in self._payload.fields]
         self._unique_at = [names.index(name) for name in self.upsert_key or () if name not in spec.key]
-        # The place in the log is no part of a row: a retraction has its own.
+        # The position in the log is not part of a row's content: a retraction has another position.
         self._content_at = [at for at, name in enumerate(names) if name not in spec.sequence]
         self._in_order = bool(spec.sequence)
         self._spec = spec
@@ -173,7 +173,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
     def _net(
         self, bundle: Bundle, columns: Sequence[pa.Array], key: Int64Array, size: int
     ) -> ConsolidatedRows:
-        """The net change of the bundle's rows against the ``size`` stored ones, which ``columns`` begin with."""
+        """The net change of the bundle's rows against the ``size`` stored ones, which come first in ``columns``."""
         content = row_ids([columns[at] for at in self._content_at], key)
         if self.upsert_key is None:
             return net_by_content(content[:size], content[size:], bundle.accumulate, refresh=True)
@@ -200,10 +200,10 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         after: Int64Array,
         ctx: BundleContext,
     ) -> None:
-        """Put out the change from the rows ``before`` to those ``after`` (u, -1: none), indices of ``columns``."""
+        """Emit the change from the rows ``before`` to those ``after`` (u, -1: none), indices of ``columns``."""
         old, new = take_rows(columns, before), take_rows(columns, after)
         changed = (before >= 0) & (after >= 0) & (before != after)
-        if self.ttl is None:  # otherwise a row like the one before keeps alive what was made of that one
+        if self.ttl is None:  # otherwise an equal row is emitted so that derived rows do not expire
             changed[changed] = distinct_rows(old, new, changed)
         changes = net_changes(
             arrival_order(bundle.keys), before >= 0, after >= 0, changed, self.emit_update_before

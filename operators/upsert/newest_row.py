@@ -1,7 +1,7 @@
-"""The latest row of each key: read, replaced, removed, and the difference put out.
+"""The latest row of each key: read, replaced, removed, and the difference emitted.
 
-Owns: ``LatestRows``, the state ``rows`` of one row a key, and ``ChosenRows``, what a bundle makes of its keys.
-Invariant: what has been put out, netted, is what is stored: a key has the row that was last put out for it, or none.
+Owns: ``LatestRows``, the state ``rows`` of one row per key, and ``ChosenRows``, the changes of a bundle's keys.
+Invariant: the netted output equals the state: a key has the row that was last emitted for it, or none.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``.
 
 Source: the value state of Flink's ``DeduplicateFunctionBase``.
@@ -29,10 +29,10 @@ _MARK = pa.field("seen", pa.bool_(), nullable=False)
 
 
 class ChosenRows(NamedTuple):
-    """What a bundle makes of its u keys: where its row ``comes`` as that of the key, and where the key's row ``goes``.
+    """A bundle's changes of its u keys: ``comes``, its row becomes the key's row; ``goes``, the key's row is removed.
 
-    ``rows`` (u): the bundle's row that speaks for each key, -1 without any. A key of which neither is true keeps what
-    it has; never are both.
+    ``rows`` (u): the bundle's row that counts for each key, -1 if there is none. A key with neither flag keeps its row;
+    no key has both.
     """
 
     rows: Int64Array
@@ -41,11 +41,11 @@ class ChosenRows(NamedTuple):
 
 
 class LatestRows:
-    """State ``rows``: the columns of a key's row that are not key; a mark where there are none, or ``marks_only``.
-    ``kept`` says which row of a key that is.
+    """State ``rows``: the non-key columns of a key's row; a mark if there are none, or with ``marks_only``. ``kept``
+    describes which row of a key is stored.
 
-    Without a ``ttl`` a row that takes the place of an equal one is no change. With one it is stored and put out, so
-    that what it keeps alive stays alive, here and further down.
+    Without a ``ttl``, a row that replaces an equal one is no change. With one it is stored and emitted, so that neither
+    the row nor the rows derived from it downstream expire.
     """
 
     def __init__(
@@ -58,28 +58,28 @@ class LatestRows:
     ) -> None:
         self.payload = StoredColumns(spec)
         self._ttl = ttl
-        # One name for both layouts: a checkpoint of the other one is refused instead of started empty.
+        # One name for both layouts, so a checkpoint with the other one is refused instead of ignored.
         schema = pa.schema([_MARK] if marks_only or not self.payload.indices else self.payload.fields)
         self._state: ColumnState = context.get_state(
             ColumnStateDescriptor("rows", schema, ttl=ttl, belongs_to=("kept", kept))
         )
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """Start loading what ``async_read`` will read."""
+        """Start to load the data that ``async_read`` reads."""
         self._state.prefetch(keys)
 
     def async_read(self, bundle: Bundle) -> StateFuture[Columns]:
-        """The rows that the keys of ``bundle`` have."""
+        """A future of the stored rows of the keys of ``bundle``."""
         return self._state.async_get(bundle.keys)
 
     def mark(self, bundle: Bundle, rows: Int64Array, marked: BoolArray) -> None:
-        """Store that the keys that are ``marked`` (u) have a row; it is as old as that of ``rows`` (u)."""
+        """Store that the keys that are ``marked`` (u) have a row; its stamp is that of ``rows`` (u)."""
         self._put(bundle, rows, [_marks(len(rows))], marked)
 
     def change(
         self, bundle: Bundle, chosen: ChosenRows, old: Columns, ctx: BundleContext, emit_update_before: bool
     ) -> None:
-        """Store what ``chosen`` says, put out the net change from ``old``: in order of the keys' first rows."""
+        """Store the changes of ``chosen`` and emit the net change from ``old``, in order of the keys' first rows."""
         keys = bundle.keys
         new = take_rows(self.payload.of(bundle.batch), chosen.rows) or [_marks(len(keys))]
         changed = chosen.comes & old.present
@@ -96,7 +96,7 @@ class LatestRows:
             ctx.emit(self.payload.row(columns), changes.kinds)
 
     def _put(self, bundle: Bundle, rows: Int64Array, new: list[pa.Array], chosen: BoolArray) -> None:
-        """Write the ``new`` rows (u), those of the bundle's ``rows`` (u), of the keys that are ``chosen`` (u)."""
+        """Write the ``new`` rows (u), at ``rows`` (u) in the bundle, for the keys that are ``chosen`` (u)."""
         if not chosen.any():
             return
         keys = bundle.keys

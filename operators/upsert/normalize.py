@@ -1,12 +1,12 @@
-"""ChangelogNormalize: upserts, or a changelog with duplicates, made into a full changelog.
+"""ChangelogNormalize: converts upserts, or a changelog with duplicates, to a full changelog.
 
-Owns: the operator: which row of a bundle counts, and where the condition is asked. The stored rows and what is put
-out are those of ``operators.upsert.newest_row``.
+Owns: the operator: which row of a bundle counts, and when the condition is evaluated. ``operators.upsert.newest_row``
+stores the rows and emits the changes.
 Invariant: after every bundle the netted output is the newest row of each key that meets the condition.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors``.
 
-Source: Flink's ``ProcTimeDeduplicateKeepLastRowFunction`` over changelogs, as ``ChangelogNormalize`` plans it.
+Source: Flink's ``ProcTimeDeduplicateKeepLastRowFunction`` over changelogs, as planned by ``ChangelogNormalize``.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
     [('+I', 1, 'Ulm'), ('+I', 2, 'Jena')]
     [('-U', 1, 'Ulm'), ('+U', 1, 'Bonn'), ('-D', 2, 'Jena')]
 
-    The input may be upserts (+I and +U alike add a row or replace the one before; a -D needs only its key columns to
-    be right), or the changelog of a source that delivers some changes more than once. Its -U are ignored: the +U behind
-    takes the row's place. So an update of the key itself has to come as -D and +I, and a filter belongs behind the
-    operator or into ``condition``, not before it, where it would let -U pass and hold their +U back. Rows without a
-    value in the event time never reach the operator: declare none if rows of -D have only their key.
+    The input may be upserts (both +I and +U add a row or replace the previous one; a -D needs only correct key
+    columns), or the changelog of a source that delivers some changes more than once. Its -U are ignored: the +U after
+    it replaces the row. So an update of the key itself must arrive as -D and +I, and a filter belongs downstream of the
+    operator or in ``condition``, not upstream, where it could pass a -U and drop its +U. Rows with null in the event
+    time never reach the operator: declare no event time if rows of -D have only their key.
 
-    With the input's ``sequence`` rows of a micro-batch may come in any order. Without one the order of arrival decides,
-    and of an input that is declared as upserts different changes of a key in one micro-batch raise OperatorError. With
-    ``drop_stale`` rows that come again in a later micro-batch are no change even if there were newer ones.
+    With the input's ``sequence``, rows of a micro-batch may arrive in any order. Without one, the order of arrival
+    decides; for an input declared as upserts, different changes of a key in one micro-batch then raise OperatorError.
+    With ``drop_stale``, rows that arrive again in a later micro-batch make no change even if there were newer ones.
 
-    ``condition``: a pyarrow expression over the columns, or a function of a RecordBatch to a boolean array; null is not
-    true. Only rows that meet it are there: a row that does not takes the one before it back (-D), and the next one that
-    does is +I. A row is judged once, when it comes, never that of a -D; rows that are stored have been judged then,
-    so another condition after a restart holds from then on.
+    ``condition``: a pyarrow expression over the columns, or a function of a RecordBatch to a boolean array; null counts
+    as false. Only rows that meet it exist in the output: a row that does not retracts the previous one (-D), and the
+    next row that does is +I. The condition is evaluated once per row, on arrival, and never for a -D; stored rows are
+    not evaluated again, so a changed condition applies to rows after the restart.
 
     Output: the input's columns: the net change of a bundle, in order of the keys' first rows in it: +I for a new key,
-    -U and +U for another row (only +U with ``emit_update_before=False``), -D with the row as it was stored; nothing if
-    the new row equals the old in all columns. A -D of a key without a row is dropped; without a condition, under which
-    rows may be missing by right, it is counted (``deletes_without_row``). It is no error: a change that is delivered
-    again may be one.
+    -U and +U for another row (only +U with ``emit_update_before=False``), -D with the stored row; nothing if the new
+    row equals the old in all columns. A -D of a key without a row is dropped. It is counted (``deletes_without_row``)
+    if there is no condition, which would be a valid reason for a missing row. It is no error: it may be a change that
+    is delivered again.
 
-    ``ttl``: a key that has expired counts as unseen. With a ttl a row that takes the place of an equal one is stored
-    and put out, too, so that what it keeps alive stays alive.
+    ``ttl``: an expired key counts as unseen. With a ttl, a row that replaces an equal one is stored and emitted, too,
+    so that it and the rows derived from it do not expire.
 
-    State: ``rows``, the columns that are not key (the key gives the others): one row a key that is there. Raises
-    SchemaError for a condition that does not fit the columns.
+    State: ``rows``, the non-key columns (the key has the others): one row per existing key. Raises SchemaError for a
+    condition that does not fit the columns.
     """
 
     nets_output = True
@@ -99,7 +99,7 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         return [inputs[0].changes.upserts_by(inputs[0].key)]
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """None but the key: it identifies a row."""
+        """None in addition to the key, which identifies a row."""
         return [()]
 
     def _condition_on(self, spec: InputSpec) -> RowCondition | None:
@@ -108,7 +108,7 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         return RowCondition(self.condition, spec.schema, self.owner, f"columns of {spec.name}")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: rows that are stored have been put out, whatever the condition was."""
+        """See ``Operator``: stored rows have been emitted under any earlier condition."""
         return meaning(self)
 
     def open(self, context: OperatorContext) -> None:
@@ -131,11 +131,11 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
             content = row_ids(bundle.batch.columns, keys)
             check_one_change(bundle, keys, content, self._spec, self.owner)
         read = self._latest.async_read(bundle)
-        chosen = self._choose(bundle)  # while the read is under way
+        chosen = self._choose(bundle)  # while the read is in progress
         return read.then_accept(lambda old: self._normalize(bundle, chosen, old, ctx))
 
     def _choose(self, bundle: Bundle) -> ChosenRows:
-        """What the last row of each key says."""
+        """The change that the last row of each key makes."""
         rows = np.flatnonzero(bundle.kinds != RowKind.UPDATE_BEFORE)
         last = last_of(bundle.keys.inverse[rows], rows, len(bundle.keys))
         known = last >= 0
@@ -151,7 +151,7 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
 
 
 def _deletes_without_row(bundle: Bundle, present: BoolArray) -> int:
-    """How many -D find no row of their key: none is stored (``present``, u), or another -D stands before them."""
+    """The number of -D that match no row: their key has none (``present``, u), or another -D precedes them."""
     order: Int64Array = Groups.of(bundle.keys).order
     order = order[bundle.kinds[order] != RowKind.UPDATE_BEFORE]
     ids, added = bundle.keys.inverse[order], bundle.accumulate[order]

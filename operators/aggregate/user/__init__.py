@@ -1,1 +1,1 @@
-"""Aggregate functions of the user's own, as aggregators among the built-in ones."""
+"""User-defined aggregate functions, as aggregators like the built-in ones."""

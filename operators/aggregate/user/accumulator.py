@@ -1,12 +1,12 @@
-"""Accumulators of a user's function: as the objects that it changes, and as the columns that are stored.
+"""Accumulators of a user-defined function: as the objects that it changes, and as stored columns.
 
 Owns: ``AccumulatorForm``.
-Invariant: an accumulator that was stored and read again is the one that the function left, views and all: whoever
-decodes it gets it with its views. The first column tells whether there is one.
+Invariant: an accumulator that is stored and read again equals the one that the function left, including its views:
+decoding attaches them. The first column says whether there is an accumulator.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``operator`` and ``state``.
 
 A struct is stored field by field, so that numbers are read and written without a loop over rows; a list or map as one
-column. Fields that are views are kept in states of their own.
+column. Fields that are views have separate states.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AccumulatorForm:
         self._view_fields = {at: field for at, field in enumerate(fields) if view_of(field) is not None}
         self.views: dict[int, BundleViews[Any]] = {}
         stored = [pa.field(f"{prefix}.{self._names[at]}", self._types[at]) for at in self._plain]
-        # Not null where there is a key: an aggregate that is added later must not pass for one that has seen its rows.
+        # Not null if there is a key: an aggregate that is added later must not look like one that has seen its rows.
         self.fields = (pa.field(prefix, pa.bool_(), nullable=False), *stored)
         self.make: Callable[[list[Any]], Any] = list
         self._by_name = False
@@ -70,7 +70,7 @@ class AccumulatorForm:
             )
 
     def like(self, accumulator: Any) -> None:
-        """Make accumulators such as ``accumulator``, one that the function has created."""
+        """Make accumulators of the same form as ``accumulator``, which the function has created."""
         place = {name: at for at, name in enumerate(self._names)}
         if not self._is_struct:
             wanted = dict if pa.types.is_map(self.type) else list
@@ -90,7 +90,7 @@ class AccumulatorForm:
             self._check_fields(accumulator)
 
     def _check_fields(self, accumulator: Any) -> None:
-        """The fields of a struct that was created. Those of a dict may come later, but no others."""
+        """Check the fields of a new struct. A dict may lack fields at first, but may not have other ones."""
         named = accumulator._fields if isinstance(accumulator, MutableRow) else {}
         if isinstance(accumulator, dict):
             fits = accumulator.keys() <= set(self._names)
@@ -100,7 +100,7 @@ class AccumulatorForm:
             raise self._unfit(accumulator, f"one of the fields {', '.join(self._names)}, in this order")
 
     def fresh(self, accumulator: Any) -> Any:
-        """An accumulator that the function has created, as the function gets it."""
+        """A new accumulator, converted to the form that the function receives."""
         if isinstance(accumulator, tuple):
             accumulator = self.make(list(accumulator))
         for at, views in self.views.items():
@@ -111,9 +111,9 @@ class AccumulatorForm:
         return accumulator
 
     def decode(self, state: State, keys: KeyBatch | None = None) -> list[Any]:
-        """The accumulators (u) of stored columns, each with its views; None where there is none.
+        """The accumulators (u) of stored columns, each with its views; None if there is none.
 
-        ``keys`` (u): those whose views are in state; None where nothing is stored.
+        ``keys`` (u): those whose views are in state; None if nothing is stored.
         """
         accumulators = self._without_views(state)
         if self.views and keys is not None:
@@ -142,8 +142,8 @@ class AccumulatorForm:
         return [one if there else None for one, there in zip(made, known.to_pylist(), strict=True)]
 
     def encode(self, accumulators: Sequence[Any], keys: KeyBatch | None = None) -> State:
-        """Stored columns of accumulators (u, or None) of ``keys`` (u). Raises OperatorError for what does not fit the
-        type."""
+        """Stored columns of accumulators (u, or None) of ``keys`` (u). Raises OperatorError for values that do not fit
+        the type."""
         missing = None in accumulators
         if self._is_struct:
             self._check_width(accumulators)
@@ -156,8 +156,8 @@ class AccumulatorForm:
         ]
 
     def as_stored(self, accumulators: Sequence[Any], keys: KeyBatch | None = None) -> None:
-        """Round the float32 parts of accumulators (u, or None) as storing does: what they amount to now is then what
-        they amount to once they are read again, and is taken back as it was emitted."""
+        """Round the float32 parts of accumulators (u, or None) as storing does: their values are then the same now and
+        after they are read again, so retractions equal the emitted rows."""
         for at in self._rounding:
             values = python_values(self._column(at, accumulators, None in accumulators, keys))
             for one, value in zip(accumulators, values, strict=True):
@@ -168,7 +168,7 @@ class AccumulatorForm:
                     one.update(value) if isinstance(one, dict) else one.extend(value)
 
     def _check_width(self, accumulators: Sequence[Any]) -> None:
-        """What has no field in the type would be forgotten."""
+        """Raise OperatorError for extra fields: those that the type does not have would be lost."""
         for one in accumulators:
             if one is not None and len(one) > len(self._names):
                 raise OperatorError(
@@ -205,8 +205,8 @@ class AccumulatorForm:
         return self._names[at] if self._by_name else at
 
     def attach(self, accumulator: Any, key: int, new: bool = False) -> None:
-        """Give an accumulator its views, those of the key with this index in the bundle at hand; ``new``: they begin
-        with what the accumulator has."""
+        """Attach the views of the key with index ``key`` in the current bundle to its accumulator; ``new``: the views
+        start with the accumulator's content."""
         for at, views in self.views.items():
             index = self._index(at)
             given = None
@@ -215,24 +215,24 @@ class AccumulatorForm:
             accumulator[index] = views.view(key, new, given)
 
     def begin(self, keys: KeyBatch) -> None:
-        """The keys (u) of the bundle at hand: a new one, unless it is the one that was."""
+        """Set the keys (u) of the current bundle; the same keys again continue the current bundle."""
         for views in self.views.values():
             if views.keys is not keys:
                 views.begin(keys)
 
     def turns(self, accumulators: Sequence[Any]) -> Turns:
-        """The turns of keys (u), in each of which only the views of its accumulator may be used."""
+        """The turns of keys (u): in a key's turn, only the views of its accumulator may be used."""
         if not self.views:
             return Turns(())
         fields = itemgetter(
             *map(self._index, self.views), self._index(0)
-        )  # one more, so that it gives a tuple
+        )  # one more, so that the result is a tuple
         return Turns(
             [[] if one is None else [v for v in fields(one)[:-1] if is_view(v)] for one in accumulators]
         )
 
     def flush(self, accumulators: Sequence[Any]) -> None:
-        """Write what the bundle has changed in the views of accumulators (u)."""
+        """Write the bundle's changes of the views of accumulators (u)."""
         for at, views in self.views.items():
             place = self._index(at)
             views.settle((key, one[place]) for key, one in enumerate(accumulators) if one is not None)
@@ -244,7 +244,7 @@ class AccumulatorForm:
             views.remove(keys)
 
     def expire_with(self, state: ColumnState) -> None:
-        """Have the views go when the rows of the same keys in ``state`` expire."""
+        """Expire the views together with the rows of the same keys in ``state``."""
         for views in self.views.values():
             views.expire_with(state)
 
@@ -267,8 +267,8 @@ def _mapping(values: list[Any]) -> dict[Any, Any]:
 
 
 def as_type(given: Any, what: str) -> pa.DataType | None:
-    """An Arrow type; of a schema, or its text, the struct of its fields; of the text of a type what it says; None of
-    None. Raises SchemaError for what is none of these."""
+    """Convert to an Arrow type: a schema, or its text, to the struct of its fields; the text of a type to that type;
+    None to None. Raises SchemaError for anything else."""
     if isinstance(given, pa.Schema):
         return pa.struct(list(given))
     try:

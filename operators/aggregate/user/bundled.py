@@ -1,8 +1,8 @@
-"""A function of the user's own that takes many rows of many keys in one call, as an aggregator.
+"""A user-defined function that takes many rows of many keys in one call, as an aggregator.
 
 Owns: ``BundledAggregator``.
-Invariant: the function gets the rows of a bundle, of which ``async-state.bundled-agg.size`` bounds the number; what it
-gives back has one entry a segment, in their order.
+Invariant: the function receives the rows of a bundle, whose number ``async-state.bundled-agg.size`` limits; its result
+has one entry per segment, in their order.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures`` and ``operator``.
 
 Source: Flink's proposal of a BundledAggregateFunction.
@@ -37,7 +37,7 @@ from .user_function import Frames, FunctionAggregator, Moves, Segments
 
 
 class BundledAggregator(FunctionAggregator):
-    """One of a function that takes rows of many keys at once."""
+    """The aggregator of a function that takes rows of many keys at once."""
 
     function: BundledAggregateFunction
 
@@ -74,7 +74,7 @@ class BundledAggregator(FunctionAggregator):
         return updated.get() if updated.done else updated
 
     def _updated(self, state: State, touched: Int64Array, applied: SegmentsApplied, valued: bool) -> Updated:
-        """The states (u) with those that were ``touched`` by rows as they are now."""
+        """The states (u), with new ones for the keys that are ``touched`` by rows."""
         rows = np.full(len(state[0]), -1, np.int64)
         rows[touched] = np.arange(len(touched))
         changed = self.columns_of(applied.accumulators)
@@ -84,7 +84,7 @@ class BundledAggregator(FunctionAggregator):
         starting, final = applied.starting_values, applied.final_values
         if len(touched) == len(rows) and self.condition is None:
             return Updated(states, starting, final)
-        # A key that had rows, but none that count, was shown with the value of nothing.
+        # A key that had rows, but none that count, was emitted with the value of an empty accumulator.
         same = self.values(state)
         known = np.where(_missing(state[0]), -1, rows)
         return Updated(states, _replaced(same, starting, known), _replaced(same, final, rows))
@@ -97,7 +97,7 @@ class BundledAggregator(FunctionAggregator):
         ctx: BundleContext,
         equal: Int64Array | None = None,
     ) -> StateFuture[tuple[pa.Array, State]]:
-        """See ``UserAggregator``: in one call, with the values after each row that comes or leaves."""
+        """See ``UserAggregator``: in one call, with the values after each row that enters or leaves."""
         state = [state[0].fill_null(False), *state[1:]]
         moves = Moves.of(frames, counted_rows(rows.batch, (), self.condition, rows.signs), equal)
         given = KeySegments(
@@ -112,8 +112,8 @@ class BundledAggregator(FunctionAggregator):
 
         def slid(applied: SegmentsApplied) -> tuple[pa.Array, State]:
             each = applied.updated_values_after_each_row
-            assert each is not None  # ``_checked`` asks for it
-            untouched = moves.done == given.starts[frames.owners]  # nothing of the key has moved yet
+            assert each is not None  # ``_checked`` requires it
+            untouched = moves.done == given.starts[frames.owners]  # no row of the key has moved yet
             same = self.values(state).take(pa.array(frames.owners))
             values = _replaced(same, each, np.where(untouched, -1, moves.done - 1))
             return values, self.columns_of(applied.accumulators)
@@ -121,7 +121,7 @@ class BundledAggregator(FunctionAggregator):
         return self.apply(given, ctx).then_apply(slid)
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``; asked only of functions that merge."""
+        """See ``Aggregator``; only called for functions that merge."""
         known = ~_missing(state[0])[groups.order]
         ends = np.append(0, np.cumsum(known))[np.append(groups.starts, len(known))]
         accumulators = self.stored(take_rows(state, groups.order[known]))
@@ -135,14 +135,14 @@ class BundledAggregator(FunctionAggregator):
     # -- calls -------------------------------------------------------------------------------------------
 
     def apply(self, segments: KeySegments, ctx: BundleContext) -> StateFuture[SegmentsApplied]:
-        """A future of what becomes of the segments."""
+        """A future of the function's result for the segments."""
         function = self.function.bundled_accumulate_retract
         if self._is_async:
             return ctx.call(function, segments).then_apply(lambda given: self._checked(given, segments))
         return completed_future(self._checked(function(segments), segments))
 
     def apply_now(self, segments: KeySegments) -> SegmentsApplied:
-        """As ``apply``, where there are no rows: an ``async def`` is run to its end and may wait for nothing."""
+        """As ``apply``, for segments without rows: an ``async def`` runs to its end and may not wait for anything."""
         given = self.function.bundled_accumulate_retract(segments)
         if inspect.iscoroutine(given):
             given = _run(given, self.form.owner)
@@ -188,7 +188,7 @@ class BundledAggregator(FunctionAggregator):
         )
 
     def _plain(self, accumulator: Any) -> Any:
-        """A struct's values by name."""
+        """The accumulator, with a struct's values by name."""
         if pa.types.is_struct(self.form.type) and isinstance(accumulator, list | tuple):
             return dict(zip((field.name for field in self.form.type), accumulator, strict=True))
         return accumulator
@@ -201,7 +201,7 @@ class BundledAggregator(FunctionAggregator):
         segments: KeySegments,
         owners: Int64Array | None = None,
     ) -> pa.Array:
-        """``values`` (n) as a column; ``owners`` (n) are their segments, by default each has one."""
+        """``values`` (n) as a column; ``owners`` (n): the segment of each, by default one value per segment."""
         wanted = len(segments) if owners is None else len(owners)
         if len(values) != wanted:
             raise self._wrong(
@@ -225,7 +225,7 @@ class BundledAggregator(FunctionAggregator):
     # -- states ------------------------------------------------------------------------------------------
 
     def stored(self, state: State) -> pa.Array:
-        """Accumulators (u) of stored columns as one, null where there is none."""
+        """Stored columns as one column of accumulators (u), null if there is none."""
         missing = _missing(state[0])
         if pa.types.is_struct(self.form.type):
             return pa.StructArray.from_arrays(state[1:], fields=list(self.form.type), mask=pa.array(missing))
@@ -240,7 +240,7 @@ class BundledAggregator(FunctionAggregator):
 
 
 def _replaced(old: pa.Array, new: pa.Array, rows: Int64Array) -> pa.Array:
-    """``old`` (u), with row ``rows[i]`` of ``new`` in place of row i where that is not -1."""
+    """``old`` (u), where row ``rows[i]`` of ``new`` replaces row i unless ``rows[i]`` is -1."""
     places = np.where(rows >= 0, rows + len(old), np.arange(len(old)))
     return pa.concat_arrays([old, new]).take(pa.array(places))
 
@@ -251,7 +251,7 @@ def _missing(present: pa.Array) -> np.ndarray:
 
 
 def _run(coroutine: Any, owner: str) -> Any:
-    """The result of a coroutine that waits for nothing."""
+    """The result of a coroutine that does not wait for anything."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

@@ -1,8 +1,8 @@
-"""A function of the user's own that makes rows, as an aggregator whose values are lists of rows.
+"""A user-defined function that makes rows, as an aggregator whose values are lists of rows.
 
-Owns: ``TableAggregator``, ``RowsOfKeys``, and what has changed between the rows of keys before and after.
-Invariant: what an accumulator has after the rows were put out is what is stored: functions may keep in it what they
-have shown.
+Owns: ``TableAggregator``, ``RowsOfKeys``, and the changes between the rows of keys before and after.
+Invariant: an accumulator is stored as it is after its rows are emitted: functions may keep in it which rows they have
+emitted.
 Must not import anything of ``asyncstate`` but ``errors``, ``functions``, ``operator``, ``row_shape``.
 
 Source: Flink's ``TableAggregateFunction``.
@@ -36,8 +36,8 @@ _ADDED = pa.field("added", pa.bool_(), nullable=False)
 
 
 class TableAggregator(UserAggregator):
-    """``function`` over ``columns``. Its values are lists of the rows that an accumulator has; after
-    ``give_changes`` those before are missing, and those after are changes: rows with ``added``."""
+    """``function`` over ``columns``. Its values are lists of the rows of an accumulator; after ``give_changes`` there
+    are no values before, and the values after are changes: rows with ``added``."""
 
     function: TableAggregateFunction
 
@@ -60,13 +60,13 @@ class TableAggregator(UserAggregator):
         self.get_value = self._rows_of
 
     def give_changes(self) -> None:
-        """Ask the function for what has changed since it was last asked, if it has ``emit_update_with_retract``."""
+        """Request from the function the changes since its last call, if it has ``emit_update_with_retract``."""
         if has_method(self.function, "emit_update_with_retract"):
             self.incremental = True
             self.result_type = pa.list_(pa.struct([*self.row_schema, _ADDED]))
 
     def check_gives_all(self, owner: str) -> None:
-        """SchemaError if the function has no ``emit_value``, which gives all rows whatever was shown before."""
+        """Raise SchemaError if the function has no ``emit_value``, which emits all rows regardless of earlier ones."""
         if not has_method(self.function, "emit_value"):
             name = type(self.function).__name__
             raise SchemaError(
@@ -126,7 +126,7 @@ class RowsOfKeys:
     """m rows of u keys: the ``columns`` (m) of a list column (u) of structs, and the ``owners`` (m), ascending."""
 
     def __init__(self, lists: pa.Array, there: BoolArray) -> None:
-        """Of the keys that are ``there`` (u)."""
+        """The rows of the keys that are ``there`` (u)."""
         kept = np.flatnonzero(there & ~_nulls(lists))
         chosen = lists.take(pa.array(kept))
         self.columns: Sequence[pa.Array] = chosen.flatten().flatten()
@@ -136,12 +136,12 @@ class RowsOfKeys:
         self.owners: Int64Array = np.repeat(kept, counts.astype(np.int64))
 
     def of_keys(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """The rows (m) behind ``columns`` (u) of their keys."""
+        """The rows (m), after ``columns`` (u) of their keys."""
         return [*take_rows(columns, self.owners), *self.columns]
 
 
 class RowChanges(NamedTuple):
-    """m rows of keys that are gone, or are new: columns, the index of their key, and which are new."""
+    """m removed or new rows of keys: columns, the index of their key, and which are new."""
 
     columns: list[pa.Array]
     owners: Int64Array
@@ -151,7 +151,7 @@ class RowChanges(NamedTuple):
 def changed_rows(
     old: Sequence[pa.Array], old_owners: Int64Array, new: Sequence[pa.Array], new_owners: Int64Array
 ) -> RowChanges:
-    """Rows of keys before and after, without those that stay: equal rows of one key cancel out one by one."""
+    """The changes between rows of keys before and after: equal rows of one key cancel out one by one."""
     owners = np.concatenate([old_owners, new_owners])
     is_new = np.arange(len(owners)) >= len(old_owners)
     rows = concat_rows(old, new)
@@ -160,7 +160,7 @@ def changed_rows(
 
 
 def _unmatched(rows: Sequence[pa.Array], owners: Int64Array, is_new: BoolArray) -> Int64Array:
-    """The rows (of m) without an equal one on the other side."""
+    """The indices of those of m rows without an equal row on the other side."""
     if not len(owners):
         return np.empty(0, np.int64)
     ids = row_ids(rows, owners)
@@ -173,7 +173,7 @@ def _unmatched(rows: Sequence[pa.Array], owners: Int64Array, is_new: BoolArray) 
 
 
 def table_of(parts: Sequence[Aggregator]) -> TableAggregator | None:
-    """The part whose values are rows; None: there is none."""
+    """The part whose values are rows; None if there is none."""
     return next((part for part in parts if isinstance(part, TableAggregator)), None)
 
 

@@ -1,7 +1,7 @@
-"""``udaf`` and ``udtaf``: a function of the user's own as an aggregate of columns.
+"""``udaf`` and ``udtaf``: a user-defined function as an aggregate of columns.
 
-Owns: ``udaf``, ``udtaf``, ``UserAggregate``, and the kind behind its aggregates.
-Invariant: what a function lacks for where it is used is refused before any row is read.
+Owns: ``udaf``, ``udtaf`` and ``UserAggregate``, the kind of their aggregates.
+Invariant: a function without a method that its use requires is refused before any row is read.
 Must not import anything of ``asyncstate`` but ``errors`` and ``functions``.
 
 Source: PyFlink's ``udaf`` and ``udtaf``.
@@ -38,7 +38,7 @@ AnyFunction = AggregateFunction | BundledAggregateFunction
 
 @dataclass(frozen=True)
 class UserAggregate(AggregateKind):
-    """A function with its types; called with columns it gives an ``Aggregate`` of them."""
+    """A function with its types; called with columns, it returns an ``Aggregate`` of them."""
 
     function: AnyFunction
     result_type: pa.DataType | None
@@ -46,7 +46,7 @@ class UserAggregate(AggregateKind):
     name: str
 
     def __call__(self, *columns: str) -> Aggregate:
-        """The aggregate of these columns, in the order in which ``accumulate`` takes them."""
+        """The aggregate of these columns, in the order of the arguments of ``accumulate``."""
         for column in columns:
             if not isinstance(column, str):
                 raise SchemaError(f"{self.name}: {column!r} is no column; give names of columns")
@@ -54,7 +54,7 @@ class UserAggregate(AggregateKind):
 
     @property
     def text(self) -> str:
-        """See ``AggregateKind``: the name, and the class of the function with its plain attributes; not its code."""
+        """See ``AggregateKind``: the name, and the function's class with its plain attributes, but not its code."""
         return f"{self.name}[{object_text(self.function)}]"
 
     @property
@@ -69,11 +69,11 @@ class UserAggregate(AggregateKind):
 
     @property
     def is_bundled(self) -> bool:
-        """Whether the function gets many rows of many keys at once."""
+        """Whether the function receives many rows of many keys at once."""
         return isinstance(self.function, BundledAggregateFunction) and self.function.supports_bundling()
 
     def bind(self, binding: InputBinding) -> AggregateOutput:
-        """See ``AggregateKind``. Raises SchemaError for a type or a method that is missing."""
+        """See ``AggregateKind``. Raises SchemaError for a missing type or method."""
         aggregate = binding.aggregate
         for column in aggregate.columns:
             binding.type_of(column)
@@ -140,12 +140,12 @@ class UserAggregate(AggregateKind):
             )
 
     def _check_arguments(self, binding: InputBinding, name: str) -> None:
-        """Refuse a number of columns that a method does not take."""
+        """Raise SchemaError if a method does not take this number of columns."""
         columns = binding.aggregate.columns
         try:
             signature = inspect.signature(getattr(self.function, name))
         except (TypeError, ValueError):
-            return  # of a callable that does not tell
+            return  # a callable without a signature
         try:
             signature.bind(None, *columns)
         except TypeError as error:
@@ -172,15 +172,15 @@ def udaf(
     accumulator_type: ArrowType | None = None,
     name: str | None = None,
 ) -> Any:
-    """An aggregate function of the user's own, to be called with the columns it aggregates.
+    """A user-defined aggregate function, to call with the columns that it aggregates.
 
-    ``function``: an AggregateFunction or BundledAggregateFunction, or its class, of which one is then made; left out,
-    a decorator of such a class. Types are Arrow types (a schema for a struct), texts such as "bigint" or
-    "struct<a: int>", or ``int``, ``float``, ``str``, ``bytes``, ``bool``; those not given come from the
-    function's ``get_result_type`` and ``get_accumulator_type``. ``name`` (default: the class's) stands in the state
-    and in output columns.
+    ``function``: an AggregateFunction or BundledAggregateFunction, or its class, which is then instantiated; without
+    it, ``udaf`` is a decorator of such a class. Types are Arrow types (a schema for a struct), texts such as "bigint"
+    or "struct<a: int>", or ``int``, ``float``, ``str``, ``bytes``, ``bool``; by default they come from the function's
+    ``get_result_type`` and ``get_accumulator_type``. ``name`` (default: that of the class) is used in the state and in
+    output columns.
 
-    Raises SchemaError for what is no such function.
+    Raises SchemaError for anything else than such a function.
 
     >>> from asyncstate.functions import AggregateFunction
     >>> @udaf(result_type=pa.int64(), accumulator_type=pa.list_(pa.int64()))
@@ -210,8 +210,8 @@ def udtaf(
     accumulator_type: ArrowType | None = None,
     name: str | None = None,
 ) -> Any:
-    """As ``udaf``, of a TableAggregateFunction: its rows are those of GroupTableAggregate, or of each window where it
-    is the only aggregate of WindowAggregate or GroupWindowAggregate. The result type is that of a row, a struct or a
+    """As ``udaf``, for a TableAggregateFunction: its rows are those of GroupTableAggregate, or of each window if it is
+    the only aggregate of WindowAggregate or GroupWindowAggregate. The result type is that of a row, a struct or a
     schema."""
     if function is None:
         return partial(udtaf, result_type=result_type, accumulator_type=accumulator_type, name=name)

@@ -1,9 +1,9 @@
-"""A function of the user's own that takes values one by one, as an aggregator.
+"""A user-defined function that takes values one by one, as an aggregator.
 
-Owns: ``UserAggregator``, ``FunctionAggregator``, what all functions have; the rows that they get: ``Segments``, of a
-bundle key by key, and ``Moves``, what comes into ``Frames`` over rows of keys and leaves them, from one to the next.
-Invariant: the function sees the rows of a key in their order; accumulators are decoded and encoded once a bundle and
-key. Within a key neither end of a frame ever moves back.
+Owns: ``UserAggregator``; ``FunctionAggregator``, the base of all functions; the rows that they receive: ``Segments``,
+those of a bundle key by key, and ``Moves``, those that enter and leave ``Frames`` from one frame to the next.
+Invariant: the function sees the rows of a key in their order; accumulators are decoded and encoded once per bundle and
+key. Within a key, neither end of a frame ever moves backwards.
 Must not import anything of ``asyncstate`` but ``codec``, ``errors``, ``functions``, ``futures``, ``operator`` and
 ``state``.
 
@@ -42,8 +42,8 @@ from .accumulator import AccumulatorForm
 
 
 class Segments(NamedTuple):
-    """Rows (m of n) that count, key by key: which they are, where the rows of each of u keys begin (u + 1, the last one
-    being m), and their signs (m; None: all are added)."""
+    """Rows (m of n) that count, key by key: their indices (m), the first row of each of u keys (u + 1, the last entry
+    is m), and their signs (m; None: all are added)."""
 
     rows: Int64Array
     starts: Int64Array
@@ -51,10 +51,10 @@ class Segments(NamedTuple):
 
     @staticmethod
     def of(rows: KeyedRows, columns: Sequence[str], condition: str | None) -> Segments:
-        """Of the rows that meet the condition and whose sign is not 0.
+        """The rows that meet the condition and whose sign is not 0.
 
-        Rows of a bundle are a set: those that cancel out, being equal in ``columns``, are left away, so that what is
-        taken back was added before.
+        Rows of a bundle are a set: those that are equal in ``columns`` and cancel out are left out, so that a retracted
+        row was added before.
         """
         order, starts = rows.groups.order, np.append(rows.groups.starts, len(rows.groups.order))
         mask = counted_rows(rows.batch, (), condition, rows.signs)
@@ -77,13 +77,13 @@ class Segments(NamedTuple):
 
 
 def _chosen(order: Int64Array, starts: Int64Array, kept: BoolArray) -> tuple[Int64Array, Int64Array]:
-    """Some of the rows (m), and where each segment begins then."""
+    """The rows that are ``kept`` (m), and the new first row of each segment."""
     return order[kept], np.append(0, index_among(kept) + 1)[starts]
 
 
 class Frames(NamedTuple):
-    """m frames over rows that lie key by key: from row ``first`` to row ``last`` (m each), of the key ``owners`` (m,
-    ascending)."""
+    """m frames over rows that are ordered by key: from row ``first`` to row ``last`` (m each), of the key ``owners``
+    (m, ascending)."""
 
     first: Int64Array
     last: Int64Array
@@ -91,8 +91,8 @@ class Frames(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """s moves, frame after frame: the ``rows`` that move, +1 for those that come and -1 for those that leave, and how
-    many moves there were when each of the m frames is complete."""
+    """s moves, frame after frame: the ``rows`` (s) that move; ``signs`` (s), +1 for rows that enter and -1 for rows
+    that leave; their keys, ``owners`` (s); and ``done`` (m), the number of moves until each frame is complete."""
 
     rows: Int64Array
     signs: Int8Array
@@ -101,8 +101,8 @@ class Moves(NamedTuple):
 
     @staticmethod
     def of(frames: Frames, counted: BoolArray | None, equal: Int64Array | None = None) -> Moves:
-        """Only of rows (n) that are ``counted``; None: all are. ``equal`` (n): rows of a key that have the same number
-        come as the first of them does, and leave as the last."""
+        """The moves of the rows (n) that are ``counted``; None: all. ``equal`` (n): of a key's rows with the same id,
+        only the first one enters, and only the last one leaves."""
         first, last, owners = frames
         begins = run_begins(owners)
         newest = np.where(begins, first - 1, np.append(0, last[:-1])[: len(last)])
@@ -124,7 +124,7 @@ class Moves(NamedTuple):
 
 
 def _turning(ids: Int64Array, signs: Int8Array) -> BoolArray:
-    """Which moves (s) are those of the first row of their number that comes, or of the last that leaves."""
+    """Which moves (s) are those of the first row of their id that enters, or of the last that leaves."""
     order = rows_by(ids)
     counts = np.cumsum(signs[order].astype(np.int64))
     begins = run_begins(ids[order])
@@ -136,7 +136,7 @@ def _turning(ids: Int64Array, signs: Int8Array) -> BoolArray:
 
 
 def _of_key(turns: Turns, accumulators: Sequence[Any], key: int, rows: int) -> Iterator[Any]:
-    """The accumulator of a key as often as it has rows; it is asked for when they are handled."""
+    """The accumulator of a key, once per row; the key's turn starts when its rows are processed."""
     if rows:
         turns.take(key)
     return repeat(accumulators[key], rows)
@@ -165,7 +165,7 @@ class FunctionAggregator(Aggregator):
 
 
 class UserAggregator(FunctionAggregator):
-    """One of a function that takes values one by one."""
+    """The aggregator of a function that takes values one by one."""
 
     function: AggregateFunction
 
@@ -180,7 +180,7 @@ class UserAggregator(FunctionAggregator):
     # -- the life cycle ----------------------------------------------------------------------------------
 
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
-        """See ``Aggregator``; the function is open."""
+        """See ``Aggregator``; the function is already open."""
         self.form.open(context, time_first)
         self.begin_anew()
 
@@ -189,7 +189,7 @@ class UserAggregator(FunctionAggregator):
         self.form.like(self.function.create_accumulator())
 
     def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:
-        """Read ahead the entries of map views that the rows name."""
+        """Prefetch the entries of map views that the rows name."""
         if rows.keys is None or not self.form.views:
             return None
         self.form.begin(rows.keys)
@@ -208,7 +208,7 @@ class UserAggregator(FunctionAggregator):
     # -- rows --------------------------------------------------------------------------------------------
 
     def prepare(self, rows: KeyedRows) -> tuple[Segments, list[list[Any]]]:
-        """The rows' values in Python."""
+        """The rows' values as Python objects."""
         segments = Segments.of(rows, self.columns, self.condition)
         columns = segments.columns(rows.batch, self.columns)
         return segments, list(map(python_values, columns, self.columns))
@@ -226,7 +226,7 @@ class UserAggregator(FunctionAggregator):
         return self.end(accumulators, rows.keys, before, after)
 
     def begin(self, state: State, keys: KeyBatch | None, segments: Segments) -> tuple[list[Any], BoolArray]:
-        """The accumulators (u), and which keys (u) had none yet: new ones for those that have rows."""
+        """The accumulators (u), with new ones for keys that have rows; and which keys (u) had none before."""
         accumulators = self.form.decode(state, keys)
         new = np.array([one is None for one in accumulators], np.bool_)
         create, form = self.function.create_accumulator, self.form
@@ -243,12 +243,12 @@ class UserAggregator(FunctionAggregator):
         before: pa.Array | None,
         after: pa.Array | None,
     ) -> Updated:
-        """The states of the accumulators as they are, and what they had in views written."""
+        """Write the changes of the views; return the states of the accumulators."""
         self.form.flush(accumulators)
         return Updated(self.form.encode(accumulators, keys), before, after)
 
     def apply(self, accumulators: list[Any], segments: Segments, columns: list[list[Any]]) -> None:
-        """Call the function once a row; the loop is in C, since calls are all that Python is needed for."""
+        """Call the function once per row; the loop is in C, since only the calls need Python."""
         counts = np.diff(segments.starts).tolist()
         accumulate, retract = self.function.accumulate, self.function.retract
         method = "accumulate" if segments.signs is None else "accumulate or retract"
@@ -269,7 +269,7 @@ class UserAggregator(FunctionAggregator):
                 self.returned(method, accumulator, result)
 
     def returned(self, method: str, accumulator: Any, result: Any) -> None:
-        """Refuse what a method returned that is to change the accumulator. Raises OperatorError."""
+        """Raise OperatorError for the result of a method that should change the accumulator in place."""
         if result is not None and result is not accumulator:
             raise OperatorError(
                 f"{self.form.owner}: {method} returned {result!r}, which would be forgotten; change the accumulator in "
@@ -284,8 +284,8 @@ class UserAggregator(FunctionAggregator):
         ctx: BundleContext,
         equal: Int64Array | None = None,
     ) -> StateFuture[tuple[pa.Array, State]]:
-        """A future of the value (m) of each frame, and the states (u) then; what leaves a frame is retracted. ``state``
-        (u): of the rows before all of these. ``equal``: see ``Moves``."""
+        """A future of the value (m) of each frame, and the states (u) at the end; rows that leave a frame are
+        retracted. ``state`` (u): that of all earlier rows. ``equal``: see ``Moves``."""
         starts = np.searchsorted(frames.owners, np.arange(len(state[0]) + 1))
 
         def slide(_: Any = None) -> tuple[pa.Array, State]:
@@ -326,7 +326,7 @@ class UserAggregator(FunctionAggregator):
     # -- states ------------------------------------------------------------------------------------------
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``; asked only of functions that merge."""
+        """See ``Aggregator``; only called for functions that merge."""
         if groups.single:
             indices = pa.array(groups.order)
             return [column.take(indices) for column in state]
@@ -337,7 +337,7 @@ class UserAggregator(FunctionAggregator):
             return self.form.encode([self.merged(ordered[start:stop]) for start, stop in pairwise(starts)])
 
     def merged(self, accumulators: Sequence[Any]) -> Any:
-        """Accumulators of one key as one."""
+        """The accumulators of one key merged into one."""
         there = [one for one in accumulators if one is not None]
         if len(there) < 2:
             return there[0] if there else None
@@ -346,7 +346,7 @@ class UserAggregator(FunctionAggregator):
         return first
 
     def values(self, state: State, keys: KeyBatch | None = None) -> pa.Array:
-        """See ``Aggregator``; of nothing, the value of an accumulator to which nothing was added."""
+        """See ``Aggregator``; without an accumulator, the value of an empty one."""
         return self._column(self.form.decode(state, keys), keys)
 
     def _column(
@@ -367,7 +367,7 @@ class UserAggregator(FunctionAggregator):
             return self.result(values, keys)
 
     def _value_of_nothing(self) -> Any:
-        """That of an accumulator to which nothing was added; null where the function has none, as a mean often has."""
+        """The value of an empty accumulator; None if the function fails for it, as a mean often does."""
         try:
             return self.get_value(self.form.fresh(self.function.create_accumulator()))
         except Exception:
@@ -376,9 +376,9 @@ class UserAggregator(FunctionAggregator):
     def result(
         self, values: Sequence[Any], keys: KeyBatch | None = None, owners: Int64Array | None = None
     ) -> pa.Array:
-        """Values (n) as a column; ``owners`` (n) are their places in ``keys``, by default their own.
+        """Values (n) as a column; ``owners`` (n): the index in ``keys`` of each, by default its position.
 
-        Raises OperatorError for what does not fit the result type."""
+        Raises OperatorError for values that do not fit the result type."""
         try:
             return arrow_values(values, self.result_type)
         except UnfitValueError as error:
@@ -390,7 +390,7 @@ class UserAggregator(FunctionAggregator):
 
     @contextmanager
     def named(self, method: str) -> Iterator[None]:
-        """Errors of the function tell which one it is."""
+        """Add the method and the function's name to errors of the function."""
         try:
             yield
         except Exception as error:
