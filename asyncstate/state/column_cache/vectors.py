@@ -61,7 +61,7 @@ class ColumnVector(ABC):
 
 
 class FixedColumn(ColumnVector):
-    """Storage values (see ``codec.columns``) in one numpy array, and a null mask once there is a null."""
+    """Storage values (see ``codec.value_columns``) in one numpy array, and a null mask once there is a null."""
 
     def __init__(self, arrow_type: pa.DataType, dtype: np.dtype[Any]) -> None:
         super().__init__(arrow_type)

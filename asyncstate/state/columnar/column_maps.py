@@ -111,7 +111,7 @@ class ColumnMapState(ColumnState):
         return completed_future(self._entries(next(self._pages_of(keys, math.inf), _Page())))
 
     def entries(self, keys: KeyBatch) -> Iterator[MapEntries]:
-        """All entries of ``keys``, page by page: ``iterate-response-batch-size`` at a time, always fewer than twice as many.
+        """All entries of ``keys``, page by page: ``iterate-response-batch-size`` at a time, never twice as many.
 
         Entries may be written or removed between pages; later pages include what is written after their start.
         """

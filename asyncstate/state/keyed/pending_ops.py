@@ -54,7 +54,7 @@ class MergingState(KeyedState):
     # -- merging --------------------------------------------------------------------------------------
 
     def merge_namespaces(self, target: int, sources: Iterable[int]) -> None:
-        """Append the contents of ``sources``, in the given order, to those of ``target``.
+        """Combine the contents of ``sources``, in the given order and after those of ``target``, into ``target``.
 
         The sources are empty afterwards. Without sources, or if they hold nothing, nothing happens. It does not
         matter which namespace this object is ``at``. Raises StateAccessError if a namespace is given twice, or if the
