@@ -1,14 +1,13 @@
 """Key groups: the hash that decides which partition owns a key.
 
-Owns: the hash of key columns, equal bit for bit to Spark SQL's ``xxhash64(col1, col2, ...)`` (seed 42, the
-hash of one column seeds the next, null leaves it unchanged), as columns and as one tuple. Spark routes the rows and
-this project stores them, so both must agree.
+Owns: the hash of key columns, equal bit for bit to Spark SQL's ``xxhash64(col1, col2, ...)`` (seed 42, the hash of one
+column seeds the next, null leaves it unchanged), as columns and as one tuple. Spark routes the rows and this project
+stores them, so both must agree.
 Invariant: the group of a key never changes between versions; stored bytes begin with it.
 Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 
-Source: ``XxHash64Function`` and ``XXH64.java`` of Spark; xxHash specification for XXH64.
-Timestamps hash as their raw int64, which is Spark's value for microseconds only.
-Without key columns every row belongs to group 0.
+Source: ``XxHash64Function`` and ``XXH64.java`` of Spark; xxHash specification for XXH64. Timestamps hash as their raw
+int64, which is Spark's value for microseconds only. Without key columns every row belongs to group 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One field of a key: order-preserving, prefix-free bytes.
 
-Owns: the byte form of every key type, for one value and for a column. A field is ``00`` (null, first in
-order) or ``01`` and a payload; fixed-width payloads compare as unsigned bytes like their values, variable
-ones escape ``00`` as ``00 FF`` and end with ``00 01``.
+Owns: the byte form of every key type, for one value and for a column. A field is ``00`` (null, first in order) or
+``01`` and a payload; fixed-width payloads compare as unsigned bytes like their values, variable ones escape ``00`` as
+``00 FF`` and end with ``00 01``.
 Invariant: no encoded field is a prefix of another of the same type, so concatenated fields compare field by
 field.
 Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.

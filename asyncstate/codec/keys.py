@@ -1,9 +1,9 @@
 """The key codec: key values to bytes that sort like the values.
 
-Owns: ``KeyCodec``, the one place where key tuples and key columns become bytes, and the helpers for
-namespaces and prefixes of store keys.
-Invariants: bytes compare like the tuples (null first, then by value; NaN last); no key is a prefix of
-another one of the same codec; one value and a column of it give the same bytes.
+Owns: ``KeyCodec``, the one place where key tuples and key columns become bytes, and the helpers for namespaces and
+prefixes of store keys.
+Invariants: bytes compare like the tuples (null first, then by value; NaN last); no key is a prefix of another one of
+the same codec; one value and a column of it give the same bytes.
 Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``."""
 
 from __future__ import annotations

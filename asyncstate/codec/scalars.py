@@ -46,10 +46,9 @@ Other = Callable[[Any], Any]
 class ScalarForm:
     """The Python value and the stored primitive of a flat type.
 
-    ``code`` is the ``struct`` letter of a fixed-width primitive, "16s" for decimal128 (primitive: the
-    unscaled int) and None for strings and binary (primitive: bytes). ``direct`` is the Python type whose
-    values are already primitives if they are in range, or None. ``to_primitive`` raises one of
-    ``CONVERSION_ERRORS``.
+    ``code`` is the ``struct`` letter of a fixed-width primitive, "16s" for decimal128 (primitive: the unscaled int) and
+    None for strings and binary (primitive: bytes). ``direct`` is the Python type whose values are already primitives if
+    they are in range, or None. ``to_primitive`` raises one of ``CONVERSION_ERRORS``.
     """
 
     arrow_type: pa.DataType

@@ -1,8 +1,7 @@
 """Conversion between Arrow columns and numpy arrays, without a loop over rows.
 
-Owns: the *storage form* of every fixed-width type (little endian numpy, nulls as zeros, decimal128 as two
-int64 words low/high) and the binary form of variable-width types (always ``large_binary``, so that a
-batch may exceed 2 GiB).
+Owns: the *storage form* of every fixed-width type (little endian numpy, nulls as zeros, decimal128 as two int64 words
+low/high) and the binary form of variable-width types (always ``large_binary``, so that a batch may exceed 2 GiB).
 Must not import anything of the project except ``asyncstate.errors`` and ``codec.arrow_types``.
 """
 

@@ -2,8 +2,8 @@
 
 Owns: ``RowCodec``, ``ValueCodec`` and ``PickleCodec``. Each stored value begins with a version byte: the number of
 schemas declared before the one that wrote it.
-Invariants: one row and a column of rows give the same bytes; every version once written stays readable;
-nothing is unpickled unless the state was declared as pickled.
+Invariants: one row and a column of rows give the same bytes; every version once written stays readable; nothing is
+unpickled unless the state was declared as pickled.
 Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``."""
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PICKLE_MARK = b"\xfe"
 class RowCodec:
     """Codec of rows of ``schema``; also reads rows written with the ``older`` schemas, the first of them version 0.
 
-    ``owner`` names the state in messages. ``SchemaError`` for unsupported types, too many versions, or
-    an older schema that cannot be read as the newer one (see ``check_evolution``). Added fields read as null.
+    ``owner`` names the state in messages. ``SchemaError`` for unsupported types, too many versions, or an older schema
+    that cannot be read as the newer one (see ``check_evolution``). Added fields read as null.
     """
 
     __slots__ = ("_layouts", "_sources", "decode_one", "encode_one", "owner", "schema")
@@ -184,8 +184,8 @@ def _versioned_decoder(layouts: Sequence[RowLayout], sources: Sequence[list[int]
 class ValueCodec:
     """Single values of one type: a row of one nullable field, with values instead of tuples.
 
-    ``older`` are the earlier types, for widening. None is a value here (a stored null);
-    "nothing stored" is the absence of bytes.
+    ``older`` are the earlier types, for widening. None is a value here (a stored null); "nothing stored" is the absence
+    of bytes.
     """
 
     __slots__ = ("_row", "decode_one", "decode_packed", "decode_page", "encode_one", "plain", "type")

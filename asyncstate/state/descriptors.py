@@ -90,7 +90,7 @@ def check_state_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
-    """Base of the descriptors. ``_states``: the state's class without and with a ttl; ``_value``: the value type's field.
+    """Base of the descriptors. ``_states``: the class without and with a ttl; ``_value``: the value type's field.
 
     ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python objects, stored
     as pickles; give no type then. Anyone who can write a pickled state's checkpoint can run code in the job. ``ttl``:

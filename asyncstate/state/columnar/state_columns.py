@@ -71,11 +71,11 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
 class ColumnStateDescriptor(ColumnsDescriptor[ColumnState]):
     """Declares a ColumnState: ``schema`` has the fields of a row.
 
-    ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered
-    before the key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to
-    a stored state, not even a nullable one, because a row written without it would mean something else. Those of
-    ``may_lack`` are the exception: their null has no other meaning.
-    ``ttl``: rows expire separately. ``belongs_to``: see ``BelongsTo``.
+    ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered before the
+    key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to a stored
+    state, not even a nullable one, because a row written without it would mean something else. Those of ``may_lack``
+    are the exception: their null has no other meaning. ``ttl``: rows expire separately. ``belongs_to``: see
+    ``BelongsTo``.
     """
 
     name: str
