@@ -2,9 +2,9 @@
 
 Owns: ``read_type``, ``read_schema`` and ``read_schemas``; every parameter for a type or schema is read by one of them.
 Invariant: a text gives the types that Spark sends to Python for it: timestamps in UTC, strings and binaries of the
-usual width; a text without such a type is refused with the position in the text. Must not import anything of the
-project except ``errors``. sqlglot, which parses texts of more than one word, is imported on demand: tasks that do not
-need it start faster.
+usual width; a text without such a type is refused with the position in the text.
+Must not import anything of the project except ``errors``. sqlglot, which parses texts of more than one word, is
+imported on demand: tasks that do not need it start faster.
 
 Source: Spark SQL's data types; ``StructType.fromDDL``.
 """

@@ -3,8 +3,8 @@
 Owns: ``arrow_values``, ``arrow_column``, ``plain_value`` and ``UnfitValueError``; which containers are accepted for a
 list, map or struct.
 Invariant: a column has exactly the given values, or the conversion fails. Arrow itself truncates 3.7 to 3, accepts
-bytes as text, and drops fields that a struct does not declare. Must not import anything of the project except errors
-and other modules of ``codec``.
+bytes as text, and drops fields that a struct does not declare.
+Must not import anything of the project except errors and other modules of ``codec``.
 
 Arrow converts a whole column in one call. The Python types of the values, collected in one pass in C, show what it
 would alter; only values of unusual types are checked one by one. Lists, maps and structs are split level by level and

@@ -2,8 +2,8 @@
 
 Owns: how the rows of a batch map to unique keys, and the store keys of these.
 Invariant: the unique keys ascend strictly by (key group, namespace if there is one, key bytes), so a batch of store
-keys is sorted and its reads and writes access the store in order. Must not import anything of the project except
-``asyncstate.errors`` and other modules of ``codec``.
+keys is sorted and its reads and writes access the store in order.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 """
 
 from __future__ import annotations

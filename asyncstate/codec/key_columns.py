@@ -1,8 +1,8 @@
 """Whole columns of keys to bytes and back.
 
 Owns: the vectorised form of the key codec over several columns. Keys of fixed width without nulls are the rows of one
-byte matrix; all others are one binary column joined from the encoded fields. Must not import anything of the project
-except ``asyncstate.errors`` and other modules of ``codec``."""
+byte matrix; all others are one binary column joined from the encoded fields.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``."""
 
 from __future__ import annotations
 

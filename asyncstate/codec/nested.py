@@ -2,8 +2,8 @@
 
 Owns: the canonical form of a nested value: list -> array, struct -> array of its fields in order, map -> array of [key,
 value] in the given order; timestamps and dates as integers, decimals as two's complement bytes of the unscaled value.
-Struct field names are in the schema, not in the bytes. Must not import anything of the project except
-``asyncstate.errors`` and other modules of ``codec``.
+Struct field names are in the schema, not in the bytes.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 
 Python values: those that ``from_python`` accepts for a column. Reading gives ``list``, ``dict`` and, for maps, ``dict``
 (a list of pairs if keys are unhashable)."""

@@ -2,8 +2,8 @@
 
 Owns: the page decoders of value and key codecs.
 Invariant: decoding a page gives the same objects and errors as decoding its entries one by one; unusual entries of a
-page (an older version, a null, damage) are left to the function for one entry. Must not import anything of the project
-except other modules of ``codec``.
+page (an older version, a null, damage) are left to the function for one entry.
+Must not import anything of the project except other modules of ``codec``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One row to bytes and back: the record grain of the row codec.
 
 Owns: the functions compiled for one layout. Rows of plain numbers without nulls need one ``struct`` call; all other
-rows take the general path, which also creates the error messages. Must not import anything of the project except
-``asyncstate.errors`` and other modules of ``codec``.
+rows take the general path, which also creates the error messages.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 """
 
 from __future__ import annotations

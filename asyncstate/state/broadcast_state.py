@@ -3,7 +3,8 @@
 Owns: ``BroadcastState``, its descriptor, and ``BroadcastValue`` and ``BroadcastList``, which are stored in one.
 Invariants: entries live under ``BROADCAST_GROUP`` in every partition, with equal bytes; only a record that may
 write broadcast state changes them, and every partition runs the same such records in the same order. A read gives a
-copy to the caller: changing it changes no state. Must not import storage, execution or operators.
+copy to the caller: changing it changes no state.
+Must not import storage, execution or operators.
 
 Source: Flink's ``BroadcastState`` and FLIP's ``StateKind.BROADCAST``.
 """

@@ -3,7 +3,8 @@
 Owns: the descriptors of ValueState, ListState, MapState, ReducingState and AggregatingState, and the checks of a
 declaration.
 Invariant: a descriptor that exists has a valid name and types that can be stored; the function that a state folds with
-is never part of the checkpoint. Must not import storage, execution or operators.
+is never part of the checkpoint.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         )
 
     def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
-        """Further fields of this kind's `StateContext`; ``plain``: None if its values cannot be cached."""
+        """Further fields of this kind's ``StateContext``; ``plain``: None if its values cannot be cached."""
         return {}
 
 

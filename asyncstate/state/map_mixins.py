@@ -4,8 +4,8 @@ Owns: ``DictProtocol``, the base of maps that have ``get``, ``put``, ``remove``,
 ``ImmediateWrites`` and ``ImmediateMap``, the asynchronous methods of ``MapState`` for a map whose writes, or all calls,
 need not wait.
 Invariant: each operator is exactly one of those calls, so ``map[key]`` is None for a missing key; an asynchronous
-method does what its synchronous twin does, at the time of the call. Must not import storage, execution, operators or
-the states.
+method does what its synchronous twin does, at the time of the call.
+Must not import storage, execution, operators or the states.
 
 Source: Flink's Python ``MapState`` and ``MapView``.
 """

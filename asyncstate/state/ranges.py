@@ -4,7 +4,8 @@ Owns: paging through ranges and merging them, which is how timers and buffered r
 pages; ranges of namespaces in time-first states, whose store keys are ``[group][state id][namespace][key]``: the offset
 of the key, the order of a range (by key group, then namespace, then key), and reading namespaces from store keys.
 Invariant: one page per range is in memory. Entries may be written and deleted meanwhile; those written before the
-position that a range has reached are not found. Must not import storage, execution or operators.
+position that a range has reached are not found.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Owns: assembling lists from entries in store order, piece by piece in either layout (``chunks``, ``list_blocks``), or as
 blocks of many lists at a time.
 Invariant: each list is yielded completely and once, its chunks before its head, in the order of its rows; a chunk that
-is missing or belongs to no head is an error. Yielded lists may be written or removed while the others are read. Must
-not import storage, execution or operators.
+is missing or belongs to no head is an error. Yielded lists may be written or removed while the others are read.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

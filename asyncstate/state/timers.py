@@ -3,7 +3,8 @@
 Owns: the store layout of timers, ``KeyedTimers`` (register and delete for the current key) and the rounds that find and
 claim due timers.
 Invariant: a timer fires at most once, and the timers of a round do not depend on the progress of other keys' callbacks;
-so both execution modes fire the same timers in the same order. Must not import storage, execution or operators.
+so both execution modes fire the same timers in the same order.
+Must not import storage, execution or operators.
 
 Layout, after the two bytes of the key group; kind is ``00`` for event time and ``01`` for processing time:
 

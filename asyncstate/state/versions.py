@@ -1,8 +1,8 @@
 """Versions of a state's declared types: allowed changes, and how the checkpoint stores the versions.
 
 Owns: the entries ``value version N`` of a state's type texts, and the errors for a declaration that stored values do
-not fit. Invariant: a declared version keeps its number forever; stored values begin with it. Must not import storage,
-execution or operators.
+not fit. Invariant: a declared version keeps its number forever; stored values begin with it.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

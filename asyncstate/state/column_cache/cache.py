@@ -2,8 +2,8 @@
 
 Owns: ``ColumnCache`` and ``ColumnCacheStatistics``.
 Invariant: between two calls all tables together stay within ``limit_bytes``; evicted rows that are not stored yet are
-handed on first. The owner knows which job and partition the tables belong to: nothing here names them. Must not import
-storage, execution or operators.
+handed on first. The owner knows which job and partition the tables belong to: nothing here names them.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

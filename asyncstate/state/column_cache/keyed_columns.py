@@ -2,9 +2,10 @@
 
 Owns: ``KeyedColumns``; ``RowNumbers``, the rows taken out of it; ``KeyIndex``, which maps keys to row numbers.
 Invariant: a row here is the current state of its key, present or removed; if the table is ``whole``, a key without a
-row has no state at all. Dirty rows are stored nowhere else. A slot of the index is 0, or has 32 bits of a key's hash
-and its row number + 1; a key is in the first slot from its home on that was free when it was inserted. Nothing is ever
-removed: dropping rows builds a new index. Must not import storage, execution or operators.
+row has no state at all. Dirty rows are stored nowhere else.
+A slot of the index is 0, or has 32 bits of a key's hash and its row number + 1; a key is in the first slot from its
+home on that was free when it was inserted. Nothing is ever removed: dropping rows builds a new index.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Owns: ``cut_alike``.
 Invariant: all entries of one place, from all scans, are in one part; no scan is read further ahead of the others than
-the size of a part. Must not import storage, execution or operators.
+the size of a part.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

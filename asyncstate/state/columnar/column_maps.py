@@ -2,8 +2,8 @@
 
 Owns: ``ColumnMapState``, its descriptor, and the results of its reads of many entries; ``TtlColumnMapState``.
 Invariant: an entry is stored under ``[store key of the key][user key]``, as in a ``MapState`` without namespaces, so
-the entries of a key are one range of the store, in the order of the user keys. Must not import storage, execution or
-operators.
+the entries of a key are one range of the store, in the order of the user keys.
+Must not import storage, execution or operators.
 
 Source: FLIP-424's ``MapState``, at bundle grain.
 """

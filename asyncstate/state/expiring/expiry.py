@@ -5,7 +5,8 @@ one stamp per entry. ``ColumnExpiry``, its vectorised form, for states that only
 return expired rows.
 Invariant: with a ttl each stored value, or row, is ``[stamp: 8 bytes][encoded value]``, the stamp in the
 order-preserving form of an int64, so that ages are compared as bytes. Whether an entry is expired depends on the stamp
-and the micro-batch only. Must not import the states, storage, execution or operators.
+and the micro-batch only.
+Must not import the states, storage, execution or operators.
 
 Source: Flink's ``StateTtlConfig`` and ``TtlStateContext``.
 """

@@ -1,8 +1,9 @@
 """Column states with a time to live.
 
-Owns: ``TtlColumnState`` and ``TtlListColumnState``, classes of their own so that states without a ttl pay nothing.
+Owns: ``TtlColumnState`` and ``TtlListColumnState``, separate classes, so that states without a ttl have no overhead.
 Invariant: reads return the same in both modes. Each row of a list has its own stamp, before its bytes. Only the
-clean-up rewrites a list that the operator does not write. Must not import storage, execution or operators.
+clean-up rewrites a list that the operator does not write.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

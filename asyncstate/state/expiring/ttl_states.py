@@ -4,7 +4,8 @@ Owns: the value, list, map, reducing and aggregating state with a ttl. They are 
 a ttl have no overhead.
 Invariant: reads return and renew the same in both forms of a call and in both modes; a renewal never undoes a write.
 Each element of a list has its own stamp, after its length: renewing it does not change the length, so a list's chunks
-keep their layout, and only the clean-up rewrites a list. Must not import storage, execution or operators.
+keep their layout, and only the clean-up rewrites a list.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Owns: the bytes of a list's *head* and *chunks*. The head, under the list's own 
 sealed when it had grown to ``CHUNK_BYTES``. Tail and chunks hold elements, each prefixed with its length: one byte, or
 FF and four bytes. All integers are big endian.
 Invariant: the bytes depend on the elements and their order only, not on how many one call adds.
-Must not import anything of the project but ``errors``.
+Must not import anything of the project except ``errors``.
 
 So a small list, as most are, is one value that a point read answers; appending to a long one rewrites its tail only.
 """

@@ -2,8 +2,8 @@
 
 Owns: ``PageCursor`` and the registry of live cursors that a state's writes consult.
 Invariant: an iteration returns the state as of its request, however late its pages are loaded: before a write changes
-entries that no loaded page has, they are read and stored in the cursor. Must not import storage, execution, operators
-or the states themselves.
+entries that no loaded page has, they are read and stored in the cursor.
+Must not import storage, execution, operators or the states themselves.
 """
 
 from __future__ import annotations

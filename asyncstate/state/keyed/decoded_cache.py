@@ -4,7 +4,8 @@ Owns: ``DecodedCache`` and ``UNKNOWN``.
 Invariants: a cached value equals the result of a read, so a write that bypasses the cache drops the key; a held write
 is known to be storable, and reaches the sink before anything but its own state reads there (see
 ``StateBackend.attach``); only immutable values are cached. While the cache is disabled it is empty, and states that
-find it disabled stop using it for the rest of the micro-batch. Must not import storage, execution or operators.
+find it disabled stop using it for the rest of the micro-batch.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class DecodedCache(WriteBackCache):
     # -- reading ----------------------------------------------------------------------------------------
 
     def look(self, key: Any) -> Any:
-        """The cached value of a key, counted as a hit or a miss of a read."""
+        """The cached value of a key, counted as a hit of a read; UNKNOWN for a miss."""
         value = self.values.get(key, UNKNOWN)
         if value is UNKNOWN:
             return self.recall(key) if self.old else UNKNOWN

@@ -2,7 +2,8 @@
 
 Owns: ``ListState`` and the cursor of its iterations.
 Invariant: operations on one list take effect in the order in which they were requested (see ``pending_ops``); an
-iteration returns the list as of its request. Must not import storage, execution or operators.
+iteration returns the list as of its request.
+Must not import storage, execution or operators.
 
 Source: FLIP-424's ``ListState``; the layout is that of ``chunks``.
 """

@@ -2,7 +2,8 @@
 
 Owns: ``MapState`` and the cursor of its iterations.
 Invariant: entries are in the order of the encoded user keys, and an iteration returns the map as of its request; a
-value is never None. Must not import storage, execution or operators.
+value is never None.
+Must not import storage, execution or operators.
 
 Source: FLIP-424's ``MapState``.
 """

@@ -4,8 +4,8 @@ Owns: ``MergingState``, the base of the states whose writes depend on the stored
 operations that wait for stored values, and merges, which are operations on several values: the contents of several
 namespaces become the content of one, as when session windows merge.
 Invariant: operations on one stored value take effect in the order in which they were requested, whether or not they had
-to wait for the value; one that fails changes nothing and does not affect the others. Must not import storage, execution
-or operators.
+to wait for the value; one that fails changes nothing and does not affect the others.
+Must not import storage, execution or operators.
 
 Only lists and reductions merge. Only the operator knows which of two values, or of two values under one user key of a
 map, is to stay, so ``ValueState`` and ``MapState`` do not have the methods.

@@ -3,7 +3,8 @@
 Owns: ``FoldingState``, one stored value into which all added values are folded, and ``ReducingState``.
 Invariant: values are folded in the order in which they are added (see ``pending_ops``); if a function fails, or gives a
 value that cannot be stored, the stored value is unchanged. The functions belong to the operator: nothing of them is
-stored. Must not import storage, execution or operators.
+stored.
+Must not import storage, execution or operators.
 
 Source: Flink's ``AppendingState`` and ``ReducingState``.
 """

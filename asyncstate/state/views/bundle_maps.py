@@ -3,7 +3,8 @@
 Owns: ``MapViews``: one map per key of a bundle, over one column map state.
 Invariant: that of ``bundle_views``. Beyond ``HELD_ENTRIES`` of a bundle, writes are flushed early and read entries are
 evicted, for the keys that were used first before others; never during an iteration, which returns the entries as of its
-start. Must not import storage, execution or operators.
+start.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

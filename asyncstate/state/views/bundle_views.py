@@ -3,7 +3,8 @@
 Owns: ``BundleViews``, ``ListViews`` and ``ValueViews``: one view per key of a bundle, over one column state.
 Invariant: within a bundle a view applies operations in order, as one in memory does; at its end all changes are in the
 state. Only requested data is read, and once, as long as it is cached. A written value reads the same before and after
-the bundle ends: bundle boundaries change no value. Must not import storage, execution or operators.
+the bundle ends: bundle boundaries change no value.
+Must not import storage, execution or operators.
 
 Cache, per view: entries that were read or written stay in memory until the bundle ends. Writes are flushed together: a
 clear before the rest. Maps have a bound (see ``bundle_maps``).

@@ -2,8 +2,8 @@
 
 Owns: ``MemoryValue``, ``MemoryList`` and ``MemoryMap``, with the state methods that views use.
 Invariant: they behave as the states do: None is not a valid element or map value, iterations return the contents as of
-their request, a map iterates in the order of its keys. They are pickled with their accumulator. Must not import
-storage, execution, operators or the states.
+their request, a map iterates in the order of its keys. They are pickled with their accumulator.
+Must not import storage, execution, operators or the states.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Owns: ``Turns`` and ``ended``.
 Invariant: a view that a function has kept from another key, or from another bundle, refuses every use. Otherwise it
-would read and write the state of that key, or its writes would be lost. Must not import storage, execution or
-operators.
+would read and write the state of that key, or its writes would be lost.
+Must not import storage, execution or operators.
 """
 
 from __future__ import annotations

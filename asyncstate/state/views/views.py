@@ -2,7 +2,8 @@
 
 Owns: ``ValueView``, ``ListView``, ``MapView`` and ``is_view``.
 Invariant: a view behaves the same over state and in memory, and caches no state itself: data that is not requested is
-neither read nor decoded, data that is not written is not encoded. Must not import storage, execution or operators.
+neither read nor decoded, data that is not written is not encoded.
+Must not import storage, execution or operators.
 
 Source: Flink's ``ListView`` and ``MapView`` (FLIP-139) and ``ValueView``.
 """
