@@ -5,9 +5,9 @@ Invariant: every read is a list get; appending rewrites at most one small tail p
 Must not import storage, execution or operators.
 
 A key has a *head* under its store key: a block with its newest rows (the tail) and the number of sealed chunks. When
-the tail exceeds ``TAIL_ROWS`` or ``TAIL_BYTES``, it is sealed: it becomes the next chunk, a block under ``[store
-key][chunk number: u32 big endian]`` that does not change until the list is replaced. So a small list costs one value
-and one read; a long one costs a second list get, for its chunks.
+the tail exceeds ``TAIL_ROWS`` or ``TAIL_BYTES``, it is sealed: it becomes the next chunk, a block under
+``[store key][chunk number: u32 big endian]`` that does not change until the list is replaced. So a small list costs
+one value and one read; a long one costs a second list get, for its chunks.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Owns: ``AggregateFunction`` and ``AggregatingState``; ``Accumulating``, which adapts an
 ``asyncstate.functions.AggregateFunction`` to an AggregatingState, and the checks of which functions it refuses.
 Invariant: that of ``FoldingState``; only accumulators are stored, and they are read in the form in which the function
-created them. Must not import storage, execution or operators.
+created them.
+Must not import storage, execution or operators.
 
 Source: Flink's ``AggregatingState`` and the DataStream API's ``AggregateFunction``.
 """

@@ -119,8 +119,8 @@ class BundleViews(ABC, Generic[B]):
     def settle(self, views: Iterable[tuple[int, Any]]) -> None:
         """Take over views with which the function has replaced those it was given, each as (index of its key, view).
 
-        Raises OperatorError for an object that is not a view of the function's own, and for writes to the view that
-        ``create_accumulator`` made instead of the one in the accumulator.
+        Raises OperatorError for a replacement that is not a new view of the same kind for this key alone, and for
+        writes to the view that ``create_accumulator`` made instead of the one in the accumulator.
         """
         seen: dict[int, int] = {}
         for key, view in views:
