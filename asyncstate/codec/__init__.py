@@ -1,6 +1,6 @@
 """Bytes of keys and values, and the key groups.
 
-Owns: what is written into the store, byte for byte. A leaf: imports nothing of the project but ``errors``.
+Owns: the exact bytes in the store. A leaf: imports nothing of the project except ``errors``.
 """
 
 from asyncstate.codec.arrow_types import (

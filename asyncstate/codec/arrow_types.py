@@ -1,9 +1,8 @@
-"""Which Arrow types may be stored, and their text form in manifests.
+"""Supported Arrow types, and their text form in manifests.
 
 Owns: the list of supported key and value types and the grammar of their text form.
-Invariant: ``type_from_text(type_to_text(t)) == t`` for every supported type; a text once written stays
-readable.
-Must not import anything of the project but ``asyncstate.errors``.
+Invariant: ``type_from_text(type_to_text(t)) == t`` for every supported type; a written text stays readable forever.
+Must not import anything of the project except ``asyncstate.errors``.
 
 Grammar of the text form::
 
@@ -108,7 +107,7 @@ def check_value_schema(schema: pa.Schema) -> None:
 
 
 def type_to_text(arrow_type: pa.DataType) -> str:
-    """The stable text of a supported type, as kept in manifests; ``SchemaError`` for any other type."""
+    """The stable text of a supported type, as stored in manifests; ``SchemaError`` for any other type."""
     check_value_type("value", arrow_type)
     if arrow_type in _FLAT_TEXTS:
         return _FLAT_TEXTS[arrow_type]
@@ -140,7 +139,7 @@ def _fields_to_text(fields: list[pa.Field]) -> str:
 
 
 def shown_text(text: str) -> str:
-    """The text of a type, or of a schema as a struct; names as in Spark SQL, what is no word in backquotes.
+    """The text of a type, or of a schema as a struct; names as in Spark SQL, in backquotes if they are not words.
 
     >>> shown_text('struct<"count": int64>'), shown_text('"k": string, "at last": list<string>')
     ('struct<count: int64>', 'struct<k: string, `at last`: list<string>>')
@@ -171,7 +170,7 @@ def schema_from_text(text: str) -> pa.Schema:
 
 
 def field_from_text(name: str, text: str) -> pa.Field:
-    """The field of which ``field_to_text`` wrote all but the name; ``SchemaError`` if the text is not one."""
+    """The field ``name`` of a text by ``field_to_text``; ``SchemaError`` if the text is not one."""
     reader = _TypeReader(text)
     field = reader.read_item(name)
     reader.finish()

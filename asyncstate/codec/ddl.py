@@ -1,10 +1,10 @@
-"""Arrow types and schemas written as Spark writes them: "bigint", "account string, amount decimal(10, 2)".
+"""Arrow types and schemas from Spark's notation: "bigint", "account string, amount decimal(10, 2)".
 
-Owns: ``read_type``, ``read_schema`` and ``read_schemas``; every parameter that takes a type or schema goes through one.
+Owns: ``read_type``, ``read_schema`` and ``read_schemas``; every parameter for a type or schema is read by one of them.
 Invariant: a text gives the types that Spark sends to Python for it: timestamps in UTC, strings and binaries of the
-usual width; what has no such type is refused with its place in the text.
-Must not import anything of the project but ``errors``. sqlglot, which parses what is more than one word, is imported
-when it is needed: tasks that use none of it start quicker.
+usual width; a text without such a type is refused with the position in the text.
+Must not import anything of the project except ``errors``. sqlglot, which parses texts of more than one word, is
+imported on demand: tasks that do not need it start faster.
 
 Source: Spark SQL's data types; ``StructType.fromDDL``.
 """
@@ -28,7 +28,7 @@ P = TypeVar("P", default=Any)
 
 
 class ArrowType(Protocol):
-    """What a type checker may know a pyarrow type by; no Python class is one."""
+    """Protocol by which type checkers recognize pyarrow types; no Python class matches it."""
 
     @property
     def num_fields(self) -> int:
@@ -41,7 +41,7 @@ class ArrowType(Protocol):
 
 TypeLike: TypeAlias = type[P] | ArrowType | str | None
 """A pyarrow type, a Spark DDL text such as "bigint" or "array<string>", or ``int``, ``float``, ``str``, ``bytes`` or
-``bool`` for the widest type of that kind. None where it is left out."""
+``bool`` for the widest type of that kind. None if it is omitted."""
 SchemaLike: TypeAlias = pa.Schema | str
 """A pyarrow schema, or a Spark DDL text such as "account string, amount bigint"."""
 
@@ -76,7 +76,7 @@ _WORDS: Final[dict[str, pa.DataType]] = {
     "timestamp_ltz": _TIMESTAMP,
     "timestamp_ntz": pa.timestamp("us"),
 }
-"""Spark's names of types."""
+"""Spark's type names."""
 _PARSED: Final[dict[str, pa.DataType]] = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),
@@ -94,7 +94,7 @@ _PARSED: Final[dict[str, pa.DataType]] = {
     "TIMESTAMPLTZ": _TIMESTAMP,
     "TIMESTAMPNTZ": pa.timestamp("us"),
 }
-"""sqlglot's names of the same, and of strings of a length, which Arrow does not bound."""
+"""sqlglot's names of the same types, and of strings with a length, which Arrow does not bound."""
 _PRECISION_MAX: Final = 38
 _STRUCT: Final = "struct<"
 _TYPE: Final = (
@@ -106,9 +106,9 @@ _QUOTE: Final = ", and names that are no plain words in backquotes"
 
 
 def read_type(given: T | TypeLike, what: str) -> T | pa.DataType:
-    """The type that a text or a class of Python's stands for; what is neither as it is.
+    """The type that a text or a Python class denotes; any other value unchanged.
 
-    Raises SchemaError that begins with ``what`` and shows the place in the text.
+    Raises SchemaError that begins with ``what`` and shows the position in the text.
 
     >>> read_type("map<string, array<int>>", "state 'm'")
     MapType(map<string, list<item: int32>>)
@@ -119,7 +119,7 @@ def read_type(given: T | TypeLike, what: str) -> T | pa.DataType:
 
 
 def read_schema(given: T | SchemaLike, what: str) -> T | pa.Schema:
-    """The schema that a text stands for; what is no text as it is. Raises SchemaError as ``read_type``.
+    """The schema that a text denotes; any other value unchanged. Raises SchemaError as ``read_type``.
 
     >>> read_schema("account string, amount bigint not null", "the output").names
     ['account', 'amount']
@@ -128,13 +128,13 @@ def read_schema(given: T | SchemaLike, what: str) -> T | pa.Schema:
 
 
 def read_schemas(given: Any, what: str) -> Any:
-    """``read_schema`` of each value of a dict by name; what is no dict as it is."""
+    """``read_schema`` of each value of a dict by name; any other value unchanged."""
     if not isinstance(given, Mapping):
         return given
     return {name: read_schema(schema, f"{what} '{name}'") for name, schema in given.items()}
 
 
-@functools.lru_cache(maxsize=1024)  # bind and open say the same for every micro-batch
+@functools.lru_cache(maxsize=1024)  # bind and open read the same texts in every micro-batch
 def _type_of(text: str, what: str) -> pa.DataType:
     word = _WORDS.get(text.strip().lower())
     if word is not None:
@@ -152,7 +152,7 @@ def _schema_of(text: str, what: str) -> pa.Schema:
 
 
 def _place(text: str, found: dict[str, Any], shift: int) -> str:
-    """Where the parser stopped, as people count: from 1 on."""
+    """The position where the parser stopped, counted from 1."""
     token, line, column = found.get("highlight", ""), found.get("line", 1), found.get("col", 0)
     start = column - len(token) + 1 - (shift if line == 1 else 0)
     lines = text.split("\n")
@@ -163,14 +163,14 @@ def _place(text: str, found: dict[str, Any], shift: int) -> str:
 
 
 class _Reader:
-    """Makes Arrow types of one text."""
+    """Converts one text to Arrow types."""
 
     def __init__(self, text: str, what: str, wanted: tuple[str, str]) -> None:
         self._text, self._what = text, what
         self._subject, self._advice = wanted
 
     def refuse(self, reason: str, advice: str = "") -> NoReturn:
-        """Raise SchemaError for the text."""
+        """Raise SchemaError for this text."""
         raise SchemaError(
             f"{self._what}: {self._subject} {self._text!r} {reason}; write {self._advice}{advice}"
         )

@@ -1,7 +1,7 @@
-"""Which changes of a stored schema keep old values readable.
+"""Schema evolution: which changes of a stored schema keep old values readable.
 
-Owns: the rules of schema evolution, by field at any depth. Must not import anything of the project but
-``asyncstate.errors`` and its neighbours in ``codec``.
+Owns: the rules of schema evolution, by field at any depth. Must not import anything of the project except
+``asyncstate.errors`` and other modules of ``codec``.
 
 Allowed: a field becomes a wider integer, or float64 instead of float32, or a decimal of more digits, or nullable; a
 nullable field is added anywhere. The same holds inside structs, lists and the values of maps. Everything else is
@@ -22,7 +22,7 @@ _ADVICE = "keep the old field and add a nullable one, or start from an empty che
 
 
 class TypeChange(StrEnum):
-    """What can be wrong with a field."""
+    """Why a change of a field is refused."""
 
     REMOVED = "removed"
     RETYPED = "retyped"
@@ -34,7 +34,7 @@ class TypeChange(StrEnum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """One field (dotted inside structs) of which stored values cannot be read; ``was`` and ``now`` are type texts."""
+    """One field (dotted inside structs) whose stored values cannot be read; ``was`` and ``now`` are type texts."""
 
     change: TypeChange
     field: str

@@ -1,14 +1,14 @@
-"""Python values as Arrow columns: the one way from what people's code gives to what operators emit and store.
+"""Python values as Arrow columns: the one conversion from user code's values to what operators emit and store.
 
-Owns: ``arrow_values``, ``arrow_column``, ``plain_value`` and ``UnfitValueError``; which containers hold a list, map or
-struct.
-Invariant: a column holds the values that were given, or none is made. Arrow by itself cuts 3.7 to 3, takes the text of
-bytes, and leaves out what a struct does not declare.
-Must not import anything of the project but errors and its neighbours in ``codec``.
+Owns: ``arrow_values``, ``arrow_column``, ``plain_value`` and ``UnfitValueError``; which containers are accepted for a
+list, map or struct.
+Invariant: a column has exactly the given values, or the conversion fails. Arrow itself truncates 3.7 to 3, accepts
+bytes as text, and drops fields that a struct does not declare.
+Must not import anything of the project except errors and other modules of ``codec``.
 
-Arrow converts a whole column in one call. What it would alter is seen from the Python types of the values, in one pass
-that runs in C; only values of unusual types are looked at one by one. Lists, maps and structs are taken apart level by
-level and put together from the columns of their parts, so that the same checks hold at any depth.
+Arrow converts a whole column in one call. The Python types of the values, collected in one pass in C, show what it
+would alter; only values of unusual types are checked one by one. Lists, maps and structs are split level by level and
+assembled from the columns of their parts, so that the same checks apply at any depth.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _INT32_MAX: Final = 2**31 - 1
 
 
 class UnfitValueError(CodecError):
-    """A value that its type cannot hold as it is. ``row``: its place among those given; ``value``: the value.
+    """A value that its type cannot represent exactly. ``row``: its index among the given values; ``value``: the value.
 
     The text begins with the value: ``3.7 (float), which does not fit its type int32: a whole number is expected``.
     """
@@ -59,7 +59,8 @@ class UnfitValueError(CodecError):
 
 
 class MisfitError(ValueError):
-    """Within ``codec``: why a value, or a part of it, does not fit, as ``reason``, and what was ``found`` there."""
+    """Internal to ``codec``: the ``reason`` why a value, or a part of it, does not fit, and what was ``found``
+    there."""
 
     def __init__(self, reason: str, found: Any) -> None:
         super().__init__(f"{reason}, not {_shown(found)}")
@@ -71,7 +72,7 @@ def arrow_values(values: Any, arrow_type: pa.DataType) -> pa.Array:
     """The column of n Python values; integers for timestamps, at any depth, are microseconds.
 
     ``values``: a list or another iterable, a NumPy array, or a pandas Series, whose missing values are null. Raises
-    UnfitValueError for the first value that the type cannot hold as it is. A float32 column holds rounded floats.
+    UnfitValueError for the first value that the type cannot represent exactly. A float32 column has rounded floats.
     """
     plain = in_microseconds(arrow_type)
     if plain == arrow_type:
@@ -80,14 +81,14 @@ def arrow_values(values: Any, arrow_type: pa.DataType) -> pa.Array:
 
 
 def arrow_column(values: Any, arrow_type: pa.DataType) -> pa.Array:
-    """As ``arrow_values``, but integers for timestamps are of their own unit."""
+    """As ``arrow_values``, but integers for timestamps have the unit of the type."""
     return _converted(values, arrow_type, partial(_column, kind=arrow_type))
 
 
 def plain_value(value: Any, arrow_type: pa.DataType) -> Any:
-    """What a read gives of ``value`` once it is stored: integers of their own unit for timestamps.
+    """The result of reading ``value`` after it is stored: integers in the type's unit for timestamps.
 
-    Raises ValueError with the reason for a value that the type cannot hold as it is.
+    Raises ValueError with the reason for a value that the type cannot represent exactly.
     """
     try:
         found = integers(_converter(arrow_type)([value])).to_pylist()[0]
@@ -104,14 +105,14 @@ def _converted(values: Any, arrow_type: pa.DataType, convert: Convert) -> pa.Arr
         return convert(given)
     except _REFUSALS as error:
         row = _first_refused(given, convert)
-        if row is None:  # all fit alone, as where a column is too large for Arrow
+        if row is None:  # each fits alone, as when a column is too large for Arrow
             raise
         alone = given[row : row + 1]
         raise UnfitValueError(row, alone[0], arrow_type, _reason(alone, convert)) from error
 
 
 def _reason(alone: Any, convert: Convert) -> str:
-    """Why ``convert`` refuses a value, given alone."""
+    """Why ``convert`` refuses a single value."""
     try:
         convert(alone)
     except MisfitError as error:
@@ -122,7 +123,7 @@ def _reason(alone: Any, convert: Convert) -> str:
 
 
 def _first_refused(values: Any, convert: Convert) -> int | None:
-    """The place of the first value that ``convert`` refuses, by halves; None if it takes each alone."""
+    """The index of the first value that ``convert`` refuses, by bisection; None if it accepts each alone."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2
@@ -142,7 +143,7 @@ def _refuses(values: Any, convert: Convert) -> bool:
 
 
 def _listed(values: Any) -> Any:
-    """The values as a list; arrays with a type of their own as they are."""
+    """The values as a list; typed arrays unchanged."""
     if type(values) is list:
         return values
     if hasattr(values, "isna"):  # of pandas
@@ -165,7 +166,7 @@ def _column(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as one of ``kind``; Arrow refuses most of what its casts would alter, the rest is refused here."""
+    """A column cast to ``kind``; Arrow refuses most lossy casts, the others are refused here."""
     given = column.type
     if given == kind:
         return column
@@ -176,7 +177,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _alike(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether values of a column of the type ``given`` may be of ``kind``: those that a list of them could hold."""
+    """Whether a column of the type ``given`` may be cast to ``kind``: if a list of its values could be converted."""
     types = pa.types
     given, kind = (one.value_type if types.is_dictionary(one) else one for one in (given, kind))
     if types.is_nested(given) or types.is_nested(kind):
@@ -199,7 +200,7 @@ def _alike(given: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def _alike_within(given: pa.DataType, kind: pa.DataType) -> bool:
-    """``_alike`` of lists, maps and structs: the same form, and parts that are alike."""
+    """``_alike`` for lists, maps and structs: the same form, and parts that are alike."""
     types = pa.types
     lists = types.is_list, types.is_large_list, types.is_fixed_size_list
     is_list = any(one(given) for one in lists) and any(one(kind) for one in lists)
@@ -223,7 +224,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-# -- one converter a type -------------------------------------------------------------------------------
+# -- one converter per type -------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=4096)
@@ -265,7 +266,7 @@ def _flat(kind: pa.DataType) -> Convert:
     if types.is_decimal(kind):
         return _typed(kind, Decimal, frozenset({Decimal, int} | none), _decimal)
     if types.is_float64(kind) or types.is_boolean(kind) or types.is_null(kind):
-        return partial(pa.array, type=kind)  # Arrow refuses what they cannot hold
+        return partial(pa.array, type=kind)  # Arrow refuses values that they cannot represent
     if types.is_floating(kind):
         return lambda values: _narrow(pa.array(values, pa.float64()), kind)
     return partial(_compared, kind)
@@ -287,8 +288,8 @@ def _named(convert: Convert, kind: pa.DataType) -> Convert:
 
 
 def _typed(kind: pa.DataType, usual: type, taken: frozenset[type], mend: Callable[[Any], Any]) -> Convert:
-    """Values of the types ``taken``, nearly all of them ``usual``, are converted as they are; ``mend`` gives what
-    stands for another one, or raises."""
+    """Converts values of the types ``taken``, nearly all of them ``usual``, directly; ``mend`` converts any other value
+    first, or raises."""
 
     def convert(values: list[Any]) -> pa.Array:
         return pa.array(_mended(values, usual, taken, mend), kind)
@@ -308,7 +309,7 @@ def _mended(values: list[Any], usual: type, taken: frozenset[type], mend: Callab
 
 def _timestamps(kind: pa.DataType) -> Convert:
     integers, per_second = pa.int64(), _TICKS[kind.unit]
-    # Arrow cuts a datetime to a coarser unit, so only microseconds are left to it.
+    # Arrow truncates a datetime to a coarser unit, so it converts only microseconds here.
     taken = frozenset({int, _NOTHING, dt.datetime} if kind.unit == "us" else {int, _NOTHING})
     mend = partial(_instant, per_second)
 
@@ -413,7 +414,7 @@ def _no_new_infinity(column: pa.Array, given: pa.Array) -> pa.Array:
 
 
 def _compared(kind: pa.DataType, values: list[Any]) -> pa.Array:
-    """For types that are seldom used: what was made is compared with what was given."""
+    """For rarely used types: compares the result with the given values."""
     column = pa.array(values, kind)
     if column.to_pylist() != values:
         raise ValueError("another value")
@@ -480,7 +481,7 @@ def _structs(kind: pa.DataType) -> Convert:
 
 
 def _part(values: list[Any], field: pa.Field, nulls: int = 0) -> pa.Array:
-    """The column of one field; nulls beyond those of the whole are refused where the field is not nullable."""
+    """The column of one field; nulls in addition to those of the parent are refused if the field is not nullable."""
     try:
         column = _converter(field.type)(values)
     except MisfitError as error:
@@ -494,7 +495,7 @@ _SEQUENCES: Final[frozenset[type]] = frozenset({list, tuple, _NOTHING})
 
 
 def as_list(value: Any) -> list[Any]:
-    """The elements of a value for a list; MisfitError for what is none."""
+    """The elements of a value for a list; MisfitError if it is not one."""
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return value.tolist() if value.dtype.kind not in "mM" else list(value)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview)):
@@ -505,7 +506,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def as_pairs(value: Any) -> list[Any]:
-    """The entries of a value for a map; MisfitError for what is none."""
+    """The entries of a value for a map; MisfitError if it is not one."""
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, (list, tuple)):
         raise MisfitError("a dict or a list of pairs is expected", value)
@@ -524,7 +525,7 @@ def _repeats(keys: list[Any]) -> bool:
 
 
 def as_fields(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """A struct's fields by name; a tuple has them in their order, a list as pairs. MisfitError for what is none."""
+    """A struct's fields by name; a tuple has them in order, a list as pairs. MisfitError if it is not one."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, tuple) and len(value) == len(names):
@@ -537,7 +538,7 @@ def as_fields(value: Any, names: Sequence[str]) -> Mapping[str, Any]:
 
 
 def other_fields(values: Iterable[Mapping[Any, Any]], names: Sequence[str]) -> MisfitError:
-    """The error for the first struct that has other fields than ``names``."""
+    """The error for the first struct with fields other than ``names``."""
     value = next(
         value for value in values if len(value) != len(names) or not all(name in value for name in names)
     )
@@ -552,7 +553,7 @@ def other_fields(values: Iterable[Mapping[Any, Any]], names: Sequence[str]) -> M
 
 
 def _offsets(lists: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Where each list begins, and the end; null for those that are None."""
+    """The start offset of each list, and the end; null for those that are None."""
     there = np.array([one is not None for one in lists], np.bool_) if None in lists else None
     lengths = map(len, lists) if there is None else (0 if one is None else len(one) for one in lists)
     offsets: npt.NDArray[np.int64] = np.zeros(len(lists) + 1, np.int64)
@@ -594,6 +595,6 @@ def _wanted(kind: pa.DataType) -> str:
 def _shown(value: Any) -> str:
     try:
         shown = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-    except Exception as error:  # of a class of the user's
+    except Exception as error:  # raised by a class of the user
         shown = f"<a {type(value).__name__} whose repr fails: {type(error).__name__}>"
     return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."

@@ -1,14 +1,13 @@
 """Key groups: the hash that decides which partition owns a key.
 
-Owns: the hash of key columns, equal bit for bit to Spark SQL's ``xxhash64(col1, col2, ...)`` (seed 42, the
-hash of one column seeds the next, null leaves it unchanged), as columns and as one tuple. Rows are routed
-by Spark and stored by us, so both sides must agree.
+Owns: the hash of key columns, equal bit for bit to Spark SQL's ``xxhash64(col1, col2, ...)`` (seed 42, the hash of one
+column seeds the next, null leaves it unchanged), as columns and as one tuple. Spark routes the rows and this project
+stores them, so both must agree.
 Invariant: the group of a key never changes between versions; stored bytes begin with it.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 
-Source: ``XxHash64Function`` and ``XXH64.java`` of Spark; xxHash specification for XXH64.
-Timestamps hash as their raw int64, which is Spark's value for microseconds only.
-Without key columns every row is of group 0.
+Source: ``XxHash64Function`` and ``XXH64.java`` of Spark; xxHash specification for XXH64. Timestamps hash as their raw
+int64, which is Spark's value for microseconds only. Without key columns every row belongs to group 0.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SEED = 42
 MAX_PARALLELISM_LIMIT = 32768
 
 BROADCAST_GROUP = b"\xff\xff"
-"""Stands for the key group in the store keys of broadcast state: above every group, the same in all partitions."""
+"""Replaces the key group in the store keys of broadcast state: above every group, the same in all partitions."""
 
 UInt64Array = npt.NDArray[np.uint64]
 HashOne = Callable[[Any, int], int]
@@ -90,7 +89,7 @@ def hash_columns(columns: Sequence[pa.Array]) -> UInt64Array:
 
 
 def _hash_column(column: pa.Array, seeds: UInt64Array | None) -> UInt64Array:
-    """One step: ``seeds`` are the hashes of the columns before, None for the first column."""
+    """One step: ``seeds`` are the hashes of the previous columns, None for the first column."""
     check_key_type("key", column.type)
     valid = valid_mask(column)
     if is_string_type(column.type) or is_bytes_type(column.type):
@@ -106,7 +105,7 @@ def _hash_column(column: pa.Array, seeds: UInt64Array | None) -> UInt64Array:
 
 
 def _hash_bytes(rows: list[Any], seeds: UInt64Array | None) -> UInt64Array:
-    """XXH64 of byte strings, one C call a row; None keeps the seed."""
+    """XXH64 of byte strings, one C call per row; None keeps the seed."""
     seed_of_row = itertools.repeat(SEED) if seeds is None else seeds.tolist()
     if None in rows:
         pairs = zip(rows, seed_of_row, strict=False)
@@ -201,7 +200,7 @@ def row_grouper(
 def _single_grouper(
     arrow_type: pa.DataType, hasher: HashOne, max_parallelism: int, names: tuple[str, ...]
 ) -> Callable[[tuple[Any, ...]], int]:
-    """The grouper of one key column, with the common types spelled out for the record grain."""
+    """The grouper of one key column, with special cases of the common types for the record grain."""
     pack = struct.Struct("<q").pack
     fast_int = pa.types.is_int64(arrow_type) or pa.types.is_timestamp(arrow_type)
     fast_type: type[Any] = int if fast_int else str if is_string_type(arrow_type) else type(None)
@@ -251,7 +250,7 @@ def _hasher_of(arrow_type: pa.DataType, name: str) -> HashOne:
 
 
 def _hashed_bytes(form: ScalarForm) -> Callable[[Any], bytes]:
-    """The bytes of which a non-null value's hash is taken."""
+    """The bytes of a non-null value that are hashed."""
     to_primitive = form.to_primitive
     if form.code is None:
         return to_primitive

@@ -1,9 +1,9 @@
 """The unique keys of an Arrow batch, alone or each with user keys, in the order of the store.
 
 Owns: how the rows of a batch map to unique keys, and the store keys of these.
-Invariant: the unique keys ascend strictly by (key group, namespace if there is one, key bytes), so a batch of
-store keys is sorted and its reads and writes walk the store forwards.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Invariant: the unique keys ascend strictly by (key group, namespace if there is one, key bytes), so a batch of store
+keys is sorted and its reads and writes access the store in order.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 """
 
 from __future__ import annotations
@@ -97,17 +97,17 @@ class KeyBatch:
         return self._hashes
 
     def with_columns(self, columns: list[pa.Array], groups: UInt16Array) -> KeyBatch:
-        """Other keys (u) of the same fields, without namespaces, in the order given: whoever needs them sorted sorts
-        their store keys."""
+        """Other keys (u) of the same fields, without namespaces, in the given order: a caller that needs them sorted
+        sorts their store keys."""
         return KeyBatch(self._fields, columns, groups, None, None, len(groups))
 
     def keys(self) -> list[bytes]:
-        """The encoded keys alone."""
+        """The encoded keys without prefixes."""
         return as_rows(self._encoded_keys())
 
     @property
     def store_key_bytes(self) -> int:
-        """Bytes of all store keys together."""
+        """Total bytes of all store keys."""
         prefix = len(self) * (3 if self.namespaces is None else 11)
         encoded = self._encoded_keys()
         if isinstance(encoded, np.ndarray):
@@ -118,7 +118,8 @@ class KeyBatch:
     def store_keys(self, state_id: int) -> list[bytes]:
         """``[group][state id: 1 byte][key]`` or ``[group][state id][namespace: 8 bytes][key]``, ascending.
 
-        The list is not to be changed: asked again for the same state, as a write asks after a read, it is the same.
+        The caller must not change the list: later calls for the same state, as by a write after a read, return the same
+        one.
         """
         if self._store_keys is None or self._store_keys[0] != state_id:
             self._store_keys = state_id, self._keys_of(state_id)
@@ -138,7 +139,7 @@ class KeyBatch:
     def first_rows(self) -> Int64Array:
         """Row index of the first row of each unique key, shape (u,)."""
         rows = np.empty(len(self), np.int64)
-        # Of repeated indices the last assignment stays, so assign backwards.
+        # The last assignment to a repeated index wins, so assign backwards.
         rows[self.inverse[::-1]] = np.arange(self.num_rows - 1, -1, -1)
         return rows
 
@@ -153,7 +154,7 @@ class KeyBatch:
 
         ``np.add.reduceat(values[order], starts)`` is the sum per unique key. Shapes (num_rows,) and (u,).
         """
-        if len(self) == self.num_rows:  # a row a key: nothing to sort
+        if len(self) == self.num_rows:  # one row per key: nothing to sort
             order = np.empty(self.num_rows, np.int64)
             order[self.inverse] = np.arange(self.num_rows)
             return order, np.arange(self.num_rows)
@@ -181,7 +182,7 @@ class KeyBatch:
         """The unique pairs of a key and a namespace of m other rows, as ``KeyCodec.group`` gives them.
 
         ``namespaces`` (m, int64) and ``index`` (m), the key of each row as an index into this batch's unique
-        keys; without it the rows are this batch's own. Cheaper than grouping anew: keys are ranked already.
+        keys; without it the rows are this batch's own. Cheaper than grouping again: keys are ranked already.
         """
         index = self.inverse if index is None else index
         batch, taken = _pairs(self._fields, self.columns, self.groups, index, namespaces)
@@ -193,7 +194,7 @@ class KeyBatch:
     ) -> UserKeyBatch:
         """The unique pairs of a key and a user key of m rows, for a ``ColumnMapState``.
 
-        ``columns`` (an array (m) for each part of the user key) and ``index`` (m), the key of each row as an index into
+        ``columns`` (an array (m) per part of the user key) and ``index`` (m), the key of each row as an index into
         this batch's unique keys; without it the rows are this batch's own. Raises SchemaError for types that cannot be
         keys, CodecError for columns of another length.
         """
@@ -223,8 +224,8 @@ class KeyBatch:
 class UserKeyBatch(KeyBatch):
     """Unique pairs of a key of ``base`` and a user key, in the order of the store: by key, then by user key.
 
-    What is said of the unique keys of a KeyBatch holds for the pairs. ``key_index`` (u, ascending): the key of each as
-    an index into ``base``; ``user_columns``: the user keys (u each). ``columns`` has the key columns and these behind.
+    Attributes of the unique keys of a KeyBatch apply to the pairs. ``key_index`` (u, ascending): the key of each as an
+    index into ``base``; ``user_columns``: the user keys (u each). ``columns`` has the key columns, then these.
     """
 
     __slots__ = ("_user_fields", "base", "key_index", "user_columns")
@@ -306,7 +307,7 @@ def _take_encoded(encoded: ByteRows | None, indices: npt.NDArray[Any]) -> ByteRo
 
 
 def _distinct_ticks(namespaces: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """The distinct namespaces, ascending, and the rank of each row's. Rows often come in runs of one."""
+    """The distinct namespaces, ascending, and the rank of each row's. Equal namespaces are often adjacent."""
     starts = np.flatnonzero(np.concatenate([[True], namespaces[1:] != namespaces[:-1]]))[: len(namespaces)]
     ticks, codes = np.unique(namespaces[starts], return_inverse=True)
     return ticks, np.repeat(codes, np.diff(starts, append=len(namespaces)))
@@ -330,8 +331,8 @@ def group_rows(
     max_parallelism: int,
     route: Sequence[int],
 ) -> KeyBatch:
-    """Find the unique keys of the rows (and namespaces) and put them in store order; the columns ``route`` decide the
-    key groups."""
+    """Find the unique keys of the rows (and namespaces), in store order; the columns ``route`` decide the key
+    groups."""
     check_max_parallelism(max_parallelism)
     if num_rows == 0:
         empty = np.empty(0, np.int64)
@@ -357,7 +358,8 @@ def _pairs(
     codes: npt.NDArray[np.integer],
     namespaces: Int64Array,
 ) -> tuple[KeyBatch, Int64Array]:
-    """The unique pairs of a key and a namespace, and the key of each pair, by the ranked keys ``codes`` of the rows."""
+    """The unique pairs of a key and a namespace, and the key of each pair, from the ranked keys ``codes`` of the
+    rows."""
     ticks, tick_codes = _distinct_ticks(namespaces)
     count = max(len(groups), 1)
     pairs, pair_codes = _distinct_codes(tick_codes * count + codes, len(ticks) * count)
@@ -406,7 +408,7 @@ def _unique_keys(columns: Sequence[pa.Array], num_rows: int) -> tuple[Int64Array
 
 
 def rank_column(column: pa.Array) -> tuple[Int64Array, pa.Array]:
-    """Rank of each row's value among the distinct values, and these, ascending with null first."""
+    """Rank of each row's value among the distinct values, and the distinct values, ascending with null first."""
     dtype = storage_dtype(column.type)
     if dtype is None or dtype.subdtype is not None:
         return _rank_by_dictionary(column)
@@ -427,7 +429,7 @@ def _rank_by_dictionary(column: pa.Array) -> tuple[Int64Array, pa.Array]:
     encoded = pc.dictionary_encode(column, null_encoding="encode")
     order = pc.sort_indices(encoded.dictionary).to_numpy()
     if encoded.dictionary.null_count:
-        order = np.roll(order, 1)  # the one null is sorted last but is first of all keys
+        order = np.roll(order, 1)  # the one null is sorted last but is the first key
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     return rank[encoded.indices.to_numpy()], encoded.dictionary.take(pa.array(order))

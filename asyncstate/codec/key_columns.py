@@ -1,8 +1,8 @@
 """Whole columns of keys to bytes and back.
 
-Owns: the vectorised form of the key codec over several columns. Keys of fixed width without nulls are the
-rows of one byte matrix; all others are one binary column joined from the encoded fields.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``."""
+Owns: the vectorised form of the key codec over several columns. Keys of fixed width without nulls are the rows of one
+byte matrix; all others are one binary column joined from the encoded fields.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def encode_columns(fields: Sequence[KeyField], columns: Sequence[pa.Array], num_
 
 
 def joined_keys(first: ByteRows, second: ByteRows) -> ByteRows:
-    """Each key (or prefix) of ``first`` with that of the same row of ``second`` behind it."""
+    """Each key (or prefix) of ``first`` followed by that of the same row of ``second``."""
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return np.concatenate([first, second], axis=1)
     return join_binary([as_binary(first), as_binary(second)])
@@ -73,7 +73,7 @@ def decode_columns(
 ) -> tuple[list[pa.Array], Int64Array, Int64Array]:
     """Columns of the keys that start at byte ``skip`` of each row (one number, or one per row).
 
-    Returns the columns, the offset behind each key inside its row, and the rows' lengths.
+    Returns the columns, the offset after each key inside its row, and the rows' lengths.
     """
     rows = keys if isinstance(keys, pa.LargeBinaryArray) else pa.array(keys, LARGE_BINARY)
     if rows.null_count:
@@ -105,7 +105,7 @@ class _KeyCursor:
             raise corrupt_key(field.name, field.arrow_type, error) from None
 
     def _read_marks(self) -> BoolArray | None:
-        """Pass the null/value byte of each row; the mask of values, None if all are."""
+        """Skip the null/value byte of each row; returns the mask of values, None if all are values."""
         if bool((self.positions >= self._ends).any()) or bool((self.positions < 0).any()):
             raise ValueError("the bytes end too early")
         marks = self._data[self.positions]

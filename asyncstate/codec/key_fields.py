@@ -1,11 +1,11 @@
 """One field of a key: order-preserving, prefix-free bytes.
 
-Owns: the byte form of every key type, for one value and for a column. A field is ``00`` (null, first in
-order) or ``01`` and a payload; fixed-width payloads compare as unsigned bytes like their values, variable
-ones escape ``00`` as ``00 FF`` and end with ``00 01``.
+Owns: the byte form of every key type, for one value and for a column. A field is ``00`` (null, first in order) or
+``01`` and a payload; fixed-width payloads compare as unsigned bytes like their values, variable ones escape ``00`` as
+``00 FF`` and end with ``00 01``.
 Invariant: no encoded field is a prefix of another of the same type, so concatenated fields compare field by
 field.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 
 Source: the total-order trick for IEEE floats and the escaped terminator are those of FoundationDB's tuple
 layer."""
@@ -117,7 +117,7 @@ def _integer_field(name: str, form: ScalarForm) -> KeyField:
 
 
 def _string_field(name: str, form: ScalarForm) -> KeyField:
-    """Strings without zero bytes, nearly all there are, need no escaping."""
+    """Strings without zero bytes, as nearly all are, need no escaping."""
     slow_encode = _encoder(name, form, _encode_bytes)
     slow_decode = _decoder(name, form, decode_bytes)
 
@@ -126,7 +126,7 @@ def _string_field(name: str, form: ScalarForm) -> KeyField:
             try:
                 return b"\x01%b\x00\x01" % value.encode()
             except UnicodeEncodeError:
-                pass  # a lone surrogate; the slow path says so
+                pass  # a lone surrogate; the slow path raises
         return slow_encode(value)
 
     def decode(data: bytes, offset: int) -> tuple[Any, int]:
@@ -225,7 +225,7 @@ def _encode_bytes(raw: bytes) -> bytes:
 
 
 def decode_bytes(data: bytes, start: int) -> tuple[bytes, int]:
-    """The unescaped bytes from ``start`` and the offset behind them; ``ValueError`` if malformed."""
+    """The unescaped bytes from ``start`` and the offset after them; ``ValueError`` if malformed."""
     # An escaped zero is always followed by FF, so the first 00 01 is the terminator.
     end = data.find(TERMINATOR, start)
     if end < 0:

@@ -1,10 +1,10 @@
 """The key codec: key values to bytes that sort like the values.
 
-Owns: ``KeyCodec``, the one place where key tuples and key columns become bytes, and the helpers for
-namespaces and prefixes of store keys.
-Invariants: bytes compare like the tuples (null first, then by value; NaN last); no key is a prefix of
-another one of the same codec; one value and a column of it give the same bytes.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``."""
+Owns: ``KeyCodec``, the one place where key tuples and key columns become bytes, and the helpers for namespaces and
+prefixes of store keys.
+Invariants: bytes compare like the tuples (null first, then by value; NaN last); no key is a prefix of another one of
+the same codec; one value and a column of it give the same bytes.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class KeyCodec:
     )
 
     encode_one: EncodeKey
-    """Bytes of one key tuple: ``encode_one(values)``. A plain function: hold it in a local on hot paths."""
+    """Bytes of one key tuple: ``encode_one(values)``. A plain function: use it from a local on hot paths."""
     decode_one: DecodeKey
     """``decode_one(data, offset=0) -> (values, next_offset)``."""
     decode_page: DecodeKeys
-    """``decode_page(keys, skip)``: the first column's value of each stored key, which ``skip`` bytes precede."""
+    """``decode_page(keys, skip)``: the first column's value of each stored key, after ``skip`` bytes."""
     group_prefix_one: EncodeKey
     """Two big-endian bytes of the key group of one key tuple."""
 
@@ -115,7 +115,7 @@ class KeyCodec:
         return key_groups([plain[at] for at in self.route], self.max_parallelism)
 
     def decode(self, keys: StoredKeys, skip: int | Int64Array = 0) -> list[pa.Array]:
-        """Key columns of stored keys; ``skip`` bytes (one number, or one a key) precede each, nothing may follow."""
+        """Key columns of stored keys; ``skip`` bytes (one number, or one per key) precede each, nothing may follow."""
         columns, ends, lengths = decode_columns(self._fields, keys, skip)
         wrong = np.flatnonzero(ends != lengths)
         if len(wrong):
@@ -128,7 +128,7 @@ class KeyCodec:
     def decode_prefix(
         self, keys: StoredKeys, skip: int | Int64Array = 0
     ) -> tuple[list[pa.Array], Int64Array]:
-        """Like ``decode`` for keys followed by more; also the offset behind the key in each row.
+        """Like ``decode`` for keys followed by more; also the offset after the key in each row.
 
         ``skip`` may be an array, such as the offsets that another codec's ``decode_prefix`` gave.
         """
@@ -206,8 +206,8 @@ def _general_functions(fields: tuple[KeyField, ...]) -> tuple[EncodeKey, DecodeK
 
 
 def encode_namespace(namespace: int) -> bytes:
-    """Eight bytes that sort like ``namespace``, an int64 such as a window end; else ``CodecError``."""
-    if type(namespace) is not int and isinstance(namespace, np.integer):  # adding may go beyond its type
+    """Eight bytes that sort like ``namespace``, an int64 such as a window end; ``CodecError`` for any other value."""
+    if type(namespace) is not int and isinstance(namespace, np.integer):  # addition may overflow its type
         namespace = int(namespace)
     try:
         return _NAMESPACE.pack(namespace + _INT64_BIAS)
@@ -230,7 +230,7 @@ def decode_namespace(data: bytes, offset: int = 0) -> int:
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The smallest byte string above all that begin with ``prefix``; ``CodecError`` if there is none."""
+    """The smallest byte string above all that start with ``prefix``; ``CodecError`` if there is none."""
     head = prefix.rstrip(b"\xff")
     if not head:
         raise CodecError(

@@ -1,9 +1,9 @@
 """List, struct and map values as MessagePack.
 
-Owns: the canonical form of a nested value: list -> array, struct -> array of its fields in order, map ->
-array of [key, value] in the order given; timestamps and dates as integers, decimals as two's complement
-bytes of the unscaled value. Struct field names are in the schema, not in the bytes.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Owns: the canonical form of a nested value: list -> array, struct -> array of its fields in order, map -> array of [key,
+value] in the given order; timestamps and dates as integers, decimals as two's complement bytes of the unscaled value.
+Struct field names are in the schema, not in the bytes.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 
 Python values: those that ``from_python`` accepts for a column. Reading gives ``list``, ``dict`` and, for maps, ``dict``
 (a list of pairs if keys are unhashable)."""
@@ -39,7 +39,7 @@ def nested_form(arrow_type: pa.DataType) -> ScalarForm:
 
 def nested_to_binary(column: pa.Array) -> pa.LargeBinaryArray:
     """MessagePack of each row; nulls stay null."""
-    # Times travel as integers: Python's datetime knows neither nanoseconds nor the years Arrow knows.
+    # Times are integers: Python's datetime has neither nanoseconds nor all years of Arrow.
     plain = _plain_type(column.type)
     to_wire = _to_wire(plain)
     rows = [None if value is None else _pack(to_wire(value)) for value in column.cast(plain).to_pylist()]
@@ -55,9 +55,9 @@ def nested_from_binary(rows: Sequence[bytes | None], arrow_type: pa.DataType) ->
 
 
 def upgrade(old: pa.DataType, new: pa.DataType) -> Convert | None:
-    """What makes a value of ``new`` of one that was stored as ``old``, a type that evolved to it; None: the value is.
+    """Converts values stored as ``old`` to ``new``, a type that it evolved to; None: no conversion is needed.
 
-    Fields that were added are None, at any depth; wider numbers are the same Python values.
+    Added fields are None, at any depth; wider numbers are the same Python values.
     """
     if old == new or not is_nested_type(old):
         return None
@@ -134,7 +134,7 @@ def _to_wire(arrow_type: pa.DataType) -> Convert:
 
 
 def _part(field: pa.Field) -> Convert:
-    """The wire form of the values of ``field``; MisfitError for null where it cannot be null."""
+    """The wire form of the values of ``field``; MisfitError for null if it is not nullable."""
     convert, nullable = _to_wire(field.type), field.nullable
 
     def part(value: Any) -> Any:

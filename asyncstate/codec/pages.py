@@ -1,9 +1,9 @@
-"""Many stored values, list elements or user keys at once, as Python objects: how iterations decode a page.
+"""Page decoders: many stored values, list elements or user keys at once, as Python objects.
 
 Owns: the page decoders of value and key codecs.
-Invariant: a page gives the objects and the errors that its entries give one by one; what is unusual in a page (an
-older version, a null, damage) is left to the function for one.
-Must not import anything of the project but its neighbours in ``codec``.
+Invariant: decoding a page gives the same objects and errors as decoding its entries one by one; unusual entries of a
+page (an older version, a null, damage) are left to the function for one entry.
+Must not import anything of the project except other modules of ``codec``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BETWEEN_TEXTS: Final = (TERMINATOR + VALUE_MARK).decode("ascii")
 
 
 def value_pages(layout: RowLayout, decode_one: Callable[[bytes], Any]) -> tuple[DecodeValues, DecodePacked]:
-    """The decoders of ``ValueCodec.decode_page`` and ``ValueCodec.decode_packed`` for one layout of one field."""
+    """The decoders for ``ValueCodec.decode_page`` and ``ValueCodec.decode_packed`` of one layout with one field."""
     form = layout.forms[0]
     if form.code is not None and form.direct is not None:
         packed = _packed_numbers(form.code, layout.version)
@@ -48,7 +48,7 @@ def _packed_numbers(code: str, version: int) -> DecodePacked:
     row = np.dtype([("head", "<u2"), ("value", f"<{code}")])
 
     def decode_packed(data: bytes, start: int, stride: int, count: int) -> list[Any] | None:
-        # Shorter ones are of an older version; the last of them would reach beyond the data.
+        # Shorter values have an older version; the last of them would extend beyond the data.
         if stride < row.itemsize or start + (count - 1) * stride + row.itemsize > len(data):
             return None
         rows = np.ndarray((count,), row, data, start, (stride,))
@@ -64,7 +64,7 @@ def _numbers(packed: DecodePacked, size: int, decode_one: Callable[[bytes], Any]
     def decode_values(values: Sequence[bytes]) -> list[Any]:
         if len(values) >= _PAGE_MIN:
             data = b"".join(values)
-            # no version's value is longer, so if they make up for full length, each has it
+            # no version has longer values, so if the total is that of full lengths, each has it
             if len(data) == size * len(values):
                 found = packed(data, 0, size, len(values))
                 if found is not None:
@@ -75,7 +75,7 @@ def _numbers(packed: DecodePacked, size: int, decode_one: Callable[[bytes], Any]
 
 
 def _texts(version: int, decode_one: Callable[[bytes], Any]) -> DecodeValues:
-    """ASCII texts are cut out of one decoded text, which costs half as much as decoding each."""
+    """Slices ASCII texts out of one decoded text, at half the cost of decoding each."""
 
     def decode_values(values: Sequence[bytes]) -> list[Any]:
         data = b"".join(values)
@@ -93,7 +93,7 @@ def _texts(version: int, decode_one: Callable[[bytes], Any]) -> DecodeValues:
 
 
 def _headers_fit(data: bytes, starts: Any, lengths: Any, version: int) -> bool:
-    """Whether at each start stands the header of a present text of that length."""
+    """Whether there is the header of a present text of that length at each start."""
     raw = np.frombuffer(data, np.uint8)
     said = sum(raw[starts + 2 + byte].astype(np.int64) << 8 * byte for byte in range(4))
     plain = (raw[starts] == version) & (raw[starts + 1] == 0) & (said == lengths - _TEXT_HEADER)
@@ -101,7 +101,7 @@ def _headers_fit(data: bytes, starts: Any, lengths: Any, version: int) -> bool:
 
 
 def key_pages(types: Sequence[pa.DataType], decode_one: Callable[..., Any]) -> DecodeKeys:
-    """The decoder of ``KeyCodec.decode_page``: the first column of each key behind ``skip`` bytes."""
+    """The decoder of ``KeyCodec.decode_page``: the first column of each key after ``skip`` bytes."""
 
     def general(keys: Sequence[bytes], skip: int) -> list[Any]:
         return [decode_one(key, skip)[0][0] for key in keys]

@@ -1,7 +1,7 @@
 """Columns of rows to bytes and back: the bundle grain of the row codec.
 
 Owns: the vectorised reading and writing of one layout; a loop over rows only for nested types.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_VARIABLE_BYTES = (1 << 32) - 1
 def encode_rows(
     layout: RowLayout, columns: Sequence[pa.Array], num_rows: int, prefix: ByteArray | None = None
 ) -> ByteRows:
-    """The bytes of each row, behind those of ``prefix`` (num_rows, width)."""
+    """The bytes of each row, after those of ``prefix`` (num_rows, width)."""
     header: Array = np.zeros(num_rows, layout.dtype)
     header["version"] = layout.version
     for index, column in enumerate(columns):
@@ -100,7 +100,7 @@ def _read_header(layout: RowLayout, offsets: Int64Array, data: ByteArray) -> Arr
         raise layout.corrupt(f"{lengths[wrong[0]]} bytes where {size} are expected")
     if layout.variable:
         return gather_bytes(data, offsets[:-1], size).view(layout.dtype).reshape(-1)
-    # Rows of one length lie side by side already.
+    # Rows of one length are contiguous already.
     return data[offsets[0] : offsets[-1]].view(layout.dtype)
 
 

@@ -1,11 +1,11 @@
 """The layout of one version of a row schema.
 
-Owns: where each field lies in ``[version byte][null bitmap][fixed-width fields, little endian, in schema
+Owns: the position of each field in ``[version byte][null bitmap][fixed-width fields, little endian, in schema
 order] [u32 length of each variable field][variable bytes]``. Bit i of the bitmap (least significant first)
-is set if field i is null; a null field holds zeros or has length 0. All before the variable bytes is the
+is set if field i is null; a null field is all zeros or has length 0. The bytes before the variable bytes are the
 *header*.
 Invariant: ``header`` (struct, for one row) and ``dtype`` (numpy, for columns) describe the same bytes.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``."""
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RowLayout:
 
 
 def row_layout(schema: pa.Schema, version: int, owner: str) -> RowLayout:
-    """The layout of ``schema``, whose types the caller has checked."""
+    """The layout of ``schema``; the caller has checked its types."""
     forms = tuple(_row_form(field.type) for field in schema)
     fixed = tuple(index for index, form in enumerate(forms) if form.code is not None)
     variable = tuple(index for index, form in enumerate(forms) if form.code is None)
@@ -68,7 +68,7 @@ def row_layout(schema: pa.Schema, version: int, owner: str) -> RowLayout:
 
 
 def _row_form(arrow_type: pa.DataType) -> ScalarForm:
-    """As ``scalar_form``, with nested types, and decimals as the 16 bytes Arrow itself stores."""
+    """As ``scalar_form``, with nested types, and decimals as the 16 bytes that Arrow stores."""
     if is_nested_type(arrow_type):
         return nested_form(arrow_type)
     form = scalar_form(arrow_type)

@@ -1,8 +1,8 @@
 """One row to bytes and back: the record grain of the row codec.
 
-Owns: the functions compiled for one layout. Rows of plain numbers without nulls take one ``struct`` call; all
-other rows take the general path, which also makes the error messages.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Owns: the functions compiled for one layout. Rows of plain numbers without nulls need one ``struct`` call; all other
+rows take the general path, which also creates the error messages.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ZERO_DECIMAL = bytes(16)
 def row_encoder(layout: RowLayout) -> EncodeRow:
     """``encode_one(values) -> bytes``; ``CodecError`` for a value that does not fit."""
     general = _general_encoder(layout)
-    # Exact types: bool is an int to struct, and must not become one silently.
+    # Exact types: struct accepts bool as int, but it must not become one silently.
     expected = tuple(form.direct for form in layout.forms)
     if layout.variable or None in expected:
         return general
@@ -35,7 +35,7 @@ def row_encoder(layout: RowLayout) -> EncodeRow:
             try:
                 return pack(version, no_nulls, *values)
             except (struct.error, OverflowError):
-                pass  # out of range; the general path says of which field
+                pass  # out of range; the general path names the field
         return general(values)
 
     return encode_one
@@ -77,7 +77,7 @@ def _general_encoder(layout: RowLayout) -> EncodeRow:
 
 
 def _zero(layout: RowLayout, index: int) -> Any:
-    """What a null field holds."""
+    """The stored value of a null field."""
     code = layout.forms[index].code
     return b"" if code is None else _ZERO_DECIMAL if code == "16s" else 0
 
@@ -115,7 +115,7 @@ def _general_decoder(layout: RowLayout) -> DecodeRow:
     order = (*layout.fixed, *layout.variable)
     unpack_from, size, version = layout.header.unpack_from, layout.header.size, layout.version
     variable = range(len(layout.fixed), len(order))
-    # Where each field's primitive lies, and what makes a value of it (None: it is one already).
+    # The position of each field's primitive, and its conversion to a value (None: it is one already).
     plan = [
         (order.index(index), None if form.direct is not None else form.from_primitive)
         for index, form in enumerate(layout.forms)

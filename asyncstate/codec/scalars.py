@@ -1,14 +1,14 @@
-"""One Python value of each type, checked, as the primitive that is stored.
+"""Single Python values of each type, checked and converted to the stored primitive.
 
 Owns: the primitive (int, float, bool or bytes) of a Python value of a flat Arrow type at record grain. Used by keys,
-values and hashing alike, so a value means the same everywhere. ``PlainValues`` tells which may be kept and shared as
-they are: they cannot be changed by whoever gets them.
+values and hashing alike, so a value means the same everywhere. ``PlainValues`` says which values may be cached and
+shared directly, since they are immutable.
 Invariant: a flat type accepts the values that ``from_python`` accepts for a column of it, and stores the same.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``.
 
 Python values that reads give: ``int``, ``float``, ``str``, ``bytes``, ``bool``; ``datetime.date`` for date32;
 ``decimal.Decimal`` for decimal128; for timestamps the raw **int** of the type's unit (time inside the
-framework is int64 microseconds). Values of these types are encoded here; any other goes the way of a column."""
+framework is int64 microseconds). Values of these types are encoded here; any other is converted as a column is."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EPOCH_ORDINAL = datetime.date(1970, 1, 1).toordinal()
 _INT_CODES = {8: "b", 16: "h", 32: "i", 64: "q"}
 _EXACT = decimal.Context(prec=76, traps=[decimal.Inexact, decimal.InvalidOperation, decimal.Overflow])
 
-# Asked for every write of a hot key, so without a Python frame: a class is true, an empty tuple contains nothing.
+# Called for every write of a hot key, so without a Python frame: a class is true, an empty tuple contains nothing.
 _ALWAYS: Final[Callable[[Any], Any]] = type
 _NEVER: Final[Callable[[Any], Any]] = ().__contains__
 
@@ -39,17 +39,16 @@ CONVERSION_ERRORS = (TypeError, ValueError, OverflowError, ArithmeticError, stru
 
 
 Other = Callable[[Any], Any]
-"""What makes a value of the type that reads give of one of another type; ValueError if it stands for none."""
+"""Converts a value of another type to the type that reads give; ValueError if there is no such value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScalarForm:
-    """How a flat type is seen as a Python value and as a stored primitive.
+    """The Python value and the stored primitive of a flat type.
 
-    ``code`` is the ``struct`` letter of a fixed-width primitive, "16s" for decimal128 (primitive: the
-    unscaled int) and None for strings and binary (primitive: bytes). ``direct`` is the Python type whose
-    values are already primitives if they are in range, or None. ``to_primitive`` raises one of
-    ``CONVERSION_ERRORS``.
+    ``code`` is the ``struct`` letter of a fixed-width primitive, "16s" for decimal128 (primitive: the unscaled int) and
+    None for strings and binary (primitive: bytes). ``direct`` is the Python type whose values are already primitives if
+    they are in range, or None. ``to_primitive`` raises one of ``CONVERSION_ERRORS``.
     """
 
     arrow_type: pa.DataType
@@ -70,7 +69,7 @@ def mismatch(owner: str, field: str, arrow_type: pa.DataType, value: Any, cause:
 
 
 def wrong_arity(owner: str, values: tuple[Any, ...], names: Sequence[str]) -> CodecError:
-    """The error for a tuple that has not one value for each field."""
+    """The error for a tuple that does not have one value per field."""
     fields = ", ".join(names)
     return CodecError(
         f"{owner}: {len(values)} values given for {len(names)} fields ({fields}); give one for each"
@@ -81,7 +80,7 @@ def scalar_form(arrow_type: pa.DataType) -> ScalarForm:
     """The form of a flat type; the caller has checked that it is supported."""
 
     def other(value: Any) -> Any:
-        """A value of another Python type as reads give it."""
+        """A value of another Python type in the form that reads give."""
         return plain_value(value, arrow_type)
 
     if pa.types.is_boolean(arrow_type):
@@ -108,7 +107,7 @@ def scalar_form(arrow_type: pa.DataType) -> ScalarForm:
 
 
 def same(value: Any) -> Any:
-    """The value itself, where nothing is to be converted."""
+    """The value itself, where no conversion is needed."""
     return value
 
 
@@ -184,7 +183,7 @@ def _decimal_check(precision: int, scale: int, other: Other) -> Callable[[Any], 
         if not value.is_finite():
             raise TypeError("a finite decimal.Decimal is expected")
         scaled = _EXACT.scaleb(value, scale)
-        # The exponent is bounded before int() would spell out all its digits.
+        # Bound the exponent before int() would produce all digits.
         unscaled = int(scaled) if scaled.adjusted() <= precision else limit
         if unscaled != scaled or not -limit < unscaled < limit:
             raise ValueError(f"more than {precision} digits, or more than {scale} after the point")
@@ -215,9 +214,9 @@ def _bytes_check(other: Other) -> Callable[[Any], bytes]:
 class PlainValues:
     """The values of one flat type.
 
-    ``type``: what decoding gives, exactly. ``kept``: a value of that type comes back from the store as it is.
-    ``fits``: true for values of that type that are certain to be stored and to come back as they are, without encoding
-    them. ``fixed``: all take about the same room.
+    ``type``: the exact type that decoding gives. ``kept``: a value of that type is read from the store unchanged.
+    ``fits``: true for values of that type that can certainly be stored and read unchanged, without encoding them.
+    ``fixed``: all have about the same size.
     """
 
     type: type
@@ -227,7 +226,7 @@ class PlainValues:
 
 
 def plain_values(arrow_type: pa.DataType) -> PlainValues | None:
-    """None for lists, structs and maps: their Python values can be changed by whoever has read them."""
+    """None for lists, structs and maps: their Python values are mutable."""
     if not is_key_type(arrow_type):
         return None
     if pa.types.is_boolean(arrow_type):
@@ -241,7 +240,7 @@ def plain_values(arrow_type: pa.DataType) -> PlainValues | None:
         exact = bool(pa.types.is_float64(arrow_type))
         return PlainValues(float, exact, _ALWAYS if exact else _NEVER)
     if pa.types.is_decimal128(arrow_type):
-        return PlainValues(decimal.Decimal, False, _NEVER)  # the scale is the type's
+        return PlainValues(decimal.Decimal, False, _NEVER)  # the scale is that of the type
     assert is_string_type(arrow_type) or is_bytes_type(arrow_type), arrow_type
     return PlainValues(str if is_string_type(arrow_type) else bytes, True, _NEVER, fixed=False)
 
@@ -249,7 +248,7 @@ def plain_values(arrow_type: pa.DataType) -> PlainValues | None:
 def plain_key(arrow_type: pa.DataType) -> type | None:
     """The Python type whose values are equal exactly if they are the same key; None if there is none.
 
-    Floats have two zeros and values that equal nothing, and a Decimal's equal may be written in several ways.
+    Floats have two zeros and values that equal nothing, and equal Decimals may have several forms.
     """
     plain = plain_values(arrow_type)
     return None if plain is None or plain.type in (float, decimal.Decimal) else plain.type

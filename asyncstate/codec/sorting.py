@@ -1,7 +1,7 @@
 """Orders of rows by several arrays of integers.
 
 Owns: ``rows_by`` and ``stable_order``.
-Invariant: both are stable: rows that are equal in all arrays stay in the order in which they came.
+Invariant: both are stable: rows that are equal in all arrays stay in the order of their input.
 Must not import anything of the project.
 """
 
@@ -19,11 +19,11 @@ _ALL = (1 << 64) - 1
 
 
 def rows_by(*arrays: npt.NDArray[Any]) -> Int64Array:
-    """The rows (n) in the order of integer or boolean arrays (n each, one at least), the most significant one first.
+    """The rows (n) in the order of integer or boolean arrays (n each, at least one), the most significant one first.
 
-    What ``np.lexsort`` gives for the arrays the other way round, in a fifth of the time: rows are sorted as numbers,
-    the bits of their values before those of their places. What does not fit into 63 bits is sorted in turns, the least
-    significant bits first, as by a radix sort; then a row's place is that which the turn before gave it.
+    The result of ``np.lexsort`` for the reversed arrays, in a fifth of the time: rows are sorted as numbers, the bits
+    of their values above those of their positions. Values that do not fit into 63 bits are sorted in several passes,
+    the least significant bits first, as in a radix sort; a row's position is then that of the previous pass.
     """
     num_rows = len(arrays[0])
     place_width = (num_rows - 1).bit_length()
@@ -44,7 +44,7 @@ def rows_by(*arrays: npt.NDArray[Any]) -> Int64Array:
 
 
 def _from_zero(array: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint64], int]:
-    """The numbers less the lowest of them, and how many bits the highest then has."""
+    """The numbers minus the lowest one, and the number of bits of the highest result."""
     if not len(array):
         return array.astype(np.uint64), 0
     low = int(array.min())
@@ -53,14 +53,14 @@ def _from_zero(array: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint64], int]:
 
 
 def _sorted(numbers: Int64Array, places: int, rows: Int64Array | None) -> Int64Array:
-    """Sort numbers that end in places of ``rows``; None: of the rows as they came."""
+    """Sort numbers whose lowest bits are positions in ``rows``; None: of the rows in input order."""
     numbers.sort()
     numbers &= places
     return numbers if rows is None else rows[numbers]
 
 
 def stable_order(codes: npt.NDArray[np.integer], bound: int) -> Int64Array:
-    """Stable argsort of codes in [0, bound), 16 bits at a time: these numpy sorts by radix, far faster."""
+    """Stable argsort of codes in [0, bound), 16 bits at a time: numpy sorts these by radix, which is much faster."""
     order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
     if bound <= 1 << 16:
         return order

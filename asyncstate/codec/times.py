@@ -1,9 +1,9 @@
-"""Timestamps inside Arrow types, at any depth, as the integers that rows carry.
+"""Timestamps inside Arrow types, at any depth, as the integers of stored rows.
 
 Owns: ``in_microseconds``, ``has_timestamps``, ``integers``, ``event_times``, ``as_python``, ``python_values``
 and ``with_leaves``.
-Invariant: only timestamps change; time zones are kept, since an instant is the same number in every zone.
-Must not import anything of the project but errors.
+Invariant: only timestamps change; time zones stay, since an instant is the same number in every zone.
+Must not import anything of the project except errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncstate.errors import SchemaError
 
 @lru_cache(maxsize=4096)
 def has_timestamps(arrow_type: pa.DataType) -> bool:
-    """Whether the type is a timestamp or holds one inside lists, structs or maps."""
+    """Whether the type is a timestamp or has one inside lists, structs or maps."""
     if pa.types.is_timestamp(arrow_type):
         return True
     return any(has_timestamps(arrow_type.field(index).type) for index in range(arrow_type.num_fields))
@@ -29,7 +29,7 @@ def has_timestamps(arrow_type: pa.DataType) -> bool:
 
 @lru_cache(maxsize=4096)
 def in_microseconds(arrow_type: pa.DataType) -> pa.DataType:
-    """The type with all timestamps in microseconds; the type itself if they are."""
+    """The type with all timestamps in microseconds; the type itself if they already are."""
     if not has_timestamps(arrow_type):
         return arrow_type
     return with_leaves(
@@ -43,17 +43,17 @@ def _as_integers(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def microsecond_struct(schema: pa.Schema) -> pa.DataType:
-    """The struct type of rows of ``schema`` as operators see them: what a state that keeps whole rows declares."""
+    """The struct type of rows of ``schema`` as operators see them, for the declaration of a state of whole rows."""
     return in_microseconds(pa.struct(list(schema)))
 
 
 def integers(column: pa.Array) -> pa.Array:
-    """The column with its timestamps as the int64 that is stored, of their unit; as it is without any."""
+    """The column with its timestamps as stored int64, in their unit; unchanged without any."""
     return column.cast(_as_integers(column.type)) if has_timestamps(column.type) else column
 
 
 def event_times(column: pa.Array) -> npt.NDArray[np.int64]:
-    """A timestamp column as int64 microseconds; what is finer is cut off, nulls are 0."""
+    """A timestamp column as int64 microseconds; finer units are truncated, nulls are 0."""
     if column.type.unit != "us":
         column = column.cast(pa.timestamp("us", column.type.tz), safe=False)
     numbers = column.view(pa.int64())
@@ -62,7 +62,7 @@ def event_times(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def as_python(column: pa.Array, name: str = "") -> list[Any]:
-    """The values of column ``name``, timestamps as integers of their unit; SchemaError for a date beyond Python's."""
+    """The values of column ``name``, timestamps as integers in their unit; SchemaError for a date beyond Python's."""
     try:
         return integers(column).to_pylist()  # type: ignore[no-any-return]
     except OverflowError as error:
@@ -80,7 +80,7 @@ def python_values(column: pa.Array, name: str = "") -> list[Any]:
 
 
 def with_leaves(arrow_type: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with ``convert`` of each flat type in it, at any depth."""
+    """The type with ``convert`` applied to each flat type in it, at any depth."""
 
     def converted(field: pa.Field) -> pa.Field:
         return field.with_type(with_leaves(field.type, convert))

@@ -1,9 +1,8 @@
-"""Arrow columns seen as numpy arrays and back, without a loop over rows.
+"""Conversion between Arrow columns and numpy arrays, without a loop over rows.
 
-Owns: the *storage form* of every fixed-width type (little endian numpy, nulls as zeros, decimal128 as two
-int64 words low/high) and the binary form of variable-width types (always ``large_binary``, so that a
-batch may exceed 2 GiB).
-Must not import anything of the project but ``asyncstate.errors`` and ``codec.types``.
+Owns: the *storage form* of every fixed-width type (little endian numpy, nulls as zeros, decimal128 as two int64 words
+low/high) and the binary form of variable-width types (always ``large_binary``, so that a batch may exceed 2 GiB).
+Must not import anything of the project except ``asyncstate.errors`` and ``codec.arrow_types``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 ByteRows: TypeAlias = ByteArray | pa.LargeBinaryArray
-"""Byte strings (n): the rows of a matrix (n, width) if all have one width, else a binary column."""
+"""Byte strings (n): the rows of a matrix (n, width) if all have one width, or else a binary column."""
 
 LARGE_BINARY = pa.large_binary()
 EMPTY = pa.scalar(b"", LARGE_BINARY)
@@ -89,8 +88,7 @@ def valid_mask(column: pa.Array) -> BoolArray | None:
 
 
 def spread(columns: Sequence[pa.Array], present: BoolArray) -> list[pa.Array]:
-    """``columns`` of the rows that are ``present`` (n) alone, one behind the other, as columns of n rows; the others
-    are null."""
+    """Spread ``columns``, which have only the ``present`` rows (mask, n), to columns of n rows; the others are null."""
     indices = pa.array(np.cumsum(present) - 1, mask=~present)
     return [column.take(indices) for column in columns]
 
@@ -161,8 +159,8 @@ def binary_from(offsets: Int64Array, data: pa.Buffer | None) -> pa.LargeBinaryAr
 def binary_slices(
     data: bytes | pa.Buffer | ByteArray, starts: Int64Array, ends: Int64Array
 ) -> pa.LargeBinaryArray:
-    """Slices of ``data`` as a binary column; each starts where the one before ends, or later."""
-    # Gaps and slices lie one behind the other, so they alternate in one binary column.
+    """Slices of ``data`` as a binary column; each starts where the previous one ends, or later."""
+    # Gaps and slices alternate, so they form one binary column.
     bounds = np.zeros(2 * len(starts) + 1, np.int64)
     bounds[1::2] = starts
     bounds[2::2] = ends
@@ -217,6 +215,6 @@ def gather_bytes(data: ByteArray, starts: Int64Array, width: int) -> ByteArray:
     """An (n, width) matrix of the ``width`` bytes at each start; the caller has checked the bounds."""
     if width == 0 or len(starts) == 0:
         return np.empty((len(starts), width), np.uint8)
-    # Overlapping windows of the buffer as void items: one index and one memcpy a row.
+    # Overlapping windows of the buffer as void items: one index and one memcpy per row.
     windows: Array = np.ndarray((len(data) - width + 1,), f"V{width}", data.data, strides=(1,))
     return windows[starts].view(np.uint8).reshape(-1, width)

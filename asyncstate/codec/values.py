@@ -1,10 +1,10 @@
 """The value codecs: typed, versioned rows and single values to bytes.
 
-Owns: ``RowCodec``, ``ValueCodec`` and ``PickleCodec``. Each stored value begins with a version byte: the
-number of schemas that were declared before the one it was written with.
-Invariants: one row and a column of rows give the same bytes; every version once written stays readable;
-nothing is unpickled unless the state was declared as pickled.
-Must not import anything of the project but ``asyncstate.errors`` and its neighbours in ``codec``."""
+Owns: ``RowCodec``, ``ValueCodec`` and ``PickleCodec``. Each stored value begins with a version byte: the number of
+schemas declared before the one that wrote it.
+Invariants: one row and a column of rows give the same bytes; every version once written stays readable; nothing is
+unpickled unless the state was declared as pickled.
+Must not import anything of the project except ``asyncstate.errors`` and other modules of ``codec``."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ PICKLE_MARK = b"\xfe"
 
 
 class RowCodec:
-    """Rows of ``schema``; reads also rows written with the ``older`` schemas, the first of them version 0.
+    """Codec of rows of ``schema``; also reads rows written with the ``older`` schemas, the first of them version 0.
 
-    ``owner`` names the state in messages. ``SchemaError`` for unsupported types, too many versions, or
-    an older schema that cannot be read as the newer one (see ``check_evolution``). Added fields read as null.
+    ``owner`` names the state in messages. ``SchemaError`` for unsupported types, too many versions, or an older schema
+    that cannot be read as the newer one (see ``check_evolution``). Added fields read as null.
     """
 
     __slots__ = ("_layouts", "_sources", "decode_one", "encode_one", "owner", "schema")
@@ -70,14 +70,14 @@ class RowCodec:
         self.schema = schema
         self.owner = owner
         self._layouts = [row_layout(one, version, owner) for version, one in enumerate(schemas)]
-        # For each field its index in the older schema, -1 if it was added.
+        # The index of each field in the older schema, -1 if it was added.
         self._sources = [[one.get_field_index(name) for name in schema.names] for one in older]
         self.encode_one = row_encoder(self._layouts[-1])
         self.decode_one = _versioned_decoder(self._layouts, self._sources)
 
     @property
     def version(self) -> int:
-        """The version byte of what is written."""
+        """The version byte of written rows."""
         return len(self._layouts) - 1
 
     @property
@@ -88,12 +88,12 @@ class RowCodec:
     def encode(
         self, columns: Sequence[pa.Array], prefix: ByteArray | None = None, num_rows: int = 0
     ) -> list[bytes]:
-        """The bytes of each row, behind those of ``prefix`` (n, width) if given; ``CodecError`` if the columns have not
-        exactly the schema's types. ``num_rows`` tells how many there are of a schema without fields."""
+        """The bytes of each row, after those of ``prefix`` (n, width) if given; ``CodecError`` if the columns do not
+        have exactly the schema's types. ``num_rows`` is the number of rows for a schema without fields."""
         return as_rows(self._encoded(columns, prefix, num_rows))
 
     def checked(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
-        """The columns as ``encode`` takes them; raises what ``encode`` raises, for columns that are encoded later."""
+        """The columns as ``encode`` takes them; raises the errors of ``encode``, for columns that are encoded later."""
         plain = plain_columns(columns, self.schema.types, self.schema.names, self.owner)
         for index, column in enumerate(plain):
             if column.null_count and not self.schema.field(index).nullable:
@@ -103,7 +103,7 @@ class RowCodec:
     def encode_column(
         self, columns: Sequence[pa.Array], prefix: ByteArray | None = None
     ) -> pa.LargeBinaryArray:
-        """As ``encode``, as a binary column: for rows that are stored many to a value."""
+        """As ``encode``, but returns a binary column, for values with many rows each."""
         return as_binary(self._encoded(columns, prefix))
 
     def _encoded(self, columns: Sequence[pa.Array], prefix: ByteArray | None, num_rows: int = 0) -> ByteRows:
@@ -111,7 +111,7 @@ class RowCodec:
         return encode_rows(self._layouts[-1], plain, len(plain[0]) if plain else num_rows, prefix)
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:
-        """Columns of n rows, null in all columns where ``values`` is None, and the mask of rows present.
+        """Columns of n rows, null in all columns where ``values`` is None, and the mask of present rows.
 
         ``CodecError`` if a value is truncated, damaged, or of a version this codec does not know.
         """
@@ -157,7 +157,7 @@ def _versioned_decoder(layouts: Sequence[RowLayout], sources: Sequence[list[int]
     older = [row_decoder(layout) for layout in layouts[:-1]]
     if not older:
         return current
-    # For each field where it is in the older row, and what makes the new value of the old one.
+    # The position of each field in the older row, and its conversion to the new value.
     plans = [
         [
             (source, None if source < 0 else upgrade(layout.schema.field(source).type, field.type))
@@ -184,8 +184,8 @@ def _versioned_decoder(layouts: Sequence[RowLayout], sources: Sequence[list[int]
 class ValueCodec:
     """Single values of one type: a row of one nullable field, with values instead of tuples.
 
-    ``older`` are the types it had before, for widening. None is a value here (a stored null);
-    "nothing stored" is the absence of bytes.
+    ``older`` are the earlier types, for widening. None is a value here (a stored null); "nothing stored" is the absence
+    of bytes.
     """
 
     __slots__ = ("_row", "decode_one", "decode_packed", "decode_page", "encode_one", "plain", "type")
@@ -197,8 +197,8 @@ class ValueCodec:
     decode_page: DecodeValues
     """The values of many stored bytes; ``CodecError`` as for one."""
     decode_packed: DecodePacked
-    """``decode_packed(data, start, stride, count)``: the values that stand in ``data`` from ``start`` on, every
-    ``stride`` bytes, each of which fills them but for a few at the end. None unless all are fixed-width and plain."""
+    """``decode_packed(data, start, stride, count)``: the values in ``data`` from ``start`` on, at every ``stride``
+    bytes, where each value fills its bytes except for a few at the end. None unless all are fixed-width and plain."""
 
     def __init__(self, type: pa.DataType, older: Sequence[pa.DataType] = (), *, owner: str = "value") -> None:
         self.type = type
@@ -212,7 +212,7 @@ class ValueCodec:
         return self._row.encode([column])
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[pa.Array, BoolArray]:
-        """The column of n values, null where ``values`` is None, and the mask of values present."""
+        """The column of n values, null where ``values`` is None, and the mask of present values."""
         columns, present = self._row.decode(values)
         return columns[0], present
 
@@ -243,7 +243,7 @@ def _value_functions(
 def _number_functions(
     code: str, direct: type, version: int, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
 ) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """Numbers in one ``struct`` call; anything unusual goes to the general functions."""
+    """Numbers in one ``struct`` call; unusual values use the general functions."""
     packer = struct.Struct("<BB" + code)
     pack, unpack, size = packer.pack, packer.unpack, packer.size
 
@@ -252,7 +252,7 @@ def _number_functions(
             try:
                 return pack(version, 0, value)
             except (struct.error, OverflowError):
-                pass  # out of range; the general function says so
+                pass  # out of range; the general function raises
         return encode(value)
 
     def decode_one(data: bytes) -> Any:
@@ -268,7 +268,7 @@ def _number_functions(
 def _string_functions(
     version: int, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
 ) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """Strings with a header of version, bitmap and length; anything unusual goes to the general functions."""
+    """Strings with a header of version, bitmap and length; unusual values use the general functions."""
     header = struct.Struct("<BBI")
     pack, unpack_from, size = header.pack, header.unpack_from, header.size
 
@@ -278,7 +278,7 @@ def _string_functions(
                 raw = value.encode()
                 return pack(version, 0, len(raw)) + raw
             except (struct.error, UnicodeEncodeError):
-                pass  # a lone surrogate; the general function says so
+                pass  # a lone surrogate; the general function raises
         return encode(value)
 
     def decode_one(data: bytes) -> Any:
@@ -297,14 +297,14 @@ def _string_functions(
 class PickleCodec:
     """Any picklable Python object, for states that declare a pickled type explicitly.
 
-    Whoever can write the checkpoint can run code in the job; the typed codecs have no such risk.
+    Anyone who can write the checkpoint can run code in the job; the typed codecs have no such risk.
     """
 
     __slots__ = ("_owner", "plain")
 
     def __init__(self, *, owner: str = "value") -> None:
         self._owner = owner
-        self.plain: PlainValues | None = None  # an object may be changed by whoever has it
+        self.plain: PlainValues | None = None  # any holder of an object may change it
 
     def encode_one(self, value: Any) -> bytes:
         """The mark byte and the pickle; ``CodecError`` if the object cannot be pickled."""
@@ -343,6 +343,6 @@ class PickleCodec:
         return [self.encode_one(value) for value in values]
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[list[Any], BoolArray]:
-        """The objects, None where nothing is stored, and the mask of objects present."""
+        """The objects, None where nothing is stored, and the mask of present objects."""
         present = np.array([value is not None for value in values], np.bool_)
         return [None if value is None else self.decode_one(value) for value in values], present

@@ -1,4 +1,4 @@
-"""State: what an operator declares in ``open`` and uses in ``process``, ``on_timer`` and ``process_bundle``.
+"""State: an operator declares it in ``open`` and uses it in ``process``, ``on_timer`` and ``process_bundle``.
 
 Owns: the state kinds of both grains and the timers. Must not import storage, execution or operators.
 """

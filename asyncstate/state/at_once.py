@@ -1,7 +1,7 @@
-"""The asynchronous half of the methods of a value and of a list whose calls are answered at once.
+"""Asynchronous methods of values and lists whose calls complete at once.
 
-Owns: ``ValueAtOnce`` and ``ListAtOnce``; of maps it is ``asyncstate.state.map_mixins.ImmediateMap``.
-Invariant: an asynchronous method does what its twin does when it is asked for.
+Owns: ``ValueAtOnce`` and ``ListAtOnce``; for maps, see ``asyncstate.state.map_mixins.ImmediateMap``.
+Invariant: an asynchronous method does what its synchronous twin does, at the time of the call.
 Must not import storage, execution, operators or the states.
 """
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ValueAtOnce(Generic[T]):
-    """A value whose every future is done."""
+    """A value whose futures are always done."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class ValueAtOnce(Generic[T]):
 
     @abstractmethod
     def update(self, value: T | None) -> None:
-        """Keep ``value``; None clears."""
+        """Store ``value``; None clears."""
 
     @abstractmethod
     def is_empty(self) -> bool:
@@ -43,7 +43,7 @@ class ValueAtOnce(Generic[T]):
         return completed_future(self.value())
 
     def async_update(self, value: T | None) -> StateFuture[None]:
-        """``update``; every read that is asked for later sees it."""
+        """``update``; every later read sees it."""
         self.update(value)
         return VOID
 
@@ -52,13 +52,13 @@ class ValueAtOnce(Generic[T]):
         return completed_future(self.is_empty())
 
     def async_clear(self) -> StateFuture[None]:
-        """``clear``; every read that is asked for later sees it."""
+        """``clear``; every later read sees it."""
         self.clear()
         return VOID
 
 
 class ListAtOnce(Generic[T]):
-    """A list whose every future is done."""
+    """A list whose futures are always done."""
 
     __slots__ = ()
 
@@ -83,16 +83,16 @@ class ListAtOnce(Generic[T]):
         return completed_future(StateIterator(list(self.get())))
 
     def async_add(self, element: T) -> StateFuture[None]:
-        """``add``; every operation that is asked for later sees it."""
+        """``add``; every later operation sees it."""
         self.add(element)
         return VOID
 
     def async_add_all(self, elements: Iterable[T]) -> StateFuture[None]:
-        """``add_all``; every operation that is asked for later sees it."""
+        """``add_all``; every later operation sees it."""
         self.add_all(elements)
         return VOID
 
     def async_clear(self) -> StateFuture[None]:
-        """``clear``; every operation that is asked for later sees it."""
+        """``clear``; every later operation sees it."""
         self.clear()
         return VOID

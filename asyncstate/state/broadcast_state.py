@@ -1,9 +1,9 @@
 """BroadcastState: a small map that is the same in every partition, written by the rows of the broadcast input.
 
-Owns: ``BroadcastState``, its descriptor, and ``BroadcastValue`` and ``BroadcastList``, which are kept in one.
+Owns: ``BroadcastState``, its descriptor, and ``BroadcastValue`` and ``BroadcastList``, which are stored in one.
 Invariants: entries live under ``BROADCAST_GROUP`` in every partition, with equal bytes; only a record that may
-write broadcast state changes them, and every partition runs the same such records in the same order. What a
-read gives is the caller's own: changing it changes no state.
+write broadcast state changes them, and every partition runs the same such records in the same order. A read gives a
+copy to the caller: changing it changes no state.
 Must not import storage, execution or operators.
 
 Source: Flink's ``BroadcastState`` and FLIP's ``StateKind.BROADCAST``.
@@ -32,15 +32,15 @@ K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
 
 _Entry = tuple[Any, Any]
-"""A user key as it is stored, and its value: decoded if it cannot be changed, else its bytes."""
+"""A user key as it is stored, and its value: decoded if it is immutable, or else its bytes."""
 
 
 class BroadcastState(ImmediateMap[K, V]):
-    """Entries by user key; read anywhere, also without a current key, written in ``process_broadcast`` only.
+    """Entries by user key; readable anywhere, also without a current key, writable in ``process_broadcast`` only.
 
-    The whole map is loaded at its first use in a micro-batch, so it must be small; afterwards reads are dict
-    lookups and every future is done at once. Raises StateAccessError for a write elsewhere and for a value of
-    None, CodecError for what is not of the declared types.
+    The whole map is loaded at its first use in a micro-batch, so it must be small; afterwards reads are dict lookups
+    and every future is done at once. Raises StateAccessError for a write elsewhere and for a value of None, CodecError
+    for a key or value that is not of the declared types.
     """
 
     __slots__ = ("_binding", "_by_bytes", "_hold", "_in_order", "_prefix", "_take")
@@ -49,7 +49,7 @@ class BroadcastState(ImmediateMap[K, V]):
         self._binding = binding
         self._prefix = BROADCAST_GROUP + binding.state_id
         decode = binding.decode_value
-        # A value that can be changed (a list, say) is decoded anew for each read.
+        # A mutable value (such as a list) is decoded again for each read.
         self._hold: Callable[[bytes], Any] = decode if shared else _same
         self._take: Callable[[Any], Any] = _same if shared else decode
         self._by_bytes: dict[bytes, _Entry] | None = None
@@ -123,7 +123,7 @@ class BroadcastState(ImmediateMap[K, V]):
     # -- the rest -----------------------------------------------------------------------------------
 
     def _loaded(self) -> dict[bytes, _Entry]:
-        """All entries by encoded key, read from the sink the first time."""
+        """All entries by encoded key, read from the sink at the first use."""
         if self._by_bytes is None:
             binding, skip = self._binding, len(self._prefix)
             stored = range_entries(binding.sink, self._prefix, prefix_end(self._prefix), binding.page_size)
@@ -152,7 +152,7 @@ class BroadcastState(ImmediateMap[K, V]):
         entries = self._loaded()
         if raw_key not in entries:
             self._in_order = False
-        # as it is read back: 1 put into a float map is 1.0, whether the batch has been committed or not
+        # as it is read later: 1 put into a float map is 1.0, before and after the commit
         entries[raw_key] = self._binding.decode_key(raw_key)[0][0], self._hold(raw)
         self._binding.sink.put(self._prefix + raw_key, raw)
 
@@ -170,7 +170,7 @@ class BroadcastState(ImmediateMap[K, V]):
 
 
 class BroadcastValue(ValueAtOnce[V]):
-    """One value that is the same in every partition, under the key 0 of ``state``; see ``ValueView``."""
+    """One value that is the same in every partition, stored under the key 0 of ``state``; see ``ValueView``."""
 
     __slots__ = ("_default", "_state")
 
@@ -184,7 +184,7 @@ class BroadcastValue(ValueAtOnce[V]):
         return self._default if found is None else found
 
     def update(self, value: V | None) -> None:
-        """Keep ``value``; None clears. Raises StateAccessError as ``BroadcastState.put`` does."""
+        """Store ``value``; None clears. Raises StateAccessError as ``BroadcastState.put`` does."""
         if value is None:
             self._state.clear()
         else:
@@ -199,7 +199,7 @@ class BroadcastValue(ValueAtOnce[V]):
 
 
 class BroadcastList(ListAtOnce[V]):
-    """Elements that are the same in every partition, under the keys 0, 1, ... of ``state``; see ``ListView``."""
+    """Elements that are the same in every partition, stored under the keys 0, 1, ... of ``state``; see ``ListView``."""
 
     __slots__ = ("_state",)
 
@@ -226,7 +226,7 @@ class BroadcastList(ListAtOnce[V]):
 class BroadcastStateDescriptor(MapDescriptor[BroadcastState[K, V], K, V], Generic[K, V]):
     """Declares a BroadcastState from ``key_type`` (a flat type, never pickled) to ``value_type``.
 
-    For operators with a broadcast input; without namespaces and time to live.
+    Only for operators with a broadcast input; it has no namespaces and no time to live.
     """
 
     kind: ClassVar[str] = "broadcast"

@@ -1,9 +1,9 @@
 """Declarations of the record-grain states.
 
-Owns: the descriptors of ValueState, ListState, MapState, ReducingState and AggregatingState, and what a declaration
-must satisfy.
+Owns: the descriptors of ValueState, ListState, MapState, ReducingState and AggregatingState, and the checks of a
+declaration.
 Invariant: a descriptor that exists has a valid name and types that can be stored; the function that a state folds with
-is never part of what the checkpoint knows of it.
+is never part of the checkpoint.
 Must not import storage, execution or operators.
 """
 
@@ -58,18 +58,18 @@ from asyncstate.state.versions import PICKLED, evolved, older_values
 from asyncstate.state_backend import StateBackend
 
 S_co = TypeVar("S_co", covariant=True)
-# What an Arrow type's values are in Python is not to be seen by a type checker: Any, unless the author says it.
+# A type checker cannot see the Python type of an Arrow type's values: Any, unless the author declares it.
 T = TypeVar("T", default=Any)
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
 IN = TypeVar("IN", default=Any)
 OUT = TypeVar("OUT", default=Any)
 R = TypeVar("R", default=T | None)
-"""What reads of a ValueState give."""
+"""The result of reads of a ValueState."""
 
 
 class _Options(TypedDict, total=False):
-    """The further arguments of all descriptors, for type checkers."""
+    """The common optional arguments of all descriptors, for type checkers."""
 
     namespaced: bool
     pickled: bool
@@ -81,7 +81,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def check_state_name(name: str) -> None:
-    """Raise StateDeclarationError unless a state may be called ``name``."""
+    """Raise StateDeclarationError unless ``name`` is a valid name of a state."""
     if not _NAME.fullmatch(str(name)):
         raise StateDeclarationError(
             f"state name {name!r} is not allowed; use letters, digits, '_', '.' and '-', with a "
@@ -91,12 +91,11 @@ def check_state_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
-    """What they have in common. ``_states``: the class of the state, and that with a ttl; ``_value``: the field that
-    has the type of its values.
+    """Base of the descriptors. ``_states``: the class without and with a ttl; ``_value``: the value type's field.
 
-    ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python
-    objects, stored as pickles; give no type then. Who can write a pickled state's checkpoint can run code
-    in the job. ``ttl``: values, map entries or list elements expire, each by itself. ``belongs_to``: see ``BelongsTo``.
+    ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python objects, stored
+    as pickles; give no type then. Anyone who can write a pickled state's checkpoint can run code in the job. ``ttl``:
+    values, map entries or list elements expire separately. ``belongs_to``: see ``BelongsTo``.
     """
 
     name: str
@@ -152,7 +151,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         return state
 
     def _codec(self, uid: str, stored: dict[str, str] | None) -> ValueCodec | PickleCodec:
-        """The codec of values; reads those of all versions before, too."""
+        """The codec of values; it also reads those of all earlier versions."""
         value_type = getattr(self, self._value)
         owner = f"operator '{uid}', state '{self.name}'"
         texts = self.type_texts()
@@ -188,13 +187,13 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         )
 
     def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
-        """What else the Binding of this kind has; ``plain``: None if nothing can be known of its values."""
+        """Further fields of this kind's ``StateContext``; ``plain``: None if its values cannot be cached."""
         return {}
 
 
 @dataclass(frozen=True)
 class _ValueDescriptor(_Descriptor[ValueState[T, R]], Generic[T, R]):
-    """All of a ValueStateDescriptor but the types of its arguments. The default is not stored and may change."""
+    """A ValueStateDescriptor except for the types of its arguments. The default is not stored and may change."""
 
     type: TypeLike[T] = None
     default: T | None = None
@@ -216,8 +215,8 @@ class ValueStateDescriptor(_ValueDescriptor[T, R], Generic[T, R]):
     """Declares a ValueState of ``type``; reads give ``default`` where there is no value.
 
     To a type checker ``ValueStateDescriptor("n", int)`` declares a ``ValueState[int]``, whose reads are ``int | None``,
-    and with a default one whose reads are ``int``. Of a pyarrow type, or a pickled value, it knows nothing: say it, as
-    in ``ValueStateDescriptor[int]("n", pa.int32())``.
+    and with a default one whose reads are ``int``. For a pyarrow type, or a pickled value, declare the type, as in
+    ``ValueStateDescriptor[int]("n", pa.int32())``.
     """
 
     if TYPE_CHECKING:
@@ -322,8 +321,8 @@ class ReducingStateDescriptor(_Descriptor[ReducingState[T]], Generic[T]):
 class AggregatingStateDescriptor(_Descriptor[AggregatingState[IN, OUT]], Generic[IN, OUT]):
     """Declares an AggregatingState whose accumulators are of ``accumulator_type``.
 
-    ``aggregate_function`` may also be one of ``asyncstate.functions``: a tuple that is added is the arguments of its
-    ``accumulate``, and its ``get_accumulator_type`` counts where no type is given.
+    ``aggregate_function`` may also be one of ``asyncstate.functions``: an added tuple is passed as the arguments of its
+    ``accumulate``, and its ``get_accumulator_type`` applies where no type is given.
     """
 
     aggregate_function: AggregateFunction[IN, Any, OUT] | TableFunction

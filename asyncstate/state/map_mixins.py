@@ -1,10 +1,10 @@
-"""What maps have in common: use like a dict's, and futures of what is answered at once.
+"""Mixins of maps: dict operations, and asynchronous methods that complete at once.
 
 Owns: ``DictProtocol``, the base of maps that have ``get``, ``put``, ``remove``, ``contains``, ``keys`` and ``entries``;
-``ImmediateWrites`` and ``ImmediateMap``, the asynchronous half of ``MapState``'s methods for a map of which writes, or
-all calls, need not wait.
-Invariant: each operator is one of those calls and nothing more, so ``map[key]`` is None for a key that is not there; an
-asynchronous method does what its twin does when it is asked for.
+``ImmediateWrites`` and ``ImmediateMap``, the asynchronous methods of ``MapState`` for a map whose writes, or all calls,
+need not wait.
+Invariant: each operator is exactly one of those calls, so ``map[key]`` is None for a missing key; an asynchronous
+method does what its synchronous twin does, at the time of the call.
 Must not import storage, execution, operators or the states.
 
 Source: Flink's Python ``MapState`` and ``MapView``.
@@ -27,7 +27,7 @@ class DictProtocol(Generic[K, V]):
     """``map[key]``, ``map[key] = value``, ``del map[key]``, ``key in map``, iteration over the keys, ``items()``.
 
     Unlike a dict's, a missing key is never a KeyError: reading gives None and deleting does nothing, as with ``get``
-    and ``remove``. There is no length: it would read every entry.
+    and ``remove``. There is no ``len()``: it would read every entry.
     """
 
     __slots__ = ()
@@ -77,7 +77,7 @@ class DictProtocol(Generic[K, V]):
 
 
 class ImmediateWrites(DictProtocol[K, V]):
-    """A map whose writes take effect when they are asked for."""
+    """A map whose writes take effect at the time of the call."""
 
     __slots__ = ()
 
@@ -90,28 +90,28 @@ class ImmediateWrites(DictProtocol[K, V]):
         """Remove all entries."""
 
     def async_put(self, key: K, value: V) -> StateFuture[None]:
-        """``put``; every read that is asked for later sees it."""
+        """``put``; every later read sees it."""
         self.put(key, value)
         return VOID
 
     def async_put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> StateFuture[None]:
-        """``put_all``; every read that is asked for later sees it."""
+        """``put_all``; every later read sees it."""
         self.put_all(entries)
         return VOID
 
     def async_remove(self, key: K) -> StateFuture[None]:
-        """``remove``; every read that is asked for later sees it."""
+        """``remove``; every later read sees it."""
         self.remove(key)
         return VOID
 
     def async_clear(self) -> StateFuture[None]:
-        """``clear``; every read that is asked for later sees it."""
+        """``clear``; every later read sees it."""
         self.clear()
         return VOID
 
 
 class ImmediateMap(ImmediateWrites[K, V]):
-    """A map whose every future is done."""
+    """A map whose futures are always done."""
 
     __slots__ = ()
 

@@ -1,9 +1,9 @@
 """Reading many ranges of the store as one ordered stream.
 
-Owns: paging through ranges and merging them; timers and buffered rows are read this way. Removing what pages have.
-Ranges of namespaces in time-first states, whose store keys are ``[group][state id][namespace][key]``: where the key
-begins in them, how a range is walked (by key group, then namespace, then key), and how namespaces are read from keys.
-Invariant: one page a range is held. Entries may be written and deleted meanwhile; those written behind the
+Owns: paging through ranges and merging them, which is how timers and buffered rows are read; removing the entries of
+pages; ranges of namespaces in time-first states, whose store keys are ``[group][state id][namespace][key]``: the offset
+of the key, the order of a range (by key group, then namespace, then key), and reading namespaces from store keys.
+Invariant: one page per range is in memory. Entries may be written and deleted meanwhile; those written before the
 position that a range has reached are not found.
 Must not import storage, execution or operators.
 """
@@ -27,16 +27,16 @@ from asyncstate.state_backend import Page, StateBackend
 _AFTER: Final = b"\x00"
 
 REMOVED_PAGE: Final = 256
-"""Entries that are read at a time only to be removed: a chunk of rows may be large."""
+"""Page size for entries that are read only to be removed: a chunk of rows may be large."""
 _REMOVED_KEYS: Final = 1 << 16
-"""Keys that are held to be removed together."""
+"""Keys that are collected to be removed together."""
 
 _GROUP_BYTES: Final = 2
 STATE_PREFIX_BYTES: Final = _GROUP_BYTES + 1
-"""What stands before the rest of every store key: key group and state id."""
+"""Length of the prefix of every store key: key group and state id."""
 _NAMESPACE_BYTES: Final = 8
 TIME_FIRST_PREFIX_BYTES: Final = STATE_PREFIX_BYTES + _NAMESPACE_BYTES
-"""What stands before the key in a store key of a time-first state."""
+"""Length of the prefix before the key in a store key of a time-first state."""
 
 Entry = tuple[bytes, bytes]
 
@@ -44,7 +44,7 @@ Entry = tuple[bytes, bytes]
 def merged_entries(
     sink: StateBackend, ranges: Iterable[tuple[bytes, bytes]], page_size: int, order: Callable[[Entry], Any]
 ) -> Iterator[Entry]:
-    """The entries of all ``ranges`` (start, end) by ``order``, by which each range must be sorted already."""
+    """The entries of all ``ranges`` (start, end) merged by ``order``; each range must already be in this order."""
     scans = [range_entries(sink, start, end, page_size) for start, end in ranges]
     return heapq.merge(*scans, key=order)
 
@@ -75,7 +75,7 @@ def pages_of(entries: Iterator[Entry], page_size: int) -> Iterator[Page]:
 def remove_pages(remove: Callable[[list[bytes]], object], pages: Iterable[Page]) -> None:
     """Give the store keys of all ``pages`` to ``remove``.
 
-    Many at a time, because a walk that follows a deletion has to sort what was written.
+    Many at a time, because a scan after a deletion has to sort the written entries.
     """
     removed: list[bytes] = []
     for page in pages:
@@ -89,12 +89,12 @@ def remove_pages(remove: Callable[[list[bytes]], object], pages: Iterable[Page])
 def namespace_pages(
     sink: StateBackend, state_id: int, groups: Iterable[int], start: int, until: int, page_size: int
 ) -> Iterator[Page]:
-    """All entries with start <= namespace <= ``until``, in lists of ``page_size`` entries or somewhat more."""
+    """All entries with start <= namespace <= ``until``, in lists of ``page_size`` entries or slightly more."""
     held: Page = []
     for group in groups:
         group_bytes = group.to_bytes(_GROUP_BYTES, "big")
         prefix = group_bytes + bytes([state_id])
-        # No namespace is above the highest; what follows its keys is the next state.
+        # No namespace is above the highest one; its keys are followed by the next state.
         end = group_bytes + bytes([state_id + 1])
         if until < MAX_WATERMARK:
             end = prefix + encode_namespace(until + 1)
@@ -115,6 +115,6 @@ def namespaces_of(store_keys: pa.LargeBinaryArray) -> Int64Array:
 
 
 def of_state(store_keys: Sequence[bytes], state_id: int) -> list[bytes]:
-    """The store keys of another state, ``state_id``, that has the same keys."""
+    """The corresponding store keys of another state, ``state_id``, that has the same keys."""
     state = bytes([state_id])
     return [key[:_GROUP_BYTES] + state + key[STATE_PREFIX_BYTES:] for key in store_keys]

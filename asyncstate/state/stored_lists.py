@@ -1,9 +1,9 @@
-"""Lists put together from what is stored of them: a head, right behind it in the store its chunks by number.
+"""Assembles lists from their store entries: a head, directly followed by its chunks by number.
 
-Owns: how entries in the order of the store become lists again, piece by piece in either layout (``chunks``,
-``list_blocks``), and blocks for many lists at a time.
-Invariant: each list is given whole and once, its chunks before its head as its rows are; a chunk that is missing or
-belongs to no head is an error. Lists that have been given may be written or removed while the others are read.
+Owns: assembling lists from entries in store order, piece by piece in either layout (``chunks``, ``list_blocks``), or as
+blocks of many lists at a time.
+Invariant: each list is yielded completely and once, its chunks before its head, in the order of its rows; a chunk that
+is missing or belongs to no head is an error. Yielded lists may be written or removed while the others are read.
 Must not import storage, execution or operators.
 """
 
@@ -24,11 +24,11 @@ from asyncstate.state.keyed.list_state import chunk_key
 from asyncstate.state_backend import Page
 
 _TOGETHER_BYTES: Final = 1 << 20
-"""Pages are put together up to about so many bytes of blocks: a call for a few lists costs more than they do."""
+"""Pages are concatenated up to about this many bytes of blocks: a call for a few lists costs more than the lists."""
 
 
 class ListLayout(NamedTuple):
-    """How a head tells the number of its chunks, given its owner for errors, and where they are."""
+    """How to read the number of chunks from a head (with its owner for errors), and the store keys of chunks."""
 
     sealed: Callable[[bytes, str], int]
     chunk_key: Callable[[bytes, int], bytes]
@@ -48,15 +48,15 @@ def block_key(key: bytes, index: int) -> bytes:
 
 
 ELEMENTS: Final = ListLayout(lambda head, _: sealed_chunks(head), chunk_key)
-"""Of ``ListState``."""
+"""The layout of ``ListState``."""
 BLOCKS: Final = ListLayout(lambda head, owner: int(read_heads([b""], [head], owner).chunks[0]), block_key)
-"""Of list columns."""
+"""The layout of list columns."""
 
 
 def list_pieces(
     entries: Iterable[tuple[bytes, bytes]], layout: ListLayout, owner: str
 ) -> Iterator[ListPiece]:
-    """The pieces of lists in the order of their elements. One head is held, no matter how long a list is."""
+    """The pieces of lists in the order of their elements. Only one head is in memory, no matter how long a list is."""
     stored = iter(entries)
     for key, head in stored:
         for index in range(layout.sealed(head, owner)):
@@ -70,7 +70,7 @@ def list_pieces(
 def element_lists(
     entries: Iterable[tuple[bytes, bytes]], owner: str
 ) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
-    """Of each list of ``ListState`` its store key, head and chunks."""
+    """Yield the store key, head and chunks of each list of ``ListState``."""
     chunks: list[bytes] = []
     for key, data, is_head in list_pieces(entries, ELEMENTS, owner):
         if is_head:
@@ -81,7 +81,7 @@ def element_lists(
 
 
 class FoundLists(NamedTuple):
-    """u lists of rows: their ``heads``, and of all their chunks the blocks, the store keys and whose they are."""
+    """u lists of rows: their ``heads``, and the blocks, store keys and list indices of all their chunks."""
 
     heads: ListHeads
     chunk_keys: list[bytes]
@@ -93,7 +93,7 @@ class StoredLists(NamedTuple):
     """The stored rows of u lists, in the order of ``ListColumns``: n blocks with m rows.
 
     ``per_block`` (n) counts the rows of each block. ``chunk_keys`` are the store keys of the blocks that are chunks;
-    these, then the heads, are put in ``order`` (n; None: they are) to give the blocks.
+    ``order`` (n; None: in order already) takes these, then the heads, into the order of the blocks.
     """
 
     blocks: list[bytes]
@@ -115,8 +115,8 @@ def block_lists(pages: Iterable[Page], owner: str) -> Iterator[FoundLists]:
             continue
         held_bytes = 0
         is_head, heads = _heads_among(held, owner)
-        # The last list waits for the next page: more of it may come, and chunks that are written behind the position of
-        # the scan would be found by it.
+        # The last list waits for the next page: it may continue there, and the scan would find chunks that are written
+        # after its position.
         last = int(np.flatnonzero(is_head)[-1])
         if last:
             yield _found(
@@ -132,11 +132,11 @@ def block_lists(pages: Iterable[Page], owner: str) -> Iterator[FoundLists]:
 
 
 def _heads_among(entries: Page, owner: str) -> tuple[BoolArray, ListHeads]:
-    """Which entries are heads, and these; the first one is. Each is followed by as many chunks as it says."""
+    """Which entries are heads, and the heads; the first entry is one. Each head is followed by its number of chunks."""
     every = read_heads([key for key, _ in entries], [value for _, value in entries], owner)
     if not every.chunks.any():
         return np.ones(len(entries), np.bool_), every
-    reach = np.maximum.accumulate(np.arange(len(entries)) + every.chunks)  # of a chunk that number is 0
+    reach = np.maximum.accumulate(np.arange(len(entries)) + every.chunks)  # for a chunk that number is 0
     is_head = np.ones(len(entries), np.bool_)
     is_head[1:] = reach[:-1] < np.arange(1, len(entries))
     return is_head, every.select(is_head)
@@ -153,7 +153,7 @@ def _found(heads: ListHeads, entries: Page, is_head: BoolArray, owner: str) -> F
 def rows_of(
     heads: ListHeads, keys: list[bytes], owners: Int64Array, chunks: Sequence[bytes | None], owner: str
 ) -> StoredLists:
-    """The rows of ``heads`` and of ``chunks``, whose store keys are ``keys`` and whose lists have the indices
+    """The rows of ``heads`` and of ``chunks``; the latter have the store keys ``keys`` and belong to the lists
     ``owners``."""
     if None in chunks:
         raise _damaged(owner)
@@ -162,7 +162,7 @@ def rows_of(
     blocks = [block for block in (*chunks, *heads.blocks) if block is not None]
     order = None
     if chunks:
-        order = np.argsort(owners, kind="stable")  # the chunks of a key stand before its head
+        order = np.argsort(owners, kind="stable")  # the chunks of a key come before its head
         owners = owners[order]
         blocks = [blocks[index] for index in order.tolist()]
     rows, per_block = read_rows(blocks, owner)

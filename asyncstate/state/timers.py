@@ -1,18 +1,18 @@
-"""Timers of both time domains, kept with the state.
+"""Timers of both time domains, stored with the state.
 
-Owns: the store layout of timers, ``KeyedTimers`` (register and delete for the current key) and the rounds in
-which due timers are found and claimed.
-Invariant: a timer fires at most once, and which timers a round fires does not depend on how far the callbacks
-of other keys have come; so both execution modes fire the same timers in the same order.
+Owns: the store layout of timers, ``KeyedTimers`` (register and delete for the current key) and the rounds that find and
+claim due timers.
+Invariant: a timer fires at most once, and the timers of a round do not depend on the progress of other keys' callbacks;
+so both execution modes fire the same timers in the same order.
 Must not import storage, execution or operators.
 
-Layout, behind the two bytes of the key group; kind is ``00`` for event time and ``01`` for processing time:
+Layout, after the two bytes of the key group; kind is ``00`` for event time and ``01`` for processing time:
 
 * by time: ``[1][kind][time: 8][key][namespace: 00, or 01 and 8][name]`` -> length of the key (4 bytes)
 * named, by key: ``[2][kind][key][namespace][name]`` -> its time (8 bytes)
 
-Replacing or deleting a named timer writes its entry by key without reading it. The entry by time that it had
-goes stale; it is recognised when it comes due, because the entry by key does not have that time.
+Replacing or deleting a named timer writes its entry by key without reading it. Its previous entry by time becomes
+stale; this is detected when it is due, because the entry by key has another time.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NAMED_TIMERS: Final = 2
 REPETITIONS_MAX: Final = 1_000
 """How often a timer may register itself for its own time in one micro-batch."""
 HELD_MAX: Final = 100_000
-"""Timers that are held while they wait for their turn between rows."""
+"""Maximum number of timers in memory that wait to fire between rows."""
 
-_SCANNED: Final = 1_000  # timers that are read at a time to find those of a key
+_SCANNED: Final = 1_000  # page size when searching the timers of a key
 _GROUP_BYTES: Final = 2
-_TIME_AT: Final = _GROUP_BYTES + 2  # behind group, state id and kind
+_TIME_AT: Final = _GROUP_BYTES + 2  # after group, state id and kind
 _KEY_AT: Final = _TIME_AT + 8
 _PLAIN: Final = b"\x00"
 _NAMESPACED: Final = b"\x01"
@@ -52,7 +52,7 @@ _NONE_FIRED: Final = -(2**63) - 1  # below every time
 
 
 class _Kind:
-    """One time domain: what its store keys begin with, and up to which time its timers have fired.
+    """One time domain: the prefix of its store keys, and the time up to which its timers have fired.
 
     ``earliest`` is the earliest time registered since the last round began.
     """
@@ -68,21 +68,21 @@ class _Kind:
 
 
 class _Round:
-    """What has to be told apart while the timers of one domain with time <= ``until`` fire."""
+    """The changes to track while the timers of one domain with time <= ``until`` fire."""
 
     __slots__ = ("kind", "postponed", "registered", "touched", "until")
 
     def __init__(self, kind: _Kind, until: int) -> None:
         self.kind = kind
         self.until = until
-        self.postponed: set[bytes] = set()  # registered in this round, due in the next
+        self.postponed: set[bytes] = set()  # registered in this round, fires in the next
         self.touched: set[bytes] = set()  # entries (by time or by key) deleted or replaced in this round
-        # Registered in this round and due in it, where rows run between its timers; None: there are none to run.
+        # Registered in this round and due in it, where rows run between its timers; None: no rows run between timers.
         self.registered: list[DueTimer] | None = None
 
 
 class DueTimer(NamedTuple):
-    """A timer whose time has come. ``time`` is in microseconds, ``group`` and ``key`` as in a KeyContext."""
+    """A timer that is due. ``time`` is in microseconds, ``group`` and ``key`` as in a KeyContext."""
 
     time: int
     group: bytes
@@ -94,16 +94,16 @@ class DueTimer(NamedTuple):
 
     @property
     def timer(self) -> Timer:
-        """What ``on_timer`` gets."""
+        """The argument of ``on_timer``."""
         return Timer(self.time, self.name, self.namespace, self.domain)
 
 
 class KeyedTimers:
     """Timers of the sink's current key; and, for the controller, the rounds in which they fire.
 
-    A round is one pass of ``due`` over one domain; each timer it gives must be claimed under its key right before
-    its callback, and all callbacks must have ended before the next round or ``end_rounds``. Rounds go on while
-    timers ``may_be_due``. The rounds of the two domains know nothing of each other.
+    A round is one pass of ``due`` over one domain; each timer it yields must be claimed under its key immediately
+    before its callback, and all callbacks must have ended before the next round or ``end_rounds``. Rounds continue
+    while timers ``may_be_due``. The rounds of the two domains are independent.
     """
 
     def __init__(self, sink: StateBackend, uid: str | None = None, handled: bool = True) -> None:
@@ -112,12 +112,12 @@ class KeyedTimers:
         self._label = "timers" if uid is None else f"timers of operator '{uid}'"
         self._event = _Kind(TimeDomain.EVENT_TIME, b"\x00")
         self._processing = _Kind(TimeDomain.PROCESSING_TIME, b"\x01")
-        self._round: _Round | None = None  # the one at hand
+        self._round: _Round | None = None  # the current one
         self._repeated: dict[bytes, int] = {}  # timers that register themselves for their own time
 
     # -- for operators --------------------------------------------------------------------------------
 
-    if not TYPE_CHECKING:  # a checker is to see what is not there
+    if not TYPE_CHECKING:  # lets a checker report missing attributes
 
         def __getattr__(self, name):
             raise AttributeError(hint_for("ctx.timers", name))
@@ -204,7 +204,7 @@ class KeyedTimers:
         else:
             entry = group + kind.by_time + self._encoded_time(time_us) + tail
         if self._round is not None:
-            self._round.touched.add(entry)  # of the other domain: never asked for
+            self._round.touched.add(entry)  # of the other domain: never looked up
         self._sink.delete(entry)
 
     # -- for the controller ---------------------------------------------------------------------------
@@ -214,7 +214,7 @@ class KeyedTimers:
     ) -> Iterator[list[DueTimer]]:
         """One round: pages of timers of ``domain`` with time <= ``until``, by (time, group, key, namespace, name).
 
-        Timers registered while the round is under way are left to the next one.
+        Timers registered during the round fire in the next one.
         """
         at_hand, entries = self._begin(self._kind(domain), groups, until, page_size)
         for page in pages_of(entries(), page_size):
@@ -223,30 +223,30 @@ class KeyedTimers:
                 yield timers
 
     def between_rows(self, groups: Iterable[int], until: int, page_size: int) -> TimersBetweenRows:
-        """One round of event time whose timers take turns with rows: also those that it registers are due in it."""
+        """One round of event time whose timers alternate with rows: timers registered during it also fire in it."""
         at_hand, entries = self._begin(self._event, groups, until, page_size)
         registered: list[DueTimer] = []
         at_hand.registered = registered
 
         def stored() -> Iterator[DueTimer]:
-            at_hand.touched.clear()  # what is read from here on is as it is now
+            at_hand.touched.clear()  # later reads see the current entries
             for page in pages_of(entries(), page_size):
                 yield from self._live(page)
 
         return TimersBetweenRows(stored, registered)
 
     def may_be_due(self, domain: TimeDomain, until: int) -> bool:
-        """False if no timer of ``domain`` with time <= ``until`` can be there: a round has fired them, and none
-        was registered since it began."""
+        """False if no timer of ``domain`` with time <= ``until`` can exist: a round has fired them, and none was
+        registered since its start."""
         kind = self._kind(domain)
         return kind.earliest <= until or kind.fired_until < until
 
     def end_rounds(self) -> None:
-        """No timers fire until the next ``due``: what is registered meanwhile needs no telling apart."""
+        """No timers fire until the next ``due``: registrations until then are not tracked."""
         self._round = None
 
     def claim(self, timer: DueTimer) -> bool:
-        """Take the timer out of the store; False if it was deleted or replaced since and must not fire."""
+        """Remove the timer from the store; False if it was deleted or replaced and must not fire."""
         at_hand = self._round
         assert at_hand is not None, "a timer is claimed in its round"
         if at_hand.registered is not None:
@@ -268,7 +268,7 @@ class KeyedTimers:
         return True
 
     def _claim_between_rows(self, at_hand: _Round, timer: DueTimer) -> bool:
-        """Everything of the key has run up to the timer's time, so what is stored says whether it is still wanted."""
+        """The key has processed everything up to the timer's time, so the store decides whether it still fires."""
         entry, sink, touched = timer.store_key, self._sink, at_hand.touched
         if entry in touched and sink.get(entry) is None:
             return False
@@ -288,7 +288,7 @@ class KeyedTimers:
     def _begin(
         self, kind: _Kind, groups: Iterable[int], until: int, page_size: int
     ) -> tuple[_Round, Callable[[], Iterator[Entry]]]:
-        """A round, and what reads the entries that are due in it, in firing order."""
+        """A round, and an iterator over its due entries, in firing order."""
         kind.earliest, kind.fired_until = _NEVER, until
         self._round = at_hand = _Round(kind, until)
         ranges = [_range(group.to_bytes(_GROUP_BYTES, "big") + kind.by_time, until) for group in groups]
@@ -300,7 +300,7 @@ class KeyedTimers:
     def _note_registration(
         self, at_hand: _Round, time_us: int, time: bytes, entry: bytes, named: bytes | None
     ) -> None:
-        """Keep apart what this round has to fire and what is registered while it is under way."""
+        """Separate the timers that this round fires from those registered during it."""
         if at_hand.registered is not None:
             at_hand.touched.add(entry)
             if named is not None:
@@ -312,13 +312,13 @@ class KeyedTimers:
         if time_us <= at_hand.until:
             there = self._sink.get(entry) is not None
             if there and (named is None or self._sink.get(named) == time):
-                return  # the same timer, still to fire in this round or in the next
+                return  # the same timer, which fires in this round or in the next
             at_hand.postponed.add(entry)
         if named is not None:
             at_hand.touched.add(named)
 
     def _live(self, entries: Page) -> list[DueTimer]:
-        """The timers of ``entries``; entries that a named timer has left behind are deleted."""
+        """The timers of ``entries``; deletes stale entries of named timers."""
         live = live_timers(entries, self._sink.get_many)
         if len(live) < len(entries):
             kept = {timer.store_key for timer in live}
@@ -365,7 +365,7 @@ class KeyedTimers:
 class TimersBetweenRows:
     """Due timers in order of time (then group, key, namespace, name) while rows and timers register others.
 
-    Those that were registered are held in memory up to ``HELD_MAX``; beyond it they are read anew from the store.
+    Registered timers are in memory up to ``HELD_MAX``; beyond that they are read again from the store.
     """
 
     def __init__(self, stored: Callable[[], Iterator[DueTimer]], registered: list[DueTimer]) -> None:
@@ -376,13 +376,13 @@ class TimersBetweenRows:
         self._next = next(self._rest, None)
 
     def first(self) -> DueTimer | None:
-        """The earliest timer, which stays; None if there is none."""
+        """The earliest timer, without removing it; None if there is none."""
         if self._held and (self._next is None or self._held[0][0] < turn_of(self._next)):
             return self._held[0][1]
         return self._next
 
     def pop(self) -> DueTimer:
-        """Take the earliest timer out; there must be one."""
+        """Remove and return the earliest timer; there must be one."""
         first = self.first()
         assert first is not None
         if first is self._next:
@@ -392,17 +392,17 @@ class TimersBetweenRows:
         return first
 
     def take_registered(self) -> list[DueTimer]:
-        """What was registered since this was last asked."""
+        """The timers registered since the last call."""
         registered = self._registered.copy()
         self._registered.clear()
         return registered
 
     def add(self, timer: DueTimer) -> None:
-        """Give back a timer that was registered and whose turn is later."""
+        """Add a registered timer, to fire later."""
         heapq.heappush(self._held, (turn_of(timer), timer))
 
     def settle(self) -> None:
-        """To be called while no timer that was taken out is still to be claimed: bounds what is held."""
+        """Bound the timers in memory. Call it only when every timer that was popped has been claimed."""
         if len(self._held) > HELD_MAX:
             self._held = []
             self._rest = self._stored()
@@ -415,7 +415,7 @@ def turn_of(timer: DueTimer) -> bytes:
 
 
 def live_timers(entries: Page, get_many: Callable[[list[bytes]], list[bytes | None]]) -> list[DueTimer]:
-    """The timers of stored entries by time, of both domains, without what named timers have left behind."""
+    """The timers of stored entries by time, of both domains, without stale entries of named timers."""
     timers = [_timer(key, value) for key, value in entries]
     named = sorted({_named_entry(timer) for timer in timers if timer.name is not None})
     times = dict(zip(named, get_many(named), strict=True)) if named else {}
@@ -427,7 +427,7 @@ def live_timers(entries: Page, get_many: Callable[[list[bytes]], list[bytes | No
 
 
 def _range(start: bytes, until: int) -> tuple[bytes, bytes]:
-    """Entries by time behind ``start`` with time <= ``until``, stale ones among them."""
+    """Entries by time after ``start`` with time <= ``until``, including stale ones."""
     return start, prefix_end(start) if until >= MAX_WATERMARK else start + encode_namespace(until + 1)
 
 

@@ -1,7 +1,7 @@
-"""The versions of a state's declared types: which may follow which, and how the checkpoint keeps them.
+"""Versions of a state's declared types: allowed changes, and how the checkpoint stores the versions.
 
-Owns: the entries ``value version N`` of a state's type texts, and what is said of a declaration that stored values do
-not fit. Invariant: a version that was once declared keeps its number, which stored values begin with.
+Owns: the entries ``value version N`` of a state's type texts, and the errors for a declaration that stored values do
+not fit. Invariant: a declared version keeps its number forever; stored values begin with it.
 Must not import storage, execution or operators.
 """
 
@@ -19,10 +19,10 @@ from asyncstate.errors import StateDeclarationError
 PICKLED: Final = "pickled"
 VALUE: Final = "value"
 COLUMN_TYPE: Final = "column type"
-"""What a state belongs to that keeps only hashes of a column: no migration makes them those of another type."""
+"""Compatibility tag of a state that stores only hashes of a column: no migration converts them to another type."""
 _VERSION: Final = "value version "
 _TYPES: Final = ("key", VALUE, "namespaced", "layout", "ttl", "order", "row", COLUMN_TYPE)
-"""What says how a state is stored; any other text says what it belongs to, and may begin with anything."""
+"""The texts that describe how a state is stored; any other text is a compatibility tag, and may begin with anything."""
 _ROOT: Final = "value."
 _MIGRATE: Final = "python -m asyncstate state migrate"
 
@@ -30,17 +30,17 @@ Texts = dict[str, str]
 
 
 def declared(types: Mapping[str, str]) -> Texts:
-    """``types`` without the versions before: what a descriptor says."""
+    """``types`` without the earlier versions: the texts of a descriptor."""
     return {part: text for part, text in types.items() if not part.startswith(_VERSION)}
 
 
 def without_meaning(types: Mapping[str, str]) -> Texts:
-    """``types`` without what the state belongs to."""
+    """``types`` without the compatibility tag."""
     return {part: text for part, text in types.items() if part in _TYPES or " version " in part}
 
 
 def older_values(types: Mapping[str, str]) -> list[str]:
-    """The texts of ``value`` that were declared before, the first of them version 0."""
+    """The earlier declared texts of ``value``; the first one is version 0."""
     return [types[_VERSION + str(number)] for number in range(len(types) - len(declared(types)))]
 
 
@@ -53,10 +53,11 @@ def evolved(
     place: str = "",
     may_add: Collection[str] | None = None,
 ) -> Texts:
-    """The type texts to keep when ``types`` are declared and ``stored`` are in the checkpoint.
+    """The type texts to store when ``types`` are declared and ``stored`` are in the checkpoint.
 
-    Raises StateDeclarationError that says what differs and how to go on, for types that stored values do not fit.
-    ``place`` is the checkpoint, for the commands in it; ``may_add`` the only fields that may be added, None: any.
+    Raises StateDeclarationError with the difference and the next step, for types that stored values do not fit.
+    ``place`` is the checkpoint location, for the commands in the error; ``may_add`` the only fields that may be added,
+    None: any.
     """
     before = declared(stored)
     found = list(_differences(before, types, may_add))
@@ -76,14 +77,15 @@ def wrong_kind(uid: str, name: str, was: str, now: str, place: str) -> StateDecl
 
 
 def value_schema(text: str) -> pa.Schema:
-    """The schema of a ``value`` text: that of a column state as it is, a type as the one field ``value``."""
+    """The schema of a ``value`` text: for a column state its own, for a type the one field ``value``."""
     if text == "" or text.startswith('"'):
         return schema_from_text(text)
     return pa.schema([pa.field("value", type_from_text(text))])
 
 
 def _differences(before: Texts, now: Texts, may_add: Collection[str] | None) -> Iterator[tuple[str, str]]:
-    """What stored values do not fit, each with the arguments of the migration that helps; "" for dropping."""
+    """The differences that stored values do not fit, each with the arguments of the migration that helps; "" for
+    dropping."""
     for part in sorted({*before, *now}):
         was, is_ = before.get(part), now.get(part)
         if was == is_ or (was is None and part not in _TYPES):
@@ -108,7 +110,7 @@ def _of_values(old: pa.Schema, new: pa.Schema, may_add: Collection[str] | None) 
 
 def _way_out(refusal: Refusal, old: pa.Schema, new: pa.Schema) -> str:
     field = refusal.field.removeprefix(_ROOT)
-    # What is inside lists and maps cannot be reached by a migration.
+    # A migration cannot reach fields inside lists and maps.
     if refusal.change is TypeChange.REMOVED and _reached(old, refusal.field):
         return f"drop-field {shlex.quote(field)}"
     if refusal.change in (TypeChange.RETYPED, TypeChange.NOT_NULL) and _reached(new, refusal.field):
@@ -119,7 +121,7 @@ def _way_out(refusal: Refusal, old: pa.Schema, new: pa.Schema) -> str:
 
 
 def _reached(schema: pa.Schema, path: str) -> bool:
-    """Whether ``path`` goes through structs alone."""
+    """Whether ``path`` goes through structs only."""
     fields = {field.name: field.type for field in schema}
     while path:
         names = [name for name in fields if path == name or path.startswith(f"{name}.")]
@@ -132,7 +134,7 @@ def _reached(schema: pa.Schema, path: str) -> bool:
 
 
 def _since(stored: Mapping[str, str], types: Texts) -> str:
-    """What to add if the declaration is one that the state had before."""
+    """A hint for the error if the state had this declaration before."""
     older = older_values(stored)
     if types.get(VALUE) not in older:
         return ""

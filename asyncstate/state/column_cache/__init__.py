@@ -1,7 +1,7 @@
-"""Column states in a worker's memory: rows as columns behind an index of hashes, kept between micro-batches.
+"""Column states in a worker's memory: rows as columns with a hash index, cached between micro-batches.
 
-``table`` finds the rows of one state, ``stored`` has their columns, ``cache`` bounds those of a partition, ``state`` is
-the column state that is answered from there, ``expiring`` the one with a time to live.
+``keyed_columns`` finds the rows of one state, ``vectors`` has their columns, ``cache`` bounds those of a partition,
+``cached_column_state`` is the column state served from the cache, ``ttl_column_cache`` the one with a time to live.
 """
 
 from asyncstate.state.column_cache.cache import ColumnCache, ColumnCacheStatistics

@@ -1,8 +1,8 @@
-"""What a worker keeps of the column states of one partition, within one bound.
+"""The cached column states of one partition in a worker, within one memory bound.
 
 Owns: ``ColumnCache`` and ``ColumnCacheStatistics``.
-Invariant: between two calls all tables together keep within ``limit_bytes``; what is dropped to that end is handed on
-first if it is not stored yet. Whose content the tables show is for the owner to know: nothing here names it.
+Invariant: between two calls all tables together stay within ``limit_bytes``; evicted rows that are not stored yet are
+handed on first. The owner knows which job and partition the tables belong to: nothing here names them.
 Must not import storage, execution or operators.
 """
 
@@ -18,19 +18,20 @@ from asyncstate.metrics import Count, Limit, MaxGauge
 from asyncstate.state.column_cache.keyed_columns import KeyedColumns, RowNumbers
 
 _SHRUNK_TO: Final = 0.6
-"""Of the bound, when it is passed: dropping rewrites what is left, so it should not happen for every few rows."""
+"""Share of the bound that remains after an eviction: evicting rewrites the remaining rows, so it should be rare."""
 
 _BYTES_A_KEY: Final = 1_000
-"""What is written for another process and read by it while the store reads a key: 0.7 ns a byte, 1 us a key."""
+"""Bytes that are exported to another process and read there in the time in which the store reads one key: 0.7 ns per
+byte, 1 us per key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnCacheStatistics:
-    """One partition and micro-batch.
+    """Statistics of one partition and micro-batch.
 
-    ``column_cache_hits``: keys that were answered from here, absent ones included. ``column_cache_carried``: rows that
-    the micro-batch before left. ``column_cache_evictions``: rows dropped for want of room. ``column_cache_bytes_peak``,
-    ``column_cache_bytes_limit``: memory taken, and its bound.
+    ``column_cache_hits``: keys served from the cache, absent ones included. ``column_cache_carried``: rows left from
+    the previous micro-batch. ``column_cache_evictions``: rows evicted for lack of memory. ``column_cache_bytes_peak``,
+    ``column_cache_bytes_limit``: memory used, and its bound.
     """
 
     column_cache_hits: Count
@@ -41,7 +42,7 @@ class ColumnCacheStatistics:
 
 
 class _Opened(NamedTuple):
-    """A state that is cached in this micro-batch. ``is_new``: nothing is stored of it; ``hand_on`` stores rows."""
+    """A state that is cached in this micro-batch. ``is_new``: the store has no data of it; ``hand_on`` stores rows."""
 
     schema: pa.Schema
     is_new: bool
@@ -56,13 +57,12 @@ class ColumnCache:
         self._opened: dict[int, _Opened] = {}
         self._limit_bytes = self._carried = self._evictions = self._peak_bytes = 0
         self.asked = self.hits = self.read_bytes = 0
-        """Keys that were asked for, those that were answered from here, and the bytes of the columns that were; whoever
-        answers them counts."""
+        """Requested keys, keys served from the cache, and the bytes of their columns; the cached state counts them."""
 
     # -- one micro-batch --------------------------------------------------------------------------
 
     def begin(self, limit_bytes: int) -> None:
-        """A micro-batch begins; the tables may take ``limit_bytes``."""
+        """Begin a micro-batch; the tables may use ``limit_bytes``."""
         self._opened = {}
         self._limit_bytes = limit_bytes
         self._evictions = self._peak_bytes = self.asked = self.hits = self.read_bytes = 0
@@ -70,11 +70,11 @@ class ColumnCache:
     def open(
         self, state_id: int, schema: pa.Schema, is_new: bool, hand_on: Callable[[RowNumbers], None]
     ) -> None:
-        """A state is cached in this micro-batch: see ``_Opened``."""
+        """Cache a state in this micro-batch: see ``_Opened``."""
         self._opened[state_id] = _Opened(schema, is_new, hand_on)
 
     def opened(self) -> frozenset[int]:
-        """All states are; tables of others, or of other types, are dropped. Gives the ids of those that are cached."""
+        """End opening states: drop tables of other states, or of other types. Returns the ids of the cached states."""
         self._tables = {
             state_id: table
             for state_id, table in self._tables.items()
@@ -84,7 +84,7 @@ class ColumnCache:
         return frozenset(self._opened)
 
     def table(self, state_id: int, key_types: list[pa.DataType]) -> KeyedColumns:
-        """The table of a state that is open, for keys of these types."""
+        """The table of an open state, for keys of these types."""
         table = self._tables.get(state_id)
         if table is not None and table.key_types != key_types:
             self.forget(state_id)
@@ -96,7 +96,7 @@ class ColumnCache:
         return table
 
     def dirty(self, state_id: int) -> list[RowNumbers]:
-        """See ``KeyedColumns.dirty``; the caller stores them, and they are clean."""
+        """See ``KeyedColumns.dirty``; the caller stores these rows, and they become clean."""
         table = self._tables.get(state_id)
         if table is None:
             return []
@@ -105,7 +105,7 @@ class ColumnCache:
         return rows
 
     def forget(self, state_id: int) -> None:
-        """Drop a state's table; what is dirty is handed on."""
+        """Drop a state's table; its dirty rows are handed on."""
         opened = self._opened[state_id]
         self._opened[state_id] = opened._replace(is_new=False)
         for rows in self.dirty(state_id):
@@ -113,7 +113,7 @@ class ColumnCache:
         self._tables.pop(state_id, None)
 
     def make_room(self) -> None:
-        """Drop rows if the bound is passed; what is dirty of them is handed on."""
+        """Evict rows if the bound is exceeded; dirty ones are handed on."""
         size = self.size_bytes
         self._peak_bytes = max(self._peak_bytes, size)
         if size > self._limit_bytes:
@@ -121,7 +121,7 @@ class ColumnCache:
                 self._opened[state_id].hand_on(rows)
 
     def statistics(self) -> ColumnCacheStatistics:
-        """Of the micro-batch at hand."""
+        """The statistics of this micro-batch."""
         return ColumnCacheStatistics(
             column_cache_hits=self.hits,
             column_cache_carried=self._carried,
@@ -132,7 +132,7 @@ class ColumnCache:
 
     @property
     def tables(self) -> Mapping[int, KeyedColumns]:
-        """What is known of each state, by state id."""
+        """The table of each state, by state id."""
         return self._tables
 
     # -- between micro-batches --------------------------------------------------------------------
@@ -144,26 +144,27 @@ class ColumnCache:
 
     @property
     def worth_keeping(self) -> bool:
-        """Whether there is anything in it."""
+        """Whether the cache has any rows."""
         return bool(self._tables)
 
     @property
     def was_short(self) -> bool:
-        """Whether rows went for want of room since the last micro-batch with it began."""
+        """Whether rows were evicted for lack of memory since the start of its last micro-batch."""
         return self._evictions > 0
 
     @property
     def worth_giving_away(self) -> bool:
-        """Whether the process that works on the partition next is better off with it than with reading: a copy of all
-        takes no longer than reading as many keys as were asked for lately."""
+        """Whether the next process of this partition gains from the cache: copying all of it takes no longer than
+        reading as many keys as were requested recently."""
         return 0 < self.size_bytes <= _BYTES_A_KEY * self.asked
 
     def __reduce__(self) -> tuple[Callable[..., ColumnCache], tuple[dict[int, KeyedColumns]]]:
-        """The tables, with which another process goes on."""
+        """Pickles the tables, for another process to continue with."""
         return _with_tables, (self._tables,)
 
     def shrink(self, limit_bytes: int) -> int:
-        """Keep within ``limit_bytes``, when all is stored; the number of rows that went."""
+        """Evict rows until the tables fit into ``limit_bytes``, when all rows are stored; the number of evicted
+        rows."""
         before = self._evictions
         if self.size_bytes > limit_bytes:
             handed_on = self._shrunk(limit_bytes)
@@ -171,10 +172,10 @@ class ColumnCache:
         return self._evictions - before
 
     def _shrunk(self, limit_bytes: int) -> list[tuple[int, RowNumbers]]:
-        """Have the largest tables drop rows until all keep within ``limit_bytes``; what was dirty of them."""
+        """Evict rows of the largest tables until all fit into ``limit_bytes``; returns the dirty ones."""
         handed_on = []
         for state_id, table in sorted(self._tables.items(), key=lambda item: item[1].nbytes, reverse=True):
-            # More than once where the rows that stay are larger than those that went.
+            # Repeats if the remaining rows are larger than the evicted ones.
             while (excess := self.size_bytes - limit_bytes) > 0 and len(table):
                 before = len(table)
                 rows = table.shrink(int(before * max(0.0, 1 - excess / table.nbytes)))

@@ -1,7 +1,7 @@
-"""A column state that is answered from memory where that knows.
+"""A column state served from the column cache.
 
 Owns: ``CachedColumnState``.
-Invariant: a read shows the writes made before it was asked for, whenever it is answered.
+Invariant: a read returns the writes made before its request, whenever it is answered.
 Must not import storage, execution or operators.
 """
 
@@ -26,9 +26,9 @@ from asyncstate.state_backend import WriteBackCache
 
 
 class _Asked(NamedTuple):
-    """A read at the moment at which it was asked for: what was known of its keys (u), and which are ``unknown`` (u).
+    """A read at the time of its request: the cached rows of its keys (u), and which keys are ``unknown`` (u).
 
-    ``wanted`` (m, ascending): the keys that are read, the unknown ones among them.
+    ``wanted`` (m, ascending): the keys to read, which include the unknown ones.
     """
 
     keys: KeyBatch
@@ -44,13 +44,13 @@ class _Asked(NamedTuple):
 
 
 class CachedColumnState(ColumnState, WriteBackCache):
-    """Rows that are known are taken from the cache; those that are not are read, and known from then on. Writes stay
-    in the cache until the end of the micro-batch, or until there is no room for them any more."""
+    """Cached rows are served from memory; the others are read, and cached from then on. Writes stay in the cache until
+    the end of the micro-batch, or until they are evicted."""
 
     def __init__(
         self, state: ColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
     ) -> None:
-        """``state``, cached from now on. ``is_new``: nothing is stored of it."""
+        """``state``, cached from now on. ``is_new``: the store has no data of it."""
         super().__init__(state._sink, state._id, state._codec, context)
         self.hits = 0
         self._cache = cache
@@ -104,7 +104,7 @@ class CachedColumnState(ColumnState, WriteBackCache):
         return _Asked(keys, known, unknown, wanted, table.version, table.drops)
 
     def _read_ahead(self, keys: KeyBatch, wanted: Int64Array) -> Int64Array:
-        """What was prefetched of these very keys, to be asked for as it was: some may have come to be known since."""
+        """The keys of the prefetch of these same keys, to request them unchanged: some may have been cached since."""
         ahead = self._ahead
         if ahead is None or not np.array_equal(ahead[0], keys.hashes):
             return wanted
@@ -128,12 +128,12 @@ class CachedColumnState(ColumnState, WriteBackCache):
         return Columns(columns, np.concatenate([asked.known.present, read.present])[at])
 
     def _learn(self, table: KeyedColumns, asked: _Asked, new: BoolArray, read: Columns) -> None:
-        """Keep what was read, unless something newer was dropped since it was asked for."""
+        """Cache the rows that were read, unless newer ones were evicted since the request."""
         if not new.any() or table.drops != asked.drops:
             return
         keys = asked.wanted_keys
         if table.version != asked.version:
-            new &= table.find(keys) < 0  # written since, or learned by another read
+            new &= table.find(keys) < 0  # written since, or cached by another read
         if new.all():
             table.learn(keys, read.columns)
         elif new.any():
@@ -162,7 +162,7 @@ class CachedColumnState(ColumnState, WriteBackCache):
         self.remove(self._key_codec.group(columns, num_rows=len(owners)))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        self._cache.forget(self._id)  # it does not know keys by their bytes
+        self._cache.forget(self._id)  # it has no index by encoded key
         super().remove_entries(store_keys)
 
     def _write(self, table: KeyedColumns, keys: KeyBatch, columns: Sequence[pa.Array] | None) -> None:
@@ -172,13 +172,13 @@ class CachedColumnState(ColumnState, WriteBackCache):
 
     @property
     def known(self) -> KeyedColumns | None:
-        """The table of what is known; None while nothing is."""
+        """The table of cached rows; None while there are none."""
         return self._cache.tables.get(self._id)
 
-    # -- what leaves the cache --------------------------------------------------------------------
+    # -- eviction and write-back --------------------------------------------------------------------
 
     def hand_on(self, rows: RowNumbers) -> None:
-        """Write rows for which there is no room any more."""
+        """Write evicted rows to the store."""
         keys, values = self._stored(rows)
         if rows.present.all():
             self._sink.put_many(keys, values)  # type: ignore[arg-type]  # none is None
@@ -189,10 +189,10 @@ class CachedColumnState(ColumnState, WriteBackCache):
         self._sink.delete_many([key for key, value in zip(keys, values, strict=True) if value is None])
 
     def write_back(self) -> None:
-        """Nothing: nobody reads ranges of these states."""
+        """Does nothing: these states have no range reads."""
 
     def finish(self) -> None:
-        """Write all rows that are dirty: each is encoded once, however often it was written."""
+        """Write all dirty rows: each is encoded once, however often it was written."""
         for rows in self._cache.dirty(self._id):
             keys, values = self._stored(rows)
             self._sink.finish_many(keys, values, rows.keys.store_key_bytes + self._size_of(rows, values))
@@ -216,8 +216,8 @@ class CachedColumnState(ColumnState, WriteBackCache):
         return sum(map(len, filter(None, values))) if width is None else width * int(rows.present.sum())
 
     def _table(self, keys: KeyBatch) -> KeyedColumns | None:
-        """Where rows of ``keys`` are kept; None for keys with more than the key columns, which are not cached."""
-        _ = self._sink.current  # refused on any thread but that of the micro-batch
+        """The table for ``keys``; None for keys with more than the key columns, which are not cached."""
+        _ = self._sink.current  # raises on any thread but that of the micro-batch
         if keys.namespaces is not None or isinstance(keys, UserKeyBatch):
             return None
         return self._cache.table(self._id, [column.type for column in keys.columns])

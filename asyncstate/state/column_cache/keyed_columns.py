@@ -1,10 +1,10 @@
-"""Rows of one column state in memory: by key, as columns, with what is not stored yet.
+"""In-memory rows of one column state: by key, as columns, including rows that are not stored yet.
 
-Owns: ``KeyedColumns`` and ``RowNumbers``, what is taken out of it; ``KeyIndex``, where the row of a key is.
-Invariant: of a key that has a row here the state is what the row says, present or removed; if the table is ``whole``,
-a key without one is not there at all. What is dirty is in no other place.
-A slot of the index is 0, or has 32 bits of a key's hash and its row number + 1; a key lies in the first slot behind its
-home that was free when it came. Nothing is ever taken out: whoever drops rows makes a new index.
+Owns: ``KeyedColumns``; ``RowNumbers``, the rows taken out of it; ``KeyIndex``, which maps keys to row numbers.
+Invariant: a row here is the current state of its key, present or removed; if the table is ``whole``, a key without a
+row has no state at all. Dirty rows are stored nowhere else.
+A slot of the index is 0, or has 32 bits of a key's hash and its row number + 1; a key is in the first slot from its
+home on that was free when it was inserted. Nothing is ever removed: dropping rows builds a new index.
 Must not import storage, execution or operators.
 """
 
@@ -27,7 +27,7 @@ from asyncstate.state.columnar.column_state import Columns
 Hashes = Callable[[KeyBatch], UInt64Array]
 UInt16Array = npt.NDArray[np.uint16]
 Same = Callable[[Int64Array, Int64Array], BoolArray]
-"""``same(rows, positions)``: whether row ``rows[i]`` has the key at ``positions[i]`` of those that are looked for."""
+"""``same(rows, positions)``: whether row ``rows[i]`` has the key at ``positions[i]`` of the searched ones."""
 
 _SLOTS_A_ROW: Final = 2
 _HALF: Final = np.uint64(32)
@@ -42,8 +42,8 @@ _ARRAYS: Final = ("_hashes", "_groups", "_used", "_marks")  # of a KeyedColumns,
 
 
 class RowNumbers(NamedTuple):
-    """Rows (n) for whoever keeps them otherwise: their keys, an array a field (n), and which of them are there (n);
-    the others have been removed."""
+    """Rows (n) taken out of the table: their keys, an array per field (n), and which rows are present (n); the others
+    are removed."""
 
     keys: KeyBatch
     columns: list[pa.Array]
@@ -51,7 +51,7 @@ class RowNumbers(NamedTuple):
 
 
 class KeyedColumns:
-    """The rows of keys of ``key_types``, with ``schema``. ``whole``: nothing is stored that is not here."""
+    """The rows of keys of ``key_types``, with ``schema``. ``whole``: the store has no key that is not here."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class KeyedColumns:
         self.schema = schema
         self.whole = whole
         self.drops = 0
-        """How often rows have been dropped: row numbers are good only until then."""
+        """How often rows have been dropped: row numbers are valid only until the next drop."""
         self.version = 0
-        """Changes whenever keys come or go."""
+        """Changes whenever keys are added or dropped."""
         self._hashes_of = hashes
         self._like: KeyBatch | None = None
         self._keys = [stored_column(arrow_type) for arrow_type in key_types]
@@ -96,7 +96,8 @@ class KeyedColumns:
     # -- reading ----------------------------------------------------------------------------------
 
     def find(self, keys: KeyBatch) -> Int64Array:
-        """The row of each key (u), -1 where there is none; they have been used now. Not to be changed."""
+        """The row of each key (u), -1 where there is none; marks the rows as used. The caller must not change the
+        array."""
         if self._last is not None and self._last[0] is keys and self._last[1] == self.version:
             return self._last[2]  # a write often follows a read of the same keys
         self._tick += 1
@@ -112,7 +113,7 @@ class KeyedColumns:
         return same
 
     def take(self, rows: Int64Array) -> Columns:
-        """What is known of ``rows`` (u, -1: nothing)."""
+        """The contents of ``rows`` (u, -1: no row)."""
         if not self._count:
             missing = [pa.nulls(len(rows), field.type) for field in self.schema]
             return Columns(missing, np.zeros(len(rows), np.bool_))
@@ -122,7 +123,7 @@ class KeyedColumns:
         return Columns([column.take(at, shown) for column in self._values], present)
 
     def present_rows(self) -> tuple[Int64Array, UInt16Array]:
-        """All rows that are there (n), and their key groups (n)."""
+        """All present rows (n), and their key groups (n)."""
         rows = np.flatnonzero(self._marks[: self._count] & _PRESENT)
         return rows, self._groups[rows]
 
@@ -137,11 +138,11 @@ class KeyedColumns:
     # -- writing ----------------------------------------------------------------------------------
 
     def learn(self, keys: KeyBatch, columns: Sequence[pa.Array]) -> None:
-        """Add what is stored of ``keys`` (u), none of which has a row."""
+        """Add the stored rows of ``keys`` (u), none of which has a row here."""
         self._set(keys, self._added(keys), columns, _PRESENT)
 
     def write(self, keys: KeyBatch, columns: Sequence[pa.Array] | None) -> None:
-        """Set the rows of ``keys`` (u) to ``columns``, None: remove them; dirty until ``clean``."""
+        """Set the rows of ``keys`` (u) to ``columns`` (None: remove them); they are dirty until ``clean``."""
         self._like = keys.with_columns([], keys.groups[:0])
         rows = self.find(keys)
         new = rows < 0
@@ -159,7 +160,7 @@ class KeyedColumns:
             stored.put(rows, column, self._count)
 
     def _added(self, keys: KeyBatch) -> Int64Array:
-        """New rows for ``keys`` (u), which have none."""
+        """Add rows for ``keys`` (u), which have none."""
         rows = np.arange(self._count, self._count + len(keys))
         if rows.size and self._count + len(keys) > len(self._marks):
             self._resize(max(int(_GROWTH * len(self._marks)), self._count + len(keys), _CAPACITY_MIN))
@@ -181,14 +182,14 @@ class KeyedColumns:
         self._index = KeyIndex(capacity)
         self._index.insert(self._hashes[:count], np.arange(count))
 
-    # -- what is dirty ----------------------------------------------------------------------------
+    # -- dirty rows ----------------------------------------------------------------------------
 
     def dirty(self) -> list[RowNumbers]:
-        """What is not stored: pieces each of which ascends as its keys were written, no key twice in all of them."""
+        """The rows that are not stored: each piece ascends as its keys were written, and no key is in two of them."""
         return [self._out(rows) for rows in self._dirty_rows()]
 
     def clean(self) -> None:
-        """All is stored now, or has been handed on to be; what is left can be pickled."""
+        """Mark all rows as stored, or as handed on to be stored; the table can be pickled afterwards."""
         self._written = []
         self._last = self._like = None
         self._marks[: self._count] &= ~_DIRTY
@@ -209,10 +210,10 @@ class KeyedColumns:
         columns, present = self.take(rows).columns, (self._marks[rows] & _PRESENT) != 0
         return RowNumbers(keys, columns, present)
 
-    # -- room -------------------------------------------------------------------------------------
+    # -- eviction -------------------------------------------------------------------------------------
 
     def shrink(self, count: int) -> RowNumbers | None:
-        """Keep at most ``count`` rows, those that were used last; what was dirty of the others, to be stored."""
+        """Evict all but the ``count`` most recently used rows; returns the evicted dirty rows, to be stored."""
         marks = self._marks[: self._count]
         worth = np.flatnonzero(marks) if self.whole else np.arange(self._count)
         dropped = np.zeros(0, np.int64)
@@ -254,7 +255,7 @@ class KeyIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slots; of an index without capacity 0."""
+        """Bytes of the slots; 0 for an index without capacity."""
         return self._slots.nbytes if len(self._slots) > _SLOTS_A_ROW else 0
 
     def find(self, hashes: UInt64Array, same: Same) -> Int64Array:
@@ -282,13 +283,13 @@ class KeyIndex:
             at, tags = self._next(at[going_on]), tags[going_on]
 
     def insert(self, hashes: UInt64Array, rows: Int64Array) -> None:
-        """Add keys (n) that are not there, each once."""
+        """Add keys (n) that are not in the index, each once."""
         at = self._homes(hashes)
         entries = (hashes << _HALF) | (rows.astype(np.uint64) + _ONE)
         while len(at):
             free = np.flatnonzero(self._slots.take(at) == 0)
             taken = at[free]
-            self._slots[taken] = entries[free]  # of several for one slot the last one gets it
+            self._slots[taken] = entries[free]  # if several claim one slot, the last one gets it
             left = np.ones(len(at), np.bool_)
             left[free] = self._slots.take(taken) != entries[free]
             at, entries = self._next(at[left]), entries[left]

@@ -1,7 +1,7 @@
-"""A column state with a time to live that is answered from memory where that knows, and which states are cached.
+"""A column state with a time to live served from the column cache, and the choice of cached states.
 
 Owns: ``CachedTtlColumnState``; ``StampedCodec``, whose rows have their stamp as a first column; ``with_column_cache``.
-Invariant: reads show, and the clean-up removes, what they do without the cache, and the same is stored.
+Invariant: reads, the clean-up and the stored data have the same results as without the cache.
 Must not import storage, execution or operators.
 """
 
@@ -32,9 +32,9 @@ _STAMP: Final = pa.field("stamp", pa.int64(), nullable=False)
 
 
 class StampedCodec(RowCodec):
-    """The rows of ``rows`` behind the stamps that ``expiry`` reads, int64 microseconds; both are columns here.
+    """Rows of ``rows`` after the stamps that ``expiry`` reads, int64 microseconds; both are columns here.
 
-    For many rows at once only: it has no ``encode_one`` and ``decode_one``.
+    Only for many rows at once: it has no ``encode_one`` and ``decode_one``.
     """
 
     __slots__ = ("_expiry", "_rows")
@@ -58,7 +58,7 @@ class StampedCodec(RowCodec):
         return [columns[0], *self._rows.checked(columns[1:])]
 
     def decode(self, values: Sequence[bytes | None]) -> tuple[list[pa.Array], BoolArray]:
-        """See ``RowCodec``; ``CodecError``, too, for a row without a stamp."""
+        """See ``RowCodec``; also CodecError for a row without a stamp."""
         rows = pa.array(values, LARGE_BINARY)
         present = valid_mask(rows)
         rows = rows if present is None else rows.drop_null()
@@ -69,12 +69,12 @@ class StampedCodec(RowCodec):
 
 
 class CachedTtlColumnState(TtlColumnState):
-    """A TtlColumnState whose rows are cached, each with its stamp as a column in front of its own."""
+    """A TtlColumnState whose rows are cached, each with its stamp as the first column."""
 
     def __init__(
         self, state: TtlColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
     ) -> None:
-        """``state``, cached from now on. ``is_new``: nothing is stored of it."""
+        """``state``, cached from now on. ``is_new``: the store has no data of it."""
         super().__init__(state._expiry, state._sink, state._id, state._codec, context)
         stamped = ColumnState(state._sink, state._id, StampedCodec(state._codec, state._expiry), context)
         self._rows = CachedColumnState(stamped, context, cache, is_new)
@@ -115,14 +115,14 @@ class CachedTtlColumnState(TtlColumnState):
         return removed if table is None else removed + self._sweep_known(int.from_bytes(group, "big"), table)
 
     def _sweep_known(self, group: int, table: KeyedColumns) -> int:
-        """Of a key group, what has expired of the rows that are in memory; the number of rows."""
+        """Remove the expired rows in memory of a key group; the number of rows."""
         if self._ended is None or self._ended.drops != table.drops:
             self._ended = _Ended.of(table, self._expiry)
         rows = self._ended.rows_of(group)
         if not len(rows):
             return 0
         expired = self._expiry.expired(table.values(0, rows).to_numpy())
-        # Row numbers are good until something is written.
+        # Row numbers are valid until the next write.
         over, late = table.keys_of(rows[expired]), table.keys_of(rows[~expired])
         columns = [table.values(at, rows[~expired]) for at in range(1, len(table.schema))]
         count = int(expired.sum())
@@ -135,14 +135,14 @@ class CachedTtlColumnState(TtlColumnState):
         return count
 
     def _write_late(self, key_columns: list[pa.Array], columns: list[pa.Array], count: int) -> None:
-        """Give ``count`` rows that were written when no time was known the time that is known now."""
+        """Stamp ``count`` rows, written when no time was known, with the current time."""
         keys = self._key_codec.group(key_columns, num_rows=count)
         order = pa.array(keys.last_rows())
         stamps = pa.array(self._expiry.stamps(None, count))
         self._rows.put(keys, [stamps, *(column.take(order) for column in columns)])
 
     def _only_stored(self, store_keys: list[bytes]) -> BoolArray:
-        """See ``TtlColumnState``: what is in memory is newer, and swept there."""
+        """See ``TtlColumnState``: rows in memory are newer, and swept there."""
         table = self._rows.known
         if table is None:
             return super()._only_stored(store_keys)
@@ -151,8 +151,8 @@ class CachedTtlColumnState(TtlColumnState):
 
 
 class _Ended(NamedTuple):
-    """The rows of a table whose time is over, or that have none yet, by key group: found once for all key groups, when
-    the clean-up begins. Good until rows are dropped (``drops``)."""
+    """The rows of a table that are expired or have no time yet, by key group: found once for all key groups, when the
+    clean-up begins. Valid until rows are dropped (``drops``)."""
 
     rows: Int64Array
     groups: UInt16Array
@@ -167,13 +167,13 @@ class _Ended(NamedTuple):
         return _Ended(rows[ended], groups[ended], table.drops)
 
     def rows_of(self, group: int) -> Int64Array:
-        """Those of one key group."""
+        """The rows of one key group."""
         start, end = np.searchsorted(self.groups, [group, group + 1])
         return self.rows[start:end]
 
 
 def _only(shown: BoolArray, found: Columns) -> Columns:
-    """What is ``shown`` (u) of rows with stamps, without these."""
+    """The rows that are ``shown`` (u), without their stamps."""
     columns = found.columns[1:]
     if not np.array_equal(shown, found.present):
         at = pa.array(np.arange(len(shown)), mask=~shown)
@@ -184,8 +184,8 @@ def _only(shown: BoolArray, found: Columns) -> Columns:
 def with_column_cache(
     state: S, descriptor: StateDescriptor[S], context: OperatorContext, cache: ColumnCache, is_new: bool
 ) -> S:
-    """``state`` as ``cache`` answers it, if it can be cached: one row a key, without namespaces. Ranges are read of all
-    others, by the store's order. ``is_new``: nothing is stored of it."""
+    """``state`` served from ``cache``, if it can be cached: one row per key, without namespaces. All other states have
+    range reads in the store's order. ``is_new``: the store has no data of it."""
     kinds: dict[type, Any] = {ColumnState: CachedColumnState, TtlColumnState: CachedTtlColumnState}
     cached = None if getattr(descriptor, "time_first", True) else kinds.get(type(state))
     return state if cached is None else cast(S, cached(state, context, cache, is_new))

@@ -1,7 +1,7 @@
 """Columns whose values are written and read by row number.
 
 Owns: ``FixedColumn`` for values of fixed width, ``VariableColumn`` for all others, and ``stored_column``.
-Invariant: what ``take`` gives for a row is what was last ``put`` there. A row that was never put may give anything.
+Invariant: ``take`` gives the value that was last ``put`` at a row. A row that was never put may give anything.
 Must not import storage, execution or operators.
 """
 
@@ -41,11 +41,11 @@ class ColumnVector(ABC):
 
     @abstractmethod
     def resize(self, capacity: int, count: int) -> None:
-        """Have room for ``capacity`` rows; ``count`` are there."""
+        """Make room for ``capacity`` rows, of which ``count`` exist."""
 
     @abstractmethod
     def put(self, rows: Int64Array, column: pa.Array, count: int) -> None:
-        """Write ``column`` (n) at ``rows`` (n, each once); there are ``count`` rows then."""
+        """Write ``column`` (n) at ``rows`` (n, each once); ``count`` rows exist afterwards."""
 
     @abstractmethod
     def take(self, rows: Int64Array, present: BoolArray | None) -> pa.Array:
@@ -53,15 +53,15 @@ class ColumnVector(ABC):
 
     @abstractmethod
     def keep(self, rows: Int64Array, capacity: int) -> None:
-        """Drop all rows but ``rows``, which are 0, 1, 2, ... from now on, with room for ``capacity``."""
+        """Drop all rows but ``rows``, renumber these 0, 1, 2, ..., and make room for ``capacity``."""
 
     @abstractmethod
     def equal(self, rows: Int64Array, column: pa.Array, positions: Int64Array) -> BoolArray:
-        """Whether the value at each of ``rows`` is that at ``positions`` of ``column``; null equals null."""
+        """Whether the value at each of ``rows`` equals that at ``positions`` of ``column``; null equals null."""
 
 
 class FixedColumn(ColumnVector):
-    """Storage values (see ``codec.columns``) in one numpy array, and which are null once there is one that is."""
+    """Storage values (see ``codec.value_columns``) in one numpy array, and a null mask once there is a null."""
 
     def __init__(self, arrow_type: pa.DataType, dtype: np.dtype[Any]) -> None:
         super().__init__(arrow_type)
@@ -100,7 +100,7 @@ class FixedColumn(ColumnVector):
 
     def equal(self, rows: Int64Array, column: pa.Array, positions: Int64Array) -> BoolArray:
         stored, given = self._values.take(rows, axis=0), to_storage(column).take(positions, axis=0)
-        if stored.dtype.kind == "f":  # by their bits: NaN is a key
+        if stored.dtype.kind == "f":  # compares bits: NaN is a key
             stored, given = (values.view(f"<i{values.dtype.itemsize}") for values in (stored, given))
         same: BoolArray = stored == given if stored.ndim == 1 else (stored == given).all(axis=1)
         valid = valid_mask(column)
@@ -111,10 +111,10 @@ class FixedColumn(ColumnVector):
 
 
 class VariableColumn(ColumnVector):
-    """Arrow arrays, one behind the other, and for each row where in them its value is.
+    """A sequence of Arrow arrays, and the position in them of each row's value.
 
-    Values are only added: of an array in Arrow's own layout many are taken faster than from offsets and bytes by
-    numpy. What has been overwritten is dropped when it is more than what counts.
+    Values are only added: taking many values from Arrow's own layout is faster than numpy on offsets and bytes.
+    Overwritten values are dropped when they outnumber the current ones.
     """
 
     def __init__(self, arrow_type: pa.DataType) -> None:
@@ -141,7 +141,7 @@ class VariableColumn(ColumnVector):
             self.keep(np.arange(count), len(self._at))
 
     def _append(self, column: pa.Array) -> None:
-        """Add a chunk, and merge it with those before it that are not much longer: so there are few."""
+        """Add a chunk, and merge it with preceding chunks that are not much longer, so that there are few."""
         while self._chunks and len(self._chunks[-1]) < 2 * len(column):
             last = self._chunks[-1]
             if last.nbytes + column.nbytes > _CHUNK_BYTES_MAX:
@@ -214,7 +214,7 @@ def kept_values(values: Array, rows: Int64Array, capacity: int) -> Array:
 
 
 def _own(column: pa.Array) -> pa.Array:
-    """``column`` without the rest of a larger array of which it is a slice."""
+    """``column`` without the rest of a larger array that it is a slice of."""
     if column.get_total_buffer_size() <= 2 * column.nbytes + _GARBAGE_MIN:
         return column
     return column.take(pa.array(np.arange(len(column))))

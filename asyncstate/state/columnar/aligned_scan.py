@@ -1,8 +1,8 @@
-"""Several ordered scans read side by side, in parts that are cut at the same places.
+"""Aligned reading of several ordered scans, in parts with common boundaries.
 
 Owns: ``cut_alike``.
-Invariant: what lies at one place in any of the scans is in one part; no scan is read further ahead of the others than a
-part is large.
+Invariant: all entries of one place, from all scans, are in one part; no scan is read further ahead of the others than
+the size of a part.
 Must not import storage, execution or operators.
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 Place = Callable[[bytes], bytes]
-"""The place of a store key: what must not be taken apart has one place, and places ascend as the keys of a scan do."""
+"""The place of a store key: entries that must stay in one part have one place, and places ascend as the keys of a scan
+do."""
 
-_BEHIND_ALL: Final = b"\xff\xff\xff"  # key groups, with which places begin, are lower
+_BEHIND_ALL: Final = b"\xff\xff\xff"  # places begin with key groups, which are lower
 
 
 class Entries(Protocol):
@@ -27,7 +28,7 @@ class Entries(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """How many rows they are."""
+        """The number of rows."""
 
     def piece(self, start: int, stop: int) -> Any:
         """Entries ``start`` to ``stop``, of the same class."""
@@ -41,16 +42,15 @@ RowsMax = Callable[[E], int]
 def cut_alike(
     scans: Sequence[Iterator[E]], place: Place, joined: Joined[E], rows_max: RowsMax[E]
 ) -> Iterator[tuple[E, ...]]:
-    """Parts of all ``scans``, given as pages: a piece of each scan, all of them with the same places.
+    """Yield parts of all ``scans``, given as pages: one piece per scan, all of the same places.
 
-    A part ends where one of the scans has ``rows_max`` rows (judged by a page); it has more only if more are at one
-    place. ``joined`` puts pages together, also none. Entries of parts that have been given may be removed from the
-    store.
+    A part ends where one of the scans has ``rows_max`` rows (judged by a page); it has more only if one place has more.
+    ``joined`` concatenates pages, also an empty list. Entries of yielded parts may be removed from the store.
     """
     runs = [_Run(pages, place, joined, rows_max) for pages in scans]
     boundary = b""
     while boundary != _BEHIND_ALL:
-        # Only what holds the others up is read on, so that no scan runs ahead of them.
+        # Read on only in the scan that limits the others, so that none runs ahead.
         boundary = min(run.boundary for run in runs)
         for run in runs:
             if run.boundary == boundary:
@@ -62,9 +62,9 @@ def cut_alike(
 
 
 class _Run(Generic[E]):
-    """The entries of one scan, as far as they have been read and not been taken.
+    """The entries of one scan that are read and not taken yet.
 
-    ``boundary``: all entries of the places before it have been read.
+    ``boundary``: all entries of the places before it are read.
     """
 
     def __init__(self, pages: Iterator[E], place: Place, joined: Joined[E], rows_max: RowsMax[E]) -> None:
@@ -73,12 +73,12 @@ class _Run(Generic[E]):
         self._place = place
         self._joined = joined
         self._rows_max = rows_max
-        self._least = 0  # of one place that was too large for a part, twice what was read
+        self._least = 0  # for one place that exceeds a part, twice the rows read
         self._held: list[E] = []
         self._rows = 0
 
     def read_on(self) -> None:
-        """Read until there are more rows than a part may have."""
+        """Read until there are more rows than a part may have, or the scan ends."""
         for page in self._pages:
             self._held.append(page)
             self._rows += page.num_rows
@@ -88,7 +88,7 @@ class _Run(Generic[E]):
         self.boundary = _BEHIND_ALL
 
     def take_before(self, boundary: bytes) -> E:
-        """The entries of the places before ``boundary``."""
+        """Remove and return the entries of the places before ``boundary``."""
         held = self._joined(self._held)
         cut = bisect_left(held.store_keys, boundary, key=self._place)
         self._held = [held.piece(cut, len(held.store_keys))]

@@ -1,8 +1,8 @@
 """Column map state: rows of typed columns by key and user key, read and written for many pairs at once.
 
-Owns: ``ColumnMapState``, its descriptor, and what its reads of many entries give; ``TtlColumnMapState``.
-Invariant: an entry is stored under ``[store key of the key][user key]``, as those of a ``MapState`` without namespaces
-are, so the entries of a key are one range of the store, in the order of the user keys.
+Owns: ``ColumnMapState``, its descriptor, and the results of its reads of many entries; ``TtlColumnMapState``.
+Invariant: an entry is stored under ``[store key of the key][user key]``, as in a ``MapState`` without namespaces, so
+the entries of a key are one range of the store, in the order of the user keys.
 Must not import storage, execution or operators.
 
 Source: FLIP-424's ``MapState``, at bundle grain.
@@ -52,8 +52,8 @@ from asyncstate.state_backend import Page
 class MapEntries:
     """Entries of some of the u keys of a KeyBatch, in order of (key, user key): m rows.
 
-    ``key_index`` (m, ascending) tells the key of each; ``user_columns`` has an array (m) for each part of the user key,
-    ``columns`` one a field.
+    ``key_index`` (m, ascending) is the index of each entry's key; ``user_columns`` has an array (m) per part of the
+    user key, ``columns`` one per field.
     """
 
     store_keys: list[bytes]
@@ -76,14 +76,14 @@ class MapTimeRange(TimeRange):
 
 @dataclass
 class _Page:
-    """Entries (m), of each the index of its key and where its user key begins."""
+    """Entries (m), each with the index of its key and the offset of its user key."""
 
     entries: Page = field(default_factory=list)
     key_index: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
 
     def add(self, entries: Page, index: int, offset: int) -> None:
-        """More entries, of one key."""
+        """Add entries of one key."""
         self.entries += entries
         self.key_index += [index] * len(entries)
         self.offsets += [offset] * len(entries)
@@ -92,13 +92,13 @@ class _Page:
 class ColumnMapState(ColumnState):
     """Rows by key (and namespace) and user key.
 
-    What reads or writes single entries takes the pairs that ``KeyBatch.with_user_keys`` gives; what is about all
-    entries of a key takes the KeyBatch itself. Raises StateAccessError for the other one, for user keys of other types
-    and for keys that do not have namespaces as declared.
+    Methods for single entries take the pairs that ``KeyBatch.with_user_keys`` gives; methods for all entries of a key
+    take the KeyBatch itself. Raises StateAccessError for the other one, for user keys of other types and for keys that
+    do not have namespaces as declared.
     """
 
     def __init__(self, user_keys: KeyCodec, time_first: bool, *bound: Any) -> None:
-        """``bound``: as of a ColumnState."""
+        """``bound``: the arguments of a ColumnState."""
         super().__init__(*bound)
         self._user_keys = user_keys
         self._time_first = time_first
@@ -106,20 +106,21 @@ class ColumnMapState(ColumnState):
     # -- all entries of keys ------------------------------------------------------------------------
 
     def async_entries(self, keys: KeyBatch) -> StateFuture[MapEntries]:
-        """A future of all entries of ``keys`` as they are now. A scan a key, read page by page; all are held."""
+        """A future of all current entries of ``keys``. One scan per key, read page by page; all entries are in
+        memory."""
         return completed_future(self._entries(next(self._pages_of(keys, math.inf), _Page())))
 
     def entries(self, keys: KeyBatch) -> Iterator[MapEntries]:
-        """All entries of ``keys``, page by page: ``iterate-response-batch-size`` at a time, and never twice as many.
+        """All entries of ``keys``, page by page: ``iterate-response-batch-size`` at a time, never twice as many.
 
-        Entries may be written or removed between pages; the pages to come show what is written behind their start.
+        Entries may be written or removed between pages; later pages include what is written after their start.
         """
         return (
             found for found in map(self._entries, self._pages_of(keys, self._page_size)) if found.num_rows
         )
 
     def remove_all(self, keys: KeyBatch) -> None:
-        """Remove all entries of ``keys``. They are looked for: a scan a key."""
+        """Remove all entries of ``keys``. Finds them with one scan per key."""
         self._remove_ranges(self._ranges(keys))
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
@@ -185,7 +186,7 @@ class ColumnMapState(ColumnState):
             user_columns=self._user_keys.decode(packed, ends),
         )
 
-    # -- what is refused ----------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------
 
     def _store_keys(self, keys: KeyBatch) -> list[bytes]:
         if not isinstance(keys, UserKeyBatch):
@@ -217,15 +218,15 @@ class ColumnMapState(ColumnState):
 
 
 class TtlColumnMapState(TtlColumnState, ColumnMapState):
-    """A ColumnMapState each of whose entries expires by itself."""
+    """A ColumnMapState whose entries expire separately."""
 
 
 @dataclass(frozen=True)
 class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
-    """Declares a ColumnMapState: ``key_schema`` has the parts of the user key, ``schema`` one row's fields.
+    """Declares a ColumnMapState: ``key_schema`` has the parts of the user key, ``schema`` the fields of a row.
 
     A schema without fields makes a set of user keys. ``time_first``, ``fixed_fields``, ``ttl`` and ``belongs_to`` are
-    as in ``ColumnStateDescriptor``; entries expire each by itself. The user key of a stored state cannot change.
+    as in ``ColumnStateDescriptor``; each entry expires separately. The user key of a stored state cannot change.
     Raises SchemaError for a user key of a type that cannot be a key.
     """
 
@@ -251,7 +252,7 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
             check_key_type(f"{self.name}.{part.name}", part.type)
 
     def type_texts(self) -> dict[str, str]:
-        """User key, schema, layout and what the ttl is measured in."""
+        """User key, schema, layout and the time domain of the ttl."""
         return {"key": schema_to_text(self.key_schema), **super().type_texts()}
 
     def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ColumnMapState:

@@ -1,7 +1,7 @@
-"""Column state: one row of typed columns a key, read and written for many keys at once.
+"""Column state: one row of typed columns per key, read and written for many keys at once.
 
-Owns: ``ColumnState``, the state of bundle-grain operators, and what its reads give; ``columns`` declares it.
-Invariant: for the same rows the stored bytes are those that ``RowCodec`` gives row by row.
+Owns: ``ColumnState``, the state of bundle-grain operators, and the results of its reads; ``state_columns`` declares it.
+Invariant: the stored bytes equal those that ``RowCodec`` gives row by row.
 Must not import storage, execution or operators.
 """
 
@@ -28,15 +28,15 @@ from asyncstate.state_backend import Page, StateBackend
 class Columns:
     """State rows for the u keys of a KeyBatch.
 
-    ``columns`` has an array (u) a field of the state's schema, null where there is no row; ``present`` (u) tells
-    where there is one.
+    ``columns`` has an array (u) per field of the state's schema, null where there is no row; ``present`` (u) says which
+    keys have one.
     """
 
     columns: list[pa.Array]
     present: BoolArray
 
     def numpy(self, index: int, fill: float = 0) -> npt.NDArray[np.generic]:
-        """Field ``index`` as numpy (u), missing rows and nulls as ``fill``."""
+        """Field ``index`` as a numpy array (u), with ``fill`` for missing rows and nulls."""
         column = self.columns[index]
         if column.null_count:
             column = column.fill_null(pa.scalar(fill, column.type))
@@ -60,7 +60,7 @@ class TimeRange:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row's columns, on average."""
+        """Average bytes of a row's columns."""
         return float(sum(column.nbytes for column in self.columns) / max(self.num_rows, 1))
 
     @property
@@ -79,7 +79,7 @@ class TimeRange:
         return replace(self, **{name: cut(name, values) for name, values in vars(self).items()})
 
     def followed_by(self, more: Sequence[Self]) -> Self:
-        """The entries, then those of ranges of the same state that follow."""
+        """These entries, then those of the following ranges of the same state."""
 
         def joined(name: str, parts: list[Any]) -> Any:
             if name.endswith("columns"):
@@ -92,15 +92,15 @@ class TimeRange:
         )
 
     def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
-        """The store keys of all that is stored of the ``chosen`` entries (m; None: of all), for ``remove_entries``."""
+        """All store keys of the ``chosen`` entries (m; None: of all), for ``remove_entries``."""
         return self.store_keys if chosen is None else list(compress(self.store_keys, chosen.tolist()))
 
 
 class DependentState(Protocol):
-    """A state with the keys of another one."""
+    """A state that has the same keys as another one and is removed with it."""
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
-        """Remove all of the keys of ``owners``: store keys, ascending, of the other state."""
+        """Remove all data of the keys of ``owners``: ascending store keys of the other state."""
 
 
 class BundleState:
@@ -115,12 +115,12 @@ class BundleState:
         self._page_size = context.page_size
 
     def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
-        """What to give as ``stamps``: of ``count`` keys, or of rows whose event times are ``times`` (``count``
+        """The argument ``stamps`` for ``count`` keys, or for rows with the event times ``times`` (``count``
         microseconds; None: there are none). None without a ttl."""
         return None
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """Start loading what is stored of ``keys`` while other work goes on."""
+        """Start loading the stored data of ``keys`` in the background."""
         self._sink.prefetch(self._store_keys(keys))
 
     def _store_keys(self, keys: KeyBatch) -> list[bytes]:
@@ -128,7 +128,7 @@ class BundleState:
 
 
 class ColumnState(BundleState):
-    """One row a key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
+    """One row per key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
 
     def get(self, keys: KeyBatch) -> Columns:
         """The rows of ``keys``."""
@@ -139,7 +139,8 @@ class ColumnState(BundleState):
         return self._sink.async_get_many(self._store_keys(keys)).then_apply(self._decode)
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
-        """Write one row a key: an array (u) a field; ``stamps`` (u, from ``stamps_at``; None: of this micro-batch)."""
+        """Write one row per key: an array (u) per field; ``stamps`` (u, from ``stamps_at``; None: of this
+        micro-batch)."""
         self._sink.put_many(self._store_keys(keys), self._codec.encode(columns, num_rows=len(keys)))
 
     def remove(self, keys: KeyBatch) -> None:
@@ -153,7 +154,7 @@ class ColumnState(BundleState):
         keep: BoolArray,
         stamps: Int64Array | None = None,
     ) -> None:
-        """Write the rows where ``keep`` (u) is true, remove the others."""
+        """Write the rows where ``keep`` (u) is true, and remove the others."""
         if keep.all():
             self.put(keys, columns, stamps)
             return
@@ -166,7 +167,8 @@ class ColumnState(BundleState):
         self.remove(keys.select(~keep))
 
     def take_along(self, beside: DependentState) -> None:
-        """Have the clean-up remove what ``beside`` has of every key whose row expires; nothing without a ttl."""
+        """Make the clean-up also remove the data in ``beside`` of every key whose row expires; no effect without a
+        ttl."""
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
         """See ``DependentState``."""
@@ -184,14 +186,15 @@ class ColumnState(BundleState):
         return map(self._time_range, self._time_pages(start, until))
 
     def _time_pages(self, start: int, until: int) -> Iterator[Page]:
-        """What is shown of a range of namespaces; no page is empty."""
+        """The visible entries of a range of namespaces; no page is empty."""
         for page in namespace_pages(self._sink, self._id, self._groups, start, until, self._page_size):
             shown, _ = self._shown(page)
             if shown:
                 yield shown
 
     def _shown(self, entries: Page) -> tuple[Page, BoolArray]:
-        """What a range read shows of ``entries`` (m), each with its bare row, and which of them (m)."""
+        """The entries of ``entries`` (m) that a range read returns, each with its bare row, and the mask of them
+        (m)."""
         return entries, np.ones(len(entries), np.bool_)
 
     def _time_range(self, entries: Page) -> TimeRange:

@@ -1,7 +1,7 @@
-"""Blocks: many rows of one key in one stored value, and how the rows of a key are cut into blocks.
+"""Blocks: many rows of one key in one stored value, and how the rows of a key are split into blocks.
 
-Owns: the byte layout of blocks, how they are read and built, both without a loop over rows.
-Invariant: the bytes of a list depend on how it was written alone, not on the other keys of the same bundle.
+Owns: the byte layout of blocks, and reading and building them without a loop over rows.
+Invariant: the bytes of a list depend only on its own writes, not on the other keys of the same bundle.
 Must not import storage, execution or operators.
 
 Layout of a block, all numbers u32 little endian::
@@ -38,11 +38,11 @@ from asyncstate.codec.value_columns import (
 from asyncstate.errors import CodecError
 
 TAIL_ROWS = 64
-"""Most rows that stay in the head."""
+"""Maximum rows in the head."""
 TAIL_BYTES = 4096
-"""Most bytes of rows that stay in the head."""
+"""Maximum bytes of rows in the head."""
 CHUNK_ROWS = 1024
-"""Most rows of a sealed chunk."""
+"""Maximum rows of a sealed chunk."""
 VARIABLE = 0xFFFFFFFF
 """The width of a block with a table of row lengths."""
 
@@ -55,10 +55,10 @@ _Headers: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array]
 
 @dataclass(frozen=True)
 class ListHeads:
-    """What is known of u lists after one read: their sizes and their newest rows, undecoded.
+    """The heads of u lists after one read: their sizes and their newest rows, not decoded.
 
     ``blocks`` (u) are the heads as stored. int64 arrays (u), zero where there is no list: ``chunks`` and
-    ``sealed_rows`` count the sealed chunks and their rows, ``rows`` and ``width`` are of the head's own rows.
+    ``sealed_rows`` count the sealed chunks and their rows, ``rows`` and ``width`` describe the head's own rows.
     """
 
     store_keys: list[bytes]
@@ -70,11 +70,11 @@ class ListHeads:
 
     @property
     def counts(self) -> Int64Array:
-        """Rows of each key (u), sealed ones included, and those that have expired but are still stored."""
+        """Rows of each key (u), including sealed rows and expired rows that are still stored."""
         return self.sealed_rows + self.rows
 
     def select(self, chosen: BoolArray) -> ListHeads:
-        """The heads of some keys: a mask of u."""
+        """The heads of the ``chosen`` keys (mask, u)."""
         if bool(chosen.all()):
             return self
         indices = np.flatnonzero(chosen)
@@ -89,7 +89,7 @@ class ListHeads:
         )
 
     def without(self, gone: BoolArray) -> ListHeads:
-        """The heads of all keys once the lists of some, a mask of u, have been removed."""
+        """The heads of all keys after the lists of the ``gone`` keys (mask, u) are removed."""
         kept = np.where(gone, 0, 1)
         blocks = [
             None if is_gone else block for is_gone, block in zip(gone.tolist(), self.blocks, strict=True)
@@ -99,7 +99,7 @@ class ListHeads:
 
 
 def read_heads(store_keys: list[bytes], blocks: list[bytes | None], owner: str) -> ListHeads:
-    """The heads of lists; CodecError naming ``owner`` if one is cut short."""
+    """The heads of lists; CodecError naming ``owner`` if one is truncated."""
     stored = pa.array(blocks, LARGE_BINARY)
     there = valid_mask(stored)
     if there is None:
@@ -128,20 +128,20 @@ def chunk_keys(heads: ListHeads, first: Int64Array | None = None) -> tuple[list[
 
 
 def numbered_keys(store_keys: list[bytes], chunks: Int64Array) -> list[bytes]:
-    """Store keys of all sealed chunks of lists that have so many ``chunks`` (u)."""
+    """Store keys of all sealed chunks of lists, which have ``chunks`` (u) chunks each."""
     owner, number = _pieces(chunks)
     return _suffixed(store_keys, owner, number)
 
 
 def read_rows(blocks: Sequence[bytes], owner: str) -> tuple[pa.LargeBinaryArray, Int64Array]:
-    """All rows of the blocks, and the number of rows a block; CodecError if a block does not add up."""
+    """All rows of the blocks, and the number of rows per block; CodecError if a block is inconsistent."""
     stored = pa.array(blocks, LARGE_BINARY)
     offsets, data = binary_parts(stored)
     _, _, rows, width = _headers_of(stored, owner)
     tables, ends = offsets[:-1] + _HEADER_BYTES, offsets[1:]
     variable = width == VARIABLE
     bodies = tables + np.where(variable, rows * _LENGTH_BYTES, 0)
-    # Checked before anything of that size is made: damaged headers may ask for gigabytes.
+    # Checked before anything of that size is allocated: damaged headers may request gigabytes.
     if bool((bodies + np.where(variable, 0, rows * width) > ends).any()):
         raise _damaged(owner)
     lengths = _row_lengths(data, tables, rows, width)
@@ -150,17 +150,17 @@ def read_rows(blocks: Sequence[bytes], owner: str) -> tuple[pa.LargeBinaryArray,
     before = row_offsets[last_row - rows]
     if bool((bodies + row_offsets[last_row] - before != ends).any()):
         raise _damaged(owner)
-    # The rows of a block lie one behind the other, and so do all once headers and tables are left out.
+    # The rows of a block are contiguous, and so are all rows once headers and tables are left out.
     _, joined = binary_parts(binary_slices(data, bodies, ends))
     return binary_from(row_offsets, pa.py_buffer(joined)), rows
 
 
 class NewBlocks:
-    """The blocks of u lists that get ``added`` (u, each > 0) more ``rows``.
+    """The blocks of u lists after appending ``added`` (u, each > 0) of ``rows``.
 
-    ``heads`` (u) and ``chunks`` with their ``chunk_keys`` are to be written; ``chunk_counts`` (u) has the
-    number of chunks of each list from now on. ``fixed``: the schema gives rows of one length, so the table of
-    lengths is left out of blocks where that holds.
+    ``heads`` (u) and ``chunks`` with their ``chunk_keys`` are to be written; ``chunk_counts`` (u) has the new number of
+    chunks of each list. ``fixed``: the schema has rows of one length, so blocks whose rows have it omit the table of
+    lengths.
 
     A *unit* is a piece of at most CHUNK_ROWS rows of a key's new tail (its old tail, then its new rows).
     """
@@ -209,7 +209,7 @@ class NewBlocks:
     def _new_parts(
         self, starts: Int64Array, ends: Int64Array, width: Int64Array
     ) -> tuple[list[pa.LargeBinaryArray], pa.LargeBinaryArray]:
-        """Tables (none if no unit has one) and rows that this call adds to each unit."""
+        """Tables (none if no unit has one) and rows that are added to each unit."""
         data = binary_from(self._offsets[np.append(0, ends)], pa.py_buffer(self._data))
         variable = width == VARIABLE
         if not variable.any():
@@ -232,12 +232,12 @@ class NewBlocks:
 
 
 class _OldTails:
-    """The rows that stand in the heads of u lists, as pieces of one buffer."""
+    """The rows in the heads of u lists, as pieces of one buffer."""
 
     def __init__(self, heads: ListHeads) -> None:
         self._heads = heads
         self._blocks, sizes = b"", np.zeros(len(heads.blocks), np.int64)
-        if heads.rows.any():  # most lists of a window are new ones
+        if heads.rows.any():  # most lists of a window are new
             blocks = [block or b"" for block in heads.blocks]
             self._blocks, sizes = b"".join(blocks), np.fromiter(map(len, blocks), np.int64, len(blocks))
         self._ends = np.cumsum(sizes)
@@ -249,7 +249,7 @@ class _OldTails:
     def parts(
         self, owner: Int64Array, number: Int64Array, width: Int64Array
     ) -> tuple[list[pa.LargeBinaryArray], list[pa.LargeBinaryArray]]:
-        """Tables and rows for units of lists; only unit 0 has any. Nothing if no list has rows."""
+        """Tables and rows for units of lists; only unit 0 has any. Empty if no list has rows."""
         if not self._heads.rows.any():
             return [], []
         ends = self._ends[owner]
@@ -268,7 +268,7 @@ class _OldTails:
 def _with_made_up_tables(
     tables: pa.LargeBinaryArray, units: Int64Array, rows: Int64Array, width: Int64Array
 ) -> pa.LargeBinaryArray:
-    """Tables for blocks that had none, when rows of another length come (after a change of schema)."""
+    """Tables for blocks that had none, when rows of another length are added (after a change of schema)."""
     made = binary_rows(tables)
     for unit in units.tolist():
         made[unit] = int(width[unit]).to_bytes(_LENGTH_BYTES, "little") * int(rows[unit])

@@ -1,13 +1,13 @@
-"""List column state: many rows of typed columns a key, read and written for many keys at once.
+"""List column state: many rows of typed columns per key, read and written for many keys at once.
 
-Owns: ``ListColumnState``: how the rows of a key are spread over stored values; ``list_columns`` declares it.
-Invariant: every read is a list get; appending never rewrites more than one small tail a key.
+Owns: ``ListColumnState``: how the rows of a key are distributed over stored values; ``list_columns`` declares it.
+Invariant: every read is a list get; appending rewrites at most one small tail per key.
 Must not import storage, execution or operators.
 
-A key has a *head* under its store key: a block with its newest rows (the tail) and the number of sealed
-chunks. When the tail passes ``TAIL_ROWS`` or ``TAIL_BYTES`` it is sealed: it becomes the next chunk, a block
-under ``[store key][chunk number: u32 big endian]`` that is not touched again until the list is replaced. So a
-small list costs one value and one read; a long one costs a second list get, for its chunks.
+A key has a *head* under its store key: a block with its newest rows (the tail) and the number of sealed chunks. When
+the tail exceeds ``TAIL_ROWS`` or ``TAIL_BYTES``, it is sealed: it becomes the next chunk, a block under
+``[store key][chunk number: u32 big endian]`` that does not change until the list is replaced. So a small list costs
+one value and one read; a long one costs a second list get, for its chunks.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from asyncstate.state_backend import StateBackend
 
 @dataclass(frozen=True)
 class ListColumns:
-    """Rows of the u keys of a KeyBatch, all keys one behind the other: m rows.
+    """Rows of the u keys of a KeyBatch, concatenated key by key: m rows.
 
-    ``columns`` has an array (m) a field; ``key_index`` (m, ascending) tells the key of each row, ``counts``
-    (u) the rows of each key. Rows of a key are in the order in which they were appended. ``stamps`` (m, microseconds)
-    says when each was written, None without a ttl.
+    ``columns`` has an array (m) per field; ``key_index`` (m, ascending) is the index of each row's key, ``counts`` (u)
+    the number of rows of each key. Rows of a key are in the order in which they were appended. ``stamps`` (m,
+    microseconds) is the time at which each was written, None without a ttl.
     """
 
     columns: list[pa.Array]
@@ -64,11 +64,11 @@ class ListColumns:
 
 
 class ListColumnState(BundleState):
-    """Many rows a key. Keys come as a ``KeyBatch`` of u sorted unique keys.
+    """Many rows per key. Keys come as a ``KeyBatch`` of u sorted unique keys.
 
-    Rows are given as ``columns`` (an array (m) a field) and ``key_index`` (m), ascending indices of keys.
-    ``append``, ``put`` and ``remove`` have to know the heads of their keys: pass those that ``heads`` gave in
-    the same bundle (before any write to these keys), otherwise they are read again.
+    Rows are given as ``columns`` (an array (m) per field) and ``key_index`` (m), ascending indices of keys.
+    ``append``, ``put`` and ``remove`` need the heads of their keys: pass those that ``heads`` gave in the same bundle,
+    before any write to these keys. Otherwise they are read again.
     """
 
     def __init__(self, sink: StateBackend, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
@@ -103,7 +103,7 @@ class ListColumnState(BundleState):
         return self._sink.async_get_many(store_keys).then_apply(self._heads_reader(store_keys))
 
     def rows(self, heads: ListHeads) -> ListColumns:
-        """All rows of the keys of ``heads``, as they were when the heads were read."""
+        """All rows of the keys of ``heads``, as of the time when the heads were read."""
         keys, owners = chunk_keys(heads)
         stored = rows_of(heads, keys, owners, self._sink.get_many(keys) if keys else [], self._owner)
         return self._decode(heads, stored)
@@ -113,7 +113,7 @@ class ListColumnState(BundleState):
         return self._async_stored(heads).then_apply(lambda stored: self._decode(heads, stored))
 
     def async_counts(self, heads: ListHeads) -> StateFuture[Int64Array]:
-        """A future of the number of rows of each key (u) that a read shows now."""
+        """A future of the current number of visible rows of each key (u)."""
         return completed_future(heads.counts)
 
     def _heads_reader(self, store_keys: list[bytes]) -> Callable[[list[bytes | None]], ListHeads]:
@@ -142,7 +142,7 @@ class ListColumnState(BundleState):
         heads: ListHeads | None = None,
         stamps: Int64Array | None = None,
     ) -> None:
-        """Add rows behind those of their keys; keys without rows stay as they are. ``stamps`` (m): of the rows, from
+        """Append rows to those of their keys; keys without new rows do not change. ``stamps`` (m): of the rows, from
         ``stamps_at`` or from a read; None: of this micro-batch."""
         added = self._counts(keys, key_index)
         heads = self._heads_for(keys, heads)
@@ -168,12 +168,12 @@ class ListColumnState(BundleState):
         self._remove(self._heads_for(keys, heads))
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
-        """Remove the lists of the keys of ``owners``: store keys, ascending, of another state with the same keys."""
+        """Remove the lists of the keys of ``owners``: ascending store keys of another state with the same keys."""
         store_keys = of_state(owners, self._id)
         self._remove(self._heads_reader(store_keys)(self._sink.get_many(store_keys)))
 
     def _heads_for(self, keys: KeyBatch, heads: ListHeads | None) -> ListHeads:
-        """The heads to write with; ``heads`` may be what the caller has read."""
+        """The heads to write with: ``heads`` if the caller has read them."""
         return self.heads(keys) if heads is None else heads
 
     def _encode(self, columns: Sequence[pa.Array], stamps: Int64Array | None) -> pa.LargeBinaryArray:
@@ -199,12 +199,12 @@ class ListColumnState(BundleState):
             self._sink.delete_many(keys)
 
     def _replace(self, heads: ListHeads, counts: Int64Array, rows: pa.LargeBinaryArray) -> None:
-        """Write the lists anew with ``counts`` (> 0) rows each."""
+        """Rewrite the lists with ``counts`` (> 0) rows each."""
         chunks = self._write(empty_heads(heads.store_keys), counts, rows)
         self._delete_chunks(heads, chunks)
 
     def _write(self, heads: ListHeads, added: Int64Array, rows: pa.LargeBinaryArray) -> Int64Array:
-        """Write ``added`` (> 0) rows behind each head; returns the number of chunks of each key."""
+        """Append ``added`` (> 0) rows to each list; returns the number of chunks of each key."""
         if len(added) == 0:
             return added
         new = NewBlocks(heads, added, rows, self._fixed)

@@ -1,4 +1,4 @@
-"""Declaration of the column states of many rows a key.
+"""Declaration of the column states with many rows per key.
 
 Owns: ``ListColumnStateDescriptor``; the state itself is in ``list_column_state``, with a time to live in
 ``ttl_columns``.
@@ -24,11 +24,11 @@ __all__ = ["ListColumnState", "ListColumnStateDescriptor", "ListColumns"]
 
 @dataclass(frozen=True)
 class ListColumnStateDescriptor(ColumnsDescriptor[ListColumnState]):
-    """Declares a ListColumnState: ``schema`` is one row's fields; ``fixed_fields`` and ``may_lack`` as in
+    """Declares a ListColumnState: ``schema`` has the fields of a row; ``fixed_fields`` and ``may_lack`` as in
     ``ColumnStateDescriptor``.
 
-    ``time_first``: the key batches that it is used with have namespaces, which stand before the key. ``ttl``: rows
-    expire, each by itself. ``belongs_to``: see ``BelongsTo``.
+    ``time_first``: its key batches have namespaces, which precede the key in the order of the store. ``ttl``: rows
+    expire separately. ``belongs_to``: see ``BelongsTo``.
     """
 
     name: str

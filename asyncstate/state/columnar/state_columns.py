@@ -1,7 +1,7 @@
-"""Declarations of the column states of one row a key, and what both column states share.
+"""Declarations of the column states with one row per key, and the base of all column state declarations.
 
-Owns: ``ColumnStateDescriptor`` and ``ColumnsDescriptor``, the base of it and of those of lists and maps; the state
-itself is in ``column_state``, with a time to live in ``ttl_columns``.
+Owns: ``ColumnStateDescriptor`` and ``ColumnsDescriptor``, the base of this and of the descriptors of lists and maps;
+the state itself is in ``column_state``, with a time to live in ``ttl_columns``.
 Must not import storage, execution or operators.
 """
 
@@ -28,7 +28,7 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class ColumnsDescriptor(StateDescriptor[S_co]):
-    """What the declarations of column states have in common; ``_layouts``: not time-first, and time-first."""
+    """Base of the declarations of column states; ``_layouts``: not time-first, and time-first."""
 
     schema: pa.Schema
     time_first: bool
@@ -41,7 +41,7 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
         object.__setattr__(self, "ttl", as_bundle_ttl(f"state '{self.name}'", self.ttl))
 
     def type_texts(self) -> dict[str, str]:
-        """Schema, layout and what the ttl is measured in."""
+        """Schema, layout and the time domain of the ttl."""
         return {
             "value": schema_to_text(self.schema),
             "layout": self._layouts[self.time_first],
@@ -69,13 +69,13 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
 
 @dataclass(frozen=True)
 class ColumnStateDescriptor(ColumnsDescriptor[ColumnState]):
-    """Declares a ColumnState: ``schema`` is one row's fields.
+    """Declares a ColumnState: ``schema`` has the fields of a row.
 
-    ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered
-    before the key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to
-    a stored state, not even a nullable one, because a row that was written without it would tell something else;
-    but for those of ``may_lack``, whose null tells nothing else.
-    ``ttl``: rows expire, each by itself. ``belongs_to``: see ``BelongsTo``.
+    ``time_first``: the state has a namespace (int64, a window end or a time in microseconds) that is ordered before the
+    key, so that all entries up to a time can be read as ranges. ``fixed_fields``: no field may be added to a stored
+    state, not even a nullable one, because a row written without it would mean something else. Those of ``may_lack``
+    are the exception: their null has no other meaning. ``ttl``: rows expire separately. ``belongs_to``: see
+    ``BelongsTo``.
     """
 
     name: str

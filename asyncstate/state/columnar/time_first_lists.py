@@ -1,7 +1,7 @@
 """List column state ordered by time: lists under a namespace and a key, read and removed by ranges of time.
 
-Owns: ``TimeFirstListState``, its descriptor, and what its ranges give.
-Invariant: a range has whole lists; what ``remove_up_to`` takes away leaves nothing behind, no chunk either.
+Owns: ``TimeFirstListState``, its descriptor, and the results of its range reads.
+Invariant: a range has whole lists; ``remove_up_to`` removes lists completely, including their chunks.
 Must not import storage, execution or operators.
 """
 
@@ -33,7 +33,8 @@ from asyncstate.state_backend import Page
 
 @dataclass(frozen=True)
 class TimeFirstListDescriptor(ColumnsDescriptor["TimeFirstListState"]):
-    """Declares a TimeFirstListState: ``schema`` is one row's fields. It is stored as lists with ``time_first`` are."""
+    """Declares a TimeFirstListState: ``schema`` has the fields of a row. The layout is that of lists with
+    ``time_first``."""
 
     name: str
     schema: pa.Schema
@@ -51,8 +52,8 @@ class TimeFirstListDescriptor(ColumnsDescriptor["TimeFirstListState"]):
 class ListRange(TimeRange):
     """Whole time-first lists, in order of (key group, namespace, key): u lists of m rows.
 
-    ``store_keys``, ``namespaces``, ``key_columns``, ``counts`` (of rows) and ``chunks`` (their number) are of the lists
-    (u each), ``columns`` of their rows (m), list by list and as appended.
+    ``store_keys``, ``namespaces``, ``key_columns``, ``counts`` (of rows) and ``chunks`` (their number) describe the
+    lists (u each), ``columns`` their rows (m), list by list in the order in which they were appended.
     """
 
     counts: Int64Array
@@ -91,18 +92,18 @@ class ListRange(TimeRange):
 
 
 class TimeFirstListState(ListColumnState):
-    """A ListColumnState whose key batches have namespaces (times in microseconds), which stand before the key."""
+    """A ListColumnState whose key batches have namespaces (times in microseconds), which precede the key."""
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[ListRange]:
         """All lists with start <= namespace <= ``until``, page by page.
 
-        Nothing may be appended to the lists before the end; those that have been given may be removed.
+        Nothing may be appended to the lists before the iteration ends; lists already yielded may be removed.
         """
         found = block_lists(self._pages(start, until, self._page_size), self._owner)
         return map(self._range, found)
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """Remove the lists whose ``entry_keys`` these are, as a range has told them."""
+        """Remove the lists with these ``entry_keys``, taken from a range."""
         self._sink.delete_many(store_keys)
 
     def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:

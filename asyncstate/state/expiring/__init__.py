@@ -1,4 +1,4 @@
-"""Time to live: what expires when, and the states of both grains that have one.
+"""Time to live: expiry, and the states of both grains that have one.
 
 Owns: the declaration (``ttl``), stamps and sweeping (``expiry``), and the kinds with a time to live.
 """

@@ -1,11 +1,11 @@
-"""What a time to live means for stored bytes.
+"""Time to live of stored bytes: stamps, expiry, renewal and clean-up.
 
-Owns: ``Expiry``: stamps, what is expired and what a read shows and renews; and the clean-up of the states that
-keep one stamp an entry. ``ColumnExpiry``, its vectorised form, for states that writes alone renew and whose reads show
-nothing that has expired.
+Owns: ``Expiry``: stamps, which entries are expired, which a read returns and renews, and the clean-up of states with
+one stamp per entry. ``ColumnExpiry``, its vectorised form, for states that only writes renew and whose reads never
+return expired rows.
 Invariant: with a ttl each stored value, or row, is ``[stamp: 8 bytes][encoded value]``, the stamp in the
-order-preserving form of an int64, so that ages are compared as bytes. What is expired depends on the stamp and the
-micro-batch only.
+order-preserving form of an int64, so that ages are compared as bytes. Whether an entry is expired depends on the stamp
+and the micro-batch only.
 Must not import the states, storage, execution or operators.
 
 Source: Flink's ``StateTtlConfig`` and ``TtlStateContext``.
@@ -44,16 +44,16 @@ UNTIMED_STAMP: Final = 2**63 - 1
 """``UNTIMED`` as a number."""
 
 STAMP_MAX: Final = MAX_WATERMARK - 1
-"""The highest time of a stamp: the one above it is ``UNTIMED``. Rows "for ever" have that time."""
+"""The highest time of a stamp: the next one is ``UNTIMED``. Rows without an end have this time."""
 
 Reader = Callable[[bytes | None], Any]
 
 
 class Expiry:
-    """The time to live of one declared state in one micro-batch, whose time stands still.
+    """The time to live of one declared state in one micro-batch, during which time does not change.
 
-    ``raw`` is always a stored value with its stamp in front. A stamp is shorter than any value, so comparing the two
-    compares the stamps.
+    ``raw`` is always a stored value, prefixed with its stamp. A stamp is shorter than any such value, so comparing the
+    two compares the stamps.
     """
 
     __slots__ = (
@@ -75,7 +75,7 @@ class Expiry:
         self._now = now
         self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
         self._stamp_now = UNTIMED if now == MIN_WATERMARK else encode_namespace(min(now, STAMP_MAX))
-        first = now - ttl.duration_us + 1  # below every stamp while nothing can have expired
+        first = now - ttl.duration_us + 1  # below every stamp while nothing can be expired
         self._first_live = b"" if first <= MIN_WATERMARK else encode_namespace(first)
         hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
         self._hidden_below = self._first_live if hides else b""
@@ -83,7 +83,7 @@ class Expiry:
     # -- writing --------------------------------------------------------------------------------------
 
     def stamp(self) -> bytes:
-        """The stamp of what the sink's current record writes."""
+        """The stamp of values that the sink's current record writes."""
         if self._event_time:
             time = getattr(self._sink.current, "timestamp", None)
             if time is not None and time > self._now:
@@ -91,26 +91,26 @@ class Expiry:
         return self._stamp_now
 
     def stamped(self, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-        """``encode`` with the stamp in front of what it gives."""
+        """``encode`` with its result prefixed with the stamp."""
         stamp = self.stamp
         return lambda value: stamp() + encode(value)
 
     # -- reading --------------------------------------------------------------------------------------
 
     def expired(self, raw: bytes) -> bool:
-        """True when the time of ``raw`` is over."""
+        """True when ``raw`` is expired."""
         return raw < self._first_live
 
     def shows(self, raw: bytes) -> bool:
-        """True when reads show ``raw``."""
+        """True when reads return ``raw``."""
         return raw >= self._hidden_below
 
     def shown(self, raw: bytes | None) -> bytes | None:
-        """The encoded value in ``raw``, None if there is none or reads do not show it."""
+        """The encoded value in ``raw``, None if there is none or reads do not return it."""
         return None if raw is None or raw < self._hidden_below else raw[STAMP_BYTES:]
 
     def reader(self, key: bytes, decode: Reader) -> Reader:
-        """What to make of the answer to a read of ``key``: renews it, then ``decode`` of the value or None."""
+        """The decoder for a read of ``key``: renews the value, then applies ``decode`` to it or to None."""
         shown = self.shown
         if not self.renews:
             return lambda raw: decode(shown(raw))
@@ -123,19 +123,19 @@ class Expiry:
         return read
 
     def renewed(self, raw: bytes, stamp: bytes) -> bytes:
-        """``raw`` as a read at ``stamp`` leaves it: ``raw`` itself unless reads renew and it is live and older."""
+        """``raw`` after a read at ``stamp``: ``raw`` itself unless reads renew and it is live and older."""
         if self.renews and self._first_live <= raw < stamp:
             return stamp + raw[STAMP_BYTES:]
         return raw
 
     def renew(self, key: bytes, raw: bytes) -> None:
-        """Renew what was read under ``key``, unless the record has written it since it asked: that came later."""
+        """Renew the value read under ``key``, unless the record has written it since the request."""
         after = self.renewed(raw, self.stamp())
         if after is not raw and self._sink.get(key) == raw:
             self._sink.put(key, after)
 
     def shown_page(self, page: Page) -> Page:
-        """The entries of ``page`` that reads show, without their stamps; renews them."""
+        """The entries of ``page`` that reads return, without their stamps; renews them."""
         if self.renews:
             for key, raw in page:
                 self.renew(key, raw)
@@ -145,7 +145,7 @@ class Expiry:
     # -- the clean-up ---------------------------------------------------------------------------------
 
     def restamped(self, raw: bytes) -> bytes:
-        """``raw`` with the watermark as its stamp if it had been written before any time was known."""
+        """``raw`` with the watermark as its stamp if it was written before any time was known."""
         if raw.startswith(UNTIMED) and self._stamp_now != UNTIMED:
             return self._stamp_now + raw[STAMP_BYTES:]
         return raw
@@ -177,8 +177,8 @@ class ColumnExpiry:
         self._first_live = max(now - ttl.duration_us + 1, MIN_WATERMARK)
 
     def stamps(self, times: Int64Array | None, count: int) -> Int64Array:
-        """The stamps of what ``count`` rows of these event times write: of event time the later of row and watermark,
-        of processing time that of the micro-batch."""
+        """The stamps for writes of ``count`` rows with these event times: in event time the later of row and watermark,
+        in processing time that of the micro-batch."""
         if times is None or not self._event_time:
             return np.full(count, self._stamp_now, np.int64)
         return np.where(times > self._now, np.minimum(times, STAMP_MAX), np.int64(self._stamp_now))
@@ -188,24 +188,24 @@ class ColumnExpiry:
         return payload_matrix(self.stamps(None, count) if stamps is None else stamps)
 
     def expired(self, stamps: Int64Array) -> BoolArray:
-        """Whose time is over."""
+        """Mask of the expired stamps (n)."""
         expired: BoolArray = stamps < self._first_live
         return expired
 
     def live(self, stamps: Int64Array) -> BoolArray:
-        """What reads show."""
+        """Mask of the stamps whose rows reads return (n)."""
         live: BoolArray = stamps >= self._first_live
         return live
 
     def untimed(self, stamps: Int64Array) -> BoolArray:
-        """What the clean-up gives a time because it has none and one is known now."""
+        """Mask of the stamps that the clean-up sets, since they have no time and one is known now (n)."""
         if self._stamp_now == UNTIMED_STAMP:
             return np.zeros(len(stamps), np.bool_)
         untimed: BoolArray = stamps == UNTIMED_STAMP
         return untimed
 
     def read(self, rows: pa.LargeBinaryArray) -> Int64Array:
-        """The stamps of stored rows (n, no nulls); CodecError if one is shorter than its stamp."""
+        """The stamps of stored rows (n, no nulls); CodecError if one is shorter than a stamp."""
         offsets, data = binary_parts(rows)
         if bool((np.diff(offsets) < STAMP_BYTES).any()):
             raise CodecError(
@@ -230,10 +230,10 @@ def checked_time(ttl: StateTtl, context: OperatorContext, owner: str) -> int:
 
 
 def time_of(ttl: StateTtl, context: OperatorContext) -> int:
-    """What time it is for ``ttl``, microseconds; MIN_WATERMARK as long as no time is known.
+    """The current time for ``ttl``, microseconds; MIN_WATERMARK as long as no time is known.
 
-    The end of the input is no time: in the last micro-batch event time stands where it stood before, so that the
-    timers that fire then find their state.
+    The end of the input does not advance time: the last micro-batch keeps the previous event time, so that the timers
+    that fire then find their state.
     """
     if ttl.time is TtlTime.PROCESSING:
         return context.processing_time

@@ -1,10 +1,10 @@
-"""Time to live: how an operator declares that what it stores ends.
+"""Time to live: how an operator declares that its state expires.
 
-Owns: ``StateTtl``, its options and what the clean-up asks of a state that has one.
-Invariant: a declaration that exists is possible: a positive duration and options that are known.
+Owns: ``StateTtl``, its options, and the interface between the clean-up and a state that has one.
+Invariant: a declaration that exists is valid: a positive duration and known options.
 Must not import the states, storage, execution or operators.
 
-Source: Flink's ``StateTtlConfig``; event time is ours.
+Source: Flink's ``StateTtlConfig``; event time is an addition.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _LONGEST_US: Final = 2**62  # a stamp and a duration together stay within 64 bit
 
 
 class TtlTime(StrEnum):
-    """What an entry's age is measured in."""
+    """The time domain of an entry's age."""
 
     PROCESSING = "processing"
     EVENT = "event"
 
 
 class TtlUpdate(StrEnum):
-    """What gives an entry its full time to live anew."""
+    """Which accesses renew an entry's time to live."""
 
     CREATE_AND_WRITE = "create-and-write"
     READ_AND_WRITE = "read-and-write"
 
 
 class TtlVisibility(StrEnum):
-    """Whether a read shows an entry that has expired and is still stored."""
+    """Whether a read returns an entry that is expired and still stored."""
 
     NEVER_RETURN_EXPIRED = "never-return-expired"
     RETURN_IF_NOT_CLEANED = "return-if-not-cleaned"
@@ -45,13 +45,12 @@ class TtlVisibility(StrEnum):
 class StateTtl:
     """The time to live of a state's values, of each map entry and of each list element.
 
-    ``duration``: a text such as "10 minutes", a timedelta or microseconds; kept as microseconds. An entry that was
+    ``duration``: a text such as "10 minutes", a timedelta or microseconds; stored as microseconds. An entry that was
     stamped at t has expired when t + duration <= now. With ``time="processing"`` both are the time at which the driver
     started a micro-batch; with ``time="event"`` the stamp is the record's event time, or the watermark if that is
-    higher, and now is the watermark. ``update`` says whether reads renew the stamp, ``visibility`` whether expired
-    entries are shown until the clean-up has removed them; both are for states of record grain. The options are texts
-    or members of ``TtlTime``, ``TtlUpdate`` and ``TtlVisibility``. Raises StateDeclarationError for what is none of
-    these.
+    higher, and now is the watermark. ``update`` says whether reads renew the stamp, ``visibility`` whether reads return
+    expired entries until the clean-up has removed them; both are for states of record grain. The options are texts or
+    members of ``TtlTime``, ``TtlUpdate`` and ``TtlVisibility``. Raises StateDeclarationError for any other value.
 
     A stored state keeps its ``time``; the others may change at any restart.
 
@@ -93,15 +92,15 @@ class ExpiringState(Protocol):
     """A state with a time to live, as the clean-up sees it."""
 
     def sweep(self, group: bytes) -> int:
-        """Remove what has expired from a key group (2 bytes); the number of values, map entries or elements."""
+        """Remove the expired data of a key group (2 bytes); the number of values, map entries or elements."""
 
 
 Ttl = StateTtl | Duration | None
-"""A time to live as it is declared: a duration alone is ``StateTtl(duration)``; None: for ever."""
+"""A time to live as declared: a duration alone is ``StateTtl(duration)``; None: forever."""
 
 
 def as_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
-    """``ttl``, the argument ``name`` of ``owner``, as a StateTtl. Raises StateDeclarationError for what is none."""
+    """``ttl``, the argument ``name`` of ``owner``, as a StateTtl. Raises StateDeclarationError if it is not one."""
     if ttl is None or isinstance(ttl, StateTtl):
         return ttl
     given: object = ttl
@@ -117,7 +116,7 @@ def as_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
 
 
 def as_bundle_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
-    """``as_ttl`` for states of bundle grain, which writes alone renew and which never show what has expired."""
+    """``as_ttl`` for states of bundle grain, which only writes renew and which never return expired data."""
     checked = as_ttl(owner, ttl, name)
     usual = StateTtl(1)
     for option in ("update", "visibility"):
@@ -131,7 +130,7 @@ def as_bundle_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
 
 
 def ttl_texts(ttl: Ttl) -> dict[str, str]:
-    """What a declaration with ``ttl`` adds to the type texts that a stored state keeps."""
-    # Only where there is one: the texts of states without stay what they are in every checkpoint.
+    """The entries that a declaration with ``ttl`` adds to the type texts of a stored state."""
+    # Only with a ttl: the texts of states without one stay the same in every checkpoint.
     checked = as_ttl("state", ttl)
     return {} if checked is None else {"ttl": str(checked.time)}

@@ -1,8 +1,8 @@
 """Column states with a time to live.
 
-Owns: ``TtlColumnState`` and ``TtlListColumnState``, classes of their own so that states without a ttl pay nothing.
-Invariant: what reads show is the same in both modes. Each row of a list has its own stamp, in front of its bytes. Only
-the clean-up writes a list anew without being asked to.
+Owns: ``TtlColumnState`` and ``TtlListColumnState``, separate classes, so that states without a ttl have no overhead.
+Invariant: reads return the same in both modes. Each row of a list has its own stamp, before its bytes. Only the
+clean-up rewrites a list that the operator does not write.
 Must not import storage, execution or operators.
 """
 
@@ -39,10 +39,10 @@ from asyncstate.state_backend import Page
 
 
 class _Stamped(BundleState):
-    """A state whose rows expire, each by itself."""
+    """A state whose rows expire separately."""
 
     def __init__(self, expiry: ColumnExpiry, *bound: Any) -> None:
-        """``bound``: as of the state without a ttl."""
+        """``bound``: the arguments of the state without a ttl."""
         super().__init__(*bound)
         self._expiry = expiry
 
@@ -51,7 +51,7 @@ class _Stamped(BundleState):
 
 
 class TtlColumnState(_Stamped, ColumnState):
-    """A ColumnState each of whose rows expires by itself."""
+    """A ColumnState whose rows expire separately."""
 
     def __init__(self, expiry: ColumnExpiry, *bound: Any) -> None:
         super().__init__(expiry, *bound)
@@ -97,7 +97,7 @@ class TtlColumnState(_Stamped, ColumnState):
         self._beside.append(beside)
 
     def sweep(self, group: bytes) -> int:
-        """Remove the expired rows of a key group, and the lists that they take along; the number of rows."""
+        """Remove the expired rows of a key group, and their dependent lists; the number of rows."""
         state = group + bytes([self._id])
         return sum(map(self._sweep_page, range_pages(self._sink, state, prefix_end(state), self._page_size)))
 
@@ -120,7 +120,7 @@ class TtlColumnState(_Stamped, ColumnState):
         return len(over)
 
     def _only_stored(self, store_keys: list[bytes]) -> BoolArray:
-        """Which rows of a page (n) are nowhere else, so that this is where they are swept."""
+        """Which rows of a page (n) are only in the store, so that they are swept here."""
         return np.ones(len(store_keys), np.bool_)
 
     def _remove_beside(self, keys: list[bytes]) -> None:
@@ -129,7 +129,7 @@ class TtlColumnState(_Stamped, ColumnState):
 
 
 class TtlListColumnState(_Stamped, ListColumnState):
-    """A ListColumnState each of whose rows expires by itself."""
+    """A ListColumnState whose rows expire separately."""
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class TtlListColumnState(_Stamped, ListColumnState):
         return sum(map(self._sweep_lists, block_lists(pages, self._owner)))
 
     def _sweep_lists(self, found: FoundLists) -> int:
-        """Write those of the lists anew, as if written at once, that have expired rows or rows without a time."""
+        """Rewrite the lists that have expired rows or rows without a time, each as if one call had written it."""
         expiry, heads, stored = self._expiry, found.heads, rows_of(*found, self._owner)
         stamps = expiry.read(stored.rows)
         expired, untimed = expiry.expired(stamps), expiry.untimed(stamps)
@@ -192,7 +192,7 @@ def _chosen(keys: Sequence[bytes], chosen: BoolArray) -> list[bytes]:
 
 
 def _restamped_rows(rows: pa.LargeBinaryArray, chosen: BoolArray, prefix: ByteArray) -> pa.LargeBinaryArray:
-    """``rows`` (n), those that are ``chosen`` (n) with the stamps in ``prefix`` (k, 8)."""
+    """``rows`` (n), with the stamps in ``prefix`` (k, 8) for the k that are ``chosen`` (mask, n)."""
     offsets, read_only = binary_parts(rows)
     data = read_only.copy()
     data[offsets[:-1][chosen][:, None] + np.arange(STAMP_BYTES)] = prefix

@@ -1,10 +1,10 @@
-"""The states of a declaration with a time to live, of the record's current key.
+"""States of the current record's key with a time to live.
 
-Owns: the value, list, map, reducing and aggregating state with a ttl. They are classes of their own so that states
-without a ttl pay nothing.
-Invariant: what reads show and renew is the same in both forms of a call and in both modes; a renewal never
-undoes a write. Each element of a list has its own stamp, behind its length: renewing it does not change that, so a
-list's chunks stay as they are, and only the clean-up writes a list anew.
+Owns: the value, list, map, reducing and aggregating state with a ttl. They are separate classes, so that states without
+a ttl have no overhead.
+Invariant: reads return and renew the same in both forms of a call and in both modes; a renewal never undoes a write.
+Each element of a list has its own stamp, after its length: renewing it does not change the length, so a list's chunks
+keep their layout, and only the clean-up rewrites a list.
 Must not import storage, execution or operators.
 """
 
@@ -34,7 +34,7 @@ OUT = TypeVar("OUT")
 
 
 class _StampedEntries(KeyedState):
-    """A state each of whose store entries has one stamp."""
+    """A state with one stamp per store entry."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class TtlValueState(_StampedEntries, ValueState[T, R_co], Generic[T, R_co]):
 
 
 class TtlMapState(_StampedEntries, MapState[K, V], Generic[K, V]):
-    """A MapState each of whose entries expires by itself."""
+    """A MapState whose entries expire separately."""
 
     __slots__ = ()
 
@@ -80,12 +80,12 @@ class TtlMapState(_StampedEntries, MapState[K, V], Generic[K, V]):
         return self._async_get(entry, self._expiry.reader(entry, self._or_none))
 
     def contains(self, key: K) -> bool:
-        """See ``MapState``; a read like any other."""
+        """See ``MapState``; renews as other reads do."""
         entry = self._entry(key)
         return self._expiry.reader(entry, is_there)(self._get(entry))  # type: ignore[no-any-return]
 
     def async_contains(self, key: K) -> StateFuture[bool]:
-        """See ``MapState``; a read like any other."""
+        """See ``MapState``; renews as other reads do."""
         entry = self._entry(key)
         return self._async_get(entry, self._expiry.reader(entry, is_there))
 
@@ -145,7 +145,7 @@ class TtlAggregatingState(_TtlFoldingState[IN, OUT], AggregatingState[IN, OUT], 
 
 
 class TtlListState(ListState[T], Generic[T]):
-    """A ListState each of whose elements expires by itself. A read renews what it loads."""
+    """A ListState whose elements expire separately. A read renews the elements it loads."""
 
     __slots__ = ()
 
@@ -193,13 +193,13 @@ class TtlListState(ListState[T], Generic[T]):
         return None if head is None else self._renewed(head, COUNT_BYTES)
 
     def _renew_chunk(self, key: bytes, chunk: bytes) -> None:
-        """Renew the elements of a chunk that was read, unless it has been written since it was asked for."""
+        """Renew the elements of a chunk that was read, unless it was written since the request."""
         after = self._renewed(chunk, 0)
         if after is not chunk and self._get(key) == chunk:
             self._put(key, after)
 
     def _renewed(self, data: bytes, start: int) -> bytes:
-        """``data`` as a read leaves it; ``data`` itself if nothing is to be renewed."""
+        """``data`` after a read; ``data`` itself if nothing is to be renewed."""
         expiry = self._expiry
         if not expiry.renews:
             return data

@@ -1,7 +1,7 @@
-"""Whether keeping decoded values pays, learnt from hits and misses over micro-batches.
+"""Admission policy: disable the cache of decoded values while its hit ratio is too low.
 
-Owns: ``AdmissionPolicy``, of one state of one partition, and ``AdmissionPolicies``, those of a worker process.
-Invariant: a trial decides from counts alone, never from the clock.
+Owns: ``AdmissionPolicy``, for one state of one partition, and ``AdmissionPolicies``, all those of a worker process.
+Invariant: a policy decides from counts alone, never from the clock.
 Must not import any other part of the project.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from typing import Final
 
 JUDGED_MISSES: Final = 8_192
-"""Misses between two decisions: keeping as many values in vain costs a few milliseconds."""
+"""Misses between two decisions. Caching that many values to no use costs a few milliseconds."""
 
 _HITS_A_MISS: Final = 2  # a miss costs about twice what a hit saves
 _REST_FIRST: Final = 16  # micro-batches
@@ -20,10 +20,10 @@ _TRIALS_MAX: Final = 4_096
 
 
 class AdmissionPolicy:
-    """Whether keeping decoded values pays for one state of one partition, over micro-batches.
+    """Decides, over micro-batches, whether caching decoded values pays for one state of one partition.
 
-    It is decided whenever ``judged_misses`` more reads and writes have met keys of which nothing was known. Where it
-    does not pay, it rests for 16 micro-batches, for twice as many if it does not pay then either, and so on.
+    It decides whenever ``judged_misses`` more reads and writes have missed the cache. A cache that does not pay is
+    disabled for 16 micro-batches, then for twice as many if it still does not pay, and so on.
     """
 
     __slots__ = ("_hits", "_misses", "_rest", "_resting", "judged_misses")
@@ -35,14 +35,15 @@ class AdmissionPolicy:
         self._resting = 0
 
     def begin(self) -> bool:
-        """A micro-batch begins: True unless it should rest."""
+        """Begin a micro-batch. True unless the cache is disabled."""
         if not self._resting:
             return True
         self._resting -= 1
         return False
 
     def add(self, hits: int, misses: int) -> bool:
-        """Take in what happened since the last call; False if it does not pay, so that it should rest from now on."""
+        """Count the hits and misses since the last call. False if the cache does not pay and is disabled from now
+        on."""
         self._hits += hits
         self._misses += misses
         if self._misses < self.judged_misses:
@@ -58,13 +59,13 @@ class AdmissionPolicy:
 
 
 class AdmissionPolicies:
-    """The trials of a worker process, those that were used lately."""
+    """The policies of a worker process that were used recently."""
 
     def __init__(self) -> None:
         self._trials: dict[Hashable, AdmissionPolicy] = {}
 
     def of(self, state: Hashable) -> AdmissionPolicy:
-        """The trial of ``state``, which names job, operator, partition and state."""
+        """The policy of ``state``, which names job, operator, partition and state."""
         trial = self._trials.pop(state, None) or AdmissionPolicy()
         self._trials[state] = trial
         if len(self._trials) > _TRIALS_MAX:

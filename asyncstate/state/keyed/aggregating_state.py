@@ -1,9 +1,9 @@
-"""AggregatingState: what was added, in an accumulator that an aggregate function of the operator keeps.
+"""AggregatingState: added values, folded into an accumulator by an aggregate function of the operator.
 
-Owns: ``AggregateFunction`` and ``AggregatingState``; ``Accumulating``, which lets an
-``asyncstate.functions.AggregateFunction`` stand where an AggregatingState has its own kind, and what is refused of one.
-Invariant: that of ``FoldingState``; only accumulators are stored, and they come back in the form in which the function
-has created them.
+Owns: ``AggregateFunction`` and ``AggregatingState``; ``Accumulating``, which adapts an
+``asyncstate.functions.AggregateFunction`` to an AggregatingState, and the checks of which functions it refuses.
+Invariant: that of ``FoldingState``; only accumulators are stored, and they are read in the form in which the function
+created them.
 Must not import storage, execution or operators.
 
 Source: Flink's ``AggregatingState`` and the DataStream API's ``AggregateFunction``.
@@ -28,7 +28,7 @@ OUT = TypeVar("OUT")
 
 
 class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
-    """Values of type ``IN`` into an accumulator ``ACC``, and its result ``OUT``.
+    """Folds values of type ``IN`` into an accumulator ``ACC`` with the result ``OUT``.
 
     The object belongs to the operator and is pickled with it. An accumulator is never None. ``add`` and ``merge`` may
     change the accumulators they are given, which are not used again, and return one of them.
@@ -44,18 +44,18 @@ class AggregateFunction(ABC, Generic[IN, ACC, OUT]):
 
     @abstractmethod
     def get_result(self, accumulator: ACC) -> OUT:
-        """What the accumulator amounts to."""
+        """The result of the accumulator."""
 
     @abstractmethod
     def merge(self, a: ACC, b: ACC) -> ACC:
-        """One accumulator with what was added to both. Needed where namespaces are merged."""
+        """One accumulator with the values of both. Needed where namespaces are merged."""
 
 
 class AggregatingState(FoldingState[IN, OUT], Generic[IN, OUT]):
     """The values added for the current key, in one accumulator; ``get`` gives its result.
 
-    The function decides what it makes of None. What it fails with, and an accumulator that is None or not of the
-    declared type, is an error of ``add``.
+    The function decides how to handle None. If it raises, or gives an accumulator that is None or not of the declared
+    type, ``add`` raises.
     """
 
     __slots__ = ()
@@ -81,16 +81,17 @@ class AggregatingState(FoldingState[IN, OUT], Generic[IN, OUT]):
 
 
 def accumulator_type_of(function: TableFunction, given: Any) -> Any:
-    """The accumulator type that is ``given``, else that of ``function``; a schema as a struct."""
+    """The accumulator type ``given``, or else that of ``function``; a schema becomes a struct."""
     found = function.get_accumulator_type() if given is None else given
     return pa.struct(list(found)) if isinstance(found, pa.Schema) else found
 
 
 class Accumulating(AggregateFunction[Any, Any, Any]):
-    """``function`` with accumulators of ``accumulator_type``; None: of any, pickled as they are.
+    """``function`` with accumulators of ``accumulator_type``; None: of any type, pickled.
 
-    A tuple that is added is the arguments of ``accumulate``, anything else its only one. Raises StateDeclarationError,
-    naming ``owner``, for a function that needs more than its accumulator: views, ``open`` or ``close``.
+    An added tuple is passed as the arguments of ``accumulate``, any other value as its only one. Raises
+    StateDeclarationError, naming ``owner``, for a function that needs more than its accumulator: views, ``open`` or
+    ``close``.
     """
 
     def __init__(self, function: TableFunction, accumulator_type: pa.DataType | None, owner: str) -> None:
@@ -122,7 +123,7 @@ class Accumulating(AggregateFunction[Any, Any, Any]):
         return dict(zip(self._names, accumulator, strict=True))
 
     def _shape(self) -> Callable[[Any], Any]:
-        """What makes accumulators such as the function creates of stored values."""
+        """The function that turns stored values into accumulators of the form that the function creates."""
         created, names = self._function.create_accumulator(), self._names
         if not names and isinstance(created, tuple):
             return lambda stored: MutableRow(*stored)
@@ -135,7 +136,7 @@ class Accumulating(AggregateFunction[Any, Any, Any]):
 
 
 def _fields(accumulator_type: pa.DataType | None) -> list[pa.Field]:
-    """Those of a struct."""
+    """The fields of a struct."""
     return list(accumulator_type) if accumulator_type and pa.types.is_struct(accumulator_type) else []
 
 

@@ -1,14 +1,13 @@
-"""How the elements of a list are laid out in values of the store.
+"""Layout of a list's elements in store values.
 
 Owns: the bytes of a list's *head* and *chunks*. The head, under the list's own key, is
-``[number of sealed chunks: 4 bytes][tail]``; chunk i, under the key followed by i in 8 bytes, is what the
-tail was when it had grown to ``CHUNK_BYTES``. Tail and chunks hold elements, each behind its length: one
-byte, or FF and four bytes. All integers are big endian.
-Invariant: the bytes depend on the elements and their order only, not on how many came with one call.
-Must not import anything of the project but ``errors``.
+``[number of sealed chunks: 4 bytes][tail]``; chunk i, under the key followed by i in 8 bytes, is the former tail,
+sealed when it had grown to ``CHUNK_BYTES``. Tail and chunks hold elements, each prefixed with its length: one byte, or
+FF and four bytes. All integers are big endian.
+Invariant: the bytes depend on the elements and their order only, not on how many one call adds.
+Must not import anything of the project except ``errors``.
 
-A list that is small, as most are, is so one value that a point read answers; appending to a long one rewrites
-its tail only.
+So a small list, as most are, is one value that a point read answers; appending to a long one rewrites its tail only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PutChunk = Callable[[int, bytes], None]
 
 
 def framed(element: bytes) -> bytes:
-    """An encoded element behind its length."""
+    """An encoded element, prefixed with its length."""
     length = len(element)
     return (_LENGTHS[length] if length < _LONG else b"\xff" + length.to_bytes(4, "big")) + element
 
@@ -71,7 +70,7 @@ def elements_of_one_type(
 ) -> list[Any]:
     """As ``elements``, with the decoders for many of a value codec.
 
-    If all elements are of the first one's length, as numbers are, their length bytes stand at equal distances.
+    If all elements are as long as the first one, as numbers are, their length bytes are at equal distances.
     """
     if start < len(data) and data[start] < _LONG:
         stride = 1 + data[start]
@@ -84,12 +83,12 @@ def elements_of_one_type(
 
 
 def sealed_chunks(head: bytes | None) -> int:
-    """The number of chunks beside the head."""
+    """The number of sealed chunks, not counting the head's tail."""
     return 0 if head is None else int.from_bytes(head[:COUNT_BYTES], "big")
 
 
 def append_one(head: bytes | None, frame: bytes, put_chunk: PutChunk) -> bytes:
-    """The head with one framed element more."""
+    """The head with one more framed element."""
     if head is None:
         return _NONE_SEALED + frame
     if len(head) < CHUNK_BYTES + COUNT_BYTES:
@@ -100,7 +99,7 @@ def append_one(head: bytes | None, frame: bytes, put_chunk: PutChunk) -> bytes:
 
 
 def append_all(head: bytes | None, frames: Iterable[bytes], put_chunk: PutChunk) -> bytes | None:
-    """The head with all framed elements appended; as it was if there is none."""
+    """The head with all framed elements appended; unchanged if there are none."""
     sealed = sealed_chunks(head)
     tail = bytearray() if head is None else bytearray(head[COUNT_BYTES:])
     for frame in frames:

@@ -1,8 +1,8 @@
-"""Iterations that are under way, and how writes leave them undisturbed.
+"""Snapshot isolation of running iterations against writes.
 
 Owns: ``PageCursor`` and the registry of live cursors that a state's writes consult.
-Invariant: an iteration shows the state as it was when it was asked for, however late its pages are loaded:
-what a write is about to change beyond the pages already loaded is read first and kept with the cursor.
+Invariant: an iteration returns the state as of its request, however late its pages are loaded: before a write changes
+entries that no loaded page has, they are read and stored in the cursor.
 Must not import storage, execution, operators or the states themselves.
 """
 
@@ -20,12 +20,12 @@ R = TypeVar("R")
 CursorRegistry = dict[bytes, dict[int, "weakref.ref[Any]"]]
 """Live cursors of one declared state, by the prefix of the list or map and by identity.
 
-An abandoned iteration leaves by itself. Thousands of records may be iterating, each over its own.
+An abandoned iteration is removed automatically. Thousands of records may iterate, each over its own list or map.
 """
 
 
 class PageCursor(ABC, Generic[R, T]):
-    """Position of one iteration: ``R`` is what the sink answers for a page, ``T`` an entry."""
+    """Position of one iteration: ``R`` is the sink's answer for a page, ``T`` an entry."""
 
     __slots__ = ("__weakref__", "_blocking", "_prefix", "_registry")
 
@@ -40,7 +40,7 @@ class PageCursor(ABC, Generic[R, T]):
 
     @abstractmethod
     def _entries(self, page: R) -> list[T]:
-        """What a page that has arrived has to show, perhaps nothing; moves the position behind it."""
+        """The entries that a loaded page contributes, perhaps none; moves the position past the page."""
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class PageCursor(ABC, Generic[R, T]):
         """True when the last page has arrived."""
 
     def load(self) -> StateFuture[StateIterator[T]]:
-        """A future of the iterator that begins with the next page that has an entry to show."""
+        """A future of the iterator that begins with the next page that contributes an entry."""
         while True:
             asked = self._ask()
             if not asked.done:
@@ -67,7 +67,7 @@ class PageCursor(ABC, Generic[R, T]):
         return self.load() if found is None else completed_future(found)
 
     def _iterator(self, page: R) -> StateIterator[T] | None:
-        """The iterator that begins with ``page``; None if the page shows nothing and others follow."""
+        """The iterator that begins with ``page``; None if the page contributes nothing and others follow."""
         items = self._entries(page)
         if self._exhausted:
             if self._prefix in self._registry:

@@ -1,10 +1,10 @@
-"""What is known of the values of one declared state: the first level of the state cache, above the overlay's bytes.
+"""Cache of the decoded values of one declared state: the first cache level, above the bytes of the memtable.
 
 Owns: ``DecodedCache`` and ``UNKNOWN``.
-Invariants: what is known of a key is what a read of it has to show, so whoever writes past it drops the key; a held
-write is known to be storable, and reaches the sink before anything but its own state looks there (see
-``StateBackend.attach``); only values that nobody can change are kept. While it rests nothing is known, and the states
-that find it resting let go of it for the rest of the micro-batch.
+Invariants: a cached value equals the result of a read, so a write that bypasses the cache drops the key; a held write
+is known to be storable, and reaches the sink before anything but its own state reads there (see
+``StateBackend.attach``); only immutable values are cached. While the cache is disabled it is empty, and states that
+find it disabled stop using it for the rest of the micro-batch.
 Must not import storage, execution or operators.
 """
 
@@ -22,18 +22,19 @@ from asyncstate.state_backend import Decoder, StateBackend, WriteBackCache
 T = TypeVar("T")
 
 UNKNOWN: Final = object()
-"""Stands for a value where there is none, which None does not: that is an absent one."""
+"""Marks a cache miss. None marks a value known to be absent."""
 
 ENTRY_BYTES: Final = 200
-"""What an entry weighs beside its value, its key and, once it was written, its store key: measured."""
+"""Measured overhead of an entry, in addition to its value, its key and, once written, its store key."""
 
 
 class DecodedCache(WriteBackCache):
-    """What is known of the values of one state in one micro-batch, in two generations of half of ``limit_bytes`` each.
+    """The cached values of one state in one micro-batch, in two generations of half of ``limit_bytes`` each.
 
-    Keys are the state's own: what names a store key and is quicker to have. ``values`` is the young generation and
-    ``held`` has the store keys of those that were written and of which the sink does not know: always the same dicts,
-    for the states to work on. ``old`` is the other generation, ``default`` what is shown for an absent value.
+    Keys are the state's own: they identify a store key and are cheaper to build. ``values`` is the young generation,
+    and ``held`` has the store keys of written values that the sink does not have yet: always the same dict objects,
+    which the states access directly. ``old`` is the other generation, ``default`` the value that reads give for an
+    absent one.
     """
 
     __slots__ = (
@@ -81,7 +82,7 @@ class DecodedCache(WriteBackCache):
         self.old: dict[Any, Any] = {}
         self._fixed = plain.fixed
         self._bytes_max = limit_bytes // 2
-        self._entry_bytes = 0  # before anything is known of keys
+        self._entry_bytes = 0  # until keys are measured
         self._room = -1
         self.resting = False
         self._trial = trial
@@ -92,7 +93,7 @@ class DecodedCache(WriteBackCache):
     # -- reading ----------------------------------------------------------------------------------------
 
     def look(self, key: Any) -> Any:
-        """What is known of a key, for a read that it answers."""
+        """The cached value of a key, counted as a hit of a read; UNKNOWN for a miss."""
         value = self.values.get(key, UNKNOWN)
         if value is UNKNOWN:
             return self.recall(key) if self.old else UNKNOWN
@@ -100,7 +101,7 @@ class DecodedCache(WriteBackCache):
         return value
 
     def recall(self, key: Any) -> Any:
-        """``look`` for a key that is not young; it is from now on."""
+        """``look`` for a key that is not in the young generation; a hit moves it there."""
         value = self.old.pop(key, UNKNOWN)
         if value is not UNKNOWN:
             self.hits += 1
@@ -109,7 +110,7 @@ class DecodedCache(WriteBackCache):
         return value
 
     def add(self, key: Any, value: Any) -> None:
-        """Keep what a read has shown, for a key of which nothing was known."""
+        """Cache the result of a read, for a key that missed."""
         self.values[key] = value
         self._misses += 1
         self._room -= self._entry_bytes if self._fixed else self._entry_bytes + getsizeof(value)
@@ -134,7 +135,7 @@ class DecodedCache(WriteBackCache):
     def put(self, key: Any, store_key: bytes, raw: bytes, value: Any) -> None:
         """Write ``raw``, which the caller has encoded, to the sink at once."""
         self._sink.put(store_key, raw)
-        if self.resting:  # since an earlier one of the entries that the caller writes
+        if self.resting:  # disabled by an earlier one of the entries that the caller writes
             return
         if type(value) is not self.type or not self._kept:
             value = self._decode(raw)
@@ -144,10 +145,10 @@ class DecodedCache(WriteBackCache):
         if not known:
             self._entered(key, value)
         elif not self._fixed:
-            self._take(key, value)  # as if what it replaces were still there
+            self._take(key, value)  # counted as if the replaced value were still there
 
     def _entered(self, key: Any, value: Any) -> None:
-        """A write has made ``key`` young."""
+        """Account for a write that has put ``key`` into the young generation."""
         if self.old.pop(key, UNKNOWN) is UNKNOWN:
             self.add(key, value)
         else:
@@ -166,16 +167,16 @@ class DecodedCache(WriteBackCache):
                 put(store_key, encode(value))
         held.clear()
 
-    # -- where the stored bytes are asked for or written by others ----------------------------------------------
+    # -- where other code reads or writes the stored bytes ----------------------------------------------
 
     def drop(self, key: Any) -> None:
-        """Forget ``key``, with its held write if there is one."""
+        """Drop ``key`` and its held write, if it has one."""
         self.values.pop(key, None)
         self.old.pop(key, None)
         self.held.pop(key, None)
 
     def get(self, key: bytes) -> bytes | None:
-        """``StateBackend.get`` for states whose keys are the store keys; nothing is known of the key from now on."""
+        """``StateBackend.get`` for states whose keys are the store keys; drops the key from the cache."""
         self._let_go(key)
         return self._sink.get(key)
 
@@ -198,19 +199,19 @@ class DecodedCache(WriteBackCache):
                 self._sink.put(key, self._encode(value))
         self.drop(key)
 
-    # -- room, and whether it pays ----------------------------------------------------------------------------
+    # -- eviction and admission ----------------------------------------------------------------------------
 
     def _take(self, key: Any, value: Any) -> None:
-        """Make room for a value that has become young."""
+        """Account for a value that enters the young generation, and rotate if that is full."""
         self._room -= self._entry_bytes if self._fixed else self._entry_bytes + getsizeof(value)
         if self._room < 0:
             self._turn(key, value)
 
     def _turn(self, key: Any, value: Any) -> None:
-        """Begin a new young generation; the first time only find out how large entries are."""
+        """Begin a new young generation; the first call only measures the size of entries."""
         entry_bytes = ENTRY_BYTES + getsizeof(key) + (sum(map(getsizeof, key)) if type(key) is tuple else 0)
         if self._entry_bytes:
-            self.write_back()  # so that nothing old is ever held
+            self.write_back()  # so that the old generation never has held writes
             large = not self._fixed and getsizeof(value) > self._bytes_max
             self.old = {} if large else self.values.copy()
             self.values.clear()

@@ -1,8 +1,8 @@
 """ListState: elements in the order in which they were added.
 
 Owns: ``ListState`` and the cursor of its iterations.
-Invariant: operations on one list take effect in the order in which they were asked for (see ``pending``); an
-iteration shows the list as it was when it was asked for.
+Invariant: operations on one list take effect in the order in which they were requested (see ``pending_ops``); an
+iteration returns the list as of its request.
 Must not import storage, execution or operators.
 
 Source: FLIP-424's ``ListState``; the layout is that of ``chunks``.
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class ListState(MergingState, Generic[T]):
-    """Elements of the current key. A small list is one store entry, a long one is read and kept in chunks."""
+    """Elements of the current key. A small list is one store entry; a long one is stored and read in chunks."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class ListState(MergingState, Generic[T]):
         self._do(prefix, self._append_one, self._frame(element))
 
     def async_add(self, element: T) -> StateFuture[None]:
-        """``add``; every operation that is asked for later sees it."""
+        """``add``; every later operation sees it."""
         return self._when_read(self._append_one, self._frame(element))
 
     def add_all(self, elements: Iterable[T]) -> None:
@@ -80,7 +80,7 @@ class ListState(MergingState, Generic[T]):
             self._do(prefix, self._append_all, frames)
 
     def async_add_all(self, elements: Iterable[T]) -> StateFuture[None]:
-        """``add_all``; every operation that is asked for later sees it."""
+        """``add_all``; every later operation sees it."""
         frames = [self._frame(element) for element in elements]
         return self._when_read(self._append_all, frames) if frames else VOID
 
@@ -90,7 +90,7 @@ class ListState(MergingState, Generic[T]):
         self._do(prefix, self._replace, [self._frame(element) for element in elements or ()])
 
     def async_update(self, elements: Iterable[T] | None) -> StateFuture[None]:
-        """``update``; every operation that is asked for later sees it."""
+        """``update``; every later operation sees it."""
         return self._when_read(self._replace, [self._frame(element) for element in elements or ()])
 
     def clear(self) -> None:
@@ -98,7 +98,7 @@ class ListState(MergingState, Generic[T]):
         self._do(self._prefix(), self._replace, [])
 
     def async_clear(self) -> StateFuture[None]:
-        """``clear``; every operation that is asked for later sees it."""
+        """``clear``; every later operation sees it."""
         return self._when_read(self._replace, [])
 
     # -- operations on a head ------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class ListState(MergingState, Generic[T]):
     # -- elements as bytes -----------------------------------------------------------------------------
 
     def _elements(self, data: bytes, start: int) -> list[T]:
-        """The elements of a chunk, or of a head behind its count."""
+        """The elements of a chunk, or of a head after its count."""
         binding = self._binding
         return elements_of_one_type(data, start, binding.decode_values, binding.decode_packed, binding.label)
 
@@ -166,7 +166,7 @@ class ListState(MergingState, Generic[T]):
         return self._elements(whole(chunk, self._binding.label), 0)
 
     def _chunk_reader(self, _key: bytes) -> Decoder[list[T]]:
-        """What to make of the chunk under a store key."""
+        """The decoder of the chunk under a store key."""
         return self._chunk
 
     def _frame(self, element: T) -> bytes:
@@ -179,7 +179,7 @@ class ListState(MergingState, Generic[T]):
 
 
 class ListCursor(PageCursor[list[Any], Any]):
-    """The chunks from ``_asked`` and then the tail of one list, as they were when it was asked for."""
+    """Iterates over the chunks from ``_asked``, then the tail of one list, as of the request."""
 
     __slots__ = ("_asked", "_binding", "_kept", "_sealed", "_state", "_step", "_tail")
 
@@ -194,7 +194,7 @@ class ListCursor(PageCursor[list[Any], Any]):
         self._kept: dict[int, Any] = {}
 
     def preserve(self) -> None:
-        """The list is about to lose its chunks: read those that have not been asked for."""
+        """Before the list loses its chunks, read those that are not requested yet."""
         for index in range(self._asked, self._sealed):
             if index not in self._kept:
                 self._kept[index] = self._state._chunk(self._binding.sink.get(chunk_key(self._prefix, index)))

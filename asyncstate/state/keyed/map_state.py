@@ -1,8 +1,8 @@
 """MapState: entries by user key, one store entry each.
 
 Owns: ``MapState`` and the cursor of its iterations.
-Invariant: entries come in the order of the encoded user keys, and an iteration shows the map as it was when
-it was asked for; a value is never None.
+Invariant: entries are in the order of the encoded user keys, and an iteration returns the map as of its request; a
+value is never None.
 Must not import storage, execution or operators.
 
 Source: FLIP-424's ``MapState``.
@@ -27,20 +27,20 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-_AFTER: Final = b"\x00"  # appended to a key: the smallest key behind it
+_AFTER: Final = b"\x00"  # appended to a key: the smallest key after it
 
 DecodePage = Callable[[Page, int], list[Any]]
 
 
 class MapState(KeyedState, ImmediateWrites[K, V]):
-    """Entries of the current key, usable like a dict too.
+    """Entries of the current key; also usable like a dict.
 
-    Iterations load ``page_size`` entries at a time; writing while they go on is safe.
+    Iterations load ``page_size`` entries at a time; writing during one is safe.
     """
 
     __slots__ = ("_cursors", "_encode_key", "_known", "_or_none", "_plain_key")
 
-    # What is known of an entry goes by the record's key and the user key. None where ``_level`` is.
+    # An entry is cached by the record's key and the user key. None where ``_level`` is.
     _known: Callable[[Any, Any], Any] | None
 
     def __init__(self, binding: StateContext, suffix: bytes | None) -> None:
@@ -93,7 +93,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         level = self._level
         if level is not None:
             own = self._own_key()
-            # While an iteration is under way nothing is held.
+            # During an iteration no write is held.
             if (
                 type(key) is self._plain_key
                 and (own, key) in level.held
@@ -187,7 +187,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
     def clear(self) -> None:
         """Remove all entries."""
-        # Which entries to delete must be known before the record's next write, so ``async_clear`` cannot wait.
+        # The entries to delete must be determined before the record's next write, so ``async_clear`` cannot wait.
         prefix = self._prefix()
         for page in range_pages(self._sink, prefix, prefix_end(prefix), self._binding.page_size):
             for entry, raw in page:
@@ -230,23 +230,23 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
     def _decode_values(self, page: Page, offset: int) -> list[V]:
         return self._binding.decode_values([value for _, value in page])  # type: ignore[no-any-return]
 
-    # -- what is known ------------------------------------------------------------------------------
+    # -- the decoded cache ------------------------------------------------------------------------------
 
     def _known_as(self, key: Any, entry: bytes) -> tuple[bytes, Any]:
-        """What an entry is known as. A key of another type that can be stored is taken as it is read."""
+        """The cache key of an entry. A key of another type that can be stored is used in the form that a read gives."""
         if type(key) is not self._plain_key:
             (key,), _ = self._binding.decode_key(entry, len(self._prefix()))
         return self._own_key(), key
 
     def _look(self, key: K) -> Any:
-        """What is known, None for an absent entry; UNKNOWN if nothing is."""
+        """The cached value, None for an absent entry; UNKNOWN for a miss."""
         level = self._level
         return (
             UNKNOWN if level is None or level.resting else level.look(self._known_as(key, self._entry(key)))
         )
 
     def _value(self, key: K) -> V | None:
-        """Read what is not young, or was asked for by a key of another type."""
+        """Read a value that is not in the young generation, or whose key has another type."""
         level = self._level
         assert level is not None
         if level.resting:
@@ -275,13 +275,13 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         if value is not UNKNOWN:
             return completed_future(value)
         future = self._async_get(entry, self._or_none)
-        # An answer that comes later may be older than a write by then.
+        # An answer that arrives later may be older than a write.
         if future._state == DONE and (value := future._value) is not None:
             level.add(known_as, value)
         return future
 
     def _write(self, level: DecodedCache, key: K, value: V) -> None:
-        entry = self._entry(key)  # what is wrong with the key comes first
+        entry = self._entry(key)  # errors of the key come first
         if value is None:
             self._refuse_none(key)
         if not self._cursors:
@@ -292,7 +292,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         level.put(self._known_as(key, entry), entry, raw, value)
 
     def _removed(self, page: Page, offset: int) -> None:
-        """The entries of ``page`` have been removed."""
+        """Drop the removed entries of ``page`` from the cache."""
         level = self._level
         if level is not None and not level.resting:
             own = self._own_key()
@@ -300,7 +300,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
                 level.drop((own, key))
 
     def _preserve(self, entry: bytes, raw: bytes | None = None) -> None:
-        """Keep what is stored under ``entry`` for the iterations that have yet to come to it."""
+        """Preserve the stored value of ``entry`` for the iterations that have not reached it."""
         own = live_cursors(self._cursors, self._prefix())
         cursors = [cursor for cursor in own if cursor.awaits(entry)]
         if cursors:
@@ -316,7 +316,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
 
 class _MapCursor(PageCursor[Page, Any]):
-    """Entries behind ``position``; ``preserved`` has what those were that have been written since."""
+    """Entries after ``position``; ``preserved`` has the earlier values of those that were written since."""
 
     __slots__ = (
         "_binding",
@@ -343,7 +343,7 @@ class _MapCursor(PageCursor[Page, Any]):
         self.preserved: dict[bytes, bytes | None] = {}
 
     def awaits(self, entry: bytes) -> bool:
-        """True when the iteration has yet to come to ``entry`` and knows nothing of it."""
+        """True when the iteration has not reached ``entry`` and has not preserved it."""
         return entry >= self._position and entry < self._end and entry not in self.preserved
 
     def load_from(self, page: Page) -> StateIterator[Any]:

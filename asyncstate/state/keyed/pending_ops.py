@@ -1,14 +1,14 @@
-"""Operations on stored values, in the order in which they were asked for.
+"""Operations on stored values, in the order in which they were requested.
 
-Owns: ``MergingState``, the base of the states whose writes depend on what is stored (lists, reductions), the
-operations that wait for stored values, and merges, which are operations on several values: what several namespaces
-hold becomes the content of one, as when session windows meet.
-Invariant: operations on one stored value take effect in the order in which they were asked for, whether or
-not the value had to be waited for; one that fails changes nothing and lets the others be.
+Owns: ``MergingState``, the base of the states whose writes depend on the stored value (lists, reductions), the
+operations that wait for stored values, and merges, which are operations on several values: the contents of several
+namespaces become the content of one, as when session windows merge.
+Invariant: operations on one stored value take effect in the order in which they were requested, whether or not they had
+to wait for the value; one that fails changes nothing and does not affect the others.
 Must not import storage, execution or operators.
 
-Only lists and reductions merge. Of two values, or of two values under one user key of a map, nothing but the
-operator knows which one is to stay, so ``ValueState`` and ``MapState`` do not have the methods.
+Only lists and reductions merge. Only the operator knows which of two values, or of two values under one user key of a
+map, is to stay, so ``ValueState`` and ``MapState`` do not have the methods.
 
 Source: Flink's ``InternalMergingState``.
 """
@@ -26,15 +26,15 @@ from asyncstate.futures import StateFuture, combine_all, completed_future, faile
 from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.state_context import KeyedState, StateContext
 
-_MERGE: Final = b""  # stands for the store key of an operation that has several
+_MERGE: Final = b""  # replaces the store key of an operation that has several
 
 # (store key, the bytes under it, argument) -> (the bytes afterwards: None removes them, result). A result may be
-# a StateFuture. "The bytes afterwards" being the same object means that nothing is to be written.
+# a StateFuture. If "the bytes afterwards" are the same object, nothing is written.
 Operation = Callable[[bytes, bytes | None, Any], tuple[bytes | None, Any]]
 
 
 class PendingSource(NamedTuple):
-    """A namespace that is merged into another: its store key, what is stored there, and its ``_contents``."""
+    """A namespace that is merged into another: its store key, the stored value, and its ``_contents``."""
 
     prefix: bytes
     stored: bytes | None
@@ -54,7 +54,7 @@ class MergingState(KeyedState):
     # -- merging --------------------------------------------------------------------------------------
 
     def merge_namespaces(self, target: int, sources: Iterable[int]) -> None:
-        """Combine what ``sources`` hold, in the order given and behind what ``target`` holds, into ``target``.
+        """Combine the contents of ``sources``, in the given order and after those of ``target``, into ``target``.
 
         The sources are empty afterwards. Without sources, or if they hold nothing, nothing happens. It does not
         matter which namespace this object is ``at``. Raises StateAccessError if a namespace is given twice, or if the
@@ -69,18 +69,18 @@ class MergingState(KeyedState):
                 self._write(prefix, old, new)
 
     def async_merge_namespaces(self, target: int, sources: Iterable[int]) -> StateFuture[None]:
-        """``merge_namespaces``; every operation that is asked for later, on any of the namespaces, sees it."""
+        """``merge_namespaces``; every later operation on any of the namespaces sees it."""
         prefixes = self._namespace_prefixes(target, list(sources))
         return self._when_all_read(_Merge(self, prefixes)) if len(prefixes) > 1 else VOID
 
     def _contents(self, prefix: bytes, stored: bytes | None, blocking: bool) -> StateFuture[Any]:
-        """Read, and only read, what ``_merged`` has to know of a source beside the stored value; answered at once if
-        ``blocking``."""
+        """Read, without writing, what ``_merged`` needs of a source in addition to the stored value; answered at once
+        if ``blocking``."""
         return VOID
 
     @abstractmethod
     def _merged(self, prefix: bytes, stored: bytes | None, sources: list[PendingSource]) -> bytes | None:
-        """The value under the target's ``prefix`` afterwards; removes what sources have under other store keys."""
+        """The merged value for the target's ``prefix``; removes what sources have under other store keys."""
 
     def _namespace_prefixes(self, target: int, sources: list[int]) -> list[bytes]:
         label = self._binding.label
@@ -101,7 +101,7 @@ class MergingState(KeyedState):
     # -- one value ------------------------------------------------------------------------------------
 
     def _when_read(self, operation: Operation, argument: Any) -> StateFuture[Any]:
-        """Run ``operation`` when the value is known, behind those asked for before; a future of its result."""
+        """Run ``operation`` when the value is known, after those requested before; a future of its result."""
         prefix = self._prefix()
         waiting = self._waiting.get(prefix)
         if waiting is None:
@@ -113,13 +113,13 @@ class MergingState(KeyedState):
         return waiting.add(prefix, operation, argument)
 
     def _do(self, prefix: bytes, operation: Operation, argument: Any) -> None:
-        """Run ``operation`` at once, behind those asked for before."""
+        """Run ``operation`` at once, after those requested before."""
         before = self._stored(prefix)
         after, _ = operation(prefix, before, argument)
         self._write(prefix, before, after)
 
     def _stored(self, prefix: bytes) -> bytes | None:
-        """The stored value at once; what waits for it takes effect first."""
+        """The stored value at once; operations that wait for it take effect first."""
         if self._waiting:
             waiting = self._waiting.get(prefix)
             if waiting is not None:
@@ -149,7 +149,7 @@ class MergingState(KeyedState):
     # -- waiting --------------------------------------------------------------------------------------
 
     def _when_all_read(self, merge: _Merge) -> StateFuture[None]:
-        """Run ``merge`` when its values are known, behind operations asked for before on any of them."""
+        """Run ``merge`` when its values are known, after operations requested before on any of them."""
         waiting = _Waiting()
         for prefix in merge.prefixes:
             other = self._waiting.get(prefix)
@@ -184,12 +184,12 @@ class MergingState(KeyedState):
         loaded.on_settled(answered)
 
     def _go_on(self, waiting: _Waiting) -> None:
-        """When nothing is outstanding: apply what waits, and settle its futures if that was all."""
+        """When no read is outstanding, apply the waiting operations, and settle their futures if all are done."""
         if not waiting.outstanding and (waiting.applied or self._apply(waiting, blocking=False)):
             waiting.settle()
 
     def _overtake(self, prefix: bytes, waiting: _Waiting) -> bytes | None:
-        """Apply what waits at once; the futures are settled when what they wait for arrives."""
+        """Apply waiting operations at once; their futures are settled when the values they wait for arrive."""
         for each in waiting.prefixes:
             if each not in waiting.stored:
                 waiting.know(each, self._get(each))
@@ -236,7 +236,7 @@ class MergingState(KeyedState):
         self._go_on(waiting)
 
     def _fail(self, waiting: _Waiting, error: BaseException) -> None:
-        """A value could not be read: everything that waits with it fails."""
+        """Fail all operations that wait with a value that could not be read."""
         for prefix in waiting.prefixes:
             if self._waiting.get(prefix) is waiting:
                 del self._waiting[prefix]
@@ -244,8 +244,8 @@ class MergingState(KeyedState):
 
 
 class _Merge:
-    """What is under ``prefixes``, the first of which is the target, becomes one; ``contents`` of the others is asked
-    for when what is stored of them is known."""
+    """Merges the values under ``prefixes``, the first of which is the target; ``contents`` of the others is requested
+    once their stored values are known."""
 
     __slots__ = ("_state", "contents", "prefixes")
 
@@ -268,7 +268,7 @@ class _Merge:
 
 
 class _Failure:
-    """What an operation that failed leaves for the future of whoever asked for it."""
+    """The error of a failed operation, for the caller's future."""
 
     __slots__ = ("error",)
 
@@ -277,10 +277,10 @@ class _Failure:
 
 
 class _Waiting:
-    """Operations on values that are being read, and the futures of those who asked for them.
+    """Operations on values that are being read, and the futures of their callers.
 
-    Mostly on one value. A merge unites what waits for any of its values, so that operations on them
-    that are asked for later wait behind it.
+    Mostly on one value. A merge unites the operations that wait for any of its values, so that later operations on them
+    wait for the merge.
     """
 
     __slots__ = (
@@ -307,14 +307,14 @@ class _Waiting:
         self._successor: _Waiting | None = None
 
     def latest(self) -> _Waiting:
-        """Itself, or what has absorbed it."""
+        """This object, or the one that has absorbed it."""
         waiting = self
         while waiting._successor is not None:
             waiting = waiting._successor
         return waiting
 
     def know(self, prefix: bytes, stored: bytes | None) -> None:
-        """The value under ``prefix`` has been read; nothing happens if a synchronous call was faster."""
+        """Record the value that was read under ``prefix``; nothing happens if a synchronous call was faster."""
         if prefix not in self.stored:
             self.stored[prefix] = self.before[prefix] = stored
 
@@ -324,7 +324,7 @@ class _Waiting:
         return future
 
     def absorb(self, other: _Waiting) -> None:
-        """Take over what waits for other values; up to now the two do not depend on each other."""
+        """Take over the operations that wait for other values; so far the two do not depend on each other."""
         other._successor = self
         self.prefixes += other.prefixes
         self.outstanding += other.outstanding
@@ -345,7 +345,7 @@ class _Waiting:
                 future.complete(result)
 
     def fail(self, error: BaseException) -> None:
-        """A value could not be read."""
+        """Fail all futures, since a value could not be read."""
         asked = [
             *(future for future, _ in self.results),
             *(entry[3] for entry in self.operations[self.position :]),
@@ -357,7 +357,7 @@ class _Waiting:
 
 
 def _pass_on(future: StateFuture[Any], source: StateFuture[Any]) -> None:
-    """Settle ``future`` as ``source`` is."""
+    """Settle ``future`` with the result or error of ``source``."""
     error = source.exception()
     if error is not None:
         future.fail(error)
@@ -366,5 +366,5 @@ def _pass_on(future: StateFuture[Any], source: StateFuture[Any]) -> None:
 
 
 def as_it_is(raw: bytes | None) -> bytes | None:
-    """The answer to a read, undecoded."""
+    """The raw bytes of a read, not decoded."""
     return raw

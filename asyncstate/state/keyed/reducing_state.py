@@ -1,9 +1,9 @@
-"""ReducingState: what was added, folded into one value with a function of the operator.
+"""ReducingState: added values, folded into one value with a function of the operator.
 
-Owns: ``FoldingState``, one stored value that whatever is added is folded into, and ``ReducingState``.
-Invariant: what is added is folded in the order in which it was added (see ``pending``); if a function fails, or gives
-what cannot be stored, the stored value is as it was before. The functions belong to the operator: nothing of
-them is stored.
+Owns: ``FoldingState``, one stored value into which all added values are folded, and ``ReducingState``.
+Invariant: values are folded in the order in which they are added (see ``pending_ops``); if a function fails, or gives a
+value that cannot be stored, the stored value is unchanged. The functions belong to the operator: nothing of them is
+stored.
 Must not import storage, execution or operators.
 
 Source: Flink's ``AppendingState`` and ``ReducingState``.
@@ -28,10 +28,10 @@ OUT = TypeVar("OUT")
 
 
 class FoldingState(MergingState, Generic[IN, OUT]):
-    """One stored value. ``binding.function`` is what its kind folds with.
+    """One stored value. ``StateContext.function`` is the function that its kind folds with.
 
-    What is known of it goes by the store key, as the operations that wait do, and does not wait: whoever reads the
-    bytes makes it unknown, and writing them makes it known.
+    Its value is cached by store key, as waiting operations are, without waiting: reading the bytes drops it from the
+    cache, and writing them caches it.
     """
 
     __slots__ = ("_function",)
@@ -44,7 +44,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
             self._delete = binding.known.delete
 
     def get(self) -> OUT | None:
-        """What has been added, folded; None if nothing has been."""
+        """The folded value; None if nothing has been added."""
         prefix = self._prefix()
         level = self._level
         stored = UNKNOWN if level is None else level.look(prefix)
@@ -55,7 +55,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         return None if stored is None else self._shown(stored)
 
     def async_get(self) -> StateFuture[OUT | None]:
-        """A future of ``get``, as it is now: what is added later does not change it."""
+        """A future of ``get``, as it is now: later additions do not change it."""
         level = self._level
         stored = UNKNOWN if level is None else level.look(self._prefix())
         if stored is UNKNOWN:
@@ -68,8 +68,8 @@ class FoldingState(MergingState, Generic[IN, OUT]):
     def add(self, value: IN) -> None:
         """Fold ``value`` in.
 
-        Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if it gives what is
-        not of the declared type.
+        Raises OperatorError if the function fails, StateAccessError if it gives None, CodecError if its result is not
+        of the declared type.
         """
         value = self._given(value)
         prefix = self._prefix()
@@ -81,7 +81,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
             self._fold_in(level, prefix, stored, value)
 
     def async_add(self, value: IN) -> StateFuture[None]:
-        """``add``; every operation that is asked for later sees it. Leave ``value`` as it is from now on."""
+        """``add``; every later operation sees it. Do not change ``value`` afterwards."""
         value = self._given(value)
         level = self._level
         if level is None:
@@ -97,14 +97,14 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         return VOID
 
     def clear(self) -> None:
-        """Remove what has been added."""
+        """Remove the folded value."""
         prefix = self._prefix()
         if prefix in self._waiting:
             self._stored(prefix)
         self._delete(prefix)
 
     def async_clear(self) -> StateFuture[None]:
-        """``clear``; every operation that is asked for later sees it."""
+        """``clear``; every later operation sees it."""
         prefix = self._prefix()
         if prefix in self._waiting:
             return self._when_read(_cleared, None)
@@ -115,14 +115,14 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         """``value``, or an error if it cannot be added."""
         return value
 
-    # -- what is known ------------------------------------------------------------------------------------
+    # -- the decoded cache ------------------------------------------------------------------------------------
 
     def _fold_in(self, level: DecodedCache, prefix: bytes, stored: Any, value: Any) -> None:
         after = self._folded(stored, value)
         if prefix in level.held and type(after) is level.type and level.fits(after):
             level.values[prefix] = after
         elif after is None:
-            self._bytes_of(after)  # refuses it
+            self._bytes_of(after)  # raises if it cannot be stored
         else:
             level.write(prefix, prefix, after)
 
@@ -132,12 +132,12 @@ class FoldingState(MergingState, Generic[IN, OUT]):
             super()._write(prefix, before, after)
             return
         if after is not before:
-            level.drop(prefix)  # a plain call that overtook what waited knows what that left
+            level.drop(prefix)  # a plain call that overtook waiting operations has cached their result
         super()._write(prefix, before, after)
         self._keep(level, prefix, self._value_of(after))
 
     def _keep(self, level: DecodedCache, prefix: bytes, stored: Any) -> None:
-        """``stored`` is what is stored."""
+        """Cache ``stored`` as the stored value."""
         if level.resting:
             self._level = None
             sink = self._sink
@@ -145,7 +145,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         elif prefix not in level.values and prefix not in self._waiting:
             level.add(prefix, stored)
 
-    # -- what a kind says ---------------------------------------------------------------------------------
+    # -- defined by each kind ---------------------------------------------------------------------------------
 
     @abstractmethod
     def _folded(self, stored: Any, value: Any) -> Any:
@@ -153,10 +153,10 @@ class FoldingState(MergingState, Generic[IN, OUT]):
 
     @abstractmethod
     def _combined(self, stored: Any, other: Any) -> Any:
-        """Two stored values as one."""
+        """Two stored values combined into one."""
 
     def _shown(self, stored: Any) -> Any:
-        """What ``get`` gives for the stored value."""
+        """The result of ``get`` for the stored value."""
         return stored
 
     # -- operations on the stored bytes -----------------------------------------------------------------
@@ -206,8 +206,8 @@ class FoldingState(MergingState, Generic[IN, OUT]):
 class ReducingState(FoldingState[T, T], Generic[T]):
     """The values added for the current key, reduced to one of the same type; stored like a ValueState.
 
-    The first value is stored as it is; then ``reduce_function(stored value, value)`` is. None cannot be added:
-    StateAccessError.
+    The first value is stored unchanged; after that ``reduce_function(stored value, value)`` is stored. None cannot be
+    added: StateAccessError.
 
     >>> from asyncstate import ReducingStateDescriptor
     >>> ReducingStateDescriptor("highest", max, int).kind
@@ -238,5 +238,5 @@ def _cleared(prefix: bytes, raw: bytes | None, _: None) -> tuple[None, None]:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """How errors name a function, or an object with functions."""
+    """The name of a function, or of an object with functions, in errors."""
     return getattr(function, "__qualname__", type(function).__qualname__)

@@ -1,7 +1,7 @@
-"""What all state objects of one declared state share, and the error for using one wrongly.
+"""The context that all state objects of one declared state share, and the error for misusing one.
 
 Owns: ``StateContext``, ``KeyedState`` (the base of the record-grain kinds), ``with_default``, ``with_known_values``,
-and the bytes that go behind the key.
+and the bytes that follow the key.
 Invariant: a store key is ``[key group][state id][key][namespace: 8 bytes, if declared][user key or index]``.
 Must not import storage, execution or operators.
 """
@@ -29,12 +29,12 @@ NO_NAMESPACE: Final = b""
 class StateContext:
     """One declared state of one operator, bound to the sink of a partition.
 
-    ``encode_value`` and ``decode_value`` are of the value, element or map value, the other two of a map's
-    user key: ``decode_key(data, offset)`` gives the key tuple and the next offset. ``decode_values``,
-    ``decode_packed`` and ``decode_keys`` do many at once (see ``ValueCodec`` and ``KeyCodec``). ``expiry`` is None
-    without a ttl; with one ``encode_value`` puts the stamp in front, and the others are of what is behind it.
-    ``function`` is what a state that folds what is added folds with. ``plain`` tells whether values may be kept as
-    Python objects, ``plain_key`` of which type a map's user keys are then; ``known`` has them if they are.
+    ``encode_value`` and ``decode_value`` are for the value, element or map value, the other two for a map's user key:
+    ``decode_key(data, offset)`` gives the key tuple and the next offset. ``decode_values``, ``decode_packed`` and
+    ``decode_keys`` convert many at once (see ``ValueCodec`` and ``KeyCodec``). ``expiry`` is None without a ttl; with
+    one, ``encode_value`` prepends the stamp, and the others handle the bytes after it. ``function`` is the function of
+    a state that folds added values. ``plain`` says whether values may be cached as Python objects, ``plain_key`` which
+    type a map's user keys then have; ``known`` caches them if so.
     """
 
     name: str
@@ -61,14 +61,14 @@ class StateContext:
 
     @property
     def label(self) -> str:
-        """How errors name the state."""
+        """The name of the state in errors."""
         return f"state '{self.name}' of operator '{self.uid}'"
 
 
 class KeyedState:
     """A state of the sink's current key, and of one namespace if it is declared with namespaces.
 
-    ``_level`` is None where nothing is kept, and from the moment on at which the state has found it resting.
+    ``_level`` is None where nothing is cached, and once the state has found the cache disabled.
     """
 
     __slots__ = (
@@ -113,7 +113,7 @@ class KeyedState:
         return self._binding.name
 
     def at(self, namespace: int) -> Self:
-        """The same state in ``namespace`` (int64: a window's end, say); keep it where it is used often.
+        """The same state in ``namespace`` (int64, such as a window's end); keep the object where it is used often.
 
         Raises StateAccessError unless the state is declared with ``namespaced=True``.
         """
@@ -136,7 +136,7 @@ class KeyedState:
         return prefix
 
     def _own_key(self) -> bytes:
-        """What stands for the record's key and the namespace in ``DecodedCache``."""
+        """The cache key of the record's key and the namespace in ``DecodedCache``."""
         context: Any = self._sink.current
         try:
             return context.encoded_key + self._suffix  # type: ignore[no-any-return]
@@ -172,7 +172,7 @@ def with_default(decode: Callable[[bytes], Any], default: bytes | None) -> Calla
 
 
 def with_known_values(state: S, limit_bytes: int, trial: AdmissionPolicy) -> S:
-    """``state`` as it keeps what it knows, ``limit_bytes`` of it; as it is if it cannot, or should rest."""
+    """``state`` with a cache of ``limit_bytes``; unchanged if it cannot cache, or if the cache is disabled."""
     if not isinstance(state, KeyedState) or not limit_bytes:
         return state
     binding = state._binding

@@ -1,4 +1,4 @@
-"""ValueState: one value a key.
+"""ValueState: one value per key.
 
 Owns: ``ValueState``.
 Invariant: a value that is there is never None; ``update(None)`` removes it.
@@ -21,7 +21,7 @@ from asyncstate.state.keyed.state_context import KeyedState, StateContext, with_
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True, default=T | None)
-"""What reads give: with a declared default always a value."""
+"""The result of reads: with a declared default always a value."""
 
 
 class ValueState(KeyedState, Generic[T, R_co]):
@@ -32,10 +32,10 @@ class ValueState(KeyedState, Generic[T, R_co]):
 
     __slots__ = ("_default", "_known", "_or_default")
 
-    # What is known goes by the record's key and the namespace. None where ``_level`` is.
+    # A value is cached by the record's key and the namespace. None where ``_level`` is.
     _known: Callable[[Any, Any], Any] | None
 
-    # The methods repeat the store key's expression: a call in between costs a fifth of the whole request.
+    # The methods repeat the store key's expression: a helper call costs a fifth of the whole request.
 
     def __init__(self, binding: StateContext, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
@@ -69,7 +69,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
         return level.default if value is None else value  # type: ignore[no-any-return]
 
     def async_value(self) -> StateFuture[R_co]:
-        """A future of the value, or of the default, as they are now: later writes do not change it."""
+        """A future of the current value, or of the default: later writes do not change it."""
         context: Any = self._sink.current
         try:
             own = context.encoded_key + self._suffix
@@ -107,7 +107,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
             self._put(context.group + self._id + own, self._encode(value))
 
     def async_update(self, value: T | None) -> StateFuture[None]:
-        """``update``; every read that is asked for later sees it."""
+        """``update``; every later read sees it."""
         self.update(value)
         return VOID
 
@@ -128,18 +128,18 @@ class ValueState(KeyedState, Generic[T, R_co]):
         self.update(None)
 
     def async_clear(self) -> StateFuture[None]:
-        """``clear``; every read that is asked for later sees it."""
+        """``clear``; every later read sees it."""
         self.update(None)
         return VOID
 
-    # -- what is known ------------------------------------------------------------------------------------
+    # -- the decoded cache ------------------------------------------------------------------------------------
 
     def _look(self) -> Any:
-        """What is known, None for an absent value; UNKNOWN if nothing is."""
+        """The cached value, None for an absent value; UNKNOWN for a miss."""
         return UNKNOWN if self._level is None else self._level.look(self._own_key())
 
     def _value(self, own: bytes) -> R_co:
-        """Read what is not young."""
+        """Read a value that is not in the young generation."""
         level = self._level
         assert level is not None
         if level.resting:
@@ -167,7 +167,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
         if value is not UNKNOWN:
             return completed_future(level.default if value is None else value)
         future = self._async_get(self._prefix(), self._or_default)
-        # An answer that comes later may be older than a write by then. The default itself stands for an absent value.
+        # An answer that arrives later may be older than a write. The default object itself represents an absent value.
         if future._state == DONE and (value := future._value) is not level.default and value is not None:
             level.add(own, value)
         return future
@@ -178,7 +178,7 @@ def _is_absent(raw: bytes | None) -> bool:
 
 
 def _with_this_default(decode: Callable[[bytes], Any], default: Any) -> Callable[[bytes | None], Any]:
-    """``with_default`` for a default that nobody can change: it is shown itself, so that it can be told."""
+    """``with_default`` for an immutable default: reads give the object itself, so that it can be recognized."""
 
     def or_default(raw: bytes | None) -> Any:
         return default if raw is None else decode(raw)

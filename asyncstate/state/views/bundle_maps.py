@@ -1,9 +1,9 @@
-"""Maps of many keys at once: entries are read ahead in one list get, what a bundle writes goes together.
+"""Map views of many keys at once: entries are prefetched in one list get, and a bundle's writes are flushed together.
 
-Owns: ``MapViews``: one map for each key of a bundle, over one column map state.
-Invariant: that of ``bundle_views``. Beyond ``HELD_ENTRIES`` of a bundle writes go to the state early and what was read
-is dropped, keys that were asked for first before others; never while an iteration is under way, which shows what there
-was at its beginning.
+Owns: ``MapViews``: one map per key of a bundle, over one column map state.
+Invariant: that of ``bundle_views``. Beyond ``HELD_ENTRIES`` of a bundle, writes are flushed early and read entries are
+evicted, for the keys that were used first before others; never during an iteration, which returns the entries as of its
+start.
 Must not import storage, execution or operators.
 """
 
@@ -25,7 +25,7 @@ from asyncstate.state.views.in_memory import MemoryMap, user_key
 from asyncstate.state.views.views import MapView
 
 HELD_ENTRIES: Final = 1 << 20
-"""Entries of a map view, over all keys of a bundle, that are kept before any goes."""
+"""Maximum entries of a map view in memory, over all keys of a bundle, before eviction."""
 
 _ABSENT: Final = object()
 
@@ -48,23 +48,23 @@ class MapViews(BundleViews["_BundleMap"]):
 
     @cached_property
     def key_type(self) -> type | None:
-        """The Python type of user keys that are the same key exactly if they are equal; None if there is none."""
+        """The Python type whose values are the same user key exactly if they are equal; None if there is none."""
         exact = exact_type(self.type.key_type)
         return None if exact is float else exact
 
     @cached_property
     def value_type(self) -> type | None:
-        """The Python type of values that are read as they were written; None if there is none."""
+        """The Python type whose values are read exactly as written; None if there is none."""
         return exact_type(self.type.item_type)
 
     @cached_property
     def key_as_read(self) -> Callable[[int, Any], Any]:
-        """See ``reader``, of user keys."""
+        """See ``reader``, for user keys."""
         return self.reader(self.type.key_type)
 
     @cached_property
     def value_as_read(self) -> Callable[[int, Any], Any]:
-        """See ``reader``, of values."""
+        """See ``reader``, for values."""
         return self.reader(self.type.item_type)
 
     def begin(self, keys: KeyBatch) -> None:
@@ -72,7 +72,7 @@ class MapViews(BundleViews["_BundleMap"]):
         self._entries = 0
 
     def async_read(self, columns: Sequence[pa.Array], index: np.ndarray) -> StateFuture[None]:
-        """Read the entries that are named by arguments of the views' key type: one list get for each such column."""
+        """Prefetch the entries whose user keys are arguments of the views' key type: one list get per such column."""
         named = [column for column in columns if column.type == self.type.key_type]
         if not named or self._keys is None:
             return completed_void_future()
@@ -92,7 +92,7 @@ class MapViews(BundleViews["_BundleMap"]):
     def _view(self, key: int, new: bool, given: Any) -> MapView[Any, Any]:
         backing = self._backing(key)
         if new:
-            self._entries -= backing.forget()  # what was read ahead may be of a key that has expired
+            self._entries -= backing.forget()  # prefetched entries may belong to an expired key
             backing.whole = True
             for name, value in given.entries() if given is not None else ():
                 backing.put(name, value)
@@ -103,7 +103,7 @@ class MapViews(BundleViews["_BundleMap"]):
         backing.put_all(view.entries())
 
     def read(self, key: int, user: Any) -> Any:
-        """One entry, alone; ``_ABSENT`` if there is none."""
+        """Read one entry; ``_ABSENT`` if there is none."""
         self.alone.add()
         pair = self.one(key).with_user_keys(
             [self.column([user], self.type.key_type, [key])], np.zeros(1, np.int64)
@@ -112,19 +112,19 @@ class MapViews(BundleViews["_BundleMap"]):
         return python_values(found.columns[0])[0] if found.present[0] else _ABSENT
 
     def pages(self, key: int) -> Iterator[list[tuple[Any, Any]]]:
-        """All stored entries of a key, in the order of their keys."""
+        """All stored entries of a key, in the order of their user keys."""
         for page in self.state.entries(self.one(key)):
             self.alone.add()
             users, values = python_values(page.user_columns[0]), python_values(page.columns[0])
             yield list(zip(users, values, strict=True))
 
     def grown(self, backing: _BundleMap) -> None:
-        """An entry more is kept; make room beyond the bound, but not below an iteration."""
+        """Count one more entry in memory; evict beyond the bound, but not during an iteration."""
         self._entries += 1
         if self._entries <= HELD_ENTRIES or self.iterations:
             return
         self.flush()
-        for other in self._held.values():  # the first that were asked for go first, this one last
+        for other in self._held.values():  # the first used are evicted first, this one last
             if other is not backing and self._entries > HELD_ENTRIES // 2:
                 self._entries -= other.forget()
         if self._entries > HELD_ENTRIES:
@@ -157,7 +157,7 @@ class MapViews(BundleViews["_BundleMap"]):
 
 
 class _BundleMap(MemoryMap[Any, Any]):
-    """The map of one key: what is known of it in memory, the rest in state."""
+    """The map of one key: cached entries in memory, the rest in state."""
 
     __slots__ = ("_absent", "_key", "_key_type", "_value_type", "_views", "_written", "cleared", "whole")
 
@@ -171,10 +171,10 @@ class _BundleMap(MemoryMap[Any, Any]):
         self._written: set[Any] = set()
         self.cleared = False
         self.whole = False
-        """Whether all entries are known."""
+        """Whether all entries are in memory."""
 
     def keep(self, key: Any, value: Any) -> None:
-        """An entry that was read."""
+        """Cache an entry that was read."""
         key = user_key(key)
         if value is _ABSENT:
             self._absent.add(key)
@@ -183,7 +183,7 @@ class _BundleMap(MemoryMap[Any, Any]):
         self._views.grown(self)
 
     def _user_key(self, key: Any) -> Any:
-        """``key`` as it is read."""
+        """``key`` in the form that reads give."""
         if type(key) is self._key_type:
             return key
         return user_key(self._views.key_as_read(self._key, key))
@@ -214,7 +214,7 @@ class _BundleMap(MemoryMap[Any, Any]):
 
     def put_all(self, entries: Any) -> None:
         pairs = list(entries.items() if hasattr(entries, "items") else entries)
-        MemoryMap().put_all(pairs)  # refuses what cannot be put before anything is
+        MemoryMap().put_all(pairs)  # raises for an invalid entry before any is put
         for key, value in pairs:
             self.put(key, value)
 
@@ -251,21 +251,21 @@ class _BundleMap(MemoryMap[Any, Any]):
         return super()._sorted() if self.whole else list(self.entries())
 
     def taken(self) -> list[tuple[Any, Any]]:
-        """What is to be written; it then counts as stored."""
+        """The entries to write; they then count as stored."""
         written = [(key, self._entries.get(key, _ABSENT)) for key in self._written]
         self._written.clear()
         self.cleared = False
         return written
 
     def forget(self) -> int:
-        """Drop what is stored; how many entries that are."""
+        """Evict the stored entries; the number of them."""
         count = len(self._entries) + len(self._absent)
         self._entries, self._absent, self.whole = {}, set(), False
         return count
 
 
 class _Iteration(Iterator[Any]):
-    """Entries of stored pages; while it lasts nothing is written to the state."""
+    """An iteration over stored pages; while it is open nothing is written to the state."""
 
     def __init__(self, views: MapViews, pages: Iterator[list[tuple[Any, Any]]]) -> None:
         self._views: MapViews | None = views

@@ -1,13 +1,13 @@
-"""Views of many keys at once: what a bundle will ask for is read ahead in one list get, what it writes goes together.
+"""Views of many keys at once: a bundle's reads are prefetched in one list get, its writes are flushed together.
 
-Owns: ``BundleViews``, ``ListViews`` and ``ValueViews``: one view for each key of a bundle, over one column state.
-Invariant: within a bundle a view shows what was asked of it, in that order, as one in memory does; at its end all is in
-the state. What is not asked for is not read, and what is read is read once, as long as it is kept. What was written
-reads the same before the bundle ends and after: where bundles are cut changes no value.
+Owns: ``BundleViews``, ``ListViews`` and ``ValueViews``: one view per key of a bundle, over one column state.
+Invariant: within a bundle a view applies operations in order, as one in memory does; at its end all changes are in the
+state. Only requested data is read, and once, as long as it is cached. A written value reads the same before and after
+the bundle ends: bundle boundaries change no value.
 Must not import storage, execution or operators.
 
-Caches, for each view: entries that were read or written are kept until the bundle ends. What was written goes to the
-state together: a clear before the rest. Maps have a bound (see ``bundle_maps``).
+Cache, per view: entries that were read or written stay in memory until the bundle ends. Writes are flushed together: a
+clear before the rest. Maps have a bound (see ``bundle_maps``).
 
 Source: the DataViews and the cache strategy of FLIP-139.
 """
@@ -40,7 +40,7 @@ B = TypeVar("B")
 
 
 class BundleViews(ABC, Generic[B]):
-    """One view field of an accumulator: a view for each key of the bundle at hand."""
+    """One view field of an accumulator: a view per key of the current bundle."""
 
     state: Any
 
@@ -56,7 +56,7 @@ class BundleViews(ABC, Generic[B]):
         self._name = name
         self._owner = owner
         self.type = arrow_type
-        # Entries that were read ahead, reads alone, answers from what was kept, and entries written.
+        # Counts of prefetched entries, single reads, cache hits and written entries.
         self.ahead, self.alone, self.kept, self.written = (
             context.counter(f"view_{name}") for name in ("reads_ahead", "reads_alone", "reads_kept", "writes")
         )
@@ -68,7 +68,7 @@ class BundleViews(ABC, Generic[B]):
 
     @property
     def keys(self) -> KeyBatch | None:
-        """The keys (u) of the bundle at hand; None before the first one."""
+        """The keys (u) of the current bundle; None before the first one."""
         return self._keys
 
     @abstractmethod
@@ -77,7 +77,7 @@ class BundleViews(ABC, Generic[B]):
 
     @abstractmethod
     def _new(self, key: int) -> B:
-        """What is behind the view of a key."""
+        """A new backing object for the view of a key."""
 
     def _backing(self, key: int) -> B:
         backing = self._held.get(key)
@@ -86,12 +86,12 @@ class BundleViews(ABC, Generic[B]):
         return backing
 
     def _stored(self, key: int) -> list[Any]:
-        """All that is stored of a key, read alone."""
+        """All stored data of a key, in a read of its own."""
         self.alone.add()
         return python_values(self.state.get(self.one(key)).columns[0])
 
     def begin(self, keys: KeyBatch) -> None:
-        """The keys (u) of the next bundle."""
+        """Begin the next bundle, of ``keys`` (u)."""
         ended(self._attached.values())
         self._keys = keys
         self._held = {}
@@ -99,12 +99,12 @@ class BundleViews(ABC, Generic[B]):
         self._made = []
 
     def async_read(self, columns: Sequence[pa.Array], index: np.ndarray) -> StateFuture[None]:
-        """Read ahead what rows (n) with these arguments, of the keys ``index`` (n), may ask for."""
+        """Prefetch what rows (n) with these arguments, of the keys ``index`` (n), may read."""
         return completed_void_future()
 
     def view(self, key: int, new: bool, given: Any) -> Any:
-        """The view of a key, by its index. ``new``: nothing that is stored or was read counts, and it begins with
-        ``given`` (or empty)."""
+        """The view of a key, by its index. ``new``: it ignores all stored or cached data, and begins with ``given`` (or
+        empty)."""
         view = self._attached[key] = self._view(key, new, given)
         return view
 
@@ -113,14 +113,14 @@ class BundleViews(ABC, Generic[B]):
         """See ``view``."""
 
     def made(self, view: Any) -> None:
-        """A view that ``create_accumulator`` has made: it is not to be changed any more."""
+        """Register a view that ``create_accumulator`` has made: it must not change afterwards."""
         self._made.append((view, view._content()))
 
     def settle(self, views: Iterable[tuple[int, Any]]) -> None:
-        """Take over views that the function has put in place of those it was given, each behind the index of its key.
+        """Take over views with which the function has replaced those it was given, each as (index of its key, view).
 
-        Raises OperatorError for what is no view of its own, and for what was written to the view that
-        ``create_accumulator`` made and not to the one in the accumulator.
+        Raises OperatorError for a replacement that is not a new view of the same kind for this key alone, and for
+        writes to the view that ``create_accumulator`` made instead of the one in the accumulator.
         """
         seen: dict[int, int] = {}
         for key, view in views:
@@ -142,7 +142,7 @@ class BundleViews(ABC, Generic[B]):
 
     @abstractmethod
     def _replace(self, backing: B, view: Any) -> None:
-        """Keep what ``view`` has in place of all that there was."""
+        """Replace all contents with those of ``view``."""
 
     def _misused(self, key: int, how: str, advice: str) -> OperatorError:
         return OperatorError(
@@ -157,26 +157,26 @@ class BundleViews(ABC, Generic[B]):
         """Write what the bundle has changed."""
 
     def remove(self, keys: KeyBatch) -> None:
-        """Remove what is stored of ``keys``: keys that the bundle has done with, or has yet to make new views of."""
+        """Remove the stored data of ``keys``: keys that the bundle has finished, or has not made new views of yet."""
         self.state.remove(keys)
 
     def expire_with(self, state: ColumnState) -> None:
-        """Have the views go when the rows of the same keys in ``state`` expire."""
+        """Remove the views when the rows of the same keys in ``state`` expire."""
         state.take_along(self.state)
 
     def one(self, key: int) -> KeyBatch:
-        """A key of the bundle alone."""
+        """A key batch of one key of the bundle."""
         assert self._keys is not None
         return self._keys.select(np.array([key]))
 
     def some(self, keys: Sequence[int]) -> KeyBatch:
-        """Keys of the bundle, ascending."""
+        """A key batch of some keys of the bundle, ascending."""
         assert self._keys is not None
         return self._keys.select(np.array(keys, np.int64))
 
     def column(self, values: Sequence[Any], arrow_type: pa.DataType, keys: Sequence[int]) -> pa.Array:
-        """Values (n) of the keys with the indices ``keys`` (n), as they are stored. Raises OperatorError for what does
-        not fit."""
+        """Values (n) of the keys with the indices ``keys`` (n), as they are stored. Raises OperatorError for a value
+        that does not fit."""
         try:
             return arrow_values(values, arrow_type)
         except UnfitValueError as error:
@@ -184,8 +184,8 @@ class BundleViews(ABC, Generic[B]):
             raise self._misused(keys[error.row], how, "convert it before it is put there") from error
 
     def reader(self, arrow_type: pa.DataType) -> Callable[[int, Any], Any]:
-        """``as_read(key, value)``: what later bundles read of ``value``, written to the view of the key with this
-        index. OperatorError for what does not fit."""
+        """``as_read(key, value)``: what later bundles read after ``value`` is written to the view of the key with this
+        index. OperatorError for a value that does not fit."""
         exact = exact_type(arrow_type)
 
         def as_read(key: int, value: Any) -> Any:
@@ -197,7 +197,7 @@ class BundleViews(ABC, Generic[B]):
 
 
 def exact_type(arrow_type: pa.DataType) -> type | None:
-    """The Python type whose values are read as they were written, ``object`` for all types, None for none: float32
+    """The Python type whose values are read exactly as written, ``object`` for all types, None for none: float32
     rounds, and times may be given in several ways."""
     plain = plain_values(arrow_type)
     if plain is not None:
@@ -207,7 +207,7 @@ def exact_type(arrow_type: pa.DataType) -> type | None:
 
 
 def _changes(arrow_type: pa.DataType) -> bool:
-    """Whether a nested value with such a part may be read as another than it was written."""
+    """Whether a nested value with such a part may differ when read."""
     if pa.types.is_nested(arrow_type):
         return exact_type(arrow_type) is None
     types = pa.types
@@ -218,7 +218,7 @@ def _changes(arrow_type: pa.DataType) -> bool:
 
 
 class ListViews(BundleViews["_BundleList"]):
-    """``ListView`` fields: adding needs none of what is stored."""
+    """``ListView`` fields: adding reads nothing from the store."""
 
     state: ListColumnState
 
@@ -266,7 +266,7 @@ class ListViews(BundleViews["_BundleList"]):
 
 
 class _BundleList(MemoryList[Any]):
-    """The list of one key: what was added, and what was read before it."""
+    """The list of one key: added elements, and those read before them."""
 
     __slots__ = ("_as_read", "_load", "_read", "replaced")
 
@@ -276,14 +276,14 @@ class _BundleList(MemoryList[Any]):
         self._as_read = as_read
         self._read: list[Any] | None = None
         self.replaced = False
-        """Whether what is stored is to go."""
+        """Whether the stored elements are to be removed."""
 
     @property
     def added(self) -> list[Any]:
         return self._elements
 
     def known(self) -> None:
-        """Nothing is stored."""
+        """Record that nothing is stored."""
         self._read = []
 
     def get(self) -> Iterator[Any]:
@@ -307,7 +307,7 @@ class _BundleList(MemoryList[Any]):
 
 
 class ValueViews(BundleViews["_BundleValue"]):
-    """``ValueView`` fields: read only when they are asked for."""
+    """``ValueView`` fields: read only on request."""
 
     state: ColumnState
 
@@ -356,7 +356,7 @@ class _BundleValue(MemoryValue[Any]):
         self.written = False
 
     def known(self, value: Any) -> None:
-        """What is stored."""
+        """Record the stored value."""
         self._value, self._read = value, True
 
     def value(self) -> Any:

@@ -1,8 +1,8 @@
-"""What views hold where there is no state: a value, a list and a map in memory.
+"""In-memory backing of views without state: a value, a list and a map.
 
-Owns: ``MemoryValue``, ``MemoryList`` and ``MemoryMap``, with those methods of the states that views use.
-Invariant: they behave as the states do: None is no element and no map value, iterations show what was there when they
-were asked for, a map iterates in the order of its keys. They are pickled with the accumulator they are in.
+Owns: ``MemoryValue``, ``MemoryList`` and ``MemoryMap``, with the state methods that views use.
+Invariant: they behave as the states do: None is not a valid element or map value, iterations return the contents as of
+their request, a map iterates in the order of its keys. They are pickled with their accumulator.
 Must not import storage, execution, operators or the states.
 """
 
@@ -126,7 +126,7 @@ def _map_value(key: object, value: V) -> V:
 
 
 def user_key(key: Any) -> Any:
-    """``key`` such that all NaNs are one key, as they are in the store."""
+    """``key``, with all NaNs mapped to one key, as in the store."""
     return _NAN if key != key else key
 
 

@@ -1,8 +1,8 @@
-"""Whose views may be used: those of the key whose rows a function handles.
+"""Guards views: only those of the key whose rows a function handles may be used.
 
 Owns: ``Turns`` and ``ended``.
-Invariant: a view that a function has kept from another key, or from another bundle, refuses every use; without that it
-would read and write the state of that key, or be forgotten.
+Invariant: a view that a function has kept from another key, or from another bundle, refuses every use. Otherwise it
+would read and write the state of that key, or its writes would be lost.
 Must not import storage, execution or operators.
 """
 
@@ -15,8 +15,8 @@ from asyncstate.errors import StateAccessError
 
 
 class Turns:
-    """The views of m keys, some a key, of which one key at a time has its turn; no keys where there are no views. A
-    context manager: behind it all may be used again."""
+    """The views of m keys, several per key, of which one key at a time is active; no keys if there are no views. A
+    context manager: after it all may be used again."""
 
     def __init__(self, views: Sequence[Sequence[Any]]) -> None:
         self._views = views
@@ -24,7 +24,7 @@ class Turns:
         self._at: int | None = None
 
     def take(self, key: int) -> None:
-        """It is the turn of the key at this place."""
+        """Activate the views of the key at this index."""
         if self._views and key != self._at:
             if self._at is not None:
                 self._close(self._at)
@@ -50,19 +50,19 @@ class Turns:
 
 
 def ended(views: Iterable[Any]) -> None:
-    """The bundle of these views is over."""
+    """End these views with their bundle."""
     for view in views:
         view._state = _OF_ANOTHER_BUNDLE
 
 
 class _Refusing:
-    """In place of the state of a view that is not to be used."""
+    """Replaces the state of a view that must not be used."""
 
     def __init__(self, why: str) -> None:
         self._why = why
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python's tools look for in any object
+        if name.startswith("__"):  # Python's tools look up such names in any object
             raise AttributeError(name)
         raise StateAccessError(
             f"a view is used {self._why}; take it from the accumulator at hand, as accumulator['name'], in every call"

@@ -1,8 +1,8 @@
-"""Views: what an accumulator or a function uses as a value, a list or a map, wherever that is kept.
+"""Views: values, lists and maps for accumulators and functions, independent of where the data is.
 
 Owns: ``ValueView``, ``ListView``, ``MapView`` and ``is_view``.
-Invariant: a view behaves the same over state and in memory, and keeps nothing of state itself: what is not asked for is
-neither read nor decoded, what is not written is not encoded.
+Invariant: a view behaves the same over state and in memory, and caches no state itself: data that is not requested is
+neither read nor decoded, data that is not written is not encoded.
 Must not import storage, execution or operators.
 
 Source: Flink's ``ListView`` and ``MapView`` (FLIP-139) and ``ValueView``.
@@ -32,7 +32,7 @@ V = TypeVar("V")
 
 
 class _View:
-    """What the three have in common."""
+    """Base of the three views."""
 
     __slots__ = ("_state",)
 
@@ -40,21 +40,21 @@ class _View:
 
     @property
     def in_memory(self) -> bool:
-        """Whether what it has is in memory alone, not in state."""
+        """Whether its contents are in memory only, not in state."""
         return type(self._state) in (MemoryValue, MemoryList, MemoryMap)
 
     def clear(self) -> None:
-        """Remove all that is kept."""
+        """Remove all contents."""
         self._state.clear()
 
     def async_clear(self) -> StateFuture[None]:
-        """``clear``; whatever is asked for later sees it."""
+        """``clear``; every later operation sees it."""
         cleared: StateFuture[None] = self._state.async_clear()
         return cleared
 
     @abstractmethod
     def _content(self) -> list[Any]:
-        """All that is kept, to compare it."""
+        """All contents, for comparison."""
 
     def _shown(self) -> str:
         return repr(self._content())
@@ -66,7 +66,7 @@ class _View:
         return hash(tuple(self._content()))
 
     def __repr__(self) -> str:
-        # A view over state is shown by its state: looking at it reads nothing.
+        # The repr of a view over state names its state: it reads nothing.
         in_memory = isinstance(self._state, MemoryValue | MemoryList | MemoryMap)
         return f"{type(self).__name__}({self._shown() if in_memory else repr(self._state)})"
 
@@ -79,9 +79,9 @@ def is_view(value: object) -> bool:
 class ValueView(_View, Generic[T, R_co]):
     """One value, in ``state`` or in memory.
 
-    Prefer it to a plain value where state is read or written only now and then. Two views are equal if their values
-    are; what a view gives is to be replaced with ``update``, not changed. ``ValueView[int]`` is one whose values may be
-    None; over a state with a default, or as a parameter with ``StateHint(default=0)``, it is ``ValueView[int, int]``.
+    Prefer it to a plain value where state is rarely read or written. Two views are equal if their values are. Replace
+    the value with ``update``; do not change it in place. ``ValueView[int]`` is one whose values may be None; over a
+    state with a default, or as a parameter with ``StateHint(default=0)``, it is ``ValueView[int, int]``.
 
     >>> view = ValueView()
     >>> view.update(7)
@@ -99,11 +99,11 @@ class ValueView(_View, Generic[T, R_co]):
         | MemoryValue[T]
         | None = None,
     ) -> None:
-        """``state``: where the value is kept (of namespaced state, ``state.at(namespace)``; a BroadcastState with keys
-        of ``int`` has it under 0); None: in memory."""
+        """``state``: the state with the value (for namespaced state, ``state.at(namespace)``; a BroadcastState with
+        keys of ``int`` stores it under 0); None: in memory."""
         if isinstance(state, BroadcastState):
             state = BroadcastValue(state)
-        # or one of the others, which have the same methods
+        # or one of the other backings, which have the same methods
         self._state: ValueState[T, R_co] = _backing(
             self, state, (ValueState, BroadcastValue, MemoryValue), MemoryValue
         )
@@ -117,11 +117,11 @@ class ValueView(_View, Generic[T, R_co]):
         return self._state.async_value()
 
     def update(self, value: T | None) -> None:
-        """Keep ``value``; None clears."""
+        """Store ``value``; None clears."""
         self._state.update(value)
 
     def async_update(self, value: T | None) -> StateFuture[None]:
-        """``update``; every read that is asked for later sees it."""
+        """``update``; every later read sees it."""
         return self._state.async_update(value)
 
     def is_empty(self) -> bool:
@@ -156,8 +156,8 @@ class ListView(_View, Generic[T]):
     def __init__(
         self, state: ListState[T] | BroadcastList[T] | BroadcastState[int, T] | MemoryList[T] | None = None
     ) -> None:
-        """``state``: where the elements are kept (of namespaced state, ``state.at(namespace)``; a BroadcastState with
-        keys of ``int`` has them by their places); None: in memory."""
+        """``state``: the state with the elements (for namespaced state, ``state.at(namespace)``; a BroadcastState with
+        keys of ``int`` stores them by index); None: in memory."""
         if isinstance(state, BroadcastState):
             state = BroadcastList(state)
         self._state: ListState[T] | BroadcastList[T] | MemoryList[T] = _backing(
@@ -177,7 +177,7 @@ class ListView(_View, Generic[T]):
         self._state.add(element)
 
     def async_add(self, element: T) -> StateFuture[None]:
-        """``add``; every operation that is asked for later sees it."""
+        """``add``; every later operation sees it."""
         return self._state.async_add(element)
 
     def add_all(self, elements: Iterable[T]) -> None:
@@ -185,7 +185,7 @@ class ListView(_View, Generic[T]):
         self._state.add_all(elements)
 
     def async_add_all(self, elements: Iterable[T]) -> StateFuture[None]:
-        """``add_all``; every operation that is asked for later sees it."""
+        """``add_all``; every later operation sees it."""
         return self._state.async_add_all(elements)
 
     def __iter__(self) -> Iterator[T]:
@@ -198,7 +198,7 @@ class ListView(_View, Generic[T]):
 class MapView(_View, DictProtocol[K, V]):
     """Entries by key, in ``state`` or in memory; usable like a dict (see ``DictProtocol``).
 
-    In memory, too, entries come in the order of their keys, which must be comparable with each other. Two views are
+    In memory, too, entries are in the order of their keys, which must be comparable with each other. Two views are
     equal if their entries are, which reads all of them.
 
     >>> view = MapView()
@@ -211,7 +211,7 @@ class MapView(_View, DictProtocol[K, V]):
     __slots__ = ()
 
     def __init__(self, state: MapState[K, V] | BroadcastState[K, V] | MemoryMap[K, V] | None = None) -> None:
-        """``state``: where the entries are kept (of namespaced state, ``state.at(namespace)``); None: in memory."""
+        """``state``: the state with the entries (for namespaced state, ``state.at(namespace)``); None: in memory."""
         self._state: MapState[K, V] | BroadcastState[K, V] | MemoryMap[K, V] = _backing(
             self, state, (MapState, BroadcastState, MemoryMap), MemoryMap
         )
@@ -233,21 +233,21 @@ class MapView(_View, DictProtocol[K, V]):
         return self._state.async_contains(key)
 
     def put(self, key: K, value: V) -> None:
-        """Keep ``value``. Raises StateAccessError for None."""
+        """Store ``value``. Raises StateAccessError for None."""
         self._state.put(key, value)
 
     def async_put(self, key: K, value: V) -> StateFuture[None]:
-        """``put``; every read that is asked for later sees it."""
+        """``put``; every later read sees it."""
         return self._state.async_put(key, value)
 
     def put_all(self, entries: Mapping[K, V] | DictProtocol[K, V] | Iterable[tuple[K, V]]) -> None:
-        """``put`` each entry; none is kept if one is refused."""
+        """``put`` each entry; none is stored if one is refused."""
         self._state.put_all(_pairs(entries))
 
     def async_put_all(
         self, entries: Mapping[K, V] | DictProtocol[K, V] | Iterable[tuple[K, V]]
     ) -> StateFuture[None]:
-        """``put_all``; every read that is asked for later sees it."""
+        """``put_all``; every later read sees it."""
         return self._state.async_put_all(_pairs(entries))
 
     def remove(self, key: K) -> None:
@@ -255,7 +255,7 @@ class MapView(_View, DictProtocol[K, V]):
         self._state.remove(key)
 
     def async_remove(self, key: K) -> StateFuture[None]:
-        """``remove``; every read that is asked for later sees it."""
+        """``remove``; every later read sees it."""
         return self._state.async_remove(key)
 
     def entries(self) -> Iterator[tuple[K, V]]:
