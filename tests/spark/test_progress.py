@@ -54,7 +54,7 @@ OPERATOR_NAMES = {
     "rows_in_max", "rows_in_max_partition", "run_seconds_max", "run_seconds_max_partition",
     "state_bytes_max", "state_bytes_max_partition",
     "in_flight_limit", "request_buffer_limit", "buffer_timeout_ms_limit", "io_parallelism_limit", "call_limit",
-    "overlapping_epochs", "bundle_read_bytes", "cache_carried", "cache_evictions", "cache_bytes_limit",
+    "bundle_read_bytes", "cache_carried", "cache_evictions", "cache_bytes_limit",
     "column_cache_carried", "column_cache_bytes_limit", "write_cache_bytes_limit",
     "block_cache_bytes_peak", "block_cache_bytes_limit", "table_reader_bytes_peak",
 }  # fmt: skip
@@ -62,7 +62,6 @@ ONLY_TWO_PHASES = {"local_rows_in"}
 ONLY_ASYNC = {
     "in_flight_peak", "blocked_keys_peak", "io_threads_peak", "io_wait_seconds",
     "read_ahead_keys", "read_ahead_unused", "warmed_positions",
-    "overlapping_epochs",
 }  # fmt: skip
 
 
