@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _SHORT_SCAN_ENTRIES = 16
 _SETTLE_POLL_SECONDS = 0.002
-_STARTS_WITHIN_SECONDS = 0.02  # a compaction that is needed starts within this time, unless RocksDB's threads are busy with other stores
+_STARTS_WITHIN_SECONDS = 0.02  # a due compaction starts by then, unless RocksDB's threads are busy elsewhere
 _SETTLE_SECONDS_MAX = 600.0  # giving up loses all of the compaction's work
 
 

@@ -47,7 +47,9 @@ class _Kept:
 
     def transfer(self) -> None:
         """Release the store to the process that requested it and export its cache."""
-        with suppress(Exception):  # who has asked can do without, but not wait for a thread that has ended
+        with suppress(
+            Exception
+        ):  # the requester can do without the cache, but must not wait for an ended thread
             known = None if self.export_cache is None else self.export_cache()
             if known is not None:
                 write_cached(self.slot.cached, *known)
