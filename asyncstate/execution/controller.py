@@ -294,7 +294,7 @@ class ExecutionController(StateBackend):
         self._level_ones.append(level_one)
 
     def finish_states(self) -> None:
-        """All operator code has run: what state objects have held back is written."""
+        """Called when all operator code has run: writes what state objects have buffered."""
         for level_one in self._level_ones:
             level_one.finish()
 

@@ -33,7 +33,7 @@ Answer = Callable[["RangeRequest"], None]
 
 
 class RangeRequest:
-    """One page, start <= key < end, that waits for ``missing`` positions, and for whom. ``key``: its start."""
+    """One page, start <= key < end, that waits for ``missing`` positions, and its record. ``key``: its start."""
 
     __slots__ = ("end", "entries", "future", "head_is_read", "key", "limit", "missing", "record")
 

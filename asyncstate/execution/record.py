@@ -45,8 +45,8 @@ _INSERT = RowKind.INSERT
 
 
 class BatchFrame:
-    """What is the same for all records of a micro-batch: times in microseconds, timers, the names of the key
-    columns, the output and the side outputs that may be written."""
+    """The data common to all records of a micro-batch: times in microseconds, timers, the names of the key columns, the
+    output and the side outputs that may be written."""
 
     __slots__ = (
         "caller",

@@ -201,14 +201,14 @@ def throw_into(coroutine: CoroutineType[Any, Any, Any], error: Exception) -> NoR
     try:
         coroutine.throw(error)
     except StopIteration:
-        pass  # it went on as if nothing had happened
+        pass  # the coroutine ignored the error
     finally:
         coroutine.close()
     raise error
 
 
 def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
-    """How messages call the state of a store key."""
+    """The name of the state of a store key in messages."""
     state_id = store_key[_STATE_ID_AT]
     if state_id < _FIRST_DECLARED:
         return _OWN_STATES.get(state_id, "rows that wait for their order")
@@ -233,7 +233,7 @@ def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
 
 
 def _state_in(trace: TracebackType | None) -> str | None:
-    """The state in whose methods the error was raised. Looked up afterwards, so that calls of a state cost nothing."""
+    """The state in whose methods the error was raised. Determined afterwards, so that calls of a state cost nothing."""
     name = None
     for frame, _ in traceback.walk_tb(trace):
         binding = getattr(frame.f_locals.get("self"), "_binding", None)
@@ -248,14 +248,14 @@ def _sentence(error: BaseException) -> str:
 
 
 def _looked_for_a_loop(error: BaseException) -> bool:
-    """True for what asyncio, sniffio and anyio say to code that runs on no event loop."""
+    """True for errors of asyncio, sniffio and anyio in code that runs on no event loop."""
     if type(error).__name__ in _NO_LOOP_ERRORS:
         return True
     return isinstance(error, RuntimeError) and "no running event loop" in str(error)
 
 
 def _beyond_an_array(error: BaseException) -> bool:
-    """True for what Arrow says where offsets of 32 bits do not reach."""
+    """True for Arrow's error where offsets of 32 bits are too small."""
     said = str(error)
     invalid = isinstance(error, pa.ArrowInvalid) and ("overflow" in said or "array too large" in said)
     return invalid or isinstance(error, pa.ArrowCapacityError)
