@@ -89,13 +89,12 @@ class ProcessTableFunction(Function):
     ``eval`` is called for each row, with the row as the argument of its table and None for the other tables. Its
     parameters are identified by their type hints, in any order:
 
-    * ``SetTable``, ``RowTable``, ``BroadcastTable`` or ``Annotated[Row, TableHint(...)]``: a table, in the order of the
-    inputs. There are tables with set semantics, or one with row semantics, and at most one
-    broadcast table.
+    * ``SetTable``, ``RowTable``, ``BroadcastTable`` or ``Annotated[Row, TableHint(...)]``: a table, in the order of
+      the inputs. There are tables with set semantics, or one with row semantics, and at most one broadcast table.
     * ``ValueView[T]``, ``ListView[T]``, ``MapView[K, V]``: state of the set under the parameter's name, read on
-    request. ``Annotated[..., StateHint(...)]`` adds details.
+      request. ``Annotated[..., StateHint(...)]`` adds details.
     * a dataclass whose fields all have defaults: a value of the set that is read before each call, and written after
-    it if it has changed. A value that equals a new one is not stored.
+      it if it has changed. A value that equals a new one is not stored.
     * ``RecordContext``: times, the key, timers, ``emit``; or ``TableContext``, which can also clear the set.
 
     ``eval`` yields rows of ``output``, returns an iterable of them, or emits them with ``ctx.emit``; it may be an
