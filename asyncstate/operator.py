@@ -3,7 +3,7 @@
 Owns: ``Operator`` and its two grains, the contexts they are called with, ``Bundle``. ``InputSpec``, ``OutputSpec`` and
 ``Row`` can be imported from here, too.
 Invariant: nothing here knows of sync or async, of Spark or of RocksDB; an operator that uses only this and the
-state objects gives the same output and the same stored bytes in both modes.
+state objects produces the same output and the same stored bytes in both modes.
 Must not import state, storage, execution, runtime or Spark.
 
 Source: Flink's ``KeyedProcessFunction`` and ``AbstractAsyncStateStreamOperator``.
@@ -562,8 +562,9 @@ class BundleOperator(Operator):
 
     @property
     def key_bytes(self) -> int:
-        """The same of each key, however many rows a bundle has of it. Rows of a key may come in several bundles then,
-        so this is for insert-only inputs."""
+        """The same per key, however many rows of it a bundle has. Rows of a key may then come in several bundles, so
+        this
+        is for insert-only inputs."""
         return 0
 
     @abstractmethod

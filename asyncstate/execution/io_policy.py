@@ -29,7 +29,7 @@ _CHUNK_KEYS_MIN: Final = (
 )
 _CHUNK_KEYS_MAX: Final = 64  # longer ones leave threads idle at the end
 _PROBE_KEYS: Final = 4
-_PROBE_SHARE: Final = 0.01  # of the time goes into probes
+_PROBE_SHARE: Final = 0.01  # share of the time spent on probes
 
 
 class AdaptiveReads:

@@ -173,7 +173,7 @@ class RangeReads:
 
 
 def reads_in(page: Page) -> int:
-    """How many gets a scan of ``page`` is worth, if all of it is in memory."""
+    """How many gets a scan of ``page`` costs, if all of it is in memory."""
     return _READS_A_SEEK + len(page) // _ENTRIES_A_READ
 
 

@@ -1,6 +1,6 @@
 """Reads of what memory does not know: here while the store answers quickly, else in parallel on other threads.
 
-Owns: ``Reads``, the one way from keys to list gets; ``ReadRequest``, keys that are read together; and ``ListGet``.
+Owns: ``Reads``, the only path from keys to list gets; ``ReadRequest``, keys that are read together; and ``ListGet``.
 Invariant: every requested key is answered once, here or by the list get in which it was sent, unless a read fails,
 which ends the micro-batch. Only this module reports reads to the pacer and reads its decisions.
 Must not import the controllers.

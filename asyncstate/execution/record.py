@@ -1,4 +1,4 @@
-"""A record in flight: its key, its row and where its output goes.
+"""A record in flight: its key, its row and its output.
 
 Owns: ``Record``, the implementation of ``operator.RecordContext``, its kind ``BroadcastRecord``, and ``BatchFrame``,
 what all records of a micro-batch share.

@@ -96,7 +96,7 @@ def _link_all(source: Path, target: Path) -> None:
 
 
 def is_copy(slot: Slot, base: RestorePlan) -> bool:
-    """Whether a copy is being compacted there, or is there and can be brought to ``base``."""
+    """Whether a copy is being compacted there, or exists there and can be brought to ``base``."""
     if CopyRecord.of(slot) is None:
         return False
     record = slot.record()

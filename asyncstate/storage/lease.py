@@ -320,7 +320,7 @@ def _advanced(
         if rocks is not None:
             _closed(rocks)
         if isinstance(error, StoreError):
-            # The local folder is only a copy: rebuild it, and let that fail if the disk is to blame.
+            # The local folder is only a copy: rebuild it; that fails if the disk is the cause.
             return None
         raise
     return rocks

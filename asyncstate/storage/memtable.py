@@ -43,8 +43,9 @@ class MemTableStatistics:
 
     ``store_reads``: keys that reached the store, by single and by list gets; ``read_batches``, ``read_batch_keys``: the
     latter and the keys in them; ``read_batch_seconds``: what the task's own thread spent in them.
-    ``bundle_read_bytes``: values that the store gave bundles, estimated. ``scans``: range reads. ``cache_carried``:
-    entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want of room;
+    ``bundle_read_bytes``: values that the store returned to bundles, estimated. ``scans``: range reads.
+    ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries evicted because the cache
+    was full;
     ``cache_bytes_peak``, ``cache_bytes_limit``: memory of cached values, and its bound.
     """
 

@@ -245,7 +245,7 @@ class RocksDBStore(KeyedStore):
         self.version = version
 
     def sorted_runs(self) -> int:
-        """Number of overlapping runs a key may have to be looked up in."""
+        """Number of overlapping runs in which a lookup may have to search."""
         return len(_run_bytes(self.db.live_files()))
 
     def compact_if_due(self) -> None:

@@ -39,7 +39,7 @@ class RocksDBOptions:
     """Settings of one store; all sizes in bytes.
 
     ``block_cache_bytes``: one cache of this size is shared by all stores of the process and outlives them,
-    so a store that is opened again at the next micro-batch finds its blocks warm.
+    so a store that is opened again at the next micro-batch finds its blocks cached.
     ``sorted_runs_max``: with more overlapping runs (ingested files and compaction results) than that,
     ``compact_if_due`` starts to merge them; with more than ``sorted_runs_light`` already if the largest is no larger
     than the others together. ``sorted_runs``: it ends when there are fewer than that. Above ``compact_here_bytes`` the

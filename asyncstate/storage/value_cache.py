@@ -18,7 +18,7 @@ ENTRY_OVERHEAD_BYTES: Final = 120
 _YOUNG_OF: Final = 4
 _FRESH_GENERATIONS: Final = 1  # hits in them are not promoted: they will stay for a while
 _STATE_ID_AT: Final = 2  # in a store key, after the key group
-_JUDGED_KEYS: Final = 10_000  # fewer take no time worth measuring
+_JUDGED_KEYS: Final = 10_000  # for fewer the time is not worth measuring
 _KEEPING_FACTOR: Final = 2  # adding and dropping entries costs about as much as looking for them
 _REST_BATCHES: Final = 16
 
@@ -212,7 +212,7 @@ class ValueCache:
         self.resting = (self.resting or _REST_BATCHES) - 1
         return False
 
-    # -- room -----------------------------------------------------------------------------------------
+    # -- size -----------------------------------------------------------------------------------------
 
     def shrink(self, limit_bytes: int) -> int:
         """Drop oldest generations until the rest keeps within the limit; return the number of dropped entries."""
