@@ -110,8 +110,9 @@ class ValueCache:
         self.evictions += self._shrink_older(limit_bytes - self.young_bytes_max)
 
     def leave_out(self, state_ids: frozenset[int]) -> None:
-        """Cache nothing of these states, and drop their entries if the set has changed: the entries may be older than
-        what the states have written since."""
+        """Cache nothing of these states. If the set has changed, clear the cache: entries may be older than later
+        writes
+        of the states."""
         if self.without != state_ids:
             self.clear()
             self.without = state_ids
