@@ -563,8 +563,7 @@ class BundleOperator(Operator):
     @property
     def key_bytes(self) -> int:
         """The same per key, however many rows of it a bundle has. Rows of a key may then come in several bundles, so
-        this
-        is for insert-only inputs."""
+        this is for insert-only inputs."""
         return 0
 
     @abstractmethod

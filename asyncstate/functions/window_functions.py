@@ -146,7 +146,7 @@ class WindowAssigner(ABC):
 
     @abstractmethod
     def default_trigger(self) -> Trigger:
-        """The trigger used by default; one that follows the watermark also represents processing time."""
+        """The default trigger; in processing time, ``processing_time()`` replaces one that follows the watermark."""
 
     @property
     def text(self) -> str:

@@ -45,8 +45,7 @@ class MemTableStatistics:
     latter and the keys in them; ``read_batch_seconds``: what the task's own thread spent in them.
     ``bundle_read_bytes``: values that the store returned to bundles, estimated. ``scans``: range reads.
     ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries evicted because the cache
-    was full;
-    ``cache_bytes_peak``, ``cache_bytes_limit``: memory of cached values, and its bound.
+    was full; ``cache_bytes_peak``, ``cache_bytes_limit``: memory of cached values, and its bound.
     """
 
     reads: Count

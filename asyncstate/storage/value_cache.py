@@ -111,8 +111,7 @@ class ValueCache:
 
     def leave_out(self, state_ids: frozenset[int]) -> None:
         """Cache nothing of these states. If the set has changed, clear the cache: entries may be older than later
-        writes
-        of the states."""
+        writes of the states."""
         if self.without != state_ids:
             self.clear()
             self.without = state_ids
@@ -201,8 +200,7 @@ class ValueCache:
 
     def end(self, list_get_seconds: float) -> bool:
         """End the micro-batch; True if its writes are to be merged in. A cache that costs more than it saves is emptied
-        and
-        disabled.
+        and disabled.
 
         ``list_get_seconds``: what a key of a list get cost in the store, 0 if there was none.
         """
