@@ -273,7 +273,7 @@ class ExecutionController(StateBackend):
         return outputs
 
     def statistics(self) -> ControllerStatistics:
-        """Of this micro-batch."""
+        """The statistics of this micro-batch."""
         state = self.overlay.statistics()
         answered = sum(level_one.hits for level_one in self._level_ones)
         return ControllerStatistics(

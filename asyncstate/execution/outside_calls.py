@@ -175,7 +175,7 @@ class OutsideCalls:
         return self._longest_seconds + self.limits.watchdog_timeout_ms / 1000
 
     def statistics(self) -> CallStatistics:
-        """Of this micro-batch."""
+        """The statistics of this micro-batch."""
         return CallStatistics(
             calls=self._started,
             call_timeouts=self._timeouts,

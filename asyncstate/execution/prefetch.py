@@ -111,8 +111,7 @@ class ReadAhead:
         """Keys that were prefetched; those of them that no record read."""
 
     def waited(self, key: bytes, encoded_key: bytes, times: int = 1) -> None:
-        """A record has read ``key`` from the store, which contains the record's key; the call counts ``times``
-        times."""
+        """Count a read of ``key`` from the store by a record, whose key it contains, ``times`` times."""
         end = _PREFIX_BYTES + len(encoded_key)
         if key[_PREFIX_BYTES:end] == encoded_key:
             self._waited[key[_ID_AT:_PREFIX_BYTES], key[end:]] += times

@@ -315,8 +315,7 @@ class SegmentsApplied:
 
 
 class BundledAggregateFunction(_Typed):
-    """Adds many rows of many keys to accumulators in one call: for functions that call a service, or compute with
-    numpy.
+    """Adds many rows of many keys to accumulators in one call: calls a service, say, or computes with numpy.
 
     May be a base in addition to ``AggregateFunction``: where ``supports_bundling``, it is used instead of that one's
     methods.

@@ -203,7 +203,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
         if_true: Callable[[T_co], U],
         if_false: Callable[[T_co], V] | None = None,
     ) -> StateFuture[tuple[bool, U | V | None]]:
-        """A future of ``(condition(value), result of the chosen branch)``; None where there is no branch."""
+        """A future of ``(condition(value), result of the branch taken)``; None where there is no branch."""
         return self.then_apply(_either(condition, if_true, if_false, "then_conditionally_apply"))
 
     def then_conditionally_accept(
@@ -226,7 +226,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
         if_true: Callable[[T_co], StateFuture[U]],
         if_false: Callable[[T_co], StateFuture[V]] | None = None,
     ) -> StateFuture[tuple[bool, U | V | None]]:
-        """A future of ``(condition(value), value of the future of the chosen branch)``."""
+        """A future of ``(condition(value), value of the future of the branch taken)``."""
 
         def branch(value: Any) -> StateFuture[tuple[bool, U | V | None]]:
             if condition(value):

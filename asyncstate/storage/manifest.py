@@ -99,7 +99,7 @@ class AppliedTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One operator: its class, its parallelism, what its schema was, its states and partitions.
+    """One operator: its class, its parallelism, its schema at the time, its states and partitions.
 
     ``route``: the positions of the key columns that decide a key's group; empty: all of them. ``applied``: when the
     operator was last applied, if later micro-batches have left it out; else that was in the manifest's own micro-batch.

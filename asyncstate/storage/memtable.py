@@ -412,7 +412,7 @@ class MemTable:
             self._bundle_read_bytes += sum(map(len, filter(None, sampled))) * (len(values) / len(sampled))
 
     def statistics(self) -> MemTableStatistics:
-        """Of this micro-batch."""
+        """The statistics of this micro-batch."""
         self._clean.note_bytes()
         return MemTableStatistics(
             reads=self._reads,

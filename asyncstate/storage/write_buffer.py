@@ -191,7 +191,7 @@ class WriteBuffer:
         return sorted(self.entries.items(), key=_key)
 
     def statistics(self) -> WriteStatistics:
-        """Of this micro-batch."""
+        """The statistics of this micro-batch."""
         in_memory = self.readable_bytes() + self._finished_bytes
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
@@ -221,7 +221,7 @@ class SizeEstimator:
 
     def __init__(self, writes: Entries, limit_bytes: int) -> None:
         self.size_bytes = 0.0
-        """As of the last check."""
+        """The estimate as of the last check."""
         self._writes = writes
         self._limit_bytes = limit_bytes
         self._row_bytes = float(_FIRST_ROW_BYTES)
