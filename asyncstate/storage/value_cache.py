@@ -199,7 +199,7 @@ class ValueCache:
         self._shrink_older(limit)
 
     def end(self, list_get_seconds: float) -> bool:
-        """End the micro-batch; True if its writes are to be merged in. One that does not pay is cleared and disabled.
+        """End the micro-batch; return whether to merge its writes. A cache that does not pay is cleared and disabled.
 
         ``list_get_seconds``: what a key of a list get cost in the store, 0 if there was none.
         """
