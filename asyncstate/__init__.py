@@ -1,6 +1,6 @@
 """Fast keyed state for Spark Structured Streaming, driven by StateFutures.
 
-What an operator author needs. The Spark job is in ``asyncstate.spark``, the test harness in
+Names for authors of operators. The Spark job is in ``asyncstate.spark``, the test harness in
 ``asyncstate.testing``, ready-made operators in ``asyncstate.operators``. Importing this package starts nothing and
 loads neither Spark nor RocksDB.
 """

@@ -8,7 +8,7 @@ from asyncstate import __version__
 
 
 def main() -> None:
-    """Run the command line; exit code 2 with a hint where its packages are missing."""
+    """Run the command line; exit code 2 with a hint if its packages are missing."""
     if sys.argv[1:] == ["--version"]:
         print(f"asyncstate {__version__}")
         return

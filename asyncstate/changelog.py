@@ -1,4 +1,4 @@
-"""Row kinds of a changelog, and what is known of a stream of changes.
+"""Row kinds of a changelog, and the known facts of a stream of changes.
 
 Owns: the four kinds, their int8 codes inside the framework and their text in the ``row_kind`` column; ``Changelog``,
 the facts of a stream: its mode and its unique keys.
@@ -24,10 +24,10 @@ ROW_KIND_COLUMN = "row_kind"
 
 
 def has_kinds(columns: Iterable[str], what: str = "") -> bool:
-    """Whether rows of these ``columns`` have kinds: a column ``row_kind``. ``what``: whose they are, for the error.
+    """Whether rows of these ``columns`` have kinds: a column ``row_kind``. ``what``: their origin, for the error.
 
-    Spark takes names for equal whatever the case of their letters. Raises SchemaError for this one in another spelling:
-    nothing tells whether it is a changelog's.
+    Spark column names are case-insensitive. Raises SchemaError for this one in another spelling, since it may or may
+    not be a changelog's.
     """
     found = [name for name in columns if name.lower() == ROW_KIND_COLUMN]
     strange = next((name for name in found if name != ROW_KIND_COLUMN), None)
@@ -41,7 +41,7 @@ def has_kinds(columns: Iterable[str], what: str = "") -> bool:
 
 
 class RowKind(enum.IntEnum):
-    """What a changelog row does to the table it describes (Flink's ``RowKind``)."""
+    """The effect of a changelog row on the table it describes (Flink's ``RowKind``)."""
 
     INSERT = 0
     UPDATE_BEFORE = 1
@@ -69,12 +69,12 @@ ROW_KIND_TEXTS: tuple[str, str, str, str] = ("+I", "-U", "+U", "-D")
 
 
 class ChangelogMode(enum.IntEnum):
-    """How the rows of a stream change the table that they describe. A higher mode tells less of a change."""
+    """How the rows of a stream change the table that they describe. A higher mode says less about a change."""
 
     INSERT_ONLY = 0
-    """All rows are +I, and none is ever taken back."""
+    """All rows are +I, and none is ever retracted."""
     RETRACT = 1
-    """A row that goes is taken back whole (-U, -D): the rows, netted, are the table."""
+    """A row that is removed or replaced is retracted in full (-U, -D): the net of the rows is the table."""
     UPSERT = 2
     """A row (+I, +U) replaces the one with the same upsert key, a -D removes that row; there is no -U, and only the key
     of a -D counts. A micro-batch has at most one change of each key."""
@@ -92,12 +92,12 @@ _NOT_IN_A_KEY: Final = "\0"
 
 @dataclass(frozen=True)
 class Changelog:
-    """What is known of a stream of rows: its mode, and what identifies a row of the table that they describe.
+    """The known facts of a stream of rows: its mode, and what identifies a row of the table that they describe.
 
     ``unique_keys``: sets of columns; no two rows of the table have equal values in all columns of one. An empty set:
     the table has at most one row. ``upsert_key``: with mode UPSERT the columns by which rows replace each other.
-    ``filtered_by``: columns by which rows were left out one by one: of an update that changes them only one half may be
-    there. ``origin``: for errors, the node that the mode comes from.
+    ``filtered_by``: columns by which rows were filtered one by one: of an update that changes them only one half may
+    remain. ``origin``: for errors, the node that the mode comes from.
 
     Make it with ``Changelog.insert_only``, ``Changelog.retract`` and ``Changelog.upsert``.
     """
@@ -116,12 +116,12 @@ class Changelog:
 
     @classmethod
     def insert_only(cls, *unique_keys: str | Sequence[str]) -> Changelog:
-        """Rows that are never taken back."""
+        """Rows that are never retracted."""
         return cls(ChangelogMode.INSERT_ONLY, tuple(map(_columns, unique_keys)))
 
     @classmethod
     def retract(cls, *unique_keys: str | Sequence[str]) -> Changelog:
-        """Changes that take back the row before."""
+        """Changes that retract the previous row."""
         return cls(ChangelogMode.RETRACT, tuple(map(_columns, unique_keys)))
 
     @classmethod
@@ -136,7 +136,7 @@ class Changelog:
 
     @property
     def is_upsert(self) -> bool:
-        """Whether the row before a change is not told."""
+        """Whether changes do not contain the previous row."""
         return self.mode is ChangelogMode.UPSERT
 
     def identifies(self, columns: Iterable[str]) -> bool:
@@ -155,8 +155,8 @@ class Changelog:
         return replace(self, unique_keys=tuple(unique_keys))
 
     def projected(self, names: Mapping[str, Sequence[str]]) -> Changelog | None:
-        """The facts behind a projection; ``names`` has of each column that passes unchanged the names that it has then.
-        None: the upsert key is lost."""
+        """The facts after a projection; ``names`` maps each column that passes unchanged to its new names. None: the
+        upsert key is lost."""
         key = self.upsert_key
         if key is not None and not all(names.get(column) for column in key):
             return None
@@ -173,7 +173,7 @@ class Changelog:
         )
 
     def filtered(self, columns: Iterable[str] | None) -> Changelog:
-        """The facts behind a condition on these columns; None: it is not known which."""
+        """The facts after a filter on these columns; None: it is unknown on which."""
         if self.is_insert_only:
             return self
         by = {_NOT_IN_A_KEY} if columns is None else set(columns)
@@ -191,8 +191,8 @@ class Changelog:
 
 
 def union_of(streams: Sequence[Changelog]) -> Changelog | None:
-    """The facts of the rows of several streams together: the weakest mode, and no keys. None: one of them is an upsert
-    stream, whose key does not identify a row among those of the others."""
+    """The facts of the union of several streams: the weakest mode, and no keys. None: one of them is an upsert stream,
+    whose key does not identify a row among those of the others."""
     if any(one.is_upsert for one in streams):
         return None
     weakest = max(streams, key=lambda one: one.mode)
@@ -204,8 +204,8 @@ def union_of(streams: Sequence[Changelog]) -> Changelog | None:
 
 
 def late_changes(streams: Sequence[Changelog]) -> Changelog:
-    """The facts of those rows of the streams (at least one) that come too late somewhere, all together. Of an update
-    only one half may be late, so that nothing identifies a row among changes."""
+    """The facts of the late rows of the streams (at least one), all together. Only one half of an update may be late,
+    so nothing identifies a row among changes."""
     found = streams[0] if len(streams) == 1 else union_of(streams) or RETRACT
     return found.with_keys(()) if found.mode is ChangelogMode.RETRACT else found
 
@@ -230,7 +230,7 @@ def _key_text(key: Key) -> str:
 
 
 def upserts_way_out(changes: Changelog) -> str:
-    """What to do where upserts cannot go on."""
+    """What to do where upserts are not accepted."""
     key = ", ".join(repr(column) for column in changes.upsert_key or ())
     normalize = f"put ChangelogNormalize() {f'with key=[{key}]' if key else 'without a key'} between"
     if changes.origin.startswith("operator"):

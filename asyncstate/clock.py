@@ -1,6 +1,6 @@
 """The time of day, injected: processing time is that of a Clock. Durations are measured without one.
 
-Owns: the Clock contract, the machine's clock and a clock that a test moves by hand. Imports nothing of the project.
+Owns: the Clock contract, the machine's clock and a clock that a test advances. Imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved.
+    """A clock that does not move until it is advanced.
 
     >>> clock = ManualClock(now_us=1_000_000)
     >>> clock.advance(ms=250)
@@ -40,7 +40,7 @@ class ManualClock:
         return self._now_us
 
     def advance(self, us: int = 0, *, ms: int = 0, seconds: int = 0) -> None:
-        """Move forward by the sum of the parts. Raises ValueError on a negative sum."""
+        """Advance by the sum of the parts. Raises ValueError on a negative sum."""
         step_us = us + ms * 1_000 + seconds * 1_000_000
         if step_us < 0:
             raise ValueError(f"a clock cannot be moved back by {-step_us} us; make a new ManualClock instead")

@@ -1,8 +1,8 @@
-"""How objects show themselves, in a line and in a notebook.
+"""How objects are displayed, in a line and in a notebook.
 
-Owns: ``Constructed`` (objects that know what they were made with), ``call_text``, ``table``, ``time_text``,
+Owns: ``Constructed`` (objects that know their constructor arguments), ``call_text``, ``table``, ``time_text``,
 ``without_secrets``.
-Invariant: nothing here can fail, runs code of the object's own beyond ``repr``, or travels with it when it is pickled.
+Invariant: nothing here can fail, runs code of the object beyond ``repr``, or is pickled with it.
 A leaf: imports nothing of the project.
 """
 
@@ -24,7 +24,7 @@ _ROW_STYLE: Final = "text-align:left;font-family:monospace"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 HIDDEN: Final = "***"
-"""What is shown of a credential."""
+"""The text shown instead of a credential."""
 _SECRETS: Final = (
     (re.compile(r"(://[^\s/:@'\"]*):[^\s/@'\"]+@"), rf"\1:{HIDDEN}@"),
     (re.compile(r"([?&][^=&#\s'\"]+)=(?!\{\d*\}(?:[&#\s'\"]|$))[^&#\s,'\"]+"), rf"\1={HIDDEN}"),
@@ -41,43 +41,43 @@ _SECRETS: Final = (
 _given: weakref.WeakKeyDictionary[object, tuple[tuple[Any, ...], dict[str, Any]]] = (
     weakref.WeakKeyDictionary()
 )
-"""What objects were made with. Not in the objects, so that it is neither pickled nor copied with them."""
+"""Constructor arguments. Not in the objects, so that they are neither pickled nor copied with them."""
 
 
 class Constructed(ABCMeta):
-    """Metaclass of objects of which ``made_with`` tells the arguments of their making, as long as they live here."""
+    """Metaclass of objects whose constructor arguments ``made_with`` returns, as long as they live here."""
 
-    if not TYPE_CHECKING:  # a checker would take every argument for right
+    if not TYPE_CHECKING:  # a type checker would accept any arguments
 
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             made = super().__call__(*args, **kwargs)
-            with suppress(Exception):  # what has no hash, or none yet, only shows less
+            with suppress(Exception):  # an object without a hash, or with none yet, only shows less
                 _given[made] = args, kwargs
             return made
 
         @property
         def __signature__(cls) -> inspect.Signature:
-            """That of ``__init__``: ``help`` and notebooks would else show that of the call above."""
+            """That of ``__init__``: ``help`` and notebooks would otherwise show that of the call above."""
             _self, *others = inspect.signature(cls.__init__).parameters.values()
             return inspect.Signature(others)
 
 
 def made_with(made: object) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments that ``made`` was constructed with; None for a copy, or what has no hash."""
+    """The arguments with which ``made`` was constructed; None for a copy, or an object without a hash."""
     with suppress(Exception):
         return _given.get(made)
     return None
 
 
 def constructor_text(made: object) -> str:
-    """``made`` as the call that makes it; ``Name(...)`` where that is not known."""
+    """``made`` as the call that makes it; ``Name(...)`` if that is not known."""
     given = made_with(made)
     name = type(made).__name__
     return f"{name}(...)" if given is None else call_text(name, given[0], given[1])
 
 
 def settings_of(made: object) -> list[tuple[str, str]]:
-    """Name and text of each argument of the making of ``made``, defaults too; empty where they are not known."""
+    """Name and text of each constructor argument of ``made``, defaults too; empty if they are not known."""
     given = made_with(made)
     if given is None:
         return []
@@ -90,14 +90,14 @@ def settings_of(made: object) -> list[tuple[str, str]]:
 
 
 def call_text(name: str, args: Sequence[Any] = (), named: Mapping[str, Any] | None = None) -> str:
-    """A call as it is written."""
+    """A call as source code."""
     said = [value_text(value) for value in args]
     said += [f"{key}={value_text(value)}" for key, value in (named or {}).items()]
     return f"{name}({', '.join(said)})"
 
 
 def value_text(value: object) -> str:
-    """A setting in a few words: functions by their names, what is long cut off."""
+    """A setting in a few words: functions by their names, long texts cut off."""
     text = _text(value)
     return text if len(text) <= _CHARACTERS_MAX else f"{text[: _CHARACTERS_MAX - 1]}…"
 
@@ -122,7 +122,7 @@ def _text(value: object) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """``text`` without the passwords and parameters of addresses, and without what is called a password, a secret, a
+    """``text`` without the passwords and parameters of addresses, and without values called a password, a secret, a
     token or a key.
 
     >>> without_secrets("postgresql://me:secret@db/x?sslkey=a, password=b, https://svc/{0}?api_key=c&id={0}")
@@ -134,7 +134,7 @@ def without_secrets(text: str) -> str:
 
 
 def time_text(microseconds: int | None, first: int, last: int) -> str:
-    """A time since the epoch for people; ``first``: before any time, ``last``: behind all times."""
+    """A time since the epoch for people; ``first``: before any time, ``last``: after all times."""
     if microseconds is None or microseconds <= first:
         return "none yet"
     if microseconds >= last:
@@ -146,7 +146,7 @@ def time_text(microseconds: int | None, first: int, last: int) -> str:
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """A table for notebooks; everything in it is escaped."""
+    """A table for notebooks; all of its content is escaped."""
     head = "".join(f'<th style="text-align:left">{html.escape(name)}</th>' for name in header)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     top = f"<thead><tr>{head}</tr></thead>" if header else ""
@@ -158,7 +158,7 @@ def _cell(value: object) -> str:
 
 
 def ignoring_errors(text: Callable[[], str], fallback: str) -> str:
-    """What ``text`` says, or ``fallback``: a ``repr`` must not fail."""
+    """The result of ``text``, or ``fallback`` on an error: a ``repr`` must not fail."""
     try:
         return text()
     except Exception:

@@ -14,7 +14,7 @@ Duration = str | timedelta | int
 """A text such as "10 seconds", "1h" or "1 hour 30 minutes", a timedelta, or an int of microseconds."""
 
 Seconds = float | str | timedelta
-"""As ``Duration``, but a number is in seconds: parameters that have always been numbers of them."""
+"""Like ``Duration``, but a number is in seconds: for parameters that have always been numbers of seconds."""
 
 _UNITS_US = {
     "microsecond": 1,
@@ -57,7 +57,7 @@ def microseconds(
 ) -> int:
     """``duration`` in microseconds; a text may begin with "-".
 
-    Raises ``error`` naming ``owner`` and the parameter ``name`` for what is no duration.
+    Raises ``error`` naming ``owner`` and the parameter ``name`` for anything else.
 
     >>> microseconds("1 minute 30 seconds", "tumble", "size")
     90000000

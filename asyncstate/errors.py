@@ -36,7 +36,7 @@ class OperatorError(AsyncStateError):
 
 
 class CodecError(AsyncStateError):
-    """Bytes in the store or a value given to it do not fit the declared type."""
+    """Bytes in the store or a value passed to it do not fit the declared type."""
 
 
 class CheckpointError(AsyncStateError):

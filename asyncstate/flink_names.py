@@ -1,7 +1,7 @@
-"""What Flink and Spark call otherwise: hints for those who write their names from memory.
+"""Names that differ in Flink and Spark: hints for users who write them from memory.
 
 Owns: the names of contexts, methods and streams, ``hint_for``, ``stream_hint`` and ``NameHints``.
-Invariant: a hint stands in an error that would be raised anyway; no such name works.
+Invariant: a hint is part of an error that would be raised anyway; no such name works.
 Must not import anything of the project.
 """
 
@@ -87,21 +87,21 @@ _OF_STREAM: Final = {
 
 
 def stream_hint(name: str) -> str:
-    """The text of an AttributeError for ``name``, which a stream has not."""
+    """The text of an AttributeError for ``name``, which a stream does not have."""
     found = _OF_STREAM.get(name)
     return f"a stream has no '{name}'" + (f"; here it is {found}" if found else "")
 
 
 def hint_for(owner: str, name: str) -> str:
-    """The text of an AttributeError for ``name``, which the context ``owner`` has not."""
+    """The text of an AttributeError for ``name``, which the context ``owner`` does not have."""
     found = _OF_CONTEXT.get(name)
     return f"{owner} has no '{name}'" + (f"; it is {found} here" if found else "")
 
 
 class NameHints:
-    """Base of abstract classes whose methods Flink calls otherwise: an error for one that is missing says so."""
+    """Base of abstract classes whose methods have other names in Flink: an error for a missing method says so."""
 
-    if not TYPE_CHECKING:  # a checker would take every argument for right
+    if not TYPE_CHECKING:  # a type checker would accept any arguments
 
         def __new__(cls, *args, **settings):
             try:

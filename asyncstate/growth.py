@@ -1,4 +1,4 @@
-"""How what an operator stores grows with the rows that it gets.
+"""How the stored state of an operator grows with its input rows.
 
 Owns: ``StateGrowth``, its texts, and ``most``, the worst of several.
 Imports nothing of the project.
@@ -13,10 +13,10 @@ from typing import Final
 
 @dataclass(frozen=True)
 class StateGrowth:
-    """How stored state grows, in the words of ``explain()``; ``rank``: the higher, the more of it.
+    """How stored state grows, in the words of ``explain()``; ``rank``: the higher, the faster it grows.
 
-    Use ``NOTHING``, ``WITH_KEYS``, ``WITH_VALUES``, ``WITH_ROWS`` and ``bounded_by("ttl")``. Of one micro-batch to the
-    next: rows that leave with their micro-batch count for nothing.
+    Use ``NOTHING``, ``WITH_KEYS``, ``WITH_VALUES``, ``WITH_ROWS`` and ``bounded_by("ttl")``. Growth is from one
+    micro-batch to the next: rows that leave with their micro-batch do not count.
     """
 
     text: str
@@ -33,21 +33,21 @@ WITH_ROWS: Final = StateGrowth("grows with every row", 7)
 
 
 def bounded_by(what: str) -> StateGrowth:
-    """What is removed without more rows: ``"ttl"``, ``"watermark"``, ``"window"``."""
+    """State that is removed without more rows: ``"ttl"``, ``"watermark"``, ``"window"``."""
     return StateGrowth(f"bounded by {what}", 1)
 
 
 def rows_per_key(count: int | str) -> StateGrowth:
-    """At most ``count`` rows of each key; a text: the column that says how many."""
+    """At most ``count`` rows per key; a text: the column with the number."""
     named = f"the number in '{count}' of" if isinstance(count, str) else str(count)
     return StateGrowth(f"bounded by {named} row{'' if count == 1 else 's'} per key", 2)
 
 
 def with_rows(taken_back: bool) -> StateGrowth:
-    """All rows; ``taken_back``: without those that the input takes back."""
+    """All rows; ``taken_back``: without those that the input retracts."""
     return StateGrowth(f"{WITH_ROWS.text} that is not taken back", 6) if taken_back else WITH_ROWS
 
 
 def most(found: Iterable[StateGrowth]) -> StateGrowth:
-    """What grows most."""
+    """The fastest growth."""
     return max(found, key=lambda one: one.rank, default=NOTHING)

@@ -1,7 +1,7 @@
-"""Places: how a checkpoint's folder or URI is told apart, and how it is shown without its credentials.
+"""Checkpoint locations: distinguish paths from URIs, and redact credentials for logs.
 
-Owns: ``is_uri``, ``folder_of``, ``redact`` and ``redact_in``. Invariant: what ``redact`` returns may stand in a log, an
-error or a report. Must not import anything of the project but errors.
+Owns: ``is_uri``, ``folder_of``, ``redact`` and ``redact_in``. Invariant: the result of ``redact`` may be shown in a
+log, an error or a report. Must not import anything of the project except errors.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _BEHIND_PATH = re.compile(r"[?#]")
 _OPTIONS = re.compile(r"\?[\w.-]+=[^&#]*(&[\w.-]+=[^&#]*)*")
 _PORT = re.compile(r":\d+$")
 _UNESCAPED = re.compile(r"[:/?#@]")
-_PIECE_MIN = 3  # what is shorter tells nothing, and stands in other words
+_PIECE_MIN = 3  # shorter pieces reveal nothing, and occur in other words
 _MASK = "***"
-# Options of a URI that say where it points. Any other may be a secret (a token, a key) and is not shown.
+# Options of a URI that define where it points. Any other may be a secret (a token, a key) and is not shown.
 _SHOWN = ("allow_bucket_creation", "allow_delayed_open", "endpoint_override", "region", "scheme")
 
 
 def is_uri(place: str) -> bool:
-    """Tell a URI that is not ``file:`` from a path."""
+    """Whether it is a URI other than ``file:``, and not a path."""
     return _SCHEME.match(place) is not None and not place.lower().startswith("file:")
 
 
@@ -57,10 +57,10 @@ def folder_of(place: str) -> str:
 
 
 def redact(place: str) -> str:
-    """The place as it may be shown: no user information, no values of options that may be secret.
+    """The location as it may be shown: no user information, no values of options that may be secret.
 
-    Of a URI that is not well formed, because a secret in it has a character that had to be escaped, it may show less
-    than it could: what stands before an ``@`` is taken for user information where that is possible.
+    If a URI is not well formed, because a secret in it has a character that had to be escaped, the result may show less
+    than it could: text before an ``@`` is treated as user information where that is possible.
     """
     parts = _split(place)
     if parts is None:
@@ -72,7 +72,7 @@ def redact(place: str) -> str:
 
 
 def redact_in(text: str, place: str) -> str:
-    """``text`` without what ``redact`` takes out of ``place``, for errors of libraries that repeat it."""
+    """``text`` without the parts of ``place`` that ``redact`` removes, for errors of libraries that repeat it."""
     parts = _split(place)
     if parts is None:
         return text
@@ -99,7 +99,7 @@ def _shown_option(key: str, value: str) -> str:
 
 
 def _split(place: str) -> _Parts | None:
-    """The parts of a URI, also of one that libraries refuse to split."""
+    """The parts of a URI, even of one that libraries refuse to split."""
     if not is_uri(place) or (start := _START.match(place)) is None:
         return None
     rest = place[start.end() :]
@@ -111,7 +111,7 @@ def _split(place: str) -> _Parts | None:
 
 
 def _end_of_user(rest: str) -> int:
-    """Where the ``@`` behind the user information stands in what follows the scheme, -1 if there is none."""
+    """The position of the ``@`` after the user information in the text after the scheme, -1 if there is none."""
     head = _BEHIND_PATH.split(rest, maxsplit=1)[0]
     host = head.partition("/")[0]
     tail = rest[len(head) :]

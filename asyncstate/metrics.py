@@ -1,8 +1,8 @@
-"""How the metrics of a part are declared, named and put together.
+"""Typed metrics of a component: declaration, names and aggregation across partitions.
 
-Owns: the kinds of metrics, which say how they add up, and the flat form: numbers by name. What a part reports is a
-frozen dataclass beside it; its fields have the names under which ``OperatorHarness.statistics()``, a
-job's ``Progress`` and the manifest show them, and one of the types below. A dataclass of such parts is a part, too.
+Owns: the kinds of metrics, which define how they add up, and the flat form: numbers by name. A component reports a
+frozen dataclass, defined next to it; its fields have the names under which ``OperatorHarness.statistics()``, a job's
+``Progress`` and the manifest show them, and one of the types below. A dataclass of such components is a component, too.
 Invariant: a name belongs to one field of a report. Reading the flat form fails at no name, known or not: it may come
 from an attempt, or a checkpoint, of another version of this package.
 """
@@ -23,12 +23,12 @@ Metrics = dict[str, float]
 """The flat form."""
 
 COUNTER: Final = "counter."
-"""What stands before the names of an operator's own counters."""
+"""The prefix of the names of an operator's own counters."""
 
 
 class MetricKind(Enum):
-    """What becomes of the metrics of one name: over the partitions of a micro-batch, and over two runs of a partition
-    in it (initial rows, then those that come)."""
+    """How the metrics of one name are aggregated: over the partitions of a micro-batch, and over two runs of a
+    partition in it (initial rows, then those that come)."""
 
     COUNTER = "sum, sum"
     GAUGE = "sum, the later"
@@ -37,7 +37,7 @@ class MetricKind(Enum):
 
     @property
     def is_highest(self) -> bool:
-        """Of two metrics the higher counts, not the sum."""
+        """Aggregates to the highest metric, not the sum."""
         return self is MetricKind.MAX_GAUGE or self is MetricKind.LIMIT
 
 
@@ -46,11 +46,11 @@ Bytes = Annotated[int, MetricKind.COUNTER]
 Elapsed = Annotated[float, MetricKind.COUNTER]
 """Seconds."""
 Gauge = Annotated[int, MetricKind.GAUGE]
-"""What there is, not what came to pass."""
+"""A current level, not a count of events."""
 MaxGauge = Annotated[int, MetricKind.MAX_GAUGE]
 Limit = Annotated[int, MetricKind.LIMIT]
 Counters = Annotated[Mapping[str, int], MetricKind.COUNTER]
-"""Of an operator's own, by the names that it gives them."""
+"""An operator's own counters, by the names that it gives them."""
 
 
 def _kept(function: F) -> F:
@@ -58,7 +58,7 @@ def _kept(function: F) -> F:
 
 
 class _Field(NamedTuple):
-    """``type``: that of its metric, or of the part whose metrics it has."""
+    """``type``: of the field's metric, or of the component whose metrics it has."""
 
     name: str
     type: Any
@@ -68,7 +68,7 @@ class _Field(NamedTuple):
 
 @_kept
 def _fields(part: type[Any]) -> Sequence[_Field]:
-    """What ``part``, a dataclass, declares."""
+    """The fields that ``part``, a dataclass, declares."""
     found = []
     hints = get_type_hints(part, include_extras=True)
     for name in (one.name for one in fields(part)):
@@ -95,7 +95,7 @@ def kinds(part: type[Any]) -> Mapping[str, MetricKind]:
 
 
 def to_dict(part: object) -> Metrics:
-    """The metrics of ``part``, a dataclass, by name; what is None has none."""
+    """The metrics of ``part``, a dataclass, by name; a field that is None has none."""
     found: Metrics = {}
     for field in _fields(type(part)):
         value = getattr(part, field.name)
@@ -111,7 +111,7 @@ def to_dict(part: object) -> Metrics:
 
 
 def from_dict(part: type[P], metrics: Mapping[str, float]) -> P:
-    """The inverse of ``to_dict``: unknown names are left out; of those that lack an optional one is None, another 0."""
+    """The inverse of ``to_dict``: unknown names are ignored; a missing optional metric is None, another 0."""
     return part(**{field.name: _value(field, metrics) for field in _fields(part)})
 
 

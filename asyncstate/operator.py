@@ -1,9 +1,9 @@
-"""What the author of an operator writes against.
+"""The interface for authors of operators.
 
 Owns: ``Operator`` and its two grains, the contexts they are called with, ``Bundle``. ``InputSpec``, ``OutputSpec`` and
-``Row`` can be had from here, too.
+``Row`` can be imported from here, too.
 Invariant: nothing here knows of sync or async, of Spark or of RocksDB; an operator that uses only this and the
-state objects gives the same output and the same stored bytes in both modes.
+state objects produces the same output and the same stored bytes in both modes.
 Must not import state, storage, execution, runtime or Spark.
 
 Source: Flink's ``KeyedProcessFunction`` and ``AbstractAsyncStateStreamOperator``.
@@ -101,7 +101,7 @@ class TimeDomain(enum.Enum):
 
 BelongsTo = tuple[str, str]
 """What a state was made for, as a name and a text: ``("window", "tumble(...)")``. A checkpoint that was written for
-another one is refused."""
+another meaning is refused."""
 
 
 class StateDescriptor(ABC, Generic[S_co]):
@@ -118,11 +118,11 @@ class StateDescriptor(ABC, Generic[S_co]):
     def bind(
         self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> S_co:
-        """The state object; ``stored`` has the texts the checkpoint knows it by, None for a new state."""
+        """The state object; ``stored`` has the texts of the state in the checkpoint, None for a new state."""
 
 
 class OperatorContext(Protocol):
-    """What ``open`` gets: declares state, tells the operator about its inputs and options."""
+    """The context of ``open``: declares state, and describes the operator's inputs and options."""
 
     @property
     def uid(self) -> str:
@@ -134,11 +134,11 @@ class OperatorContext(Protocol):
 
     @property
     def output_schema(self) -> pa.Schema:
-        """What ``bind`` returned: the columns of the main output."""
+        """The columns of the main output, as ``bind`` returned them."""
 
     @property
     def page_size(self) -> int:
-        """Entries a page when a state is iterated (``async-state.iterate-response-batch-size``)."""
+        """Entries per page when a state is iterated (``async-state.iterate-response-batch-size``)."""
 
     @property
     def max_parallelism(self) -> int:
@@ -154,7 +154,7 @@ class OperatorContext(Protocol):
 
     @property
     def key_codec(self) -> KeyCodec:
-        """What encodes keys of ``key_schema``."""
+        """The codec for keys of ``key_schema``."""
 
     @property
     def watermark(self) -> int:
@@ -162,7 +162,7 @@ class OperatorContext(Protocol):
 
     @property
     def previous_watermark(self) -> int:
-        """The watermark of the micro-batch before, microseconds: the timers up to it have fired."""
+        """The watermark of the previous micro-batch, microseconds: the timers up to it have fired."""
 
     @property
     def processing_time(self) -> int:
@@ -175,7 +175,7 @@ class OperatorContext(Protocol):
         """A counter that is summed over partitions and shown in the batch's statistics."""
 
     def missing_rows(self) -> MissingRows:
-        """What an operator tells of retractions whose row is not there."""
+        """Reports retractions whose row does not exist."""
 
 
 @dataclass(slots=True)
@@ -191,18 +191,18 @@ class Counter:
 
 
 class MissingRows(Protocol):
-    """Retractions of rows that are not there: the counter ``retractions_without_state`` and what
-    ``async-state.on-missing-row`` says."""
+    """Retractions of rows that do not exist: counts them in ``retractions_without_state`` and applies
+    ``async-state.on-missing-row``."""
 
     def add(self, rows: npt.NDArray[np.int64], bundle: Bundle) -> None:
         """Rows of a bundle. Raises OperatorError if they are to fail the micro-batch."""
 
     def count(self, number: int) -> None:
-        """A number of them where the rows themselves are not known. Raises OperatorError as ``add``."""
+        """Report a number of them if the rows themselves are not known. Raises OperatorError as ``add``."""
 
 
 class Timer(NamedTuple):
-    """A timer that has come due: its time in microseconds, its name (None: unnamed), namespace and domain."""
+    """A timer that is due: its time in microseconds, its name (None: unnamed), namespace and domain."""
 
     time: int
     name: str | None = None
@@ -216,23 +216,23 @@ class Timers(Protocol):
     def register_event_time(
         self, time_us: int, name: str | None = None, namespace: int | None = None
     ) -> None:
-        """Call ``on_timer`` once the watermark has passed ``time_us``; a named timer replaces its forerunner."""
+        """Call ``on_timer`` once the watermark has passed ``time_us``; a named timer replaces the earlier one."""
 
     def delete_event_time(
         self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
     ) -> None:
-        """Delete the unnamed timer at ``time_us``, or the timer called ``name``; nothing if there is none."""
+        """Delete the unnamed timer at ``time_us``, or the timer called ``name``; no effect if there is none."""
 
     def register_processing_time(
         self, time_us: int, name: str | None = None, namespace: int | None = None
     ) -> None:
-        """Call ``on_timer`` in the first micro-batch that starts at ``time_us`` or later; names are apart from
+        """Call ``on_timer`` in the first micro-batch that starts at ``time_us`` or later; names are independent of
         those of event time."""
 
     def delete_processing_time(
         self, time_us: int | None = None, name: str | None = None, namespace: int | None = None
     ) -> None:
-        """As ``delete_event_time``, for processing time."""
+        """Like ``delete_event_time``, for processing time."""
 
     def delete_all(self) -> None:
         """Delete all timers of the key: of both times, named or not, of every namespace. It reads the timers of all
@@ -250,8 +250,8 @@ class CallContext(Protocol):
     def processing_time(self) -> int:
         """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
 
-    # To type checkers the call has the parameters and the result of its function. With a timeout, which no parameter
-    # of the function can stand for, it has the result alone: PEP 612 allows nothing between arguments and keywords.
+    # To type checkers the call has the parameters and the result of its function. With a timeout, which is no parameter
+    # of the function, it has the result alone: PEP 612 allows nothing between arguments and keywords.
 
     @overload
     def call(
@@ -284,27 +284,26 @@ class CallContext(Protocol):
     ) -> StateFuture[Any]:
         """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database.
 
-        A coroutine function runs on an event loop (anyio), any other on a thread; at most
-        ``async-state.call-limit`` at once. Neither may touch state or the context. A call that takes longer than the
-        timeout (seconds, a text such as "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is
-        cancelled and fails with TimeoutError. ``timeout_seconds`` is never handed on: a function with a keyword of that
-        name takes a lambda.
+        A coroutine function runs on an event loop (anyio), any other on a thread; at most ``async-state.call-limit`` at
+        once. Neither may touch state or the context. A call that takes longer than the timeout (seconds, a text such as
+        "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is cancelled and fails with TimeoutError.
+        ``timeout_seconds`` is never passed on: for a function with a keyword of that name, use a lambda.
 
         At record grain the record stays in flight until the call has ended, so the next record of its key waits. At
         bundle grain calls are made in ``process_bundle``, ``process_due``, ``on_watermark`` and callbacks of their
-        futures; a bundle ends when all its calls have ended, also those whose futures it did not return. Calls of a
-        bundle overlap; in async mode their callbacks run as the answers come (``combine_all`` has them in the order
-        given).
+        futures; a bundle ends when all its calls have ended, including those whose futures it did not return. Calls of
+        a bundle overlap; in async mode their callbacks run as the answers arrive (``combine_all`` has them in the given
+        order).
         """
 
 
 class RecordContext(CallContext, Protocol):
-    """One record (or timer) in flight: its key and time, and where its output goes."""
+    """One record (or timer) in flight: its key and time, and its output."""
 
     @property
     def key(self) -> Key:
-        """The values of the key columns: a tuple, whose values are there by the columns' names, too (those of the first
-        keyed input)."""
+        """The values of the key columns: a tuple, whose values are also available by the columns' names (those of the
+        first keyed input)."""
 
     @property
     def input_index(self) -> int:
@@ -325,12 +324,12 @@ class RecordContext(CallContext, Protocol):
     def emit(
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
     ) -> None:
-        """Put out one row of the output schema, or of that of the side output ``output``.
+        """Emit one row of the output schema, or of that of the side output ``output``.
 
-        A value a column in their order, or all columns by name, or one tuple, Row or dict with a value for each column
-        (``emit(1, "a")``, ``emit(id=1, name="a")``, ``emit({"id": 1, "name": "a"})``). Columns called ``kind`` or
-        ``output`` cannot be given by name, but in a dict. Where the only column is a list, map or struct, a tuple or
-        dict is its value. Raises SchemaError for missing and unknown columns.
+        Pass one value per column in their order, or all columns by name, or one tuple, Row or dict with a value for
+        each column (``emit(1, "a")``, ``emit(id=1, name="a")``, ``emit({"id": 1, "name": "a"})``). Columns called
+        ``kind`` or ``output`` cannot be passed by name, except in a dict. If the only column is a list, map or struct,
+        a tuple or dict is its value. Raises SchemaError for missing and unknown columns.
         """
 
 
@@ -356,25 +355,25 @@ class Bundle:
 
     @property
     def accumulate(self) -> npt.NDArray[np.bool_]:
-        """True (n) where the row is added (+I, +U), False where it is taken back (-U, -D)."""
+        """True (n) where the row is added (+I, +U), False where it is retracted (-U, -D)."""
         return accumulates(self.kinds)
 
     @property
     def insert_only(self) -> bool:
-        """True when no row is taken back."""
+        """True when no row is retracted."""
         return bool(self.accumulate.all())
 
 
 class BundleContext(CallContext, Protocol):
-    """What a bundle-grain operator is called with."""
+    """The context of a bundle-grain operator's methods."""
 
     @property
     def previous_watermark(self) -> int:
-        """The watermark of the micro-batch before, microseconds."""
+        """The watermark of the previous micro-batch, microseconds."""
 
     @property
     def previous_processing_time(self) -> int:
-        """The processing time of the micro-batch before, microseconds; MIN_WATERMARK in the first one."""
+        """The processing time of the previous micro-batch, microseconds; MIN_WATERMARK in the first one."""
 
     def emit(
         self,
@@ -382,8 +381,9 @@ class BundleContext(CallContext, Protocol):
         kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT,
         output: str | None = None,
     ) -> None:
-        """Put out rows: an array a column of the output schema, in their order or by name in a dict, and a kind a row
-        or one for all. ``output`` names a side output instead. Raises SchemaError for missing and unknown columns."""
+        """Emit rows: one array per column of the output schema, in their order or by name in a dict, and one kind per
+        row or one for all. ``output`` names a side output instead. Raises SchemaError for missing and unknown
+        columns."""
 
 
 class Operator(NameHints, ABC, metaclass=Constructed):
@@ -395,87 +395,87 @@ class Operator(NameHints, ABC, metaclass=Constructed):
 
     num_inputs: ClassVar[int] = 1
     accepts_changelog: ClassVar[bool] = True
-    """False for operators that cannot take rows back; such an input is refused before the batch runs. Upserts, which
-    do not have the row before a change, are refused unless ``takes_upserts`` says otherwise."""
+    """False for operators that cannot retract rows; such an input is refused before the batch runs. Upserts, which do
+    not contain the row before a change, are refused unless ``takes_upserts`` accepts them."""
     nets_output: ClassVar[bool] = False
     """Whether one call of ``emit`` of an operator whose output is upserts has at most one row of each upsert key."""
     broadcast_input: ClassVar[int | None] = None
-    """The index of the input whose rows go to every partition; record grain only, beside at least one other."""
+    """The index of the input whose rows go to every partition; record grain only, with at least one other input."""
     first_input: int | None = None
     """The index of the input of which a partition handles all rows of a micro-batch before those of the others, which
     wait for them; it has no order. An attribute of the class, or set in ``__init__``."""
     waits_for_watermark: bool = False
-    """Whether nothing comes of its rows until the watermark has passed them, as of windows in event time: a job without
-    any ``watermark_delay`` is refused then. An attribute of the class, or set in ``__init__``."""
+    """Whether rows have no result until the watermark has passed them, as for windows in event time: a job without any
+    ``watermark_delay`` is refused then. An attribute of the class, or set in ``__init__``."""
     stateless: ClassVar[bool] = False
-    """True for operators that keep nothing: rows are not exchanged, no store is opened, nothing is committed.
+    """True for operators without state: rows are not exchanged, no store is opened, nothing is committed.
 
-    What comes of a row must depend on that row alone: there is no key, rows come in any parts, and Spark may run the
+    The result of a row must depend on that row alone: there is no key, rows come in any parts, and Spark may run the
     operator on them more than once, or not at all, as it does with a ``map``.
     """
 
     @abstractmethod
     def bind(self, inputs: Sequence[InputSpec]) -> SchemaLike | OutputSpec:
         """Check the inputs (SchemaError) and return the output's schema, without ``row_kind``: a pyarrow schema or
-        Spark DDL text, "account string, amount long". With side outputs, and where rows of other kinds than +I are put
-        out, an ``OutputSpec``: without its ``changes`` all rows are +I."""
+        Spark DDL text, "account string, amount long". With side outputs, and if rows of other kinds than +I are
+        emitted, return an ``OutputSpec``: without its ``changes`` all rows are +I."""
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """Of each input in order of event time the side output for rows that come too late for it; None: dropped.
+        """For each input in order of event time, the side output for rows that are too late for it; None: dropped.
 
-        Called after ``bind``, which declares them with the input's columns. The framework puts these rows out, with
-        their kinds, and counts them all the same; the operator cannot emit there.
+        Called after ``bind``, which declares them with the input's columns. The framework emits these rows, with their
+        kinds, and counts them all the same; the operator cannot emit there.
         """
         return [None] * len(inputs)
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """Of each input the columns that are needed beside key and event time; None: all of them.
+        """For each input, the columns that are needed in addition to key and event time; None: all of them.
 
-        Called on the driver, after ``bind``. Other columns do not travel: in the tasks ``bind``, ``open`` and the rows
-        know only these, in the input's order. Output and states must not depend on the others. A broadcast input and
-        one with ``order_by`` come whole.
+        Called on the driver, after ``bind``. Other columns are not sent: in the tasks ``bind``, ``open`` and the rows
+        have only these, in the input's order. Output and states must not depend on the others. A broadcast input and
+        one with ``order_by`` are sent with all columns.
         """
         return [None] * len(inputs)
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """The output columns that have, in each row, the values of the key that it was put out for, in the key's order:
-        none, or several where columns are equal. An operator of a graph with these columns as its key can run in the
-        same task. Called on the driver, after ``bind``."""
+        """The output columns that contain, in each row, the values of the key for which it was emitted, in the key's
+        order: none, or several where columns are equal. An operator of a graph with these columns as its key can run in
+        the same task. Called on the driver, after ``bind``."""
         return ()
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """Of each input the columns that identify a row within a key; None: rows are known by their content.
+        """For each input, the columns that identify a row within a key; None: rows are identified by their content.
 
-        Rows of a key whose changes need each other are given to ``process_bundle`` together; this says which do.
+        Rows of a key whose changes need each other are passed to ``process_bundle`` together; this says which do.
         """
         return [None] * len(inputs)
 
     def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
-        """Of each input whether its rows may be upserts (``ChangelogMode.UPSERT``): +U without the -U of the row
-        before, -D of which only the upsert key counts, at most one change of a key in a micro-batch. Called on the
-        driver, after ``bind``; such an input of the others is refused."""
+        """For each input, whether its rows may be upserts (``ChangelogMode.UPSERT``): +U without the -U of the previous
+        row, -D of which only the upsert key counts, at most one change of a key in a micro-batch. Called on the driver,
+        after ``bind``; any other input of upserts is refused."""
         return [False] * len(inputs)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """What the stored state depends on beside its types, as names and texts: ``{"kind": "left"}``.
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``.
 
-        Called on the driver, after ``bind``, and stored with the operator. After a restart each text must be what it
-        was, unless ``change_refusal`` says otherwise; a parameter that is not named here may change freely.
+        Called on the driver, after ``bind``, and stored with the operator. After a restart each text must be unchanged,
+        unless ``change_refusal`` allows otherwise; a parameter that is not named here may change freely.
         """
         return {}
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """How the stored state grows, for ``explain()``. None: as ``ttl`` and the states that ``open`` declares tell:
-        lists with every row, maps with their keys, others with the number of keys.
+        """How the stored state grows, for ``explain()``. None: derived from ``ttl`` and the states that ``open``
+        declares: lists with every row, maps with their keys, others with the number of keys.
 
-        Called on the driver, after ``bind``. Rows that wait in order of time count by themselves.
+        Called on the driver, after ``bind``. Rows that wait in order of time are counted separately.
         """
         return None
 
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
     ) -> str | None:
-        """What to do about another text of ``state_meaning`` than the stored one, in words that the error ends with;
+        """What to do about a text of ``state_meaning`` that differs from the stored one, in words that end the error;
         None if the stored state is right for it, too. ``was`` or ``now`` is None where there is no such text."""
         return ""
 
@@ -487,7 +487,7 @@ class Operator(NameHints, ABC, metaclass=Constructed):
         """
 
     def __repr__(self) -> str:
-        """The call that makes it; of a copy, as tasks have it, only the name."""
+        """The call that makes it; for a copy, as in tasks, only the name."""
         return constructor_text(self)
 
     def _repr_html_(self) -> str:
@@ -495,8 +495,8 @@ class Operator(NameHints, ABC, metaclass=Constructed):
         return html_table(type(self).__name__, settings_of(self))
 
     async def open_calls(self) -> None:
-        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before
-        the task's first call."""
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before the
+        task's first call."""
 
     async def close_calls(self) -> None:
         """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
@@ -506,36 +506,36 @@ class Operator(NameHints, ABC, metaclass=Constructed):
 
 
 class RecordOperator(Operator):
-    """Record grain: one call a row, chains of StateFutures, any logic."""
+    """Record grain: one call per row, chains of StateFutures, any logic."""
 
     @abstractmethod
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """Handle one row. Return None, a StateFuture, or write it as ``async def``; ``ctx.input_index`` tells
-        the input. Rows of one key come in arrival order, one at a time, each chain to its end."""
+        """Handle one row. Return None, a StateFuture, or write it as ``async def``; ``ctx.input_index`` is the input.
+        Rows of one key come in arrival order, one at a time, each chain to its end."""
 
     notify_stateful_sets: bool = False
-    """True: each broadcast row is also shown, by ``process_notification``, to every key that has state."""
+    """True: every key that has state is notified of each broadcast row, by ``process_notification``."""
 
     def process_broadcast(self, row: Row, ctx: RecordContext) -> Any:
-        """Handle one row of the broadcast input, once a partition, before the other rows of the micro-batch.
+        """Handle one row of the broadcast input, once per partition, before the other rows of the micro-batch.
 
-        Only here broadcast state may be written. There is no key: keyed state, timers and ``emit`` are refused.
+        Broadcast state may be written only here. There is no key: keyed state, timers and ``emit`` are refused.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has a broadcast input but no process_broadcast method"
         )
 
     def process_notification(self, row: Row, ctx: RecordContext) -> Any:
-        """Handle a broadcast row for ``ctx.key``, a key with state; called behind ``process_broadcast``.
+        """Handle a broadcast row for ``ctx.key``, a key with state; called after ``process_broadcast``.
 
-        Everything is allowed that is in ``process``.
+        Everything that ``process`` may do is allowed.
         """
         raise NotImplementedError(
             f"{type(self).__name__} sets notify_stateful_sets but has no process_notification method"
         )
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        """Handle a timer of ``ctx.key`` that has come due."""
+        """Handle a timer of ``ctx.key`` that is due."""
 
     @property
     def handles_timers(self) -> bool:
@@ -543,11 +543,11 @@ class RecordOperator(Operator):
         return type(self).on_timer is not RecordOperator.on_timer
 
     def on_watermark(self, watermark: int, ctx: RecordContext) -> Any:
-        """Called once a micro-batch and partition after all records and timers; there is no current key."""
+        """Called once per micro-batch and partition after all records and timers; there is no current key."""
 
 
 class BundleOperator(Operator):
-    """Bundle grain: one call an Arrow batch, state as columns, no loop over rows."""
+    """Bundle grain: one call per Arrow batch, state as columns, no loop over rows."""
 
     @property
     def is_bundled(self) -> bool:
@@ -556,73 +556,73 @@ class BundleOperator(Operator):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of state that each row of a bundle reads and writes, where they are many and known beforehand. What is
-        0 is judged by the micro-batch before; the memory of a bundle bounds both."""
+        """Bytes of state that each row of a bundle reads and writes, if they are many and known beforehand. 0:
+        estimated from the previous micro-batch; the memory of a bundle bounds both."""
         return 0
 
     @property
     def key_bytes(self) -> int:
-        """The same of each key, however many rows a bundle has of it. Rows of a key may come in several bundles then,
-        so this is for insert-only inputs."""
+        """The same per key, however many rows of it a bundle has. Rows of a key may then come in several bundles, so
+        this is for insert-only inputs."""
         return 0
 
     @abstractmethod
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Handle the rows of one input. Return None or a StateFuture, or be a generator of them; the next bundle
-        starts when all is done. A generator goes on when what it yielded is done and its output has left."""
+        """Handle the rows of one input. Return None or a StateFuture, or be a generator of them; the next bundle starts
+        when all is done. A generator continues when what it yielded is done and its output has been sent."""
 
     def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
-        """What may be done to the rows of the only input before the exchange; None: nothing.
+        """The aggregation of the only input's rows that is possible before the exchange; None: none.
 
         Called on the driver, after ``bind``. If the job makes use of it, ``inputs[0].local`` is what was returned, in
         ``bind`` and ``open`` of the tasks. State must not depend on it: it may change from one micro-batch to the next.
-        An operator that has a local phase also has ``partial_step``.
+        An operator that has a partial aggregation also has ``partial_step``.
         """
         return None
 
     def partial_limit(self, inputs: Sequence[InputSpec]) -> PartialLimit | None:
-        """Which rows of the only input are enough, asked where it is insert-only; None: all.
+        """Which rows of the only input are enough, called if it is insert-only; None: all.
 
-        Called on the driver, after ``bind``. Where it has no key Spark chooses them; a single partition gets all rows
-        then, so this spares it most. Rows of another operator in the same graph are chosen in its task, of each key,
-        if there is a ``partial_step``.
+        Called on the driver, after ``bind``. Without a key Spark selects them; a single partition then gets all rows,
+        so this saves it most. Rows of another operator in the same graph are selected in its task, per key, if there is
+        a ``partial_step``.
         """
         return None
 
     def partial_step(self, given: InputSpec) -> PartialStep:
-        """What makes the rows of ``given.row_schema`` out of some rows of the input, where ``given.local`` is what
-        ``partial_aggregation`` returned; or chooses those that ``given.limit``, what ``partial_limit`` returned, lets
+        """The step that makes the rows of ``given.row_schema`` from some rows of the input, if ``given.local`` is what
+        ``partial_aggregation`` returned; or selects those that ``given.limit``, what ``partial_limit`` returned, lets
         through.
 
-        Called where the rows are: in the task of the operator that they come from, and in the harness. The operator is
-        not open there, and the same step gets many parts of the rows, each for itself.
+        Called where the rows are: in the task of the operator that emits them, and in the harness. The operator is not
+        open there, and the same step gets many parts of the rows, each by itself.
         """
         raise NotImplementedError(f"{type(self).__name__} has no partial_step method")
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
-        """Of each input the order in which its rows are to come; None: as they arrive.
+        """For each input, the required order of its rows; None: as they arrive.
 
-        Called on the driver, after ``bind``. Rows of an ordered input wait in the operator's state and come to
+        Called on the driver, after ``bind``. Rows of an ordered input wait in the operator's state and go to
         ``process_due``, those of the others to ``process_bundle``.
         """
         return [None] * len(inputs)
 
     def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
-        """Handle rows of ordered inputs that are due: a bundle an input, None where there are none.
+        """Handle rows of ordered inputs that are due: one bundle per input, None where there are none.
 
-        Called after the micro-batch's bundles and before ``on_watermark``, once a part of the rows: by key group, and
-        within it in the order asked for. Parts are of bounded size and cut at the same places in all inputs: rows of a
-        key group and event time are in one part, and without an event time those of a changelog that are equal in
-        their order. Returns what ``process_bundle`` may.
+        Called after the micro-batch's bundles and before ``on_watermark``, once per part of the rows: by key group, and
+        within it in the requested order. Parts are of bounded size and cut at the same points in all inputs: rows of a
+        key group and event time are in one part, and without an event time those of a changelog that are equal in their
+        order. Returns what ``process_bundle`` may return.
         """
         raise NotImplementedError(f"{type(self).__name__} has ordered inputs but no process_due method")
 
     def prefetch(self, bundle: Bundle) -> None:
-        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is at work."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """Called once a micro-batch and partition, after all bundles (also when there was none).
+        """Called once per micro-batch and partition, after all bundles (also when there was none).
 
-        Returns what ``process_bundle`` may. An operator that puts out much here is best a generator, which
-        holds one part of it at a time.
+        Returns what ``process_bundle`` may return. An operator that emits much here is best a generator, which holds
+        one part of it at a time.
         """

@@ -1,12 +1,12 @@
 """``asyncstate.operators`` in a clone: another name for the top-level package ``operators``. Not in the wheel.
 
 Owns: the name, for the package and for every module below it, and no code. In the wheel the files of ``operators/``
-themselves are ``asyncstate/operators/``, so that installing asyncstate takes the name ``operators`` from nobody.
+themselves are ``asyncstate/operators/``, so that installing asyncstate does not claim the name ``operators``.
 
-Invariant: no module is loaded twice. ``asyncstate.operators.X is operators.X``, so ``isinstance`` holds and what one
-process pickles another opens, whichever name each of them has imported.
+Invariant: no module is loaded twice. ``asyncstate.operators.X is operators.X``, so ``isinstance`` holds and one process
+can unpickle what another has pickled, whichever name each of them has imported.
 
-This is the one module of asyncstate that may import ``operators``, and none of asyncstate imports it: the arrow is a
+This is the only module of asyncstate that may import ``operators``, and none of asyncstate imports it: the arrow is a
 name for users, not a dependency.
 """
 
@@ -36,7 +36,7 @@ class _SameModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         name = f"{operators.__name__}.{fullname.removeprefix(_PREFIX)}"
         if importlib.util.find_spec(name) is None:
-            return None  # Python's own error then names what was asked for
+            return None  # Python's own error then has the requested name
         return importlib.machinery.ModuleSpec(fullname, self, loader_state=name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -45,7 +45,7 @@ class _SameModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run. Python has just put the spec of the other name on it; it gets its own back."""
+        """The module has already run. Python has just put the spec of the other name on it; restore its own."""
         other = module.__spec__
         assert other is not None
         module.__spec__ = other.loader_state

@@ -1,10 +1,10 @@
-"""What of an aggregation can be done before the exchange: its local phase, described for any engine.
+"""Partial aggregation before the exchange, described for any engine.
 
-Owns: ``LocalFunction``, ``LocalColumn``, ``LocalValues``, ``PartialAggregation``: which rows are put together and what
-is computed over them; ``PartialLimit``: which rows need not travel; ``PartialStep``: what an operator does to them
-itself.
-Invariant: rows made by a local phase can be merged in any grouping and any order; a local phase that finds nothing to
-put together gives a row a row.
+Owns: ``LocalFunction``, ``LocalColumn``, ``LocalValues``, ``PartialAggregation``: which rows are aggregated and what is
+computed over them; ``PartialLimit``: which rows need not be sent; ``PartialStep``: the step that an operator itself
+applies to them.
+Invariant: partially aggregated rows can be merged in any grouping and any order; if no rows can be combined, each row
+yields one row.
 Must not import anything of the project.
 
 Source: the local half of Flink's two-phase aggregation (``MiniBatchLocalGroupAggFunction``, ``LocalSlicingWindowAgg``);
@@ -25,29 +25,29 @@ import pyarrow as pa
 
 _PREFIX = "__asyncstate_local"
 LOCAL_ROWS = f"{_PREFIX}_rows"
-"""The column of a local row that has the number of input rows it stands for: int64, at least 1; 0 for a row that only
-has values of another set than the first."""
+"""The column of a local row with the number of input rows in it: int64, at least 1; 0 for a row that only has values of
+another set than the first."""
 LOCAL_SET = f"{_PREFIX}_set"
-"""Of distinct values: which set of columns the values of a local row are of, int32."""
+"""For distinct values: the index of the set of columns to which the values of a local row belong, int32."""
 LOCAL_MET = f"{_PREFIX}_met"
-"""Of distinct values: bit c is set if any row with the values meets condition c, int64."""
+"""For distinct values: bit c is set if any row with the values meets condition c, int64."""
 CONDITIONS_MAX = 63
 """As many conditions as ``LOCAL_MET`` has bits for."""
 
 PartialStep: TypeAlias = Callable[[pa.RecordBatch, npt.NDArray[np.int8] | None], pa.RecordBatch]
-"""Some rows (n) of an input, and their row kinds (n; None: all +I), to those that leave for the operator."""
+"""Maps some rows (n) of an input, and their row kinds (n; None: all +I), to the rows sent to the operator."""
 
 LOW_BITS = 32
 """How many bits of an int64 ``SUM_LOW`` adds up; ``SUM_HIGH`` adds the others."""
 
 
 class LocalFunction(enum.Enum):
-    """What a local column holds. Rows taken back (-U, -D) count negative in counts and sums, 0 without a row.
+    """The content of a local column. Retracted rows (-U, -D) count negative in counts and sums, 0 without a row.
 
-    An int64 sum travels in two halves, ``sum(v >> 32)`` and ``sum(v & 0xFFFFFFFF)``: they cannot overflow, so what does
-    not fit is found where the total is known. A float sum of rows that are taken back travels as that of the finite
-    values and as counts of the others, which do not cancel out in a sum. NaN is the largest float; extremes of nothing
-    are null, and so may sums and counts be.
+    An int64 sum is sent in two halves, ``sum(v >> 32)`` and ``sum(v & 0xFFFFFFFF)``: they cannot overflow, so an
+    overflow is detected where the total is known. A float sum over retracted rows is sent as that of the finite values
+    and as counts of the others, which do not cancel out in a sum. NaN is the largest float; extremes of nothing are
+    null, and so may sums and counts be.
     """
 
     COUNT = "count"
@@ -74,7 +74,7 @@ NOT_FINITE = {
 class LocalColumn:
     """One function over the rows whose ``column`` is not null and whose boolean column ``condition`` is true.
 
-    ``column`` None: over all rows (only COUNT); ``condition`` None: whatever else they have. ``type``: of the result.
+    ``column`` None: over all rows (only COUNT); ``condition`` None: no further condition. ``type``: of the result.
     """
 
     function: LocalFunction
@@ -85,7 +85,7 @@ class LocalColumn:
 
 @dataclass(frozen=True)
 class LocalSlices:
-    """Slices of event time [end - step, end), whose ends lie on a grid; all in microseconds."""
+    """Slices of event time [end - step, end), whose ends are on a grid; all in microseconds."""
 
     step: int
     offset: int
@@ -93,8 +93,8 @@ class LocalSlices:
 
 @dataclass(frozen=True)
 class LocalValues:
-    """The distinct values that rows have: of each of ``sets`` of columns, and which of the boolean ``conditions`` any
-    row with them meets."""
+    """The distinct values of rows: for each of ``sets`` of columns, and which of the boolean ``conditions`` any row
+    with them meets."""
 
     sets: tuple[tuple[str, ...], ...]
     conditions: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class LocalValues:
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """All of them, with the input's column that each has the values of."""
+        """All columns of distinct values, each with the input's column that its values come from."""
         return [
             (self.column(index, place), name)
             for index, names in enumerate(self.sets)
@@ -115,12 +115,12 @@ class LocalValues:
 
 @dataclass(frozen=True)
 class PartialAggregation:
-    """Rows of one input with equal keys become one row of ``columns``, in each part of the input for itself.
+    """Combines rows of one input with equal keys into one row of ``columns``, in each part of the input separately.
 
-    With an event time the row has the highest one under the input's own column name, and rows without an event time
-    are put together apart from the others; with ``slices`` only rows of the same slice are put together.
+    With an event time the row has the highest one under the input's own column name, and rows without an event time are
+    aggregated separately; with ``slices`` only rows of the same slice are aggregated together.
 
-    With ``values`` there is a row for each combination of values instead, of each set for itself. Those of the first
+    With ``values`` there is a row for each combination of values instead, for each set separately. Those of the first
     set have ``columns`` and the number of rows; those of the others have nothing but values, all else is 0 or null: an
     input row is in one row of each set.
     """
@@ -130,7 +130,7 @@ class PartialAggregation:
     values: LocalValues | None = None
 
     def row_schema(self, schema: pa.Schema, key: Sequence[str], event_time: str | None) -> pa.Schema:
-        """What the rows look like that come out: key columns, event time, their number, the columns."""
+        """The columns of the resulting rows: key columns, event time, their number, ``columns``."""
         names = [*key, *([event_time] if event_time and event_time not in key else [])]
         fields = [schema.field(name).with_nullable(True) for name in names]
         columns = [pa.field(local_name(index), column.type) for index, column in enumerate(self.columns)]
@@ -153,11 +153,12 @@ class LimitColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class PartialLimit:
-    """Of an insert-only input the rows with numbers up to ``rows`` in ``order`` are enough, of each key and combination
-    of the columns ``within``, in each part of the input for itself: others of the part cannot be among those of all.
+    """Of an insert-only input the rows numbered up to ``rows`` in ``order`` are enough, per key and combination of the
+    columns ``within``, in each part of the input separately: no other row of the part can be within the limit of the
+    whole.
 
-    ``function``: how rows of equal order are numbered, as SQL's functions of these names do; for ``row_number`` any
-    will do. Without an order any rows will do. Rows with a null in ``within`` all go.
+    ``function``: how rows of equal order are numbered, as by SQL's functions of these names; for ``row_number`` any of
+    them qualify. Without an order any rows qualify. Rows with a null in ``within`` are all sent.
     """
 
     order: tuple[LimitColumn, ...]
@@ -177,6 +178,6 @@ def local_columns(batch: pa.RecordBatch, indices: Sequence[int]) -> list[pa.Arra
 
 
 def local_rows(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """How many input rows each local row (n) stands for."""
+    """The number of input rows in each local row (n)."""
     rows: npt.NDArray[np.int64] = batch.column(LOCAL_ROWS).to_numpy()
     return rows

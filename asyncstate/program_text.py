@@ -1,6 +1,6 @@
 """Parts of a program as texts that can be compared after a restart: parameters, conditions, functions.
 
-Owns: ``said``, and ``function_text`` and ``object_text`` for functions and objects of the user's own.
+Owns: ``said``, and ``function_text`` and ``object_text`` for the user's own functions and objects.
 Invariant: equal programs give equal texts in every process; formatting and comments do not count. (Another version of
 Python may write the code of a function differently.)
 A leaf: imports nothing of the project.
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-_SHOWN_MAX: Final = 160  # characters of a function's code; what is longer stands as a digest
+_SHOWN_MAX: Final = 160  # characters of a function's code; longer code is shown as a digest
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _SHOWN: Final = (*_PLAIN, timedelta, date, Decimal)
 
@@ -49,10 +49,10 @@ def said(value: object) -> str:
 
 
 def function_text(function: Any) -> str:
-    """A function by its name and its code, with the plain values that it takes from around it.
+    """A function by its name and its code, with the plain values that it uses from its surroundings.
 
-    What cannot be seen: the code of functions that it calls, values that are no plain ones, and code without source
-    (of C functions, or typed into an interpreter that keeps none).
+    Not included: the code of functions that it calls, values that are not plain, and code without source (of C
+    functions, or typed into an interpreter that keeps none).
     """
     if isinstance(function, partial):
         given = [
@@ -86,7 +86,7 @@ def object_text(made: object) -> str:
 
 @functools.lru_cache(
     maxsize=1024
-)  # the driver asks in every micro-batch, and the whole file has to be parsed
+)  # called by the driver in every micro-batch, and the whole file has to be parsed
 def _code_text(file: str, code: CodeType, name: str) -> str:
     node = _node_of(file, code)
     if node is None:
@@ -102,7 +102,7 @@ def _code_text(file: str, code: CodeType, name: str) -> str:
 
 
 def _node_of(file: str, code: CodeType) -> ast.AST | None:
-    """The definition of ``code`` in its source; None where that cannot be told."""
+    """The definition of ``code`` in its source; None if it cannot be determined."""
     lines = linecache.getlines(file)
     try:
         tree = ast.parse("".join(lines))
@@ -122,7 +122,7 @@ def _defines(node: ast.AST, code: CodeType) -> bool:
 
 
 def _by_code(found: list[ast.AST], code: CodeType) -> ast.AST | None:
-    """Of several lambdas in a line the one whose body stands where the code says."""
+    """Of several lambdas in a line the one whose body is at the position in the code object."""
     places = {(line, column) for line, _, column, _ in code.co_positions() if line is not None}
     inside = [
         node
@@ -133,7 +133,7 @@ def _by_code(found: list[ast.AST], code: CodeType) -> ast.AST | None:
 
 
 def _values_around(function: FunctionType) -> dict[str, Any]:
-    """The plain values that a function takes from where it was made and from its module."""
+    """The plain values that a function uses from its enclosing scope and from its module."""
     found: dict[str, Any] = {}
     for name in _names(function.__code__):
         value = function.__globals__.get(name, found)

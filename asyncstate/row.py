@@ -1,8 +1,8 @@
-"""The rows that operators of records get: tuples whose values have the names of their columns.
+"""The rows of record-grain operators: tuples whose values have the names of their columns.
 
 Owns: ``Row``, ``Key``, and the classes for the columns of an input.
-Invariant: a row is a plain tuple to whoever compares, hashes or unpacks it; names cost nothing where they are not used.
-Must not import anything of the project but ``errors``.
+Invariant: a row is a plain tuple for comparing, hashing and unpacking; names cost nothing where they are not used.
+Must not import anything of the project except ``errors``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pyarrow as pa
 from asyncstate.errors import SchemaError
 
 _SHOWN: Final = frozenset({"count", "index", "datetime"})
-"""Methods of a row in whose place there are columns of these names."""
+"""Methods of a row that columns of these names replace."""
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Row(tuple[Any, ...]):
     """A record's values: by position, by column name (``row["price"]``) or as an attribute (``row.price``).
 
-    Columns called ``count``, ``index`` and ``datetime`` are there as attributes too, in place of the methods.
+    Columns called ``count``, ``index`` and ``datetime`` are also available as attributes, in place of the methods.
     """
 
     __slots__ = ()
@@ -41,7 +41,7 @@ class Row(tuple[Any, ...]):
         return tuple.__getitem__(self, item)
 
     def __getattr__(self, name: str) -> Any:
-        # There are attributes for columns; ``as_dict`` and the like are what they are in every row.
+        # Columns are attributes; ``as_dict`` and the like keep their meaning in every row.
         raise AttributeError(self._unknown(name))
 
     def _unknown(self, name: str) -> str:
@@ -54,8 +54,8 @@ class Row(tuple[Any, ...]):
     def datetime(self, column: str) -> dt.datetime | None:
         """The value of a timestamp column, int64 microseconds, as an aware datetime in UTC; None for null.
 
-        The clock of a timestamp without a time zone is read as UTC. Raises SchemaError for a column that is not there
-        or no timestamp, and for a time before the year 1 or after 9999, which a datetime cannot be.
+        The clock of a timestamp without a time zone is read as UTC. Raises SchemaError for a column that does not exist
+        or is no timestamp, and for a time before the year 1 or after 9999, which a datetime cannot be.
         """
         time_us = self[column]
         kind = self._column_types[column]
@@ -84,7 +84,7 @@ class Key(Row):
 
     def __getitem__(self, item: Any, _at: Callable[[Any, Any], Any] = tuple.__getitem__) -> Any:
         try:
-            return _at(self, item)  # nearly always the one that is asked for
+            return _at(self, item)  # nearly always the requested one
         except TypeError:
             return super().__getitem__(item)
 
@@ -110,7 +110,8 @@ def key_type(schema: pa.Schema) -> type[Key]:
 
 def _named(base: type[R], schema: pa.Schema) -> type[R]:
     columns = {name: i for i, name in enumerate(schema.names)}
-    # What a named tuple finds its fields with: several times as fast as __getattr__, which is left for errors.
+    # The descriptors by which a named tuple finds its fields: several times as fast as __getattr__, which is left for
+    # errors.
     names: Any = [f"f{i}" for i in range(len(columns))]
     make: Callable[..., Any] = namedtuple
     named = make("named", names)

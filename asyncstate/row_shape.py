@@ -1,8 +1,8 @@
-"""A row as the author of an operator or function writes it, made into the values of an output row.
+"""Converts a row as the author of an operator or function writes it to the values of an output row.
 
 Owns: ``RowShape``.
-Invariant: what it gives has a value a column, in the columns' order.
-Must not import anything of the project but ``errors``.
+Invariant: the result has one value per column, in the columns' order.
+Must not import anything of the project except ``errors``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _EMIT: Final = (
 
 
 class RowShape:
-    """Rows of ``schema`` as functions return them or give them to ``emit``.
+    """Rows of ``schema`` as functions return them or pass them to ``emit``.
 
-    ``owner`` is how errors name the operator or output; ``emits``: they tell of ``emit``, not of a function's result.
+    ``owner`` is the name of the operator or output in errors; ``emits``: they name ``emit``, not a function's result.
 
     >>> shape = RowShape(pa.schema([("word", pa.string()), ("count", pa.int64())]), "KeyedMap")
     >>> shape.values(("a", 1)), shape.values({"count": 1, "word": "a"})
@@ -51,12 +51,12 @@ class RowShape:
         """Whether the only column is a list, map or struct: ``emit`` takes a tuple or dict for its value."""
         # a struct or map alone in its row: a dict is its value, not the row
         self._dict_is_value = self.nested_alone and (pa.types.is_struct(alone) or pa.types.is_map(alone))
-        # unless it can be none: a list is no dict, and a struct has no field of the column's name
+        # unless it cannot be one: a list is no dict, and a struct has no field of the column's name
         fields = schema.types[0].names if self._dict_is_value and pa.types.is_struct(alone) else []
         self._named_alone = self.nested_alone and not pa.types.is_map(alone) and self._names[0] not in fields
 
     def values(self, row: Any) -> tuple[Any, ...]:
-        """A value a column; SchemaError for what is no row of the schema."""
+        """One value per column; SchemaError for what is no row of the schema."""
         if isinstance(row, tuple):
             if len(row) != self.width:
                 raise self._refusal(f"a tuple of {len(row)} values")
@@ -68,8 +68,8 @@ class RowShape:
         raise self._refusal(repr(row))
 
     def emitted(self, values: tuple[Any, ...], columns: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The row that ``emit(*values, **columns)`` means: a value a column, one tuple or dict of them, or columns by
-        name. Raises SchemaError for what is none of these."""
+        """The row that ``emit(*values, **columns)`` means: one value per column, one tuple or dict of them, or columns
+        by name. Raises SchemaError for what is none of these."""
         if columns:
             if values:
                 raise self._refusal(f"{len(values)} values and {_listed(columns)} by name")
@@ -82,7 +82,7 @@ class RowShape:
         return values
 
     def _is_named(self, row: Any) -> bool:
-        """Whether the value of a nested column that is alone stands under the column's name."""
+        """Whether the value of a single nested column is under the column's name."""
         return self._named_alone and isinstance(row, dict) and list(row) == self._names
 
     def _by_name(self, row: Mapping[str, Any], what: str) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
-"""What goes into an operator and what comes out of it.
+"""The inputs and outputs of an operator.
 
 Owns: ``InputSpec``, with the orders in which rows come, and ``OutputSpec``.
-Invariant: what stands in a spec fits together: columns that it names are there, with types that serve.
+Invariant: a spec is consistent: columns that it names exist, with suitable types.
 Must not import anything that runs: operators, state, engine or Spark.
 """
 
@@ -30,7 +30,7 @@ RESERVED_PREFIX = "__asyncstate_"
 
 
 class SortKey(NamedTuple):
-    """One column of an input's order. Unless ``nulls_first`` says it, nulls come first ascending, last descending."""
+    """One column of an input's order. By default (``nulls_first`` None) nulls come first ascending, last descending."""
 
     column: str
     descending: bool = False
@@ -38,8 +38,8 @@ class SortKey(NamedTuple):
 
 
 OrderTime = Literal["event", "processing", "end"]
-"""When rows that are to come in order come: when the watermark has passed their event time, at the end of their
-micro-batch, or at the end of the input."""
+"""When ordered rows are delivered: when the watermark has passed their event time, at the end of their micro-batch, or
+at the end of the input."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class InputOrder:
 
     ``time``: "event" rows come when the watermark has passed them; "processing": all rows of a micro-batch at its end;
     "end": all rows at the end of the input. ``late``, for "event": rows that the watermark had passed before their
-    micro-batch can come in no order any more; "drop" counts them as ``late_rows_dropped``, "deliver" lets them come
-    with, and before, the rows that are due.
+    micro-batch cannot be ordered any more; "drop" counts them as ``late_rows_dropped``, "deliver" delivers them with,
+    and before, the rows that are due.
     """
 
     time: OrderTime
@@ -61,18 +61,19 @@ class InputOrder:
 class InputSpec:
     """One input of an operator, as the job or the harness declares it.
 
-    ``schema`` has the payload columns without ``row_kind``; it may be given as Spark DDL text. ``key`` names the key
-    columns (empty: one global key). ``event_time`` names a timestamp column. ``changes``: whether rows other than
-    ``+I`` can come, how these change the table that the rows describe, and what identifies a row of it.
-    ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are held
-    back until the watermark has passed them and come in this order; its first column is the event time, ascending.
-    ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_stale`` rows of a key whose
-    sequence is not higher than all that micro-batches before had are dropped.
-    ``order``: the order that the operator itself asked for (``BundleOperator.ordered_inputs``).
-    ``filters``: what its rows were filtered by since a source or another operator, as a text; None: not known.
+    ``schema`` has the payload columns without ``row_kind``; it may be a Spark DDL text. ``key`` names the key columns
+    (empty: one global key). ``event_time`` names a timestamp column. ``changes``: whether rows other than ``+I`` can
+    come, how these change the table that the rows describe, and what identifies a row of it.
+    ``broadcast``: every partition gets all rows of the input, which then has no key. ``order_by``: rows are buffered
+    until the watermark has passed them and come in this order; its first column is the event time, ascending.
+    ``sequence``: columns that order the changes of a key within a micro-batch; with ``drop_stale``, rows of a key whose
+    sequence is not higher than all of earlier micro-batches are dropped.
+    ``order``: the order that the operator itself requested (``BundleOperator.ordered_inputs``).
+    ``filters``: the filters applied to its rows since a source or another operator, as a text; None: not known.
     ``route_by``: the key columns that decide in which key group a row is; empty: all of them.
-    ``local``: what was done to the rows before they came (None: nothing); they then are of ``row_schema``, all +I, and
-    ``changes`` tells of the rows that they were made of. ``limit``: only such rows came; they are as they were.
+    ``local``: the partial aggregation applied to the rows before (None: none); they then are of ``row_schema``, all +I,
+    and ``changes`` describes the rows from which they were made. ``limit``: only rows within it came; they are
+    unchanged.
     """
 
     schema: pa.Schema
@@ -158,7 +159,7 @@ class InputSpec:
 
     @property
     def ordering(self) -> InputOrder | None:
-        """The order in which the rows come, whoever asked for it; None: as they arrive."""
+        """The order in which the rows come, whatever requested it; None: as they arrive."""
         if self.order is None and self.order_by:
             return InputOrder("event", self.order_by[1:])
         return self.order
@@ -179,14 +180,14 @@ class InputSpec:
         return self.route_by or self.key
 
     def key_codec(self, max_parallelism: int) -> KeyCodec:
-        """What encodes the input's keys."""
+        """The codec of the input's keys."""
         key = self.key_schema
         route = [self.key.index(name) for name in self.route]
         return KeyCodec(key.types, key.names, max_parallelism, route)
 
     @property
     def row_schema(self) -> pa.Schema:
-        """The columns of the rows that reach the operator: ``schema``, or what the local phase makes of it."""
+        """The columns of the rows that reach the operator: ``schema``, or the result of the partial aggregation."""
         if self.local is None:
             return self.schema
         return self.local.row_schema(self.schema, self.key, self.event_time)
@@ -194,12 +195,12 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """What an operator puts out: rows of ``schema``, and beside them those of its side outputs, by name.
+    """The outputs of an operator: rows of ``schema``, and in addition those of its side outputs, by name.
 
-    Each schema is without ``row_kind``, which every output has; it may be given as Spark DDL text ("id long, name
-    string"). A side output's rows are read by its name; nobody need. ``changes``: what else than insertions is put out,
-    ``Changelog.retract()`` or ``Changelog.upsert("id")``, and what identifies a row; ``side_changes``: the same of side
-    outputs, by name. Rows of other kinds than these say are an error when they are emitted.
+    Each schema is without ``row_kind``, which every output has; it may be a Spark DDL text ("id long, name string"). A
+    side output's rows are read by its name; reading them is optional. ``changes``: which rows other than insertions are
+    emitted, ``Changelog.retract()`` or ``Changelog.upsert("id")``, and what identifies a row; ``side_changes``: the
+    same of side outputs, by name. Rows of other kinds than declared are an error when they are emitted.
 
     Raises SchemaError for keys that are no columns.
     """
@@ -216,12 +217,12 @@ class OutputSpec:
             _check_changes(output, self)
 
     def changes_of(self, output: str | None) -> Changelog:
-        """What is known of the rows of a side output, or of the main one (None)."""
+        """The changelog facts of the rows of a side output, or of the main one (None)."""
         return self.changes if output is None else self.side_changes.get(output, INSERT_ONLY)
 
     @staticmethod
     def of(bound: SchemaLike | OutputSpec) -> OutputSpec:
-        """What ``bind`` returned."""
+        """The OutputSpec of what ``bind`` returned."""
         return bound if isinstance(bound, OutputSpec) else OutputSpec(bound)
 
     def side(self, name: str) -> pa.Schema:
@@ -232,7 +233,7 @@ class OutputSpec:
 
     def with_late_rows(self, late_output: str | None, spec: InputSpec) -> OutputSpec:
         """This, and a side output ``late_output`` (None: nothing more) for rows of the input ``spec``. SchemaError if
-        that name is taken by rows of other columns."""
+        that name is used for rows of other columns."""
         if late_output is None:
             return self
         if not self.side_outputs.get(late_output, spec.schema).equals(spec.schema):
@@ -257,7 +258,7 @@ def _check_changes(output: str | None, spec: OutputSpec) -> None:
             "Changelog.upsert('key column')"
         )
     if not isinstance(schema, pa.Schema):
-        return  # the error for it is that of ``bind``
+        return  # ``bind`` raises the error for it
     for name in (name for key in changes.unique_keys for name in key):
         if name not in schema.names:
             raise SchemaError(
@@ -266,7 +267,7 @@ def _check_changes(output: str | None, spec: OutputSpec) -> None:
 
 
 def unknown_output(name: object, declared: Collection[str]) -> SchemaError:
-    """The error for a side output that is not there, among those ``declared``."""
+    """The error for a side output that does not exist, among those ``declared``."""
     known = f"it has {', '.join(map(repr, declared))}" if declared else "it has none"
     return SchemaError(
         f"there is no side output {name!r}: {known}; bind() declares them: it returns OutputSpec(schema, "

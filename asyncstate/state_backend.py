@@ -1,7 +1,7 @@
-"""What a state object may ask for, and the sink it asks.
+"""The requests of a state object, and the backend that answers them.
 
-Owns: the ``StateBackend`` contract between the state objects and the execution controllers, ``WriteBackCache``, what a
-state object knows by itself, and ``StateRequest``, one read that waits in an asynchronous controller.
+Owns: the ``StateBackend`` contract between the state objects and the execution controllers, ``WriteBackCache``, the
+values that a state object holds itself, and ``StateRequest``, one read that waits in an asynchronous controller.
 Invariant: writes are seen by every later read of the same key, whatever the mode.
 Must not import storage, execution or operators.
 
@@ -37,7 +37,7 @@ class KeyContext(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StateRequest:
-    """One point read that waits for the store: its store key, what to make of the answer, and for whom."""
+    """One point read that waits for the store: its store key, the decoder of the answer, and its record."""
 
     key: bytes
     decode: Decoder[Any]
@@ -46,7 +46,7 @@ class StateRequest:
 
 
 class WriteBackCache(ABC):
-    """Values that a state object has decoded, and writes that it holds back. ``hits`` counts the reads it answered."""
+    """Decoded values of a state object, and writes that it buffers. ``hits`` counts the reads it answered."""
 
     __slots__ = ("hits",)
 
@@ -55,7 +55,7 @@ class WriteBackCache(ABC):
 
     @abstractmethod
     def write_back(self) -> None:
-        """Hand what is held back to the sink."""
+        """Pass the buffered writes to the backend."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -65,8 +65,8 @@ class WriteBackCache(ABC):
 class StateBackend(ABC):
     """The calls of the state objects of one operator on one partition during one micro-batch.
 
-    Store keys are complete: ``[group][state id][key]...``. The plain methods answer at once; their ``async_``
-    twins answer with a future, at once or later as the execution mode has it.
+    Store keys are complete: ``[group][state id][key]...``. The plain methods answer at once; their ``async_`` twins
+    return a future, settled at once or later depending on the execution mode.
     """
 
     __slots__ = ()
@@ -87,7 +87,7 @@ class StateBackend(ABC):
 
     @abstractmethod
     def delete(self, key: bytes) -> None:
-        """Remove ``key``; nothing happens if it is not there."""
+        """Remove ``key``; no effect if it does not exist."""
 
     @abstractmethod
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
@@ -107,7 +107,7 @@ class StateBackend(ABC):
 
     @abstractmethod
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Write one value a key."""
+        """Write one value per key."""
 
     @abstractmethod
     def delete_many(self, keys: Sequence[bytes]) -> None:
@@ -115,14 +115,14 @@ class StateBackend(ABC):
 
     @abstractmethod
     def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
-        """Write or remove (None) many keys (sorted, unique), in ``WriteBackCache.finish``: nobody reads them any more
-        in this micro-batch. The sequences are handed over; ``size_bytes`` is that of all keys and values."""
+        """Write or remove (None) many keys (sorted, unique), in ``WriteBackCache.finish``: they are not read any more
+        in this micro-batch. The caller gives up the sequences; ``size_bytes`` is that of all keys and values."""
 
     @abstractmethod
     def attach(self, level_one: WriteBackCache) -> None:
-        """Take the writes of ``level_one`` back before every scan, and at the end of the micro-batch.
+        """Collect the buffered writes of ``level_one`` before every scan, and at the end of the micro-batch.
 
-        Nobody but its own state reads its keys in any other way.
+        No other code reads the keys of its state.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""What a failure shows: the user's frames, without those of the framework around them.
+"""Traceback filtering: the user's frames, without those of the framework around them.
 
 Owns: ``users_frames`` and ``from_users_code``.
-Invariant: an error of the framework or the store, and one without a frame of the user's, keeps all of its frames.
+Invariant: an error of the framework or the store, and one without a user frame, keeps all of its frames.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LIBRARIES: Final = ("/site-packages/", "<frozen ")
 
 
 def users_frames(error: AsyncStateError) -> AsyncStateError:
-    """``error``, to be raised anew: its frames begin there, and those of its cause with the user's code."""
+    """``error``, to be raised again: its frames begin there, and those of its cause with the user's code."""
     cause = error.__cause__
     if isinstance(error, OperatorError) and cause is not None and _first_of_user(cause.__traceback__):
         from_users_code(cause)
@@ -26,7 +26,7 @@ def users_frames(error: AsyncStateError) -> AsyncStateError:
 
 
 def from_users_code(error: BaseException) -> None:
-    """Let the frames of ``error`` begin with the user's code, if there is any in them."""
+    """Make the frames of ``error`` begin with the user's code, if there is any in them."""
     first = _first_of_user(error.__traceback__)
     if first is not None:
         error.__traceback__ = first

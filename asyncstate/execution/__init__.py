@@ -1,6 +1,6 @@
 """Execution controllers: how state requests are answered, sync or async.
 
-Owns: the mailbox, the one way to list gets and the threads that read; anyio lives here only.
+Owns: the mailbox, the single path to list gets and the reading threads; anyio is used here only.
 Must not import runtime, Spark or operators.
 """
 

@@ -1,10 +1,10 @@
-"""Asynchronous execution: reads of many keys wait together, records of different keys overtake each other.
+"""Asynchronous execution: reads of many keys wait at the same time, records of different keys overtake each other.
 
-Owns: ``AsyncExecutionController``: when records in flight are waited for, and how their requests and outside calls are
+Owns: ``AsyncExecutionController``: when to wait for records in flight, and how their requests and outside calls are
 answered.
-Invariants: all code of the operator runs on the thread that calls ``submit`` and ``drain``; whatever is handed to
-another thread comes back as a Completion, which that one takes in.
-No deadlock: requests made by a running chain are taken even when the in-flight limit is reached.
+Invariants: all code of the operator runs on the thread that calls ``submit`` and ``drain``; work handed to another
+thread returns as a Completion, which the calling thread processes.
+No deadlock: requests of a running chain are accepted even when the in-flight limit is reached.
 
 Source: FLIP-425 and Flink's ``AsyncExecutionController``.
 """
@@ -65,7 +65,7 @@ class AsyncLimits:
 
 
 class AsyncExecutionController(ExecutionController):
-    """Gathers reads, sends them off as sorted list gets, and completes futures as the answers arrive."""
+    """Buffers reads, sends them as sorted list gets, and completes futures as the answers arrive."""
 
     __slots__ = (
         "_ahead",
@@ -118,7 +118,7 @@ class AsyncExecutionController(ExecutionController):
         self._peek = overlay.peek
         overlay.time_gets(self._read_took)
 
-    # -- taking records ------------------------------------------------------------------------------
+    # -- accepting records ---------------------------------------------------------------------------
 
     def submit(self, record: Record) -> None:
         """See ``ExecutionController``; waits while too many records are in flight."""
@@ -127,7 +127,7 @@ class AsyncExecutionController(ExecutionController):
             mailbox.take(record)
             self._after_submit()
             return
-        # Nothing is in flight: the record may put out rows directly, and enters the books only when it first waits.
+        # Nothing is in flight: the record may emit rows directly, and is entered only when it first waits.
         record.out = self.outputs
         self._run(record)
         if mailbox.in_flight:
@@ -139,7 +139,7 @@ class AsyncExecutionController(ExecutionController):
         record.out = None
 
     def _after_submit(self) -> None:
-        """Send off what is due and wait while the limits are reached."""
+        """Send reads that are due and wait while the limits are reached."""
         self._submitted += 1
         if self._records.full:
             self.flush()
@@ -179,7 +179,7 @@ class AsyncExecutionController(ExecutionController):
         out = record.out
 
         def resume(_: StateFuture[Any]) -> None:
-            record.out = out  # nothing else is put in this place: the coroutine goes on where it was
+            record.out = out  # nothing else is emitted here: the coroutine continues where it was
             try:
                 self._step(record, coroutine)
             except Exception as error:
@@ -207,7 +207,7 @@ class AsyncExecutionController(ExecutionController):
             try:
                 value = self.get(key)
             except Exception as error:
-                failed_future(error)  # fails the record, whoever catches it below
+                failed_future(error)  # fails the record, whatever catches it below
                 raise
         else:
             value = self._peek(key)
@@ -229,9 +229,9 @@ class AsyncExecutionController(ExecutionController):
         return future
 
     def _read_took(self, key: bytes, value: bytes | None, seconds: float) -> None:
-        """One of some gets of the store at once: see whether that is still the thing to do."""
+        """Measure one of some immediate gets of the store, and decide whether to continue that way."""
         self._reads.took(seconds)
-        # An absent key is found out by a filter in memory, for little.
+        # An absent key is cheap: a filter in memory answers.
         if value is not None and self.current is not None:
             self._ahead.waited(key, self.current.encoded_key, TIMED_EVERY)
 
@@ -294,7 +294,7 @@ class AsyncExecutionController(ExecutionController):
             self._await_completion()
 
     def flush(self) -> None:
-        """Send off what is buffered; short of that, nothing waits."""
+        """Send what is buffered, but do not wait."""
         if self._ranges.can_send:
             self._ranges.send()
         if self._records.requests:
@@ -302,8 +302,8 @@ class AsyncExecutionController(ExecutionController):
             self._records.send()
 
     def _progress(self) -> None:
-        """Do one thing that brings waiting records on; raise if there is nothing to wait for."""
-        # While every thread has something to read, waiting fills the buffer: larger list gets, fewer turns.
+        """Make one step that lets waiting records continue; raise if there is nothing to wait for."""
+        # While every thread has something to read, waiting fills the buffer: larger list gets, fewer thread switches.
         to_send = self._records.requests or self._ranges.can_send
         if to_send and self._reads.outstanding < self._reads.threads:
             self.flush()
@@ -336,7 +336,7 @@ class AsyncExecutionController(ExecutionController):
         raise self.failures.named(StoreError(text) if reads else OperatorError(text))
 
     def _poll(self) -> None:
-        """Take in what has been answered meanwhile."""
+        """Process answers that have arrived meanwhile."""
         while self._completions:
             completion = self._completions.next(0)
             if completion is None:
@@ -377,7 +377,8 @@ class AsyncExecutionController(ExecutionController):
         self._mailbox.run_ready()
 
     def _answer_page(self, request: RangeRequest) -> None:
-        """What the page of ``request`` waited for is in memory: read on, and complete its future if that was all."""
+        """The blocks that the page of ``request`` waited for are loaded: read on, and complete its future at the
+        end."""
         record = self.current = request.record
         try:
             if not self._ranges.go_on(request):
@@ -391,7 +392,8 @@ class AsyncExecutionController(ExecutionController):
         self._mailbox.let_go(record)
 
     def _settle_for(self, record: Record | None, future: StateFuture[Any], state: int, outcome: Any) -> None:
-        """Settle a future of ``record``, or of the bundle; what its callbacks raise is named for it."""
+        """Settle a future of ``record``, or of the bundle; errors of its callbacks are reported with its state and
+        key."""
         try:
             settle(future, state, outcome)
         except Exception as error:

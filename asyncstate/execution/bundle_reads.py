@@ -2,8 +2,8 @@
 
 Owns: ``BundleReads`` and ``BundleRead``.
 Invariant: only keys that memory does not know go to the store. Below this batch's writes nothing changes during a
-micro-batch, so what is answered ahead of time stays good; the writes up to the moment at which the bundle asks, spilled
-or not, are laid over it.
+micro-batch, so a prefetched answer stays valid; the writes up to the moment at which the bundle requests the keys,
+spilled or not, are applied over it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncstate.storage import MemTable
 
 
 class BundleRead(ReadRequest):
-    """A list get of a whole bundle; its future has the values of ``asked`` in key order when the last one is there.
+    """A list get of a whole bundle; its future has the values of ``asked`` in key order once all have arrived.
 
     ``keys`` are those that memory did not know.
     """
@@ -52,14 +52,14 @@ class BundleRead(ReadRequest):
 
 
 class BundleReads:
-    """List gets of one partition's bundles; at most one bundle is read ahead for each state."""
+    """List gets of one partition's bundles; at most one bundle is prefetched for each state."""
 
     def __init__(self, overlay: MemTable, reads: Reads) -> None:
         self._overlay = overlay
         self._reads = reads
         self._ahead: dict[tuple[int, bytes, bytes], BundleRead] = {}
         self.unanswered = 0
-        """Answers that are out: until they are there nothing may be spilled."""
+        """Outstanding answers: until they arrive nothing may be spilled."""
 
     def get(self, keys: list[bytes]) -> StateFuture[Values]:
         """A future of the values of ``keys`` (sorted, unique), with this batch's writes."""
@@ -68,7 +68,7 @@ class BundleReads:
             read = self._read(keys)
             if read.future.done:
                 return completed_future(read.values)  # type: ignore[arg-type]  # all are known
-        # What is written from here on is not for this answer: it shows the state as it is now.
+        # Later writes do not belong in this answer: it shows the state as it is now.
         written, spills = self._overlay.written(keys), self._overlay.spills
         self.unanswered += 1
 
@@ -80,7 +80,7 @@ class BundleReads:
         return read.future.then_apply(answer)
 
     def prefetch(self, keys: list[bytes]) -> None:
-        """Start reading ``keys`` if that can happen beside other work."""
+        """Start reading ``keys`` if that can happen in parallel with other work."""
         if keys and self._reads.pacer.waits_for_device:
             self._ahead[_signature(keys)] = self._read(keys)
 

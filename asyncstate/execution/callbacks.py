@@ -1,8 +1,8 @@
-"""Where an exception of a callback was raised: by which step of a chain of futures, over the answer of which state.
+"""Where an exception of a callback was raised: in which step of a chain of futures, over the answer of which state.
 
 Owns: ``function_given``, ``Given`` and ``step_of``.
-Invariant: it is looked up when something has failed, from the frames, so that chains cost nothing. What cannot be told
-is None.
+Invariant: the lookup happens only after a failure, from the frames, so that chains cost nothing. What cannot be
+determined is None.
 Must not import runtime or operators.
 """
 
@@ -37,7 +37,7 @@ _BETWEEN: Final = ("CACHE", "PUSH_NULL", "RESUME", "COPY_FREE_VARS", "EXTENDED_A
 
 
 class Given(NamedTuple):
-    """The expression that has given a function to a future which was settled by then: instruction ``at`` of a frame."""
+    """The expression that passed a function to an already settled future: instruction ``at`` of a frame."""
 
     frame: FrameType
     at: int
@@ -48,8 +48,8 @@ class Given(NamedTuple):
 
 
 def function_given() -> Given | None:
-    """Asked while a failure is reported: where the function that failed was given; None if its future was settled
-    later, by the controller."""
+    """Called while a failure is reported: where the failed function was passed; None if its future was settled later,
+    by the controller."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename not in _FILES:
         frame = frame.f_back
@@ -61,7 +61,7 @@ def function_given() -> Given | None:
 
 
 def step_of(trace: TracebackType | None) -> str | None:
-    """The method that was given the innermost function in which an error was raised; None if it was in none."""
+    """The method to which the innermost function that raised an error was passed; None if it was in none."""
     steps = [_STEPS.get(frame.f_code) for frame, _ in traceback.walk_tb(trace)]
     return next((step for step in reversed(steps[:-1]) if step is not None), None)
 
@@ -93,7 +93,7 @@ def _state_at(frame: FrameType, path: list[str]) -> str | None:
         value: Any = frame.f_locals[path[0]] if path[0] in frame.f_locals else frame.f_globals[path[0]]
         for name in path[1:]:
             value = getattr(value, name)
-    except Exception:  # whatever a property of the user's does
+    except Exception:  # any error of a user's property
         return None
     for holder in (value, getattr(value, "_state", None)):  # a view has a state
         binding = getattr(holder, "_binding", None)

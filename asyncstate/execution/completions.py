@@ -1,10 +1,9 @@
-"""An event loop on a thread of its own.
+"""An event loop on a separate thread.
 
-Owns: ``LoopThread`` and ``Completions``, the way back from it.
-Invariant: nothing here blocks the calling thread but ``start`` and ``stop``, and each of them for a given time: a
-loop that somebody blocks must not take the mailbox thread with it.
-This module and ``read_threads`` are the only ones that start threads (and anyio's worker threads, from the loops that
-start here).
+Owns: ``LoopThread`` and ``Completions``, which returns outcomes from it.
+Invariant: only ``start`` and ``stop`` block the calling thread, each for a given time: a loop that user code blocks
+must not block the mailbox thread as well.
+Only this module and ``read_threads`` start threads (and anyio's worker threads, from the loops that start here).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Hook = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class Completion:
-    """The outcome of one submission: ``values`` or ``error``; a read tells how long it took."""
+    """The outcome of one submission: ``values`` or ``error``; for a read also its duration."""
 
     ticket: Any
     values: Any
@@ -44,7 +43,7 @@ class Outstanding:
 
 
 class Completions:
-    """Outcomes on their way back to the one thread that waits for them; as many as tickets are outstanding."""
+    """Outcomes on their way back to the one thread that waits for them; one per outstanding ticket."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Completion] = queue.SimpleQueue()
@@ -54,7 +53,7 @@ class Completions:
         return len(self._expected)
 
     def expect(self, ticket: Any) -> None:
-        """A Completion with ``ticket`` will come."""
+        """Register ``ticket``: a Completion with it will arrive."""
         self._expected[id(ticket)] = (ticket, time.monotonic())
 
     def put(self, completion: Completion) -> None:
@@ -80,7 +79,7 @@ class Completions:
 
 
 class LoopThread:
-    """Runs ``opening``, then what is given to ``run_soon``, then ``closing``; the hooks in one and the same task.
+    """Runs ``opening``, then what is passed to ``run_soon``, then ``closing``; the hooks in one and the same task.
 
     Between ``start`` and ``stop`` the thread that made it may call ``run_soon``.
     """
@@ -95,7 +94,7 @@ class LoopThread:
         self._tasks: anyio.abc.TaskGroup
         self._stopping: anyio.Event
         self.closing_error: BaseException | None = None
-        """What ``closing`` raised; known when ``stop`` has returned True."""
+        """The error of ``closing``; known when ``stop`` has returned True."""
 
     def start(self, timeout_seconds: float | None = None) -> None:
         """Return when ``opening`` has ended; raises what it raises, and TimeoutError."""
@@ -109,10 +108,10 @@ class LoopThread:
     def stop(self, *, cancel: bool, timeout_seconds: float | None) -> bool:
         """End the tasks, by cancelling them if ``cancel``, then run ``closing`` and end the thread.
 
-        False when that is not done after ``timeout_seconds``: the thread is then left to itself.
+        False when that is not done after ``timeout_seconds``: the thread is then abandoned.
         """
         if self._started.done() and self._started.exception() is None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._stop, cancel)
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()

@@ -1,7 +1,7 @@
 """The part that both execution controllers share: statistics, failures, coroutines, the end of a record.
 
 Owns: ``ExecutionController``.
-Invariant: one record of a key at a time, to the end of its chain; a failure nobody handled ends the micro-batch.
+Invariant: one record of a key at a time, to the end of its chain; an unhandled failure ends the micro-batch.
 Must not import runtime or operators.
 
 Source: Flink's ``AsyncExecutionController``.
@@ -40,13 +40,13 @@ _INDIFFERENT: Final = ComingRows()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncStatistics:
-    """What there is in async mode only.
+    """Statistics of async mode only.
 
-    ``read_ahead_keys``: keys that were read before a record asked; ``read_ahead_unused``: those of them for nothing.
-    ``warmed_positions``: places in ranges whose blocks were loaded before a scan came to them.
-    ``io_wait_seconds``: time in which the task had nothing to do but wait for reads. ``in_flight_peak``: records under
-    way at once. ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an
-    earlier one of their key.
+    ``read_ahead_keys``: keys that were prefetched; ``read_ahead_unused``: those of them that no record read.
+    ``warmed_positions``: positions in ranges whose blocks were loaded before a scan reached them.
+    ``io_wait_seconds``: time in which the task could only wait for reads. ``in_flight_peak``: records in flight at
+    once. ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an earlier one
+    of their key.
     """
 
     read_ahead_keys: Count
@@ -63,7 +63,7 @@ class ControllerStatistics:
     """One micro-batch of a partition.
 
     ``level_one_hits``: reads that a state object answered with a value it had decoded; ``reads`` and ``cache_hits`` of
-    ``state`` count them, too. ``overlapped`` is None in sync mode.
+    ``state`` include them. ``overlapped`` is None in sync mode.
     """
 
     state: MemTableStatistics
@@ -75,8 +75,8 @@ class ControllerStatistics:
 class ExecutionController(StateBackend):
     """Runs records of one operator on one partition for one micro-batch. Used by one thread, as a context manager."""
 
-    # CPython 3.11 looks the attributes of an object up in a slower way from the thirtieth on, which the asynchronous
-    # controller has: 60 ns a record. Slots know no such limit.
+    # CPython 3.11 looks up attributes more slowly from the thirtieth of an object on, which the asynchronous controller
+    # has: 60 ns per record. Slots have no such limit.
     __slots__ = (
         "_bundle_at_work",
         "_level_ones",
@@ -138,12 +138,12 @@ class ExecutionController(StateBackend):
         finally:
             unwatch(self.guard)
             set_failure_scope(self._outer_scope)
-            self.put = self.overlay.put  # the one before holds on to the micro-batch's writes
+            self.put = self.overlay.put  # the old method refers to the micro-batch's writes
         self.failures.raise_if_of_store(error)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """While somebody else's code runs on this thread, and its failures are not of this micro-batch."""
+        """Active while foreign code runs on this thread, whose failures are not of this micro-batch."""
         set_failure_scope(self._outer_scope)
         try:
             yield
@@ -154,15 +154,15 @@ class ExecutionController(StateBackend):
 
     @abstractmethod
     def submit(self, record: Record) -> None:
-        """Take a record; it runs now or when its key is free. Raises OperatorError if any record failed."""
+        """Accept a record; it runs now or when its key is free. Raises OperatorError if any record failed."""
 
     @abstractmethod
     def drain(self) -> None:
-        """Return when every record taken so far has ended and its output is in ``outputs``."""
+        """Return when every record accepted so far has ended and its output is in ``outputs``."""
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether what is prefetched now is read beside other work; else a bundle is best read when its turn comes."""
+        """Whether prefetching runs in parallel with other work; else a bundle is best read when it is processed."""
         return False
 
     @abstractmethod
@@ -175,8 +175,8 @@ class ExecutionController(StateBackend):
         self.end_bundle()
 
     def run_step(self, work: Callable[[], Any]) -> None:
-        """Run bundle-grain code, with the future it returns; its exceptions become OperatorErrors. Of other futures
-        failures are not judged before ``end_bundle``: a later step may handle them."""
+        """Run bundle-grain code, with the future it returns; its exceptions become OperatorErrors. Failures of other
+        futures are not judged before ``end_bundle``: a later step may handle them."""
         with self._at_work():
             self.current = None
             try:
@@ -196,7 +196,7 @@ class ExecutionController(StateBackend):
                     self.failures.raise_named(failure, None)
 
     def end_bundle(self) -> None:
-        """Return when all calls of the bundle have ended, returned or not; raise the first failure left unhandled."""
+        """Return when all calls of the bundle have ended, returned or not; raise the first unhandled failure."""
         with self._at_work():
             self._await_calls()
         if self._unhandled:
@@ -204,7 +204,7 @@ class ExecutionController(StateBackend):
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """While the code of a bundle may run, which may make outside calls."""
+        """Active while the code of a bundle may run, which may make outside calls."""
         self._bundle_at_work = True
         try:
             yield
@@ -212,7 +212,7 @@ class ExecutionController(StateBackend):
             self._bundle_at_work = False
 
     def _await_calls(self) -> None:
-        """Wait for the outside calls of the bundle at work."""
+        """Wait for the outside calls of the current bundle."""
 
     def run_without_key(self, record: Record) -> None:
         """Run a record that belongs to no key, such as a watermark: state access in it is an error."""
@@ -234,19 +234,19 @@ class ExecutionController(StateBackend):
             raise self.failures.never(None, "returned")
 
     def flush(self) -> None:
-        """Send off what waits to be read; called before the caller may block on its input."""
+        """Send buffered reads; called before the caller may block on its input."""
 
     def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows:
-        """Tell which rows come next, by key group (2 bytes) and encoded key: a hint for reading ahead.
+        """Announce the next rows, by key group (2 bytes) and encoded key: a hint for prefetching.
 
-        Rows of one ``kind`` are taken to read alike: those of an input (its number), or timers.
+        Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers.
         """
         return _INDIFFERENT
 
     def bound_writes(self, rows: int) -> None:
-        """To be called when ``rows`` rows have been handed over: spills the writes if they exceed their bound.
+        """To be called after ``rows`` rows have been passed on: spills the writes if they exceed their bound.
 
-        Records in flight are waited for: a read that is under way has to be answered as of when it was made.
+        Waits for records in flight: a running read has to be answered as of when it was made.
         """
         if self.overlay.exceeds(rows):
             self.drain()
@@ -254,7 +254,7 @@ class ExecutionController(StateBackend):
                 self.overlay.spill()
 
     def bound_writes_of_step(self) -> None:
-        """As ``bound_writes``, between the steps of a bundle: its failures are judged at its end."""
+        """Like ``bound_writes``, between the steps of a bundle: its failures are judged at its end."""
         if self.overlay.exceeds(0) and self.may_spill:
             self.overlay.spill()
 
@@ -264,16 +264,16 @@ class ExecutionController(StateBackend):
         return True
 
     def close(self) -> None:
-        """Give back threads; records in flight are dropped."""
+        """Release threads; records in flight are dropped."""
 
     def take_outputs(self) -> list[AnyRow]:
-        """The rows put out since the last call, in arrival order of their records."""
+        """The rows emitted since the last call, in arrival order of their records."""
         outputs = self.outputs.copy()
-        self.outputs.clear()  # in place: a record at the head of the line writes into this very list
+        self.outputs.clear()  # in place: a record at the head of the queue writes into this very list
         return outputs
 
     def statistics(self) -> ControllerStatistics:
-        """Of this micro-batch."""
+        """The statistics of this micro-batch."""
         state = self.overlay.statistics()
         answered = sum(level_one.hits for level_one in self._level_ones)
         return ControllerStatistics(
@@ -284,7 +284,7 @@ class ExecutionController(StateBackend):
         )
 
     def _overlapped(self) -> AsyncStatistics | None:
-        """What only asynchronous execution measures."""
+        """Statistics that only asynchronous execution measures."""
         return None
 
     # -- the first level of the cache -----------------------------------------------------------------
@@ -294,7 +294,7 @@ class ExecutionController(StateBackend):
         self._level_ones.append(level_one)
 
     def finish_states(self) -> None:
-        """All operator code has run: what state objects have held back is written."""
+        """Called when all operator code has run: writes what state objects have buffered."""
         for level_one in self._level_ones:
             level_one.finish()
 
@@ -369,13 +369,13 @@ class ExecutionController(StateBackend):
         )
 
     def guard(self) -> None:
-        """From now on refuse state on other threads: there are some that run code of the operator."""
+        """From now on refuse state access on other threads: some of them run code of the operator."""
         if not isinstance(self, ThreadBound):
             self.__class__ = guarded(type(self), ExecutionController.__dict__["current"])
 
     @abstractmethod
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
-        """Start ``call`` for the current record or bundle; its future."""
+        """Start ``call`` for the current record or bundle; return its future."""
 
     # -- failures -----------------------------------------------------------------------------------
 
@@ -391,7 +391,7 @@ class ExecutionController(StateBackend):
         try:
             result = record.work(record.item, record)
             if result is not None:
-                # by type and slot: isinstance and a property would cost each hot record
+                # by type and slot: isinstance and a property would cost every hot record
                 if type(result) is StateFuture:
                     if result._state == PENDING:
                         self._await_returned(record, result)
@@ -435,7 +435,7 @@ class ExecutionController(StateBackend):
     def _suspend(
         self, record: Record, coroutine: CoroutineType[Any, Any, Any], awaited: StateFuture[Any]
     ) -> None:
-        """Go on with ``coroutine`` when ``awaited``, which is pending, is settled."""
+        """Continue ``coroutine`` when ``awaited``, which is pending, is settled."""
 
     @abstractmethod
     def _await_returned(self, record: Record, returned: StateFuture[Any]) -> None:

@@ -1,8 +1,8 @@
-"""Records in flight: which of them run, which wait, and when their rows leave.
+"""Records in flight: which of them run, which wait, and when their rows are emitted.
 
-Owns: ``InFlightRecords``, the books of records that wait; it knows of records but not of what they wait for.
-Invariants: records of one key run one after the other, in arrival order; rows leave in arrival order; a record ends
-once everything it has waited for is done.
+Owns: ``InFlightRecords``, the bookkeeping of records that wait; it knows of records but not of what they wait for.
+Invariants: records of one key run one after the other, in arrival order; rows are emitted in arrival order; a record
+ends once everything it has waited for is done.
 No deadlock: a record holds only its own key.
 Must not import storage.
 
@@ -21,15 +21,15 @@ from asyncstate.execution.record_failures import Failures, throw_into
 from asyncstate.futures import PENDING
 
 _RELEASE_FACTOR: Final = (
-    4  # records that may have ended behind one that has not, in multiples of the in-flight limit
+    4  # ended records that may be queued after one that has not, in multiples of the limit
 )
 
 
 class InFlightRecords:
-    """Takes records, has each run when its key is free, and passes on the rows of those that have ended.
+    """Accepts records, runs each when its key is free, and passes on the rows of ended records.
 
-    ``run`` runs a record's own code to its first wait, in which it may ``hold`` the record. ``outputs`` is where rows
-    go. A record that waits for nothing while no other is in flight need not be entered at all.
+    ``run`` runs a record's own code to its first wait, in which it may ``hold`` the record. ``outputs`` receives the
+    rows. A record that waits for nothing while no other is in flight need not be entered at all.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class InFlightRecords:
         self._limit = limit
         self._tails: dict[
             bytes, Record
-        ] = {}  # by key: the last in its line, which is linked through ``following``
+        ] = {}  # by key: the last in its queue, which is linked through ``following``
         self._ready: deque[Record] = deque()
         self._unreleased: deque[Record] = deque()
         self.in_flight = 0
@@ -66,7 +66,7 @@ class InFlightRecords:
 
     @property
     def full(self) -> bool:
-        """True while no more records should be taken."""
+        """True while no more records should be accepted."""
         limit = self._limit
         return self.in_flight >= limit or len(self._unreleased) >= _RELEASE_FACTOR * limit
 
@@ -81,15 +81,15 @@ class InFlightRecords:
             self.run_ready()
 
     def hold(self, record: Record) -> None:
-        """Keep ``record``, which is at work, from ending before something more that it waits for is done."""
+        """Keep ``record``, which is running, from ending before one more thing that it waits for is done."""
         if not self.in_flight:
             self._enter(record)
             record.pending = 1  # its own code, which is running
-            record.out = []  # what it has put out so far has left
+            record.out = []  # rows emitted so far have left
         record.pending += 1
 
     def _enter(self, record: Record) -> bool:
-        """True if the record may run now, False if its key is at work."""
+        """True if the record may run now, False if its key is in use."""
         record.returned = record.coroutine = record.following = None
         self._unreleased.append(record)
         self.in_flight += 1
@@ -117,7 +117,7 @@ class InFlightRecords:
     # -- out ------------------------------------------------------------------------------------------
 
     def let_go(self, record: Record) -> None:
-        """One thing that the record has waited for is done; after the last it ends."""
+        """One thing that the record has waited for is done; after the last one it ends."""
         record.pending -= 1
         if record.pending == 0:
             self._end(record)
@@ -155,7 +155,7 @@ class InFlightRecords:
     # -- the end, and what is seen from outside ---------------------------------------------------------
 
     def raise_stuck(self) -> NoReturn:
-        """Nothing is outstanding, so what the records wait for, or bundle-grain code does, will never come."""
+        """Nothing is outstanding, so what the records or bundle-grain code wait for will never arrive."""
         failures = self._failures
         failures.raise_all()
         waiting = next(self._waiting(), None)
@@ -174,7 +174,7 @@ class InFlightRecords:
         """Close the coroutines of records in flight, so that their ``finally`` blocks run now and here."""
         for record in self._waiting():
             if record.coroutine is not None:
-                # What a ``finally`` block raises now would only hide why the micro-batch fails.
+                # An error in a ``finally`` block would now only hide why the micro-batch fails.
                 with suppress(Exception):
                     record.coroutine.close()
 
@@ -183,14 +183,14 @@ class InFlightRecords:
         return (record for record in self._unreleased if record.pending > 0)
 
     def note_peaks(self) -> None:
-        """Take in how many records there are; called when that is likely to be many."""
+        """Record how many records there are; called when that is likely to be many."""
         self.in_flight_peak = max(self.in_flight_peak, self.in_flight)
         self.blocked_peak = max(self.blocked_peak, self.blocked)
 
 
 def _append_rows(rows: list[Any], outputs: list[AnyRow]) -> None:
-    """Add the rows of a record to ``outputs``, each where it belongs: a list among them is the place of the rows that a
-    chain has emitted. A loop, since chains begin in chains."""
+    """Append the rows of a record to ``outputs`` in order: a list among them holds the rows that a chain has emitted at
+    that point. A loop, since chains begin in chains."""
     if list not in map(type, rows):
         outputs.extend(rows)
         return

@@ -1,7 +1,7 @@
-"""How the next reads run: at once, in one list get, or spread over threads.
+"""I/O policy: the next reads run at once, in one list get, or spread over threads.
 
 Owns: ``AdaptiveReads``.
-Invariant: decisions follow from what reads took, never from configuration alone; while reads run on threads some are
+Invariant: decisions follow from measured reads, never from configuration alone; while reads run on threads, some are
 still made on the calling thread, so that a device that has become quick is noticed.
 """
 
@@ -13,37 +13,37 @@ from typing import Final
 
 _FIRST_KEYS: Final = 32
 _SLOW_US: Final = (
-    20.0  # a hot sorted list get costs 1-5 us a key, a read that waits for a device 100 us and more
+    20.0  # a hot sorted list get costs 1-5 us per key, a read that waits for a device 100 us and more
 )
 _WEIGHT: Final = 0.3  # of the newest list get
 _EXPECTED_US: Final = 5.0  # of a single get, before any was measured
 _SINGLE_WEIGHT: Final = 0.1  # of the newest single get
-_LIMIT_US: Final = 5 * _SLOW_US  # one measurement counts for at most this: it may be the scheduler's doing
+_LIMIT_US: Final = 5 * _SLOW_US  # one measurement counts for at most this: the scheduler may have caused it
 
 _THREADS_MIN: Final = 8
 _THREADS_FIRST: Final = 32  # until the latency is known
-_US_A_READ: Final = (
-    16.0  # between two answers of the device; an operator takes longer over a record, all told
+_US_A_READ: Final = 16.0  # between two answers of the device; in all, an operator takes longer over a record
+_LATENCY_GETS: Final = 32  # list gets of which the quickest gives the latency
+_CHUNK_KEYS_MIN: Final = (
+    16  # a list get on a thread costs two switches of the interpreter: as much as some reads
 )
-_LATENCY_GETS: Final = 32  # list gets of which the quickest tells the latency
-_CHUNK_KEYS_MIN: Final = 16  # a list get on a thread costs two turns at the interpreter: some reads' worth
 _CHUNK_KEYS_MAX: Final = 64  # longer ones leave threads idle at the end
 _PROBE_KEYS: Final = 4
-_PROBE_SHARE: Final = 0.01  # of the time goes into probes
+_PROBE_SHARE: Final = 0.01  # share of the time spent on probes
 
 
 class AdaptiveReads:
     """Decides how the next reads run, by how slow the last ones were.
 
-    Memory hits run on the calling thread: handing them over costs more than it gains, and Spark already runs
-    one worker a core. At record grain they are not even buffered: a hot single get costs about 2 us more than
-    its share of a list get, and a record that waits costs more than that. Reads that wait for a device are cut
-    into list gets that wait side by side, on as many threads as the device's latency asks for.
+    Memory hits run on the calling thread: handing them to another costs more than it gains, and Spark already runs one
+    worker per core. At record grain they are not even buffered: a hot single get costs about 2 us more than its share
+    of a list get, and a record that waits costs more than that. Reads that wait for a device are split into list gets
+    that wait in parallel, on as many threads as the device's latency requires.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.us_per_key: float | None = None
-        """Of a read, as far as is known; a few times ``_SLOW_US`` stands for anything slower."""
+        """Of a read, as far as is known; a few times ``_SLOW_US`` represents anything slower."""
         self.latency_us: float | None = None
         """Of a read on the threads, None before there were enough of them."""
         self._clock = clock
@@ -53,10 +53,10 @@ class AdaptiveReads:
     # -- measurements --------------------------------------------------------------------------------
 
     def measured(self, keys: int, seconds: float) -> None:
-        """Take in that a list get of ``keys`` keys took ``seconds`` on the calling thread.
+        """Record that a list get of ``keys`` keys took ``seconds`` on the calling thread.
 
-        Only there: what another thread measures has its wait for the interpreter in it, which can be a hundred
-        times the read.
+        Only there: measurements of another thread include its wait for the interpreter, which can be a hundred times
+        the read.
         """
         if keys == 0:
             return
@@ -69,15 +69,15 @@ class AdaptiveReads:
             self.us_per_key = known + _WEIGHT * (us - known)
 
     def measured_one(self, seconds: float) -> None:
-        """Take in a single get. One slow read can be the scheduler's doing, so it counts only up to a limit."""
+        """Record a single get. The scheduler may cause one slow read, so it counts only up to a limit."""
         us = min(seconds * 1e6, _LIMIT_US)
         known = _EXPECTED_US if self.us_per_key is None else self.us_per_key
         self.us_per_key = known + _SINGLE_WEIGHT * (us - known)
 
     def answered(self, keys: int, seconds: float) -> None:
-        """Take in that a list get took ``seconds`` on one of the threads.
+        """Record that a list get took ``seconds`` on one of the threads.
 
-        The wait for the interpreter only ever adds. So the quickest of some list gets tells the device's latency, and
+        The wait for the interpreter only ever adds. So the quickest of some list gets gives the device's latency, and
         if half of them were quick, reads do not wait for a device.
         """
         answers_us = self._answers_us
@@ -94,7 +94,7 @@ class AdaptiveReads:
 
     @property
     def waits_for_device(self) -> bool:
-        """True when reads gain from running side by side."""
+        """True when reads gain from running in parallel."""
         return self.us_per_key is not None and self.us_per_key > _SLOW_US
 
     def threads(self, limit: int) -> int:
@@ -104,7 +104,7 @@ class AdaptiveReads:
         return min(limit, max(_THREADS_MIN, round(self.latency_us / _US_A_READ)))
 
     def chunk_keys(self, keys: int, threads: int) -> int:
-        """Keys a list get for ``keys`` keys on ``threads`` threads."""
+        """Keys per list get for ``keys`` keys on ``threads`` threads."""
         if self.us_per_key is None:
             return min(keys, _FIRST_KEYS)
         if not self.waits_for_device:
@@ -112,7 +112,7 @@ class AdaptiveReads:
         return min(max(_CHUNK_KEYS_MIN, -(-keys // threads)), _CHUNK_KEYS_MAX)
 
     def probe_keys(self) -> int:
-        """Keys to read on the calling thread for a measurement, while reads run on others: mostly none."""
+        """Keys to read on the calling thread for a measurement, while reads run on others: usually none."""
         now, due = self._clock(), self._next_probe
         if due is not None and now < due:
             return 0

@@ -1,11 +1,11 @@
-"""Calls to the outside: functions of the operator's author that wait for HTTP or a database.
+"""Outside calls: functions of the operator's author that wait for HTTP or a database.
 
 Owns: ``OutsideCalls``, its event loop and the operator's ``open_calls`` and ``close_calls`` there; ``CallLimits`` and
 ``OutsideCall``.
-Invariants: at most ``CallLimits.in_flight`` calls run at once, and the event loop knows of a few times as many; a call
-ends at its timeout at the latest, with an answer in ``completions``; after ``close`` no call runs but a plain function
-on a thread, which nothing can stop, and its result is dropped.
-The event loop is not that of the store reads: a function that blocks it holds up other calls only.
+Invariants: at most ``CallLimits.in_flight`` calls run at once, and the event loop has a few times as many; a call ends
+at its timeout at the latest, with an answer in ``completions``; after ``close`` no call runs except a plain function on
+a thread, which nothing can stop, and its result is dropped.
+The event loop is not that of the store reads: a function that blocks it delays other calls only.
 Must not touch state or records.
 """
 
@@ -30,17 +30,17 @@ from asyncstate.futures import StateFuture
 from asyncstate.metrics import Count, Elapsed, Limit, MaxGauge
 
 running_call: Final[ContextVar[str | None]] = ContextVar("running_call", default=None)
-"""The name of the outside call whose function runs, on the loop or on a thread of its own."""
+"""The name of the outside call whose function runs, on the loop or on a separate thread."""
 
 _LONGEST_SECONDS: Final = 86_400.0
-_AHEAD_FACTOR: Final = 4  # calls that the loop has, in multiples of those that may run: it is never without
+_AHEAD_FACTOR: Final = 4  # calls given to the loop, in multiples of those that may run: it never idles
 _PATIENCE_SECONDS: Final = 10.0  # for what has been cancelled to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStatistics:
-    """``calls`` were started, of which ``call_timeouts`` ended at their time-out; the task had nothing to do but wait
-    for them for ``call_wait_seconds``; ``calls_in_flight_peak`` ran at once, of at most ``call_limit``."""
+    """``calls`` were started, of which ``call_timeouts`` ended at their time-out; for ``call_wait_seconds`` the task
+    could only wait for them; ``calls_in_flight_peak`` ran at once, of at most ``call_limit``."""
 
     calls: Count
     call_timeouts: Count
@@ -59,8 +59,7 @@ class CallLimits:
 
 
 class OutsideCall:
-    """One call: what to run, how long it may take, for which record (None: for the bundle at work). The ticket of its
-    Completion."""
+    """One call: what to run, its timeout, and its record (None: the current bundle). The ticket of its Completion."""
 
     __slots__ = ("arguments", "function", "future", "name", "record", "timeout_seconds")
 
@@ -80,7 +79,7 @@ async def _nothing() -> None:
 
 
 class OutsideCalls:
-    """The calls of one task. A context manager: the end of the block is the end of all calls."""
+    """The calls of one task. A context manager: at the end of the block all calls end."""
 
     def __init__(
         self,
@@ -93,9 +92,9 @@ class OutsideCalls:
         self.limits = limits or CallLimits()
         self.completions = Completions()
         self.wait_seconds = 0.0
-        """For how long the mailbox thread had nothing to do but wait for calls."""
+        """For how long the mailbox thread could only wait for calls."""
         self.in_flight = 0
-        """Calls that the event loop has and whose outcome has not been taken in."""
+        """Calls that the event loop has and whose outcome has not been processed."""
         self._held: deque[OutsideCall] = deque()  # a bundle may make very many at once
         self._opening = opening
         self._closing = closing
@@ -160,7 +159,7 @@ class OutsideCalls:
             self._held.append(call)
 
     def ended(self) -> None:
-        """The outcome of a call has been taken in."""
+        """Called when the outcome of a call has been processed."""
         self.in_flight -= 1
         if self._held and self._loop is not None:
             self._send(self._loop, self._held.popleft())
@@ -172,11 +171,11 @@ class OutsideCalls:
 
     @property
     def watchdog_seconds(self) -> float:
-        """How long to wait until a call is answered: their own timeouts come first."""
+        """How long to wait until a call is answered: the calls' own timeouts come first."""
         return self._longest_seconds + self.limits.watchdog_timeout_ms / 1000
 
     def statistics(self) -> CallStatistics:
-        """Of this micro-batch."""
+        """The statistics of this micro-batch."""
         return CallStatistics(
             calls=self._started,
             call_timeouts=self._timeouts,
@@ -192,7 +191,7 @@ class OutsideCalls:
         self._patience_seconds = 0.0
 
     def close(self) -> None:
-        """Cancel what runs, await ``close_calls`` and end the loop; twice is allowed.
+        """Cancel what runs, await ``close_calls`` and end the loop; a second call is allowed.
 
         Raises OperatorError when ``close_calls`` fails, or when a function blocks the loop.
         """

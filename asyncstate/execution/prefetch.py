@@ -1,8 +1,8 @@
-"""Reads of the records to come, made before the records ask: what record grain has of a bundle's prefetch.
+"""Prefetching for coming records: the counterpart, at record grain, of a bundle's prefetch.
 
-Owns: ``ReadAhead`` and ``ComingRows``: which states are read ahead, for which rows, and how far.
-Invariant: a hint only. What is read ahead lies in the overlay below writes and cache, where every read looks; a record
-that finds nothing there reads as if nobody had read ahead.
+Owns: ``ReadAhead`` and ``ComingRows``: which states are prefetched, for which rows, and how far.
+Invariant: a hint only. Prefetched values are in the memtable below writes and cache, where every read looks; a record
+that finds nothing there reads as it would without prefetching.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from asyncstate.execution.reads import ReadRequest, Reads, Values
 from asyncstate.storage import MemTable
 
 BLOCK_ROWS: Final = 1_000
-"""Rows that are read ahead together."""
+"""Rows that are prefetched together."""
 
-_WANTED_SHARE: Final = 0.5  # of the rows that have waited for a read of a state's own key
-_USED_SHARE: Final = 0.5  # of the keys read ahead that records have then asked for
-_USED_SHARE_QUICK: Final = 0.75  # of a quick store: a read in vain costs more than a useful one saves
-_UNKNOWN_SHARE: Final = 0.25  # keys that memory does not know, of the rows; for fewer not a quick store
+_WANTED_SHARE: Final = 0.5  # of the rows: so many have waited for a read of a state's own key
+_USED_SHARE: Final = 0.5  # of the prefetched keys: so many have then been read by records
+_USED_SHARE_QUICK: Final = 0.75  # of a quick store: a wasted read costs more than a useful one saves
+_UNKNOWN_SHARE: Final = 0.25  # keys that memory does not know, of the rows; for fewer, not with a quick store
 _REST_BLOCKS_MAX: Final = 64
-_ABSENT_SHARE: Final = 0.5  # of the keys read: a quick store finds by a filter in memory that a key is absent
+_ABSENT_SHARE: Final = 0.5  # of the keys read: a quick store detects an absent key by a filter in memory
 _INTERESTS_MAX: Final = 64
 _PLACES_MAX: Final = 10 * BLOCK_ROWS
 _ID_AT: Final = 2
@@ -32,7 +32,7 @@ _PREFIX_BYTES: Final = 3  # key group and state id
 
 @dataclass(slots=True)
 class Interest:
-    """What records do with one state: whether it is read ahead, and after how many blocks that may be tried again."""
+    """How records access one state: whether it is prefetched, and after how many blocks that may be tried again."""
 
     wanted: bool = False
     rest: int = 0
@@ -40,15 +40,15 @@ class Interest:
 
 
 Place = tuple[bytes, bytes]
-"""Where in the state of a key: the state's id, and what follows the key in the store key (nothing, a map key, a
+"""A location in the state of a key: the state's id, and what follows the key in the store key (nothing, a map key, a
 namespace)."""
 
 Interests = dict[tuple[int, Place], Interest]
-"""By kind of rows; kept between the micro-batches of an operator, whose records do alike."""
+"""By kind of rows; kept between the micro-batches of an operator, whose records behave alike."""
 
 
 class AheadRead(ReadRequest):
-    """The keys of one place for the rows of a block. A store that has become slow should be noticed within it."""
+    """The keys of one location for the rows of a block. A store that has become slow should be noticed within it."""
 
     __slots__ = ("_ahead", "_interest", "spills")
 
@@ -74,7 +74,7 @@ class AheadRead(ReadRequest):
 
 @dataclass(slots=True)
 class AheadBlock:
-    """Rows that are read ahead together, by key group and key; ``read``: what has been, or is on the way, of where."""
+    """Rows that are prefetched together, by key group and key; ``read``: which reads were started, and for what."""
 
     kind: int
     groups: Sequence[bytes]
@@ -83,19 +83,19 @@ class AheadBlock:
 
     @property
     def missing(self) -> bool:
-        """Whether some of it is on the way."""
+        """Whether some reads are still running."""
         return any(read.missing for read in self.read.values())
 
 
 class ReadAhead:
-    """Reads for the rows to come what rows lately had to wait for: states of their keys, and entries many ask for.
+    """Prefetches for coming rows what recent rows had to wait for: states of their keys, and entries that many read.
 
-    A record-grain operator decides for itself what it reads; but mostly each row reads the same states of its key.
-    Those can be read for many rows at once, in large list gets, and when a row comes, its chain of futures runs
-    through without a wait. ``interests`` is what micro-batches before have taught, and goes on learning.
+    A record-grain operator decides for itself what it reads; but usually each row reads the same states of its key.
+    Those can be read for many rows at once, in large list gets; when a row arrives, its chain of futures then runs
+    through without a wait. ``interests`` is what earlier micro-batches have taught, and learns further.
 
-    A store that is slow is read on other threads, for as many rows as may be under way. One that is quick is read here,
-    block after block, since a key of a list get costs about half of a get of its own.
+    A slow store is read on other threads, for as many rows as may be in flight. A quick one is read here, block by
+    block, since a key of a list get costs about half of a single get.
     """
 
     def __init__(
@@ -108,27 +108,27 @@ class ReadAhead:
         self._waited: Counter[Place] = Counter()
         self._on_the_way: set[bytes] = set()
         self.keys_read = self.keys_unused = 0
-        """Keys that were read before a record asked; those of them for nothing."""
+        """Keys that were prefetched; those of them that no record read."""
 
     def waited(self, key: bytes, encoded_key: bytes, times: int = 1) -> None:
-        """A record has asked the store for ``key``, which has the record's key in it; it stands for so many."""
+        """Count a read of ``key`` from the store by a record, whose key it contains, ``times`` times."""
         end = _PREFIX_BYTES + len(encoded_key)
         if key[_PREFIX_BYTES:end] == encoded_key:
             self._waited[key[_ID_AT:_PREFIX_BYTES], key[end:]] += times
             if len(self._waited) > _PLACES_MAX:
-                self._waited.clear()  # each record asks for an entry of its own
+                self._waited.clear()  # each record reads a different entry
 
     @property
     def rows_under_way(self) -> int:
-        """For how many rows beside those at hand reads may be under way: none while the store is quick."""
+        """For how many further rows reads may be in flight: none while the store is quick."""
         return self.rows_ahead if self._reads.pacer.waits_for_device else 0
 
     def wanted(self, kind: int) -> list[Place]:
-        """Where to read ahead for rows of this kind."""
+        """Where to prefetch for rows of this kind."""
         return [place for (of, place), interest in self._interests.items() if of == kind and interest.wanted]
 
     def learn(self, kind: int, rows: int) -> None:
-        """Take in what the last ``rows`` rows, of this kind, have waited for."""
+        """Learn from what the last ``rows`` rows, of this kind, have waited for."""
         for place, count in self._waited.items():
             interest = self._interests.get((kind, place))
             if interest is not None and interest.rest:
@@ -140,7 +140,7 @@ class ReadAhead:
     def _interest_in(self, kind: int, place: Place) -> Interest:
         if (kind, place) not in self._interests and len(self._interests) >= _INTERESTS_MAX:
             for known in [known for known, interest in self._interests.items() if not interest.wanted]:
-                del self._interests[known]  # windows of long ago, say
+                del self._interests[known]  # e.g. windows of long ago
         return self._interests.setdefault((kind, place), Interest())
 
     def read(self, block: AheadBlock) -> None:
@@ -160,21 +160,21 @@ class ReadAhead:
                 self._read(read)
 
     def _read(self, read: AheadRead) -> None:
-        # All blocks under way share the threads, so a list get may be as long as if they were one.
+        # All blocks being read share the threads, so a list get may be as long as if they were one.
         self._reads.read(read, together=max(1, self.rows_ahead // BLOCK_ROWS))
         self.keys_read += len(read.keys)
         if read.missing:
             self._on_the_way.update(read.keys[-read.missing :])
 
     def arrived(self, read: AheadRead, keys: Sequence[bytes], values: Values) -> None:
-        """Answers are there. What is older than a spill of writes is dropped: it may contradict what was spilled."""
+        """Values have arrived. Those older than a spill of writes are dropped: they may contradict what was spilled."""
         if self._on_the_way:
             self._on_the_way.difference_update(keys)
         if read.spills == self._overlay.spills:
             self._overlay.keep_read_ahead(keys, values)
 
     def end(self, block: AheadBlock) -> None:
-        """The block's rows have been handed over: what they did not ask for is dropped, and counted."""
+        """The block's rows have been processed: values that they did not read are dropped, and counted."""
         used_share = _USED_SHARE if self._reads.pacer.waits_for_device else _USED_SHARE_QUICK
         for place, read in block.read.items():
             unused = self._overlay.drop_read_ahead(read.keys)
@@ -189,21 +189,21 @@ class ReadAhead:
 
 
 class ComingRows:
-    """What a controller is told of the rows to come; this one does not care.
+    """Receives hints about the rows to come; this class ignores them.
 
     The runner calls ``at`` before it makes the records of each ``BLOCK_ROWS`` rows, from row 0 on, and ``done`` when
-    all records have been handed over.
+    all records have been passed on.
     """
 
     def at(self, row: int) -> None:
         """The records of ``BLOCK_ROWS`` rows from ``row`` on are made next."""
 
     def done(self) -> None:
-        """All records have been handed over."""
+        """All records have been passed on."""
 
 
 class ComingRecords(ComingRows):
-    """The rows of one input batch, or a page of timers, of which records are being made in order.
+    """The rows of one input batch, or a page of timers, whose records are being made in order.
 
     Rows of one ``kind``, an input or timers, read alike.
     """
@@ -230,7 +230,7 @@ class ComingRecords(ComingRows):
         ahead = self._ahead
         if row:
             ahead.learn(self._kind, BLOCK_ROWS)
-        # Records may be under way for as many rows as are read ahead, and still ask.
+        # Records may be in flight for as many rows as are prefetched, and still read.
         while len(self._passed) * BLOCK_ROWS > ahead.rows_under_way:
             ahead.end(self._passed.popleft())
         distance = ahead.rows_under_way if ahead.wanted(self._kind) else 0

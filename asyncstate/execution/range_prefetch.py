@@ -1,12 +1,12 @@
-"""Pages of ranges of keys, read beside other work: their blocks are loaded by list gets before they are scanned.
+"""Pages of key ranges, read in parallel with other work: list gets load their blocks before they are scanned.
 
 Owns: ``RangeReads``, which pages wait and for which blocks.
-Invariant: every page that was asked for is answered once, by a scan on the mailbox thread; that its blocks are loaded
-before is a hint, so a block that is not there (any more) costs a wait and nothing else. No more positions are under way
-than the store can keep warm.
+Invariant: every requested page is answered once, by a scan on the mailbox thread; that its blocks are loaded before is
+a hint, so a missing block costs a wait and nothing else. No more positions are in flight than the store can keep
+loaded.
 
-Where blocks begin and end nobody tells. A page begins at its start, and a small range ends in the same block or in that
-of its end; if it goes on after some entries, these tell how far apart keys lie, and so about where the next blocks are.
+Block boundaries are unknown. A page begins at its start, and a small range ends in the same block or in that of its
+end; if it goes on after some entries, these show how far apart keys are, and so about where the next blocks are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from asyncstate.storage import MemTable
 _ENTRIES_A_READ: Final = (
     16  # take about as long as a get; so many are read before a page is known to be longer
 )
-_READS_A_SEEK: Final = 4  # a seek in memory, of each run, takes 8 to 15 us, a get 2 to 5
-_BEHIND_HEAD_MAX: Final = 64  # positions: more, of large values, would push each other out
+_READS_A_SEEK: Final = 4  # a seek in memory, per run, takes 8 to 15 us, a get 2 to 5
+_BEHIND_HEAD_MAX: Final = 64  # positions: with more, large values would evict each other
 _AFTER: Final = b"\x00"
 _position = itemgetter(0)
 
@@ -33,7 +33,7 @@ Answer = Callable[["RangeRequest"], None]
 
 
 class RangeRequest:
-    """One page, start <= key < end, that waits for ``missing`` positions, and for whom. ``key``: its start."""
+    """One page, start <= key < end, that waits for ``missing`` positions, and its record. ``key``: its start."""
 
     __slots__ = ("end", "entries", "future", "head_is_read", "key", "limit", "missing", "record")
 
@@ -49,7 +49,7 @@ class RangeRequest:
 
 
 class RangeChunk(ReadRequest):
-    """Positions whose blocks are loaded by one list get, and of each the request that waits for it."""
+    """Positions whose blocks are loaded by one list get, and for each the request that waits for it."""
 
     __slots__ = ("_landed", "_requests")
 
@@ -84,20 +84,20 @@ class RangeReads:
         self._under_way = 0
         self._chunk = 1
         self.warmed = 0
-        """Positions whose blocks were loaded before a scan came to them."""
+        """Positions whose blocks were loaded before a scan reached them."""
 
     # -- one page -------------------------------------------------------------------------------------
 
     def begin(self, request: RangeRequest, wait: bool = False) -> bool:
-        """Read the page if no block of it has to be waited for, or look for those: True if it is there.
+        """Read the page if all of its blocks are loaded, else request the missing ones: True if the page is complete.
 
-        ``wait``: take the first position for cold, whatever the store says.
+        ``wait``: treat the first position as not loaded, whatever the store reports.
         """
         positions = [request.key, request.end]
         return self._wait_for(request, self._overlay.store.cold(positions) or (positions[:1] if wait else []))
 
     def go_on(self, request: RangeRequest) -> bool:
-        """What was missing is warm: True if the whole page is in ``entries`` now. Raises StoreError."""
+        """The missing blocks are loaded: True if the whole page is in ``entries`` now. Raises StoreError."""
         entries = request.entries
         if request.head_is_read:
             start = entries[-1][0] + _AFTER
@@ -128,16 +128,16 @@ class RangeReads:
 
     @property
     def can_send(self) -> bool:
-        """Whether positions wait that there is room for."""
+        """Whether positions wait for which there is room."""
         return bool(self._waiting) and self._under_way < self._overlay.store.warm_positions_max
 
     @property
     def has_full_chunk(self) -> bool:
-        """Whether as many wait as make a list get."""
+        """Whether enough positions wait to fill a list get."""
         return len(self._waiting) >= self._chunk and self.can_send
 
     def send(self) -> None:
-        """Send off what waits, as far as there is room."""
+        """Send waiting positions, as far as there is room."""
         gets: list[ListGet] = []
         size = self._chunk = self._chunk_positions()
         room = self._overlay.store.warm_positions_max - self._under_way
@@ -157,13 +157,14 @@ class RangeReads:
             self._reads.send(gets)
 
     def _chunk_positions(self) -> int:
-        """Positions a list get: as many as for keys, but all threads should share what can be warm at once."""
+        """Positions per list get: as many as for keys, but all threads should share those that can be loaded at
+        once."""
         threads = self._reads.threads
         share = self._overlay.store.warm_positions_max // threads
         return max(1, min(share, self._reads.pacer.chunk_keys(len(self._waiting), threads)))
 
     def _arrived(self, requests: list[RangeRequest]) -> None:
-        """Of each of ``requests`` a position is warm."""
+        """A position of each of ``requests`` is loaded."""
         self._under_way -= len(requests)
         for request in requests:
             request.missing -= 1
@@ -172,14 +173,14 @@ class RangeReads:
 
 
 def reads_in(page: Page) -> int:
-    """How many gets a scan of ``page`` is worth, if all of it is in memory."""
+    """How many gets a scan of ``page`` costs, if all of it is in memory."""
     return _READS_A_SEEK + len(page) // _ENTRIES_A_READ
 
 
 def positions_behind(entries: Page, start: bytes, end: bytes, limit: int, entries_a_step: int) -> list[bytes]:
-    """About where every so many entries lie behind ``entries``, which are the first of a page of ``limit``.
+    """Estimated positions of every ``entries_a_step``-th entry after ``entries``, the first of a page of ``limit``.
 
-    As if all keys lay at equal distances, as numbers and times often do.
+    As if all keys were at equal distances, as numbers and times often are.
     """
     at = next(place for place, (one, other) in enumerate(zip(start, end, strict=False)) if one != other)
     width = max(len(key) for key, _ in entries) - at

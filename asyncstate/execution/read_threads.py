@@ -1,11 +1,11 @@
 """The threads that read from the store, fed by one queue.
 
 Owns: ``ReadThreads``.
-Invariant: a list get that was taken in comes back as exactly one Completion; no thread outlives ``close`` unless its
-read does not return.
+Invariant: an accepted list get returns as exactly one Completion; no thread outlives ``close`` unless its read does not
+return.
 
-Nothing here awaits, so no event loop is needed: a thread takes the interpreter lock once a list get, where it posts the
-answer and takes the next keys in one go.
+Nothing here awaits, so no event loop is needed: a thread takes the interpreter lock once per list get, when it posts
+the answer and takes the next keys in one step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ReadThreads:
         self._waiting: queue.SimpleQueue[ListGet | None] = queue.SimpleQueue()
 
     def submit(self, gets: Sequence[ListGet], threads: int) -> None:
-        """Have ``gets`` read, on at least ``threads`` threads. Raises StoreError when none can be started."""
+        """Read ``gets`` on at least ``threads`` threads. Raises StoreError when none can be started."""
         for get in gets:
             self._completions.expect(get)
             self._waiting.put(get)
@@ -42,9 +42,9 @@ class ReadThreads:
             self._start(wanted)
 
     def close(self, timeout_seconds: float | None = None) -> bool:
-        """Drop what no thread has taken, wait for running reads and end the threads.
+        """Drop waiting list gets, wait for running reads and end the threads.
 
-        False when reads still run after ``timeout_seconds``: their threads are then left to themselves.
+        False when reads still run after ``timeout_seconds``: their threads are then abandoned.
         """
         threads, self._threads = self._threads, []
         with suppress(queue.Empty):
@@ -58,7 +58,7 @@ class ReadThreads:
         return not any(thread.is_alive() for thread in threads)
 
     def _start(self, count: int) -> None:
-        """Start threads; each is running when the next is started. With some, fewer than wanted will do."""
+        """Start threads; each is running when the next is started. If some run, fewer than requested are enough."""
         failure: RuntimeError | None = None
         for _ in range(count):
             thread = threading.Thread(target=self._serve, name="asyncstate-reads", daemon=True)

@@ -1,8 +1,8 @@
-"""Reads of what memory does not know: here while the store answers quickly, else side by side on other threads.
+"""Reads of what memory does not know: here while the store answers quickly, else in parallel on other threads.
 
-Owns: ``Reads``, the one way from keys to list gets; ``ReadRequest``, keys that are read together; and ``ListGet``.
-Invariant: every key that is wanted is answered once, here or by the list get it was sent off in, unless a read fails,
-which ends the micro-batch. Whatever reads take is told to the pacer here, so its opinion is looked up here alone.
+Owns: ``Reads``, the only path from keys to list gets; ``ReadRequest``, keys that are read together; and ``ListGet``.
+Invariant: every requested key is answered once, here or by the list get in which it was sent, unless a read fails,
+which ends the micro-batch. Only this module reports reads to the pacer and reads its decisions.
 Must not import the controllers.
 """
 
@@ -21,12 +21,12 @@ Values = list[bytes | None]
 
 
 class ReadRequest(ABC):
-    """Store keys (sorted) that are read together, and what becomes of their values. ``missing`` have not arrived."""
+    """Store keys (sorted) that are read together, and the handling of their values. ``missing`` have not arrived."""
 
     __slots__ = ("keys", "missing")
 
     growth: ClassVar[int] = LIST_GET_KEYS
-    """How many times as long each list get made here may be as the one before."""
+    """By what factor each list get made here may be longer than the one before."""
 
     def __init__(self, keys: list[bytes]) -> None:
         self.keys = keys
@@ -34,22 +34,22 @@ class ReadRequest(ABC):
 
     @abstractmethod
     def arrived(self, start: int, values: Values) -> None:
-        """Take the values of the keys from position ``start`` on, which do not count as missing any more."""
+        """Take the values of the keys from position ``start`` on, which then no longer count as missing."""
 
     def enough(self, values: Values) -> bool:
-        """Asked after each list get here, while the store is quick: whether its ``values`` show that the keys behind
+        """Called after each list get here, while the store is quick: whether its ``values`` show that the keys after
         them are not worth reading."""
         return False
 
     def about(self, start: int) -> tuple[bytes, Any]:
-        """What messages name for the keys from ``start`` on: a store key, and the record that asked (or None)."""
+        """The error context of the keys from ``start`` on: a store key, and the requesting record (or None)."""
         return self.keys[start], None
 
 
 class ListGet(NamedTuple):
     """Keys to read together: those of ``wanted`` from ``start`` on. It is the ticket of its Completion.
 
-    ``read``: how, if not for their values.
+    ``read``: how to read them, if not for their values.
     """
 
     keys: list[bytes]
@@ -59,15 +59,15 @@ class ListGet(NamedTuple):
 
 
 Submit = Callable[[Sequence[ListGet], int], None]
-"""Have list gets read on at least so many threads; each comes back as a Completion."""
+"""Read list gets on at least so many threads; each returns as a Completion."""
 Fail = Callable[[ListGet, BaseException], NoReturn]
 
 
 class Reads:
-    """List gets of one partition's store, as the pacer has them run.
+    """List gets of one partition's store, run as the pacer decides.
 
-    ``at_once`` is what the pacer says of single gets: whether they should be made when they are asked for. It is looked
-    up whenever the pacer has learned something. With ``gather`` they never are.
+    ``at_once`` is the pacer's decision for single gets: whether they should be made immediately. It is updated whenever
+    the pacer has learned something. With ``gather`` they never are.
     """
 
     __slots__ = ("_fail", "_gather", "_overlay", "_submit", "_threads_max", "at_once", "outstanding", "pacer")
@@ -83,7 +83,7 @@ class Reads:
     ) -> None:
         self.pacer = pacer
         self.outstanding = 0
-        """List gets that have been sent off and not come back."""
+        """List gets that have been sent and not returned."""
         self._overlay = overlay
         self._submit = submit
         self._threads_max = threads_max
@@ -97,10 +97,10 @@ class Reads:
         return self.pacer.threads(self._threads_max)
 
     def read(self, wanted: ReadRequest, together: int = 1) -> None:
-        """Read here while that is quick; what is left, ``wanted.missing`` keys, is sent off.
+        """Read here while that is quick; the rest, ``wanted.missing`` keys, is sent to threads.
 
-        Of these now and then a few are read here nevertheless, to measure. List gets that are sent off may be as long
-        as if ``together`` times as many keys were.
+        Now and then a few of these are read here nevertheless, to measure. List gets that are sent may be as long as if
+        there were ``together`` times as many keys.
         """
         start = self._read_while_quick(wanted)
         left = len(wanted.keys) - start
@@ -111,9 +111,9 @@ class Reads:
             self._send_off(wanted, start, self.pacer.chunk_keys(left * together, self.threads))
 
     def _read_while_quick(self, wanted: ReadRequest) -> int:
-        """Where in the keys the rest begins."""
+        """The position in the keys at which the rest begins."""
         start, end = 0, len(wanted.keys)
-        most = LIST_GET_KEYS  # a store that has become slow since is found out by some keys, not by all
+        most = LIST_GET_KEYS  # some keys, not all, must show that a store has become slow
         while start < end and not self.pacer.waits_for_device:
             values = self._read_here(wanted, start, min(most, self.pacer.chunk_keys(end - start, 1)))
             start += len(values)
@@ -124,7 +124,7 @@ class Reads:
         return start
 
     def _read_here(self, wanted: ReadRequest, start: int, count: int) -> Values:
-        """A list get on this thread; the pacer learns from it, and from no other's how slow the store is."""
+        """A list get on this thread; the pacer learns the store's speed from these gets alone."""
         keys = wanted.keys[start : start + count]
         started = time.perf_counter()
         try:
@@ -152,7 +152,7 @@ class Reads:
         self._submit(gets, min(self.threads, self.outstanding))
 
     def answered(self, completion: Completion) -> None:
-        """A list get is back."""
+        """A list get has returned."""
         get: ListGet = completion.ticket
         self.outstanding -= 1
         if completion.error is not None:
@@ -163,7 +163,7 @@ class Reads:
         get.wanted.arrived(get.start, completion.values)
 
     def took(self, seconds: float) -> None:
-        """A read of one key, made outside of here on the calling thread, took so long."""
+        """Record the duration of a read of one key, made elsewhere on the calling thread."""
         self.pacer.measured_one(seconds)
         self._look()
 

@@ -1,4 +1,4 @@
-"""A record in flight: its key, its row and where its output goes.
+"""A record in flight: its key, its row and its output.
 
 Owns: ``Record``, the implementation of ``operator.RecordContext``, its kind ``BroadcastRecord``, and ``BatchFrame``,
 what all records of a micro-batch share.
@@ -45,8 +45,8 @@ _INSERT = RowKind.INSERT
 
 
 class BatchFrame:
-    """What is the same for all records of a micro-batch: times in microseconds, timers, the names of the key
-    columns, the output and the side outputs that may be written."""
+    """The data common to all records of a micro-batch: times in microseconds, timers, the names of the key columns, the
+    output and the side outputs that may be written."""
 
     __slots__ = (
         "caller",
@@ -132,7 +132,7 @@ class Record:
         self.returned: StateFuture[Any] | None
         self.coroutine: CoroutineType[Any, Any, Any] | None
 
-    if not TYPE_CHECKING:  # a checker is to see what is not there
+    if not TYPE_CHECKING:  # type checkers must see the declarations only
 
         def __getattr__(self, name):
             raise AttributeError(hint_for("ctx", name))
@@ -178,7 +178,7 @@ class Record:
         if output is not None:
             out.append(SideRow(kind, self._side(output).emitted(values, columns), self.encoded_key, output))
             return
-        # One value for one column is taken as it is: what is a row after all is seen when its column is made.
+        # One value for one column is accepted as it is: whether it is a row shows when its column is made.
         if columns or len(values) != self.frame.width:
             values = self.frame.output.emitted(values, columns)
         out.append((kind, values, self.encoded_key))  # bytes: no work for the garbage collector
@@ -207,7 +207,7 @@ class Record:
 
 
 class BroadcastRecord(Record):
-    """A row of the broadcast input: it has no key, puts out nothing, and alone may write broadcast state."""
+    """A row of the broadcast input: it has no key, emits nothing, and alone may write broadcast state."""
 
     may_write_broadcast: ClassVar[bool] = True
 
@@ -228,7 +228,7 @@ class BroadcastRecord(Record):
     def emit(
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
     ) -> None:
-        """Refused: every partition would put the row out."""
+        """Refused: every partition would emit the row."""
         raise StateAccessError(
             "a row of the broadcast input emitted a row, which every partition would put out; keep it in a "
             "BroadcastState and emit in process(), or set notify_stateful_sets and emit in process_notification()"

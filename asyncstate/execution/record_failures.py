@@ -1,8 +1,8 @@
-"""What ends a micro-batch: failures that nothing handled, what is never answered, and their names.
+"""Errors that end a micro-batch: unhandled failures and requests that are never answered, and their names.
 
 Owns: ``Failures`` and the texts of the errors that leave a controller.
-Invariant: an error is named once, with operator, state and key as far as they are known, and has the exception of the
-user's code or of the store as its cause.
+Invariant: an error is named once, with operator, state and key as far as they are known, and its cause is the exception
+of the user's code or of the store.
 Must not import runtime or operators.
 """
 
@@ -26,11 +26,11 @@ from asyncstate.futures import StateFuture
 from asyncstate.state.keyed.state_context import StateContext
 from asyncstate.state.timers import DueTimer
 
-_STATE_ID_AT: Final = 2  # position of the state id in a store key, behind the key group
+_STATE_ID_AT: Final = 2  # position of the state id in a store key, after the key group
 _FIRST_DECLARED: Final = 8  # ids below are the framework's own
 _OWN_STATES: Final = {1: "timers", 2: "timers"}
 _REMEMBERED: Final = 16  # failures whose subject is kept; older ones were recovered from
-_SHOWN: Final = 3  # of what has not been answered
+_SHOWN: Final = 3  # of the unanswered requests
 _NO_LOOP_ERRORS: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})  # of sniffio and anyio
 
 AWAIT_HINT: Final = (
@@ -50,9 +50,9 @@ class Failures:
         self.uid = uid
         self.state_names = state_names
         self.unhandled: list[tuple[StateFuture[Any], Record | None]] = []
-        """Failed futures that nothing was derived from when they failed, and the record under which they did."""
+        """Failed futures from which nothing was derived when they failed, and the record under which they did."""
         self.answering: bytes | None = None
-        """The store key of the read whose answer the callbacks at work have got; None while there is none."""
+        """The store key of the read whose answer the running callbacks have got; None while there is none."""
         self._subjects: deque[tuple[BaseException, str]] = deque(maxlen=_REMEMBERED)
         self._origins: deque[tuple[BaseException, Given | bytes | None]] = deque(maxlen=_REMEMBERED)
         self._named: AsyncStateError | None = None
@@ -67,14 +67,14 @@ class Failures:
             self._origins.append((error, function_given() or self.answering))
 
     def raise_for(self, record: Record | None) -> None:
-        """Raise the first failure of ``record`` that nothing has taken on; its others are forgotten."""
+        """Raise the first unhandled failure of ``record``; its others are dropped."""
         mine = [future for future, failed in self.unhandled if failed is record]
         self.unhandled[:] = [entry for entry in self.unhandled if entry[1] is not record]
         for future in mine:
             self._raise_unless_handled(future, record)
 
     def raise_all(self) -> None:
-        """Raise the first failure that nothing has taken on, whatever its record."""
+        """Raise the first unhandled failure of any record."""
         failures = self.unhandled.copy()
         self.unhandled.clear()
         for future, record in failures:
@@ -88,7 +88,7 @@ class Failures:
     # -- names --------------------------------------------------------------------------------------------
 
     def read_failed(self, error: BaseException, store_key: bytes) -> None:
-        """Remember that ``error`` is of the state under ``store_key``, for the message, should it get so far."""
+        """Remember that ``error`` is of the state under ``store_key``, for the message if the error is reported."""
         self._subjects.append((error, state_label(store_key, self.state_names)))
 
     def call_failed(self, error: BaseException, name: str) -> None:
@@ -96,7 +96,7 @@ class Failures:
         self._subjects.append((error, f"call of {name}"))
 
     def raise_named(self, error: BaseException, record: Record | None) -> NoReturn:
-        """Raise ``error`` as an OperatorError or StoreError that says where it happened; once named, as it is."""
+        """Raise ``error`` as an OperatorError or StoreError that says where it happened; once named, unchanged."""
         if error is self._named:
             raise error
         store = isinstance(error, StoreError)
@@ -121,13 +121,13 @@ class Failures:
         )
 
     def misused(self, record: Record | None, text: str) -> FutureStateError:
-        """The error for futures or coroutines used as they cannot be; named already."""
+        """The error for misused futures or coroutines; named already."""
         key = "" if record is None else f", key {record.key!r}"
         self._named = FutureStateError(f"operator '{self.uid}'{key}: {text}")
         return self._named
 
     def never(self, record: Record | None, future: str) -> FutureStateError:
-        """The error for a future that the record's own code would have to complete, and does not."""
+        """The error for a future that only the record's own code could complete, and does not."""
         return self.misused(
             record,
             f"{future} a future that nothing completes; derive it from a state request or from ctx.call, or complete "
@@ -135,17 +135,17 @@ class Failures:
         )
 
     def raise_if_of_store(self, error: BaseException | None) -> None:
-        """Raise ``error`` by name if it is the store's and comes from the framework's own reads, of timers say."""
+        """Raise ``error`` by name if it is the store's and comes from the framework's own reads, e.g. of timers."""
         if isinstance(error, StoreError) and error is not self._named:
             self.raise_named(error, None)
 
     def named(self, error: AsyncStateError) -> AsyncStateError:
-        """``error``, which says by itself where it happened."""
+        """``error``, which itself says where it happened."""
         self._named = error
         return error
 
     def unanswered(self, outstanding: Sequence[Outstanding]) -> str:
-        """What the watchdog says of what is ``outstanding``, the oldest first: for how long, and what to do."""
+        """The watchdog's report on ``outstanding``, the oldest first: for how long, and what to do."""
         calls = sum(type(waiting.ticket) is OutsideCall for waiting in outstanding)
         reads = len(outstanding) - calls
         waiting = " and ".join(
@@ -188,7 +188,7 @@ class Failures:
         return place
 
     def _origin(self, error: BaseException) -> list[str]:
-        """The state over whose answer a callback raised ``error``, if that is known."""
+        """The state in whose callback ``error`` was raised, if known."""
         origin = next((origin for known, origin in self._origins if known is error), None)
         if isinstance(origin, Given):
             name = origin.state_name()
@@ -201,14 +201,14 @@ def throw_into(coroutine: CoroutineType[Any, Any, Any], error: Exception) -> NoR
     try:
         coroutine.throw(error)
     except StopIteration:
-        pass  # it went on as if nothing had happened
+        pass  # the coroutine ignored the error
     finally:
         coroutine.close()
     raise error
 
 
 def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
-    """How messages call the state of a store key."""
+    """The name of the state of a store key in messages."""
     state_id = store_key[_STATE_ID_AT]
     if state_id < _FIRST_DECLARED:
         return _OWN_STATES.get(state_id, "rows that wait for their order")
@@ -233,7 +233,7 @@ def _describe(ticket: Any, state_names: Mapping[int, str]) -> str:
 
 
 def _state_in(trace: TracebackType | None) -> str | None:
-    """The state in whose methods the error was raised. Looked up afterwards, so that calls of a state cost nothing."""
+    """The state in whose methods the error was raised. Determined afterwards, so that calls of a state cost nothing."""
     name = None
     for frame, _ in traceback.walk_tb(trace):
         binding = getattr(frame.f_locals.get("self"), "_binding", None)
@@ -248,14 +248,14 @@ def _sentence(error: BaseException) -> str:
 
 
 def _looked_for_a_loop(error: BaseException) -> bool:
-    """True for what asyncio, sniffio and anyio say to code that runs on no event loop."""
+    """True for errors of asyncio, sniffio and anyio in code that runs on no event loop."""
     if type(error).__name__ in _NO_LOOP_ERRORS:
         return True
     return isinstance(error, RuntimeError) and "no running event loop" in str(error)
 
 
 def _beyond_an_array(error: BaseException) -> bool:
-    """True for what Arrow says where offsets of 32 bits do not reach."""
+    """True for Arrow's error where offsets of 32 bits are too small."""
     said = str(error)
     invalid = isinstance(error, pa.ArrowInvalid) and ("overflow" in said or "array too large" in said)
     return invalid or isinstance(error, pa.ArrowCapacityError)

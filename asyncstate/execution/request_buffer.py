@@ -1,7 +1,7 @@
-"""Reads of single records: gathered, and sent off together.
+"""Reads of single records: buffered, and sent together.
 
-Owns: ``RecordReads``, the requests that wait to be sent off, and ``RecordRead``, some that were.
-Invariant: requests leave it sorted by store key, so that a list get of neighbours walks each block once.
+Owns: ``RecordReads``, the requests that wait to be sent, and ``RecordRead``, some that were.
+Invariant: requests are sent sorted by store key, so that a list get of neighbours walks each block once.
 
 Source: Flink's ``StateRequestBuffer``.
 """
@@ -40,7 +40,7 @@ class RecordRead(ReadRequest):
 
 
 class RecordReads:
-    """Requests in order of arrival, at most ``capacity`` before the controller has to send them off.
+    """Requests in order of arrival, at most ``capacity`` before the controller has to send them.
 
     ``answer`` is called with those that were read, in key order, and their values.
     """
@@ -56,7 +56,7 @@ class RecordReads:
         self._oldest = 0.0
 
     def add(self, request: StateRequest) -> None:
-        """Append; the age of all is that of the first."""
+        """Append a request; the age of all is that of the first."""
         if not self.requests:
             self._oldest = time.monotonic()
         self.requests.append(request)
@@ -72,7 +72,7 @@ class RecordReads:
         return bool(self.requests) and time.monotonic() - self._oldest > self._timeout
 
     def send(self) -> None:
-        """Have all requests read, by store key."""
+        """Read all requests, by store key."""
         requests, self.requests = self.requests, []
         requests.sort(key=_BY_KEY)
         self._reads.read(RecordRead(requests, self._answer))

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SyncExecutionController(ExecutionController):
-    """Reads one key at a time at record grain, one list get a bundle at bundle grain."""
+    """Reads one key at a time at record grain, one list get per bundle at bundle grain."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class SyncExecutionController(ExecutionController):
         try:
             value = self.get(key)
         except Exception as error:
-            failed_future(error)  # fails the record, whoever catches it below
+            failed_future(error)  # fails the record, whatever catches it below
             raise
         try:
             return completed_future(decode(value))
@@ -64,7 +64,7 @@ class SyncExecutionController(ExecutionController):
         return completed_future(self.get_many(keys))
 
     def prefetch(self, keys: list[bytes]) -> None:
-        """Nothing: a synchronous read happens when it is asked for."""
+        """Does nothing: a synchronous read happens when it is requested."""
 
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
         completions = self.calls.completions

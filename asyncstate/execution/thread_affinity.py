@@ -1,8 +1,8 @@
-"""State belongs to the thread that runs a micro-batch: who else uses it is refused.
+"""State belongs to the thread that runs a micro-batch: use by other threads is refused.
 
-Owns: ``ThreadBound``, the check; ``guarded``, the class that has it; and ``watch``, which tells when it is needed.
+Owns: ``ThreadBound``, the check; ``guarded``, the class that has it; and ``watch``, which notifies when it is needed.
 Invariant: a micro-batch without outside calls and without threads of the operator pays nothing, since its controller
-becomes ``ThreadBound`` only when there is somebody to be refused.
+becomes ``ThreadBound`` only when another thread may use state.
 Must not import storage.
 """
 
@@ -22,14 +22,14 @@ from asyncstate.futures import current_scope
 _OURS: Final = ("asyncstate-", "AnyIO worker thread")  # they read below state, or run outside calls
 
 _OF_NO_KEY: Final = ("get_many", "async_get_many", "put_many", "delete_many", "scan")
-"""Methods of the sink that do not begin with the record at work."""
+"""Methods of the sink that do not begin with the running record."""
 
 Begun = Callable[[], None]
 _watching: Final[list[Begun]] = []
 
 
 class ThreadBound:
-    """Refuses state on any thread but that of its micro-batch.
+    """Refuses state on any thread except that of its micro-batch.
 
     Every access to state of the current key begins with ``current``, any other with a method of the sink.
     """
@@ -57,7 +57,7 @@ class ThreadBound:
 
 @functools.cache
 def guarded(kind: type[Any], slot: Any) -> type[Any]:
-    """``kind``, a controller whose record at work is in ``slot``, with the check. An object may change over to it."""
+    """``kind``, a controller whose running record is in ``slot``, with the check. An object may change over to it."""
 
     def record_at_work(self: Any) -> Any:
         self.require_own_thread()
@@ -77,9 +77,9 @@ def guarded(kind: type[Any], slot: Any) -> type[Any]:
 
 
 def watch(begun: Begun) -> None:
-    """Have ``begun`` called when a thread that is not the framework's begins, before any of its own code runs.
+    """Call ``begun`` when a thread that is not the framework's starts, before any of its own code runs.
 
-    If there is one already it is called at once. To be ended with ``unwatch``.
+    If there is one already, ``begun`` is called at once. End it with ``unwatch``.
     """
     if any(
         thread is not threading.current_thread() and not _is_ours(thread) for thread in threading.enumerate()
@@ -91,7 +91,7 @@ def watch(begun: Begun) -> None:
 
 
 def unwatch(begun: Begun) -> None:
-    """The end of ``watch``."""
+    """End ``watch``."""
     _watching.remove(begun)
     installed: Any = threading.getprofile()
     if not _watching and isinstance(installed, _Beginning):
@@ -99,7 +99,7 @@ def unwatch(begun: Begun) -> None:
 
 
 class _Beginning:
-    """What Python calls at the first event of a new thread; a profiler that was installed before goes on after it."""
+    """Called by Python at the first event of a new thread; a profiler that was installed before runs after it."""
 
     def __init__(self, outer: Any) -> None:
         self.outer = outer

@@ -1,7 +1,8 @@
-"""Functions of a keyed stream: what a user writes where a whole operator would be too much.
+"""Functions of a keyed stream, for logic that does not need a whole operator.
 
-Four rooms: ``process``, functions of rows, timers and windows; ``windows``, what decides when those fire; ``table``,
-functions of tables; ``aggregate``, what becomes of many values. ``asyncstate.operators`` runs all.
+Four modules: ``process``, functions of rows, timers and windows; ``window_functions``, which decide when those fire;
+``table_functions``, functions of tables; ``aggregate_functions``, aggregates of many values. ``asyncstate.operators``
+runs all.
 Must not import storage, execution, runtime or Spark.
 """
 

@@ -1,8 +1,8 @@
-"""Aggregate functions of the user's own: many values of a key into one value, or into some rows.
+"""User-defined aggregate functions: many values of a key into one value, or into some rows.
 
-Owns: ``AggregateFunction``, ``TableAggregateFunction``, ``BundledAggregateFunction``, what they are given and what they
-give; ``map_view``, ``list_view`` and ``value_view``, the fields of an accumulator that are views.
-Invariant: a function sees values, accumulators and segments; it knows nothing of keys' state or of who runs it.
+Owns: ``AggregateFunction``, ``TableAggregateFunction``, ``BundledAggregateFunction``, their arguments and results;
+``map_view``, ``list_view`` and ``value_view``, the fields of an accumulator that are views.
+Invariant: a function sees values, accumulators and segments; it knows nothing of keys' state or of the engine.
 Must not import state, storage, execution, runtime or Spark.
 
 Source: FLIP-139, Flink's ``TableAggregateFunction``, and its proposal of a ``BundledAggregateFunction``.
@@ -28,31 +28,31 @@ from asyncstate.functions.process import Function
 
 
 class _Typed(Function):
-    """What both kinds of aggregate functions may say of their types."""
+    """Optional types that both kinds of aggregate functions may declare."""
 
     def get_result_type(self) -> TypeLike:
-        """The Arrow type of a value; None: it is given to ``udaf``."""
+        """The Arrow type of a value; None: it is passed to ``udaf``."""
         return None
 
     def get_accumulator_type(self) -> TypeLike:
-        """The Arrow type of the accumulator, a struct (or its schema), a list or a map; None: it is given to
+        """The Arrow type of the accumulator, a struct (or its schema), a list or a map; None: it is passed to
         ``udaf``."""
         return None
 
 
 class AggregateFunction(_Typed):
-    """Values into an accumulator, and what that amounts to.
+    """Adds values to an accumulator and computes a result from it.
 
-    An *accumulator* is what ``create_accumulator`` returns: a list, a dict, a tuple or a ``MutableRow``, with a value a
-    field of the accumulator type; of a tuple the function gets a ``MutableRow``. ``accumulate``, ``retract`` and
-    ``merge`` change it and return nothing. Times are int64 microseconds; null is None.
+    An *accumulator* is what ``create_accumulator`` returns: a list, a dict, a tuple or a ``MutableRow``, with one value
+    per field of the accumulator type; for a tuple the function receives a ``MutableRow``. ``accumulate``, ``retract``
+    and ``merge`` change it and return nothing. Times are int64 microseconds; null is None.
 
-    Of a struct's fields those made with ``map_view``, ``list_view`` or ``value_view`` are views: ``create_accumulator``
-    puts a ``MapView()``, ``ListView()`` or ``ValueView()`` there, and what is in them stays in state until it is
-    asked for.
+    Fields of a struct that are made with ``map_view``, ``list_view`` or ``value_view`` are views:
+    ``create_accumulator`` sets them to a ``MapView()``, ``ListView()`` or ``ValueView()``, and their content stays in
+    state until it is read.
 
     ``retract`` is needed over changelogs and in bounded OVER frames, ``merge`` where windows share slices. Types are
-    given to ``udaf``, or by ``get_result_type`` and ``get_accumulator_type``.
+    passed to ``udaf``, or returned by ``get_result_type`` and ``get_accumulator_type``.
     """
 
     @abstractmethod
@@ -61,49 +61,49 @@ class AggregateFunction(_Typed):
 
     @abstractmethod
     def accumulate(self, accumulator: Any, *args: Any) -> None:
-        """Add a row's values: an argument a column."""
+        """Add a row's values: one argument per column."""
 
     def retract(self, accumulator: Any, *args: Any) -> None:
-        """Take a row's values back."""
+        """Retract a row's values."""
         raise NotImplementedError(f"{type(self).__name__} has no method retract")
 
     def merge(self, accumulator: Any, accumulators: Iterable[Any]) -> None:
-        """Add to ``accumulator`` what was added to ``accumulators``, which are not used again."""
+        """Add the content of ``accumulators``, which are not used again, to ``accumulator``."""
         raise NotImplementedError(f"{type(self).__name__} has no method merge")
 
     def get_value(self, accumulator: Any) -> Any:
-        """What the accumulator amounts to, of the result type, or None."""
+        """The result of the accumulator, of the result type, or None."""
         raise NotImplementedError(f"{type(self).__name__} has no method get_value")
 
 
 class RetractableCollector(Protocol):
-    """Where ``emit_update_with_retract`` puts rows: tuples, dicts, or for one column the value itself."""
+    """Collects the rows of ``emit_update_with_retract``: tuples, dicts, or for one column the value itself."""
 
     def collect(self, row: Any) -> None:
-        """A row that is new."""
+        """Emit a new row."""
 
     def retract(self, row: Any) -> None:
-        """A row that was put out before and no longer holds."""
+        """Retract a row that was emitted before and no longer holds."""
 
 
 class TableAggregateFunction(AggregateFunction):
-    """Values into an accumulator, and rows out of it: a top N, for instance.
+    """Adds values to an accumulator and computes rows from it: a top N, for instance.
 
-    Write ``emit_value``; or ``emit_update_with_retract``, where the function itself knows what has changed since it was
-    last asked, and keeps in the accumulator what it has shown. The result type is a struct, or its schema.
+    Write ``emit_value``; or ``emit_update_with_retract``, where the function itself knows what has changed since its
+    last call, and keeps the emitted rows in the accumulator. The result type is a struct, or its schema.
     """
 
     def emit_value(self, accumulator: Any) -> Iterable[Any]:
-        """All rows of the accumulator, as ``RetractableCollector`` takes them."""
+        """All rows of the accumulator, in the forms that ``RetractableCollector`` accepts."""
         raise NotImplementedError(f"{type(self).__name__} has no method emit_value")
 
     def emit_update_with_retract(self, accumulator: Any, out: RetractableCollector) -> None:
-        """Put out what has changed since the last call for this accumulator; it is stored afterwards."""
+        """Emit what has changed since the last call for this accumulator; it is stored afterwards."""
         raise NotImplementedError(f"{type(self).__name__} has no method emit_update_with_retract")
 
 
 def has_method(function: object, name: str) -> bool:
-    """Whether a function's class writes ``name`` itself instead of leaving it to one of the bases here."""
+    """Whether a function's class defines ``name`` itself instead of inheriting it from one of the bases here."""
     method = getattr(type(function), name, None)
     return method is not None and method.__module__ != __name__
 
@@ -128,7 +128,7 @@ class MutableRow(list[Any]):
 
     @classmethod
     def of(cls, values: Iterable[Any], fields: dict[str, int]) -> MutableRow:
-        """A row of ``values``; ``fields`` has the place of each name."""
+        """A row of ``values``; ``fields`` maps each name to its position."""
         row = cls(*values)
         row._fields = fields
         return row
@@ -157,7 +157,7 @@ ViewKind = Literal["map", "list", "value"]
 
 
 def map_view(name: str, key_type: TypeLike, value_type: TypeLike) -> pa.Field:
-    """A field of an accumulator type that is a ``MapView``: only entries that are asked for are read."""
+    """A field of an accumulator type that is a ``MapView``: only requested entries are read."""
     what = f"map_view '{name}'"
     kind = pa.map_(read_type(key_type, what), read_type(value_type, what))
     return pa.field(name, kind, metadata={_VIEW: b"map"})
@@ -170,12 +170,12 @@ def list_view(name: str, element_type: TypeLike) -> pa.Field:
 
 
 def value_view(name: str, value_type: TypeLike) -> pa.Field:
-    """A field of an accumulator type that is a ``ValueView``: read and written only when it is asked for."""
+    """A field of an accumulator type that is a ``ValueView``: read and written only on request."""
     return pa.field(name, read_type(value_type, f"value_view '{name}'"), metadata={_VIEW: b"value"})
 
 
 def view_of(accumulator_field: pa.Field) -> ViewKind | None:
-    """Which view a field of an accumulator type is; None: a plain value."""
+    """The kind of view of a field of an accumulator type; None: a plain value."""
     found = (accumulator_field.metadata or {}).get(_VIEW)
     return None if found is None else found.decode()
 
@@ -184,7 +184,7 @@ def view_of(accumulator_field: pa.Field) -> ViewKind | None:
 
 
 class SegmentRow(tuple[Any, ...]):
-    """A row's arguments, with its ``kind``: of +I and +U it is added, of -U and -D taken back."""
+    """A row's arguments, with its ``kind``: rows of kind +I and +U are added, of -U and -D retracted."""
 
     kind: RowKind
 
@@ -208,10 +208,10 @@ class SegmentRow(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class KeySegment:
-    """Rows of one key in their order, with what was accumulated for it before.
+    """Rows of one key in their order, with the earlier accumulator of the key.
 
     ``accumulators``: none (nothing was accumulated yet), one, or several, which are to be merged first.
-    ``key`` has a value a key column.
+    ``key`` has one value per key column.
     """
 
     key: tuple[Any, ...]
@@ -222,8 +222,8 @@ class KeySegment:
 
 @dataclass(frozen=True)
 class KeySegmentApplied:
-    """What became of a segment: the accumulator, and the values at the start (None without an accumulator), at the
-    end, and, if they are asked for, after each row."""
+    """The result of a segment: the accumulator, and the values at the start (None without an accumulator), at the end,
+    and, if requested, after each row."""
 
     accumulator: Any
     starting_value: Any = None
@@ -236,11 +236,11 @@ class KeySegments(Sequence[KeySegment]):
     """n rows of u keys, segment by segment; as columns, or one ``KeySegment`` after the other.
 
     ``columns``: the arguments (n each). ``starts`` (u + 1): where each segment begins, and n. ``signs`` (n, int8): +1
-    for rows that are added, -1 for those taken back; ``kinds`` (n, int8): their row kinds, as ``RowKind`` numbers them,
-    by default +I and -D, as of rows that come into an OVER frame and leave it.
-    ``keys``: the key columns (u each). ``accumulators`` (u) of the
-    accumulator type, null where there is none; or a list of them a key, all to be merged first.
-    ``updated_values_after_each_row``: a value after each row is asked for.
+    for rows that are added, -1 for retracted ones; ``kinds`` (n, int8): their row kinds, as ``RowKind`` numbers them,
+    by default +I and -D, as for rows that enter an OVER frame and leave it.
+    ``keys``: the key columns (u each). ``accumulators`` (u) of the accumulator type, null where there is none; or a
+    list of them per key, all to be merged first.
+    ``updated_values_after_each_row``: a value after each row is requested.
     """
 
     columns: Sequence[pa.Array]
@@ -305,8 +305,8 @@ class KeySegments(Sequence[KeySegment]):
 
 @dataclass(frozen=True)
 class SegmentsApplied:
-    """What became of ``KeySegments``, as columns: an accumulator (u) of the accumulator type and values of the result
-    type; ``updated_values_after_each_row`` (n) if they are asked for."""
+    """The result of ``KeySegments``, as columns: an accumulator (u) of the accumulator type and values of the result
+    type; ``updated_values_after_each_row`` (n) if requested."""
 
     accumulators: pa.Array
     starting_values: pa.Array
@@ -315,9 +315,10 @@ class SegmentsApplied:
 
 
 class BundledAggregateFunction(_Typed):
-    """Many rows of many keys into accumulators in one call: what calls a service, or computes with numpy.
+    """Adds many rows of many keys to accumulators in one call: calls a service, say, or computes with numpy.
 
-    May be a base beside ``AggregateFunction``: it is then used in place of its methods where ``supports_bundling``.
+    May be a base in addition to ``AggregateFunction``: where ``supports_bundling``, it is used instead of that one's
+    methods.
     """
 
     def supports_bundling(self) -> bool:
@@ -325,7 +326,7 @@ class BundledAggregateFunction(_Typed):
         return True
 
     def supports_retracting(self) -> bool:
-        """Whether it can take rows back."""
+        """Whether it can retract rows."""
         return False
 
     def supports_merging(self) -> bool:
@@ -336,7 +337,7 @@ class BundledAggregateFunction(_Typed):
     def bundled_accumulate_retract(
         self, segments: KeySegments
     ) -> SegmentsApplied | Sequence[KeySegmentApplied]:
-        """Apply the rows: a ``SegmentsApplied``, or a ``KeySegmentApplied`` for each segment, in their order.
+        """Apply the rows; return a ``SegmentsApplied``, or a ``KeySegmentApplied`` for each segment, in their order.
 
         May be an ``async def`` that calls a service: it then runs as ``BundleContext.call`` runs it.
         """

@@ -1,8 +1,8 @@
 """Functions of rows, timers and windows.
 
-Owns: ``Function``, its kinds (map, flat map, filter, reduce, process; on one input, two inputs, windows, or beside a
+Owns: ``Function``, its kinds (map, flat map, filter, reduce, process; on one input, two inputs, windows, or with a
 broadcast input), ``TimeWindow`` and ``WindowContext``. ``asyncstate.operators`` runs them.
-Invariant: abstract classes only; a function sees rows, state and contexts and knows nothing of who runs it.
+Invariant: abstract classes only; a function sees rows, state and contexts and knows nothing of the engine.
 Must not import state, storage, execution, runtime or Spark.
 
 Source: the functions of Flink's DataStream API.
@@ -23,16 +23,16 @@ class Function(NameHints, ABC):
     """Base of all functions: the life cycle, which is that of an operator.
 
     A function is pickled for every micro-batch: keep parameters in ``__init__``, and declare state in ``open``. State
-    belongs to the key of the row (or window, or timer) at hand. Each method may return its result, return a
-    StateFuture of it, or be an ``async def`` that awaits StateFutures.
+    belongs to the key of the current row (or window, or timer). Each method may return its result, return a StateFuture
+    of it, or be an ``async def`` that awaits StateFutures.
 
-    A *row* that is returned is a tuple or Row (a value a column), a dict (a value a column name), or, for an output of
+    A returned *row* is a tuple or Row (one value per column), a dict (one value per column name), or, for an output of
     one column, the value itself. Times are int64 microseconds.
     """
 
     accepts_changelog: ClassVar[bool] = False
-    """True for functions that can take rows back. State that follows the rows it saw is wrong as soon as one of them
-    is taken back, so a changelog is refused unless the function says that it is ready for it."""
+    """True for functions that can retract rows. State that follows the rows it saw is wrong as soon as one of them is
+    retracted, so a changelog is refused unless the function declares support for it."""
 
     def open(self, context: OperatorContext) -> None:
         """Declare state with ``context.get_state``; first on the driver, without a store, then in each task."""
@@ -67,19 +67,19 @@ class FlatMapFunction(Function):
 
 
 class FilterFunction(Function):
-    """Rows that stay and rows that go."""
+    """Keeps or drops rows."""
 
     @abstractmethod
     def filter(self, row: Row) -> Any:
-        """True for rows that stay."""
+        """True for rows to keep."""
 
 
 class ReduceFunction(Function):
-    """Two rows of a key made one, again and again."""
+    """Combines the rows of a key, two at a time."""
 
     @abstractmethod
     def reduce(self, a: Row, b: Row) -> Any:
-        """``a``, what the rows so far were reduced to, and the next row ``b`` as one row of the same columns."""
+        """Combine ``a``, the result of the rows so far, and the next row ``b`` into one row of the same columns."""
 
 
 class KeyedProcessFunction(Function):
@@ -87,10 +87,10 @@ class KeyedProcessFunction(Function):
 
     @abstractmethod
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """Handle a row; put rows out with ``ctx.emit``. ``ctx.row_kind`` tells the row's kind."""
+        """Handle a row; emit rows with ``ctx.emit``. ``ctx.row_kind`` is the row's kind."""
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        """Handle a timer of ``ctx.key`` that has come due."""
+        """Handle a timer of ``ctx.key`` that is due."""
 
 
 # -- two inputs with the same key -----------------------------------------------------------------------
@@ -113,11 +113,11 @@ class CoFlatMapFunction(Function):
 
     @abstractmethod
     def flat_map1(self, row: Row) -> Any:
-        """As ``FlatMapFunction.flat_map``, for a row of input 0."""
+        """Like ``FlatMapFunction.flat_map``, for a row of input 0."""
 
     @abstractmethod
     def flat_map2(self, row: Row) -> Any:
-        """As ``FlatMapFunction.flat_map``, for a row of input 1."""
+        """Like ``FlatMapFunction.flat_map``, for a row of input 1."""
 
 
 class KeyedCoProcessFunction(Function):
@@ -132,11 +132,11 @@ class KeyedCoProcessFunction(Function):
         """Handle a row of input 1."""
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        """Handle a timer of ``ctx.key`` that has come due."""
+        """Handle a timer of ``ctx.key`` that is due."""
 
 
 class KeyedBroadcastProcessFunction(Function):
-    """Keyed rows (input 0) beside a broadcast input (input 1) that every partition sees in full."""
+    """Keyed rows (input 0) with a broadcast input (input 1) that every partition sees in full."""
 
     notify_stateful_sets: ClassVar[bool] = False
     """True: ``process_notification`` is called for each key with state, for every broadcast row."""
@@ -150,10 +150,10 @@ class KeyedBroadcastProcessFunction(Function):
         """Handle a broadcast row: write broadcast state. There is no key: keyed state, timers and emit are refused."""
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        """Handle a timer of ``ctx.key`` that has come due."""
+        """Handle a timer of ``ctx.key`` that is due."""
 
     def process_notification(self, row: Row, ctx: RecordContext) -> Any:
-        """Handle a broadcast row for ``ctx.key``, a key with state; behind ``process_broadcast``."""
+        """Handle a broadcast row for ``ctx.key``, a key with state; called after ``process_broadcast``."""
         raise NotImplementedError(
             f"{type(self).__name__} sets notify_stateful_sets but has no process_notification method"
         )
@@ -190,19 +190,19 @@ class WindowContext(CallContext, Protocol):
     def emit(
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
     ) -> None:
-        """Put out one row of the declared output, or of the side output ``output``; see ``RecordContext.emit``."""
+        """Emit one row of the declared output, or of the side output ``output``; see ``RecordContext.emit``."""
 
 
 class WindowFunction(Function):
-    """What a window's rows become, once it is over."""
+    """Computes the result of a window's rows when it fires."""
 
     @abstractmethod
     def apply(self, key: Key, window: TimeWindow, rows: Sequence[Row]) -> Any:
-        """An iterable of output rows, or None for no row, as of ``FlatMapFunction.flat_map``."""
+        """An iterable of output rows, or None for no row, as for ``FlatMapFunction.flat_map``."""
 
 
 class ProcessWindowFunction(Function):
-    """What a window's rows become, with a context: state of the key and of the window, times, ``emit``."""
+    """Computes the result of a window's rows, with a context: state of the key and of the window, times, ``emit``."""
 
     @abstractmethod
     def process(self, key: Key, ctx: WindowContext, rows: Sequence[Row]) -> Any:

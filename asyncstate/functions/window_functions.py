@@ -1,7 +1,7 @@
-"""What decides when a window fires, which of its rows a function sees, and which windows a row is in.
+"""Window triggers, evictors and assigners: when a window fires, which of its rows a function sees, where a row goes.
 
-Owns: ``Trigger``, ``Evictor``, ``WindowAssigner``, what they are given and what they give.
-Invariant: they see rows, windows and times; nothing of stores or of who runs them.
+Owns: ``Trigger``, ``Evictor``, ``WindowAssigner``, their arguments and results.
+Invariant: they see rows, windows and times; nothing of stores or of the engine.
 Must not import state, storage, execution, runtime or Spark.
 
 Source: Flink's ``Trigger``, ``Evictor`` and ``WindowAssigner``.
@@ -21,7 +21,7 @@ from asyncstate.operator import Row
 
 
 class TriggerResult(enum.Enum):
-    """What a window does next: ``FIRE`` runs the function over its rows, ``PURGE`` forgets them."""
+    """What a window does next: ``FIRE`` runs the function over its rows, ``PURGE`` removes them."""
 
     CONTINUE = (False, False)
     FIRE = (True, False)
@@ -35,74 +35,75 @@ class TriggerResult(enum.Enum):
 
     @property
     def purges(self) -> bool:
-        """Whether the rows are forgotten."""
+        """Whether the rows are removed."""
         return self.value[1]
 
 
 class TriggerContext(Protocol):
-    """A window of a key, to its trigger. Times are microseconds."""
+    """The context of a trigger: a window of a key. Times are microseconds."""
 
     state: Any
-    """What the trigger keeps for the window, of its ``state_type``; None before anything was set."""
+    """What the trigger stores for the window, of its ``state_type``; None before anything was set."""
 
     @property
     def watermark(self) -> int:
-        """The watermark up to which timers have run: that of the micro-batch before, until this one's have."""
+        """The watermark up to which timers have fired: the previous micro-batch's, until this one's have fired."""
 
     @property
     def processing_time(self) -> int:
         """When the micro-batch started."""
 
     def register_event_time(self, time: int) -> None:
-        """Have ``on_event_time`` called when the watermark passes ``time``; nothing if that is so already."""
+        """Call ``on_event_time`` when the watermark passes ``time``; no effect if it already has."""
 
     def register_processing_time(self, time: int) -> None:
-        """Have ``on_processing_time`` called in the first micro-batch that starts at ``time`` or later."""
+        """Call ``on_processing_time`` in the first micro-batch that starts at ``time`` or later."""
 
     def delete_event_time(self, time: int) -> None:
-        """Take back what was registered."""
+        """Delete the registered timer."""
 
     def delete_processing_time(self, time: int) -> None:
-        """Take back what was registered."""
+        """Delete the registered timer."""
 
 
 class Trigger(ABC):
     """When a window fires. All methods may be ``async def`` and may return a StateFuture.
 
     The object belongs to the operator and is pickled with it; what it must remember of a window goes into
-    ``ctx.state``. Timers that are left when the window goes are taken back.
+    ``ctx.state``. Timers that are left when the window is removed are deleted.
     """
 
     state_type: pa.DataType | None = None
     """The Arrow type of ``ctx.state``; None: it has none."""
     merges: bool = False
-    """Whether it can be that of windows that merge: ``merge_states`` and ``on_merge`` are there."""
+    """Whether it supports windows that merge, that is, has ``merge_states`` and ``on_merge``."""
 
     @abstractmethod
     def on_element(self, row: Row, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> Any:
-        """A row has come: a TriggerResult. ``timestamp``: its event time, or that of its micro-batch's start."""
+        """Handle a row; return a TriggerResult. ``timestamp``: its event time, or the start of its micro-batch."""
 
     def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> Any:
-        """A timer of event time has come due: a TriggerResult."""
+        """Handle an event-time timer that is due; return a TriggerResult."""
         return TriggerResult.CONTINUE
 
     def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> Any:
-        """A timer of processing time has come due: a TriggerResult."""
+        """Handle a processing-time timer that is due; return a TriggerResult."""
         return TriggerResult.CONTINUE
 
     def merge_states(self, states: Sequence[Any]) -> Any:
-        """The state of a window that others, which have these states, have become; none of them is None."""
+        """The state of a window into which others, with these states, have merged; none of them is None."""
         raise NotImplementedError(f"{type(self).__name__} has no method merge_states")
 
     def on_merge(self, window: TimeWindow, ctx: TriggerContext) -> Any:
-        """Windows have become ``window``, whose timers are gone: register those that it needs. It gives no result."""
+        """Windows have merged into ``window``, whose timers are gone: register those that it needs. Returns no
+        result."""
 
     def clear(self, window: TimeWindow, ctx: TriggerContext) -> Any:
-        """The window goes."""
+        """Called when the window is removed."""
 
     @property
     def text(self) -> str:
-        """As it is noted beside the state, which another trigger cannot read."""
+        """Its text as stored with the state, which another trigger cannot read."""
         return type(self).__name__
 
 
@@ -114,30 +115,30 @@ class TimedRow(NamedTuple):
 
 
 class Evictor:
-    """Which rows of a window a function sees, and which stay. Rows that go are gone from state.
+    """Which rows of a window a function sees, and which are kept. Other rows are removed from state.
 
-    Each method gets the rows in the order in which they came and returns those that stay.
+    Each method gets the rows in the order in which they arrived and returns those to keep.
     """
 
     def evict_before(self, rows: Sequence[TimedRow], window: TimeWindow) -> Sequence[TimedRow]:
-        """Before the function runs: those that it sees."""
+        """Called before the function runs; return the rows that it sees."""
         return rows
 
     def evict_after(self, rows: Sequence[TimedRow], window: TimeWindow) -> Sequence[TimedRow]:
-        """After it has run: those that stay for the next time."""
+        """Called after it has run; return the rows to keep for the next time."""
         return rows
 
     @property
     def text(self) -> str:
-        """As it is noted beside the state, from which another evictor has taken other rows."""
+        """Its text as stored with the state, from which another evictor has removed other rows."""
         return type(self).__name__
 
 
 class WindowAssigner(ABC):
-    """Which windows a row is in."""
+    """Assigns rows to windows."""
 
     merges: bool = False
-    """Whether windows of a key that touch become one, as sessions do; each row is then in one window."""
+    """Whether windows of a key that touch are merged, as sessions are; each row is then in one window."""
 
     @abstractmethod
     def assign(self, row: Row, timestamp: int) -> Sequence[TimeWindow]:
@@ -145,9 +146,9 @@ class WindowAssigner(ABC):
 
     @abstractmethod
     def default_trigger(self) -> Trigger:
-        """When they fire if nobody says anything else; one that goes by the watermark stands for the clock, too."""
+        """The default trigger; in processing time, ``processing_time()`` replaces one that follows the watermark."""
 
     @property
     def text(self) -> str:
-        """As it is noted beside the state, which another assigner's windows cannot read."""
+        """Its text as stored with the state; another assigner cannot read these windows."""
         return type(self).__name__

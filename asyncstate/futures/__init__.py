@@ -1,6 +1,7 @@
 """Futures for state results: chaining, combining, iterating.
 
-Owns: what operators are written with. No I/O and no threads; callbacks run on the thread that settles a future.
+Owns: the futures with which operators are written. No I/O and no threads; callbacks run on the thread that settles a
+future.
 Must not import any other part of the project except ``errors``.
 
 Source: FLIP-424 (asynchronous state APIs) and FLIP-473 (paradigms); ``recover`` and ``finally_`` are ours.

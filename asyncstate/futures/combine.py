@@ -52,7 +52,7 @@ def combine_all(*futures: Any) -> StateFuture[Any]:
     """A future of all values, in the order given; it fails as soon as one of them fails.
 
     ``combine_all(a, b)`` has a tuple of the values, of known length and types; ``combine_all(futures)``, of any
-    iterable of futures, has a list. Raises FutureStateError when something among them (None, say) is no StateFuture.
+    iterable of futures, has a list. Raises FutureStateError when one of them (None, say) is no StateFuture.
     """
     if len(futures) == 1 and type(futures[0]) is not StateFuture:
         return _combined(list(futures[0]))
@@ -81,7 +81,7 @@ def _combined(sources: Sequence[StateFuture[T]]) -> StateFuture[list[T]]:
             settle(combined, state, value)
         work.append(
             (child, DONE, None)
-        )  # a failure has gone on to the combined future, so the watcher ends well
+        )  # the combined future has taken over a failure, so the watcher ends well
 
     for index, future in enumerate(sources):
         if future._state == DONE:
@@ -98,7 +98,7 @@ def _combined(sources: Sequence[StateFuture[T]]) -> StateFuture[list[T]]:
 
 
 def as_completed(futures: Iterable[StateFuture[T]]) -> list[StateFuture[T]]:
-    """As many futures: the first is settled when the first of ``futures`` is, as that one is, and so on.
+    """As many futures: the first is settled when the first of ``futures`` is, with its outcome, and so on.
 
     Source: ``asyncio.as_completed``.
     """
@@ -108,7 +108,7 @@ def as_completed(futures: Iterable[StateFuture[T]]) -> list[StateFuture[T]]:
 
     def settled(_: None, child: StateFuture[Any], state: int, value: Any, work: Work) -> None:
         settle(next(waiting), state, value)
-        work.append((child, DONE, None))  # a failure has gone on, as in combine_all
+        work.append((child, DONE, None))  # the failure was passed on, as in combine_all
 
     for future in sources:
         if future._state == DONE:

@@ -43,8 +43,8 @@ V = TypeVar("V")
 class StateFuture(FutureCore, NotAValue, Generic[T_co]):
     """The result of a state request that may not be there yet.
 
-    Derived futures (``then_*``) carry a failure of their source on without calling their function. A failure
-    that reaches the end of a chain fails the micro-batch with operator, state and key named.
+    Derived futures (``then_*``) pass on a failure of their source without calling their function. A failure that
+    reaches the end of a chain fails the micro-batch with operator, state and key named.
     """
 
     __slots__ = ()
@@ -70,7 +70,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
 
     @property
     def failure_observed(self) -> bool:
-        """True when something was derived from this future, so that its failure went on to there."""
+        """True when something was derived from this future, which takes over its failure."""
         return getattr(self, "_observed", False)  # one that had its value from the start never needs it
 
     def get(self) -> T_co:
@@ -117,7 +117,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
     # -- settling ---------------------------------------------------------------------------------
 
     def complete(self, value: T_co) -> None:  # type: ignore[misc]  # who completes it made it, and knows T_co
-        """Give the future its value and run what waits for it.
+        """Set the future's value and run what waits for it.
 
         Raises FutureStateError if it is settled, if the framework settles it, or if it belongs to another record.
         """
@@ -126,7 +126,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
         settle(self, DONE, value)
 
     def fail(self, error: BaseException) -> None:
-        """Let the future fail. Raises FutureStateError as ``complete`` does."""
+        """Make the future fail. Raises FutureStateError as ``complete`` does."""
         if self._state == PENDING:
             require_completable(self)
         settle(self, FAILED, error)
@@ -180,17 +180,17 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
         return self._derive(settling.compose, fn)
 
     def then_combine(self, other: StateFuture[U], fn: Callable[[T_co, U], V]) -> StateFuture[V]:
-        """A future of ``fn(value, other's value)`` once both are there."""
+        """A future of ``fn(value, other's value)`` once both values exist."""
         if type(other) is not StateFuture:
             require_future(other, "then_combine")
-        if self._state == DONE and other._state == DONE:  # no chain of two for what is there already
+        if self._state == DONE and other._state == DONE:  # no chain of two for existing values
             try:
                 return completed_future(fn(self._value, other._value))
             except Exception as error:
                 return failed_future(error)
         other._watch(
             settling.settled, (_passed_on, other)
-        )  # if this one fails it speaks for both, as in combine_all
+        )  # if this one fails it counts for both, as in combine_all
 
         def with_other(mine: Any) -> StateFuture[V]:
             return other.then_apply(lambda others: fn(mine, others))
@@ -240,7 +240,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
         return self.then_compose(branch)
 
     def recover(self, fn: Callable[[Exception], U]) -> StateFuture[T_co | U]:
-        """This value, or ``fn(error)`` where this future fails."""
+        """This value, or ``fn(error)`` if this future fails."""
         if self._state == DONE:
             return self
         return self._derive(settling.recover, fn)
@@ -250,7 +250,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
         return self._derive(settling.finally_, fn)
 
     def on_settled(self, fn: Callable[[StateFuture[T_co]], object]) -> None:
-        """Call ``fn(self)`` once this future is settled, either way; its failure counts as handled by ``fn``."""
+        """Call ``fn(self)`` once this future is settled, either way; its failure then counts as handled by ``fn``."""
         self._derive(settling.settled, (fn, self))
 
     def _derive(self, step: Step, fn: Any) -> StateFuture[Any]:
@@ -269,7 +269,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
                     require_own(self, owner, "derived from, awaited or returned")
                 assert scope is not None
                 if self._value is not PROMISED:
-                    child._value = FOLLOWING  # settled by the operator, so ``fn`` runs when it says
+                    child._value = FOLLOWING  # settled by the operator, which then runs ``fn``
                 elif (out := owner.out) is not None and out is not scope.outputs:
                     place = []
                     out.append(place)
@@ -288,7 +288,7 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
         return child
 
     def _watch(self, step: Step, fn: Any) -> None:
-        """As ``_derive``, for the framework's own steps, which emit nothing."""
+        """Like ``_derive``, for the framework's own steps, which emit nothing."""
         if self._state != PENDING:
             self._derive(step, fn)
             return
@@ -308,12 +308,12 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
 
 
 _NESTING_MAX: Final = 64
-"""Functions of then_compose that may run inside each other: a chain of reads whose answers are there at once makes its
-next link inside the last one. Deeper ones run when these have returned, so that chains of any length need no stack."""
+"""Functions of then_compose that may run inside each other: a chain of reads with immediate answers makes its next link
+inside the last one. Deeper ones run when these have returned, so that chains of any length need no stack."""
 
 
 def _either(condition: Any, if_true: Any, if_false: Any, where: str) -> Callable[[Any], tuple[bool, Any]]:
-    """What calls one of two functions; gives the condition, and what the function returned."""
+    """A function that calls one of two functions; it returns the condition and the function's result."""
 
     def branch(value: Any) -> tuple[bool, Any]:
         taken, branch_of = (True, if_true) if condition(value) else (False, if_false)
@@ -331,7 +331,7 @@ def _compose_later(fn: Callable[[Any], Any], value: Any) -> StateFuture[Any]:
 
 
 def _run_postponed() -> None:
-    """Run what was postponed, with what that postpones; called when no function of then_compose is under way."""
+    """Run postponed functions, and those that they postpone; called when no function of then_compose is running."""
     nesting = scopes.nesting
     postponed = nesting.postponed
     nesting.depth = 1
@@ -347,10 +347,10 @@ def _run_postponed() -> None:
 
 
 def _passed_on(_: object) -> None:
-    """The failure of a future that another one stands for."""
+    """Ignore the failure: another future has taken it over."""
 
 
-# A future that is settled when it is made has no use for the other slots, and so none for ``__init__``.
+# A future that is settled when it is made does not use the other slots, and so needs no ``__init__``.
 _new_future: Final = StateFuture.__new__
 
 
@@ -366,7 +366,7 @@ def pending_future(owner: FutureOwner | None) -> StateFuture[Any]:
 
 
 def completed_future(value: T) -> StateFuture[T]:
-    """A future that has ``value`` already."""
+    """A future that already has ``value``."""
     future: StateFuture[T] = _new_future(StateFuture)
     future._state = DONE
     future._value = value
@@ -386,5 +386,5 @@ VOID: Final[StateFuture[None]] = completed_future(None)
 
 
 def completed_void_future() -> StateFuture[None]:
-    """A future of None that is there already (always the same object)."""
+    """A future of None that is already settled (always the same object)."""
     return VOID

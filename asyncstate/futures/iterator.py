@@ -22,8 +22,8 @@ U = TypeVar("U")
 class StateIterator(Generic[T]):
     """The entries of a list or map state, loaded page by page as they are consumed.
 
-    ``items`` is the page at hand; ``load_more`` gives a future of the iterator over the rest, or is None at the
-    end. Pages are snapshots: writing to the state while iterating is safe.
+    ``items`` is the current page; ``load_more`` returns a future of the iterator over the rest, or is None at the end.
+    Pages are snapshots: writing to the state while iterating is safe.
     """
 
     __slots__ = ("_items", "_load_more")
@@ -62,7 +62,7 @@ class StateIterator(Generic[T]):
     def _each_page(
         self, take: Callable[[list[T]], object], end: Callable[[], StateFuture[U]]
     ) -> StateFuture[U]:
-        """Have all pages taken, then give what ``end`` does; a loop as long as pages are there at once."""
+        """Process all pages, then return the result of ``end``; a loop while pages are available at once."""
         page: StateIterator[T] = self
         while True:
             take(page._items)
@@ -96,7 +96,7 @@ class StateIterator(Generic[T]):
 
 
 def _results_of(results: list[Any], fn: Any) -> StateFuture[Any]:
-    if not results:  # nobody can tell what the function would have returned
+    if not results:  # unknown what the function would have returned
         return completed_future([])
     if results.count(None) == len(results):  # a plain consumer, as most are
         return VOID
@@ -110,6 +110,6 @@ def _results_of(results: list[Any], fn: Any) -> StateFuture[Any]:
 
 
 def to_iterable(future: StateFuture[StateIterator[T]]) -> StateFuture[list[T]]:
-    """A future of all entries of the iterator that ``future`` gives (Flink's ``toIterable``)."""
+    """A future of all entries of the iterator that ``future`` returns (Flink's ``toIterable``)."""
     require_future(future, "to_iterable")
     return future.then_compose(lambda iterator: iterator.to_list())

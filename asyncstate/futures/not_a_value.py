@@ -1,7 +1,7 @@
-"""What a future is not: a value to compute with.
+"""A future is not a value to compute with.
 
 Owns: ``NotAValue``.
-Must not import anything of the project but ``errors``.
+Must not import anything of the project except ``errors``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from asyncstate.errors import FutureStateError
 
 
 class NotAValue:
-    """Operators on it are a FutureStateError that says how to get the value."""
+    """Operators on it raise a FutureStateError that says how to get the value."""
 
     __slots__ = ()
 

@@ -19,7 +19,7 @@ class FutureOwner(Protocol):
     """The record a pending future belongs to."""
 
     out: Any
-    """Where the rows go that its code emits: a list, in which a list stands for the rows that are to come there."""
+    """Receives the rows that its code emits: a list, in which a nested list marks the place of later rows."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -27,7 +27,7 @@ class FutureOwner(Protocol):
 
 
 class FailureScope(Protocol):
-    """WindowCallbacks of every future that fails, so that a failure nobody handles cannot pass in silence."""
+    """Is notified of every future that fails, so that an unhandled failure cannot pass in silence."""
 
     @property
     def current(self) -> Any:
@@ -35,10 +35,10 @@ class FailureScope(Protocol):
 
     @property
     def outputs(self) -> list[Any]:
-        """Where the rows of a record go directly, in the order in which its code runs."""
+        """Receives the rows of a record directly, in the order in which its code runs."""
 
     def future_failed(self, future: Any) -> None:
-        """Called when ``future`` has failed; ``future.failure_observed`` tells later whether it was handled."""
+        """Called when ``future`` has failed; ``future.failure_observed`` shows later whether it was handled."""
 
 
 class Nesting:
@@ -64,14 +64,14 @@ scopes = Scopes()
 
 
 def set_failure_scope(scope: FailureScope | None) -> FailureScope | None:
-    """Make ``scope`` the one told of failed futures on this thread; returns the scope before it."""
+    """Make ``scope`` the one notified of failed futures on this thread; return the previous scope."""
     previous = scopes.current
     scopes.current = scope
     return previous
 
 
 def current_scope() -> FailureScope | None:
-    """The scope of this thread: None outside of a micro-batch, and on threads that run none."""
+    """The scope of this thread: None outside a micro-batch, and on threads that run none."""
     return scopes.current
 
 
@@ -83,7 +83,7 @@ def current_owner() -> FutureOwner | None:
 
 
 def require_own(future: Any, owner: FutureOwner | None, use: str) -> None:
-    """Raise FutureStateError unless ``owner``, to whom the pending ``future`` belongs, is at work (None: anybody)."""
+    """Raise FutureStateError unless ``owner``, to whom the pending ``future`` belongs, is running (None: anyone)."""
     if owner is None:
         return
     scope = scopes.current

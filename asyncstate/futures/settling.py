@@ -1,6 +1,6 @@
-"""How futures are settled, and what derives from them with them.
+"""How futures are settled, together with the futures derived from them.
 
-Owns: ``FutureCore``, what a future holds, the steps from a source to what is derived from it, and ``settle``.
+Owns: ``FutureCore``, the content of a future, the steps from a source to what is derived from it, and ``settle``.
 Invariant: a future is settled at most once, and callbacks run on the thread that settles it; chains of any
 length are settled with a loop, never by recursion.
 Must not import threads, I/O or any other part of the project except ``errors``.
@@ -27,8 +27,7 @@ FOLLOWING: Final = object()
 
 
 class FutureCore:
-    """What a future holds. While it is pending its value is PROMISED, FOLLOWING or None, and its owner is sure to be
-    set."""
+    """The content of a future. While it is pending its value is PROMISED, FOLLOWING or None, and its owner is set."""
 
     __slots__ = ("_callbacks", "_observed", "_owner", "_state", "_value")
 
@@ -130,7 +129,7 @@ def settled(fn: Any, child: FutureCore, _state: int, _value: Any, work: Work) ->
 
 
 def settle(future: FutureCore, state: int, value: Any) -> None:
-    """What ``complete`` and ``fail`` do, for the framework: it settles what it has promised."""
+    """``complete`` and ``fail`` for the framework: it settles what it has promised."""
     if future._state != PENDING:
         raise FutureStateError(
             f"a future was completed twice: it is {future!r}, the second outcome is {value!r}; "
@@ -142,7 +141,7 @@ def settle(future: FutureCore, state: int, value: Any) -> None:
 def run(work: Work) -> None:
     """Settle every future in ``work`` and what derives from it, in the order of derivation.
 
-    What a function emits goes to its place, where its rows would stand if the future had been settled from the start.
+    Rows that a function emits are placed where they would be if the future had been settled from the start.
     """
     while work:
         future, state, value = work.pop()
@@ -185,7 +184,7 @@ def _step_in_place(
 
 
 def require_completable(future: FutureCore) -> None:
-    """Raise FutureStateError unless the record at work may complete ``future``, which is pending."""
+    """Raise FutureStateError unless the running record may complete ``future``, which is pending."""
     if future._value is not None:
         raise FutureStateError(
             f"{future!r} was completed by the operator, but comes from a request or another future, which completes "
@@ -195,7 +194,7 @@ def require_completable(future: FutureCore) -> None:
 
 
 def report_failure(future: FutureCore) -> None:
-    """Tell the scope that ``future`` has failed and nothing is derived from it."""
+    """Notify the scope that ``future`` has failed and nothing is derived from it."""
     scope = scopes.current
     if scope is not None:
         scope.future_failed(future)

@@ -1,7 +1,7 @@
 """Committed state: stores, this batch's writes over them, and the checkpoint that makes them durable.
 
-``contract`` says what a store is, ``rocksdb`` is the one that keeps state; ``overlay`` holds a micro-batch's writes,
-which ``spilled`` keeps on disk when they are many. ``files`` and ``object_files`` say where a checkpoint lies,
+``keyed_store`` defines what a store is, ``rocksdb`` is the one that keeps state; ``memtable`` holds a micro-batch's
+writes, which ``spill`` keeps on disk when they are many. ``files`` and ``object_files`` define where a checkpoint is,
 ``manifest``, ``ownership`` and ``checkpoint`` are the driver's view of durable versions; ``lease`` gives a task a local
 store at a version, ``commit`` turns the task's writes into files, ``snapshot`` and ``restore`` copy and rebuild.
 rocksdict is imported below this package only.

@@ -1,8 +1,8 @@
-"""The driver's side of a checkpoint: which versions there are, committing one, fencing, retention, rollback.
+"""The driver's side of a checkpoint: its versions, commit, fencing, retention, rollback.
 
-Owns: Checkpoint. Invariants: a version exists when its manifest does, and not before; a manifest names all
-files of its version and is never overwritten; only the newest epoch's commits, and the versions that it took over when
-it began, are versions. What a fenced driver still writes is therefore never seen. Must not import stores or leases.
+Owns: Checkpoint. Invariants: a version exists when its manifest does, and not before; a manifest names all files of its
+version and is never overwritten; only the newest epoch's commits, and the versions that it took over at its start, are
+versions. Later writes of a fenced driver are therefore never seen. Must not import stores or leases.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from asyncstate.storage.manifest import (
 from asyncstate.storage.ownership import Epochs, Listed, wait_at_random
 
 _LOOKS_MAX: Final = 3
-_EARLIER_MAX: Final = 100  # drivers whose writes into a target are still known; the oldest go first
+_EARLIER_MAX: Final = 100  # remembered drivers with writes into a target; the oldest go first
 _ANY_VERSION: Final = 2**63 - 1
 LISTED_EVERY: Final = 50
-"""In so many calls of ``retain`` all files are listed once."""
+"""All files are listed once in so many calls of ``retain``."""
 
 
 class Checkpoint:
     """Versions of one job's state in a CheckpointFiles.
 
-    Reading needs no claim. ``claim`` makes this object the owner; ``commit``, ``rollback`` and ``retain`` are
-    the owner's alone and raise ConcurrentJobError once somebody else has claimed. ``wait`` is what a claimant does
-    after it has met a rival.
+    Reading needs no claim. ``claim`` makes this object the owner; only the owner may call ``commit``, ``rollback`` and
+    ``retain``, which raise ConcurrentJobError once another driver has claimed. ``wait`` is called by a claimant that
+    has met a rival.
     """
 
     def __init__(self, files: CheckpointFiles, wait: Callable[[int], None] = wait_at_random) -> None:
@@ -67,8 +67,7 @@ class Checkpoint:
     def read(self, batch_id: int) -> Manifest:
         """Return a version's manifest.
 
-        Raises CheckpointCorruptionError naming the file and the newest older version whose files are all
-        there.
+        Raises CheckpointCorruptionError naming the file and the newest older version whose files all exist.
         """
         return self._read(batch_id, self._view())
 
@@ -92,7 +91,7 @@ class Checkpoint:
         return manifest
 
     def recovery_hint(self, batch_id: int, damaged: str | None = None) -> str:
-        """Say which older version can be used instead of ``batch_id``: one without the ``damaged`` file."""
+        """Name an older version to use instead of ``batch_id``: one without the ``damaged`` file."""
         versions = self.versions()
         if batch_id not in versions:  # the running job has deleted it, which is no damage
             return (
@@ -125,13 +124,13 @@ class Checkpoint:
     def claim(self, job_id: str = "") -> int:
         """Become the owner: every earlier claimant's next commit fails. Returns the epoch, from 1 on.
 
-        Raises ConcurrentJobError when others go on claiming at the same time.
+        Raises ConcurrentJobError when others keep claiming at the same time.
         """
         self._begin(self._epochs.claim(job_id), None)
         return self.epoch
 
     def _begin(self, owner: Owner, view: dict[int, str] | None) -> None:
-        # Listed after the claim: no commit of an earlier owner succeeds any more, so none can be overlooked.
+        # Listed after the claim: no later commit of an earlier owner succeeds, so none can be overlooked.
         taken_over = self._view() if view is None else view
         names = [taken_over[version] for version in sorted(taken_over)]
         before = self._epochs.started(self._epochs.look())
@@ -164,10 +163,10 @@ class Checkpoint:
         manifest = msgspec.structs.replace(manifest, epoch=self.epoch)
         self._check_order(manifest, sorted(self._view(listed)))
         name = manifest_name(manifest.batch_id, self.epoch, self._commits)
-        self._commits += 1  # also for a failed write: it may arrive yet, and must not replace a later one
+        self._commits += 1  # also for a failed write: it may still arrive, and must not replace a later one
         self.files.put_bytes(name, encode_manifest(manifest))
-        # A claim between the first look and the write: the new owner has taken this version over or replays it,
-        # both are right, but this driver must not go on to tell a sink that it is the one.
+        # A claim between the first check and the write: the new owner has taken this version over or replays it, both
+        # are right, but this driver must not report to a sink that it is the owner.
         self._checked_owner()
         self._decoded[name] = manifest
 
@@ -175,8 +174,8 @@ class Checkpoint:
         batch_id, base = manifest.batch_id, manifest.base
         if base >= batch_id:
             raise CheckpointError(f"batch {batch_id} cannot be based on version {base}, which is not older")
-        # Whoever replaces a version has what it was computed from, or has changed what it holds: after a rollback to
-        # the oldest version kept its base is gone.
+        # A driver that replaces a version has the version's base, or has changed its content: after a rollback to the
+        # oldest kept version, its base is gone.
         if base != EMPTY_VERSION and base not in versions and batch_id not in versions:
             raise CheckpointError(
                 f"batch {batch_id} is based on version {base}, which the checkpoint does not hold; "
@@ -210,24 +209,24 @@ class Checkpoint:
     def retain(self, keep_versions: int) -> int:
         """Delete manifests beyond the newest ``keep_versions`` and files that none needs; return how many.
 
-        Only files of batches before the newest are deleted: those of running attempts belong to it or come
-        after. Call it between batches. Files that no manifest has named, of attempts that failed, are looked for
-        at the first call and in every ``LISTED_EVERY``-th one, since that lists all files there are.
+        Only files of batches before the newest are deleted: those of running attempts belong to it or come after. Call
+        it between batches. Files that no manifest has named, of failed attempts, are searched at the first call and in
+        every ``LISTED_EVERY``-th one, since that lists all files.
         """
         if keep_versions < 1:
             raise CheckpointError(f"keep_versions must be at least 1, not {keep_versions}")
-        # Listed before the look at the owner: what a later owner writes cannot be among what is deleted.
+        # Listed before the check of the owner: files that a later owner writes cannot be among those deleted.
         manifests = self.files.list(MANIFESTS)
         state = self._listed_state(manifests)
         view = _visible(manifests, self._epochs.started(self._checked_owner()))
         if not view:
             return 0
         kept = sorted(view)[-keep_versions:]
-        # Read before deleting anything: with an unreadable manifest nobody knows which files are needed.
+        # Read before deleting anything: with an unreadable manifest it is unknown which files are needed.
         decoded = {view[version]: self._decode(version, view) for version in kept}
         needed = {file.name for manifest in decoded.values() for file in manifest.files()}
         expired = [name for name in manifests if name not in decoded and manifest_key(name)]
-        if state is None:  # what may go was named by a manifest that goes
+        if state is None:  # a deleted manifest named every file that may be deleted
             state = sorted({file.name for name in expired for file in self._decoded[name].files()})
         orphans = [name for name in state if name not in needed and _older(name, kept[-1])]
         self.files.delete_files([*expired, *orphans])
@@ -235,7 +234,7 @@ class Checkpoint:
         return len(expired) + len(orphans)
 
     def _listed_state(self, manifests: Iterable[str]) -> list[str] | None:
-        """All state files there are; None where manifests that this object knows name all that may be deleted."""
+        """All state files; None if manifests that this object knows name all that may be deleted."""
         is_due = self._retained % LISTED_EVERY == 0
         self._retained += 1
         known = all(name in self._decoded for name in manifests if manifest_key(name))
@@ -248,8 +247,8 @@ class Checkpoint:
         """The manifest's name for each version. ``listed`` is what the owner has just seen."""
         if listed is not None:
             return _visible(self.files.list(MANIFESTS), self._epochs.started(listed))
-        # Between its two looks at the store new owners may begin, whose versions do not count for the epoch that a
-        # reader has seen first, and long past epochs are forgotten: look again.
+        # Between the two listings new owners may begin, whose versions do not count for the epoch that a reader has
+        # seen first, and epochs long past are removed: list again.
         for _ in range(_LOOKS_MAX - 1):
             with suppress(CheckpointCorruptionError):
                 view, stray = self._look()
@@ -286,7 +285,7 @@ class Checkpoint:
 
 
 def _earlier(before: EpochStart | None, newest: int, is_rollback: bool) -> dict[str, int]:
-    """What a target may have from the drivers before: of the last one the micro-batch after ``newest`` too, which it
+    """What a target may have from the previous drivers: of the last one also the micro-batch after ``newest``, which it
     may have written without a commit; after a rollback nothing beyond ``newest``."""
     if before is None:
         return {}
@@ -298,7 +297,7 @@ def _earlier(before: EpochStart | None, newest: int, is_rollback: bool) -> dict[
 
 
 def _visible(names: Iterable[str], start: EpochStart | None) -> dict[int, str]:
-    """Those of the manifests that are versions: taken over by the epoch or committed in it, the last commit first."""
+    """The manifests that are versions: taken over by the epoch or committed in it, the last commit first."""
     taken_over = frozenset(start.versions if start else ())
     found: dict[int, tuple[int, int, str]] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""The end of a micro-batch on one partition: delta file, now and then a snapshot, partition manifest.
+"""The end of a micro-batch on one partition: delta file, sometimes a snapshot, partition manifest.
 
 Owns: commit_partition and what it writes. Invariant: nothing here is visible until the driver writes the
 manifest; all names are unique to the attempt. Must not write manifests.

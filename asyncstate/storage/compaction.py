@@ -1,9 +1,9 @@
-"""Compaction beside the micro-batches: of a copy of a store, in a slot of its own, by a thread of the worker.
+"""Background compaction: of a copy of a store, in a separate slot, by a thread of the worker.
 
-Owns: ``BackgroundCompactions``, the process's ``copies``, and ``CopyRecord``: what a copy lacks of the present version.
-Invariants: the store that micro-batches read is never touched, so nobody waits for a compaction, and one that is
-given up costs no state; a slot has a record only once its copy has been merged to the end. A copy whose slot is deleted
-ends, and its store is closed. Must not import lease or checkpoint.
+Owns: ``BackgroundCompactions``, the process's ``copies``, and ``CopyRecord``: which deltas a copy lacks of the present
+version. Invariants: the store that micro-batches read is never touched, so nothing waits for a compaction, and an
+aborted one costs no state; a slot has a record only once its copy has been merged to the end. A copy whose slot is
+deleted ends, and its store is closed. Must not import lease or checkpoint.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ _SECONDS_MAX: Final = 8  # for the whole store, if a core can do it
 
 
 class CopyRecord(msgspec.Struct, frozen=True):
-    """The content that was copied, and the deltas since. They are noted with each micro-batch: a compaction may outlast
-    several snapshots, and the manifest knows the deltas after the newest one only."""
+    """The content that was copied, and the deltas since. They are recorded with each micro-batch: a compaction may
+    outlast several snapshots, and the manifest has only the deltas after the newest one."""
 
     lineage: str
     deltas: list[DeltaRef] = []
 
     @staticmethod
     def of(slot: Slot) -> CopyRecord | None:
-        """What is noted in the slot, None if it holds no copy that is to be used."""
+        """The record of the slot, None if it holds no copy to use."""
         try:
             return msgspec.json.decode(slot.compacted_marker.read_bytes(), type=CopyRecord)
         except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
             return None
 
     def write(self, slot: Slot) -> None:
-        """Note it in the slot."""
+        """Write the record to the slot."""
         replace_file(slot.compacted_marker, msgspec.json.encode(self))
 
     def followed(self, base: RestorePlan) -> CopyRecord:
-        """With what ``base`` has beyond it; as it is, if it is not on the way there."""
+        """The record extended by the further deltas of ``base``; unchanged if it is not an ancestor of ``base``."""
         new = base.pending_after(self.deltas[-1].lineage if self.deltas else self.lineage)
         return CopyRecord(self.lineage, [*self.deltas, *new]) if new else self
 
 
 def pending_of(slot: Slot, record: SlotRecord, base: RestorePlan) -> list[DeltaRef] | None:
-    """The deltas that the store of ``slot`` lacks of ``base``; None if it is not on the way there."""
+    """The deltas of ``base`` that the store of ``slot`` lacks; None if it is not an ancestor of ``base``."""
     pending = base.pending_after(record.lineage)
     copy = CopyRecord.of(slot) if pending is None else None
     if copy is None or copy.lineage != record.lineage:
@@ -74,13 +74,14 @@ def pending_of(slot: Slot, record: SlotRecord, base: RestorePlan) -> list[DeltaR
 
 
 def hand_on(slots: Sequence[Slot], base: RestorePlan) -> None:
-    """Tell copies among the ``slots`` of the deltas up to ``base``, and let them have those that are here."""
+    """Add the deltas up to ``base`` to the records of copies among the ``slots``, and link local delta files to
+    them."""
     for copy in slots:
         record = CopyRecord.of(copy)
         if record is None:
             continue
         followed = record.followed(base)
-        with suppress(OSError):  # it has been removed just now
+        with suppress(OSError):  # it has just been removed
             if followed is not record:
                 followed.write(copy)
             for source in slots:
@@ -90,12 +91,12 @@ def hand_on(slots: Sequence[Slot], base: RestorePlan) -> None:
 
 def _link_all(source: Path, target: Path) -> None:
     for file in source.iterdir():
-        with suppress(OSError):  # there already, or gone: then it is fetched
+        with suppress(OSError):  # it exists already, or is gone: then it is fetched
             os.link(file, target / file.name)
 
 
 def is_copy(slot: Slot, base: RestorePlan) -> bool:
-    """Whether a copy is being compacted there, or lies there and can be brought to ``base``."""
+    """Whether a copy is being compacted there, or exists there and can be brought to ``base``."""
     if CopyRecord.of(slot) is None:
         return False
     record = slot.record()
@@ -119,7 +120,7 @@ class BackgroundCompactions:
         """Copy ``store`` (by hard links) into the locked ``slot`` and compact the copy in the background.
 
         ``lineage`` names the store's content. The slot is unlocked at the end. False, with the slot unlocked and
-        nothing done, if there are enough of them already or the copy cannot be made; the next micro-batch asks again.
+        nothing done, if enough compactions are running or the copy cannot be made; the next micro-batch asks again.
         """
         with self._lock:
             self._threads = {folder: thread for folder, thread in self._threads.items() if thread.is_alive()}
@@ -132,7 +133,7 @@ class BackgroundCompactions:
             )
             try:
                 run.start()
-            except RuntimeError:  # as many threads as there may be
+            except RuntimeError:  # no more threads can be started
                 copy.close()
                 slot.unlock()
                 return False
@@ -151,12 +152,12 @@ class BackgroundCompactions:
             if checksums.exists():
                 shutil.copyfile(checksums, ChecksumCache.path_of(slot.db))
             return RocksDBStore(slot.db, _slowed(store), store.version)
-        except (StoreError, OSError):  # a full disk, as a rule: micro-batches go on with more runs meanwhile
+        except (StoreError, OSError):  # usually a full disk: micro-batches go on with more runs meanwhile
             shutil.rmtree(slot.folder, ignore_errors=True)
             return None
 
     def _compact(self, copy: RocksDBStore, slot: Slot, lineage: str) -> None:
-        with suppress(StoreError, OSError):  # what is without a record is made anew
+        with suppress(StoreError, OSError):  # a slot without a record is rebuilt
             try:
                 copy.compact()
                 # All copies of the process share a thread of RocksDB, so one may wait for another; no micro-batch does.
@@ -176,7 +177,7 @@ class BackgroundCompactions:
         slot.unlock()
 
     def join(self, below: Path | None = None) -> None:
-        """Wait for the compactions that are under way, of slots in the folder ``below`` alone if it is given."""
+        """Wait for the running compactions; if ``below`` is given, only for those of slots in that folder."""
         with self._lock:
             threads = [
                 thread for at, thread in self._threads.items() if below is None or at.is_relative_to(below)
@@ -185,19 +186,19 @@ class BackgroundCompactions:
             thread.join()
 
     def give_up(self) -> None:
-        """Stop all compactions, at the end of the process: closing RocksDB beneath one that runs is not safe."""
+        """Stop all compactions at the end of the process: closing RocksDB under a running one is not safe."""
         self._stop.set()
         self.join()
 
 
 def _slowed(store: RocksDBStore) -> RocksDBOptions:
-    """Options that spread the work: at full speed it would take a core from tasks that want all of them."""
+    """Options that spread the work: at full speed it would take a core from tasks that need all of them."""
     rate = max(_BYTES_A_SECOND_MIN, store.statistics().size_bytes // _SECONDS_MAX)
     return replace(store.options, compaction_bytes_a_second=rate)
 
 
 def _know_checksums(copy: RocksDBStore) -> None:
-    """Read the merged files here, so that the next snapshot need not."""
+    """Compute the checksums of the merged files here, so that the next snapshot need not."""
     checksums = ChecksumCache(copy.path)
     tables = list(Path(copy.path).glob("*.sst"))
     for table in tables:

@@ -1,8 +1,8 @@
-"""Where checkpoint files live: an interface that object stores offer too, and the local folder.
+"""Checkpoint files: an interface that object stores implement too, and the local folder.
 
 Owns: CheckpointFiles, LocalFiles, checking a file's content, and several transfers at a time. Invariants: a file
-appears under its name whole or not at all; names are relative, with "/" between parts; a name that is listed was
-written before, and one that was written is listed. Must not know what the files mean.
+appears under its name whole or not at all; names are relative, with "/" between parts; a listed name was written
+before, and a written name is listed. Must not interpret the files.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class CheckpointFiles(ABC):
     """The files of one job's checkpoint.
 
     ``place`` is the path or URI to open it with, which may hold credentials; ``shown`` is for messages. No file is
-    empty. May be used from several threads. Raises CheckpointCorruptionError when a file that should be there is
-    missing, CheckpointError when the place cannot be read or written.
+    empty. May be used from several threads. Raises CheckpointCorruptionError when a file that should exist is missing,
+    CheckpointError when the location cannot be read or written.
     """
 
     place: str
@@ -50,7 +50,7 @@ class CheckpointFiles(ABC):
 
     @abstractmethod
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Store bytes durably, replacing what had the name, atomically for every reader."""
+        """Store bytes durably; replace an existing file of that name atomically for every reader."""
 
     @abstractmethod
     def get_file(self, name: str, local: str | Path) -> None:
@@ -83,7 +83,7 @@ class CheckpointFiles(ABC):
             self.delete(name)
 
     def sweep(self, older_than_seconds: float = 3600.0) -> int:
-        """Remove what interrupted writes left behind, if they leave anything; return how many pieces."""
+        """Remove remains of interrupted writes, if there are any; return how many files."""
         return 0
 
 
@@ -97,8 +97,8 @@ def checked_name(name: str) -> str:
 
 
 class LocalFiles(CheckpointFiles):
-    """A folder. Its files share nothing with those outside it: what is done to a local file in place, by a cleaner of
-    temporary folders for instance, does nothing to the checkpoint. A file system with reflinks copies no bytes."""
+    """A folder. Its files share nothing with those outside it: a change in place of a local file, by a cleaner of
+    temporary folders for instance, does not affect the checkpoint. A file system with reflinks copies no bytes."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
@@ -114,7 +114,7 @@ class LocalFiles(CheckpointFiles):
             os.replace(temporary, self._path(name))
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Write to a temporary file beside the target, sync, rename."""
+        """Write to a temporary file next to the target, sync, rename."""
         with self._temporary(name) as temporary:
             temporary.write_bytes(data)
             _sync(temporary)
@@ -156,7 +156,7 @@ class LocalFiles(CheckpointFiles):
         path = self._path(name)
         with _explained("delete", name):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a folder that is not empty, as a rule
+        with contextlib.suppress(OSError):  # usually a folder that is not empty
             for folder in path.parents:
                 if folder == self.root:
                     break
@@ -207,7 +207,7 @@ def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterat
 
 
 def _new_temporary(folder: Path) -> Path:
-    """An empty file in ``folder``, which is made if it is missing and stays as long as the file is there."""
+    """An empty file in ``folder``, which is created if missing and stays as long as the file exists."""
     temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
     for _ in range(_MAKING_ATTEMPTS - 1):
         with contextlib.suppress(
@@ -222,13 +222,13 @@ def _new_temporary(folder: Path) -> Path:
 
 
 def _unless_gone(error: OSError) -> None:
-    """A folder that is not there has no files: it was never made, or was swept. One that cannot be read may have."""
+    """A missing folder has no files: it was never made, or was swept. One that cannot be read may have."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing, durably: a file in it is not kept unless they are."""
+    """Make a folder and its missing parents durably: a file in it survives only if they do."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -241,13 +241,13 @@ def _copy(source: str | Path, target: str | Path) -> None:
             return _copy_range(source, target)
         except FileNotFoundError:
             raise
-        except OSError:  # another file system, as a rule
+        except OSError:  # usually another file system
             pass
     shutil.copyfile(source, target)
 
 
 def _copy_range(source: str | Path, target: str | Path) -> None:
-    """Copy within the file system, which shares the blocks until one of the two is changed, if it can."""
+    """Copy within the file system, which shares the blocks, if it can, until one of the two is changed."""
     with open(source, "rb", buffering=0) as given, open(target, "wb", buffering=0) as made:
         left = os.fstat(given.fileno()).st_size
         while left:
@@ -291,7 +291,7 @@ def verify_file(local: str | Path, ref: FileRef) -> None:
 def at_once(threads: int, action: Callable[[A], None], items: Iterable[A]) -> None:
     """Run the action on all items; after an error no other is begun, and the first item's error is raised.
 
-    When it returns or raises, none of its threads runs any more, so the caller may remove what they worked on.
+    When it returns or raises, none of its threads is running, so the caller may remove what they worked on.
     """
     work = list(items)
     if len(work) < 2:

@@ -1,8 +1,8 @@
 """The contract of committed state: what every store of one operator partition offers.
 
-Owns: KeyedStore, EmptyStore, StoreStatistics, Changes and ChangeColumns. Invariant: what a store shows is exactly one
-committed version; it changes only through ``apply`` (or, for RocksDB, ``ingest``) between micro-batches, never while
-one runs. Must not import rocksdict, threads or anything above storage.
+Owns: KeyedStore, EmptyStore, StoreStatistics, Changes and ChangeColumns. Invariant: a store holds exactly one committed
+version; it changes only through ``apply`` (or, for RocksDB, ``ingest``) between micro-batches, never while one runs.
+Must not import rocksdict, threads or anything above storage.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Change = tuple[bytes, bytes | None]
 
 
 class SortedChanges(Protocol):
-    """Changes sorted by key, each key once; they can be gone through more than once. A list, or more than memory holds:
-    then the length is known only when they have been gone through, and asking for it before does so."""
+    """Changes sorted by key, each key once; they can be iterated more than once. A list, or more than memory holds:
+    then the length is known only after an iteration, and asking for it before that makes one."""
 
     def __iter__(self) -> Iterator[Change]: ...
 
@@ -30,7 +30,7 @@ class SortedChanges(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChangeColumns:
-    """Changes as two sequences of one length: no tuple is made and kept of each."""
+    """Changes as two sequences of one length: no tuple per change is made and kept."""
 
     sorted_keys: Sequence[bytes]
     values: Sequence[bytes | None]
@@ -55,7 +55,7 @@ class ChangeColumns:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Figures of one store at one moment; ``entries_estimate`` counts overwritten ones until they are compacted.
+    """Metrics of one store at one moment; ``entries_estimate`` counts overwritten entries until they are compacted.
 
     ``table_reader_bytes``: filters and indexes, which are outside of the block cache and within its bound.
     """
@@ -72,7 +72,7 @@ class StoreStatistics:
 class KeyedStore(ABC):
     """Committed state of one operator partition at one version.
 
-    Reads may come from several threads at once; ``apply`` and ``close`` need the store for themselves.
+    Reads may come from several threads at once; ``apply`` and ``close`` need exclusive access to the store.
     Raises StoreError when the store cannot be read or written, and from every call after ``close``.
     """
 
@@ -87,9 +87,9 @@ class KeyedStore(ABC):
     def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
         """Return the values of the keys, in their order, None where absent. Sorted keys are read fastest.
 
-        ``piece_keys`` above 0 cuts the list into store calls of that many keys: less CPU a key (the call's
-        working set stays in the processor's caches), but the GIL is taken once a piece. Use it on the one
-        busy thread; leave it 0 on a thread that reads beside a busy one.
+        ``piece_keys`` above 0 splits the list into store calls of that many keys: less CPU per key (the call's working
+        set stays in the processor's caches), but the GIL is acquired once per call. Use it on the one busy thread;
+        leave it 0 on a thread that reads while another one is busy.
         """
 
     @abstractmethod
@@ -104,19 +104,19 @@ class KeyedStore(ABC):
         return []
 
     def warm(self, positions: list[bytes]) -> None:
-        """Load what a scan reads at ``positions`` (sorted); a hint, for other threads than the one that scans.
+        """Load what a scan reads at ``positions`` (sorted); a hint, for threads other than the scanning one.
 
-        What is warm stays so while little else is read: see ``warm_positions_max``.
+        Loaded positions stay cached as long as little else is read: see ``warm_positions_max``.
         """
 
     @property
     def warm_positions_max(self) -> int:
-        """How many positions can be warm beside each other; known once ``cold`` has been asked."""
+        """How many positions can be loaded at the same time; known once ``cold`` has been called."""
         return 1 << 16
 
     @property
     def block_bytes(self) -> int:
-        """What one read of the device gives; 0 for a store that has none."""
+        """How many bytes one read of the device returns; 0 for a store that has none."""
         return 0
 
     @abstractmethod
@@ -144,8 +144,8 @@ class KeyedStore(ABC):
 
 
 class EmptyStore(KeyedStore):
-    """A store that has nothing, below writes that are never committed: they live in the overlay, and beyond its bound
-    in its scratch store."""
+    """An empty store, below writes that are never committed: they live in the memtable, and beyond its bound in its
+    scratch store."""
 
     version = EMPTY_VERSION
 
@@ -162,7 +162,7 @@ class EmptyStore(KeyedStore):
         return []
 
     def apply(self, changes: SortedChanges, version: int) -> None:
-        """Nobody commits to it."""
+        """Never called: nothing is committed to it."""
         raise AssertionError("what is written over an EmptyStore is not committed")
 
     def statistics(self) -> StoreStatistics:

@@ -1,8 +1,8 @@
-"""Local store folders: exclusive use, and knowing which content each of them holds.
+"""Local store folders: exclusive use, and the content that each of them holds.
 
 Owns: LocalStores, Lease and which slot of ``<local_dir>/<job_id>-<checkpoint>/<uid>/<partition>/slot-<k>`` is used.
-Invariants: a slot is used by one attempt at a time, across threads and processes; one whose record says "changing" is
-rebuilt. Must not import the overlay or anything of execution.
+Invariants: a slot is used by one attempt at a time, across threads and processes; a slot marked dirty ("changing") is
+rebuilt. Must not import the memtable or anything of execution.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _STALE_VERSIONS: Final = 16
 _ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
 _WAIT_POLL_SECONDS: Final = 0.02
 _COPY, _ON_THE_WAY, _EMPTY = range(3)
-_ON: Final = ("kept", "advanced")  # ways of a slot that was not built anew
+_ON: Final = ("kept", "advanced")  # ways of a slot that was not rebuilt
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class Lease:
-    """Exclusive use of one local store at exactly the base version; a context manager that gives it back.
+    """Exclusive use of one local store at exactly the base version; a context manager that releases it.
 
-    ``keep_open`` is offered the store when it is given back. ``cached``: what the process that gave the store up had
-    cached of this very content; None if that is not known.
+    On release, ``keep_open`` is offered the store. ``cached``: what the process that released the store had cached of
+    exactly this content; None if unknown.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Lease:
 
     @property
     def kept_folder(self) -> Path:
-        """Where a delta file is left under its base name, so that the next lease need not fetch it."""
+        """Where a delta file is kept under its base name, so that the next lease need not fetch it."""
         return self._slot.kept
 
     @property
     def scratch_folder(self) -> Path:
-        """Where ``open_scratch`` puts its store, and where others may put what goes with the lease."""
+        """Where ``open_scratch`` creates its store, and where others may store files that go with the lease."""
         return self._slot.scratch
 
     def open_scratch(self) -> RocksDBStore:
-        """An empty store beside the leased one, for what does not fit into memory; it goes with the lease."""
+        """An empty store next to the leased one, for what does not fit into memory; it goes with the lease."""
         with _explained(self._slot.scratch):
             self._slot.scratch.mkdir(exist_ok=True)
         self._scratch = RocksDBStore(new_store_folder(self._slot.scratch), self.store.options)
@@ -88,12 +88,12 @@ class Lease:
     def _drop_scratch(self) -> None:
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
-            with suppress(StoreError):  # nothing in it is of use any more
+            with suppress(StoreError):  # its content is of no further use
                 scratch.close()
         shutil.rmtree(self._slot.scratch, ignore_errors=True)
 
     def release(self, settle: bool = True) -> None:
-        """Give the store back; twice is allowed. A failed store is closed, and will be rebuilt.
+        """Release the store; a second call is allowed. A failed store is closed, and will be rebuilt.
 
         ``settle``: wait for the compaction that was started, and let the store stay open; without it the work of the
         compaction is lost.
@@ -129,19 +129,19 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.release(settle=error is None)  # a failure should be told at once
+            self.release(settle=error is None)  # report a failure at once
         except StoreError as releasing:
             if error is None:
                 raise
-            # A read that hangs keeps the store from closing; what the task failed for says more.
+            # A read that hangs keeps the store from closing; the task's own error is more useful.
             error.add_note(f"giving the local store back failed as well: {releasing}")
 
 
 class LocalStores:
     """The local store folders of one checkpoint on this machine.
 
-    ``local_dir`` is the folder that was configured; without one it is the user's own in the temporary directory. Stores
-    stay open among ``open_stores`` when they are given back, as far as those keep within ``open_bytes_max``.
+    ``local_dir`` is the configured folder; without one it is the user's own in the temporary directory. Released stores
+    stay open in ``open_stores`` as long as those keep within ``open_bytes_max``.
     """
 
     def __init__(
@@ -172,9 +172,9 @@ class LocalStores:
         options: RocksDBOptions | None = None,
         export_cache: GiveAway | None = None,
     ) -> Lease:
-        """Take a slot and bring its store to ``base``.
+        """Acquire a slot and restore its store to ``base``.
 
-        ``export_cache``: what goes with the store if it stays open and another process asks for it. Raises
+        ``export_cache``: supplies the cache for another process that requests the store while it stays open. Raises
         CheckpointCorruptionError naming a damaged checkpoint file, StoreError when no slot can be used.
         """
         folder = self._root / _checked(uid, "operator uid") / str(partition)
@@ -191,7 +191,7 @@ class LocalStores:
                 lease = self._open(slot, opened, base, options or RocksDBOptions(), export_cache, undo)
                 self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.way in _ON)
                 _compact_copy(lease.store, others, base)
-                undo.pop_all()  # the lease gives everything back from now on
+                undo.pop_all()  # from now on the lease releases everything
         return lease
 
     def _make(self, folder: Path) -> None:
@@ -207,7 +207,7 @@ class LocalStores:
             slot = Slot(folder)
             if _is_abandoned(slot) and slot.try_lock():
                 try:
-                    if _is_abandoned(slot):  # it may have been used between the two
+                    if _is_abandoned(slot):  # it may have been used in between
                         slot.clear()
                 finally:
                     slot.unlock()
@@ -216,7 +216,7 @@ class LocalStores:
         return [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
 
     def _take_slot(self, folder: Path, base: RestorePlan) -> tuple[Slot, RocksDBStore | None]:
-        """A slot that nobody uses now, and its store if that is open in this process."""
+        """An unused slot, and its store if that is open in this process."""
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
             for slot in sorted(self._slots(folder), key=lambda slot: _distance(slot, base)):
@@ -240,7 +240,7 @@ class LocalStores:
         export_cache: GiveAway | None,
         undo: ExitStack,
     ) -> Lease:
-        """``undo`` closes the store if the lease does not come about."""
+        """``undo`` closes the store if no lease is made."""
         started = time.monotonic()
         fetcher = Fetcher(self._files, base.version, slot.kept)
         record = slot.record()
@@ -256,7 +256,7 @@ class LocalStores:
             way, applied = ("rescaled" if base.rescaled else "rebuilt"), len(base.deltas)
         undo.callback(_closed, rocks)
         cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
-        slot.taken_over = False  # from now on it is this process that has it
+        slot.taken_over = False  # from now on this process holds it
         shutil.rmtree(slot.scratch, ignore_errors=True)
         shutil.rmtree(slot.kept, ignore_errors=True)
         slot.kept.mkdir()
@@ -268,8 +268,9 @@ class LocalStores:
         return Lease(slot, base, rocks, restored, keep, cached)
 
     def _drop_leftovers(self, lease: Lease, others: list[Slot], is_replaced: bool) -> None:
-        """Remove stores that nobody will use, and what processes that died had spilled. ``is_replaced``: by its copy,
-        that is, so that what stands on the way to the base goes, too; who has it open gives what is cached of it."""
+        """Remove stores that will not be used, and spilled files of processes that died. ``is_replaced``: by its
+        compacted copy, so stores on the way to the base are removed as well; the process that has one open exports its
+        cache."""
         base = lease.base
 
         def is_superseded(slot: Slot) -> bool:
@@ -288,7 +289,7 @@ class LocalStores:
                 try:
                     if slot.taken_over:
                         lease.cached = read_cached(slot.cached, base.lineage)
-                    if is_useless(slot):  # it may have been used between the two
+                    if is_useless(slot):  # it may have been used in between
                         slot.clear()
                     shutil.rmtree(slot.scratch, ignore_errors=True)
                 finally:
@@ -303,7 +304,8 @@ def _advanced(
     options: RocksDBOptions,
     opened: RocksDBStore | None,
 ) -> RocksDBStore | None:
-    """Open the slot's store if it is not, and ingest what it lacks; None when the folder turns out to be unusable."""
+    """Open the slot's store if it is closed, and ingest what it lacks; None when the folder turns out to be
+    unusable."""
     rocks = opened
     try:
         if rocks is None:
@@ -318,7 +320,7 @@ def _advanced(
         if rocks is not None:
             _closed(rocks)
         if isinstance(error, StoreError):
-            # The local folder is only a copy: rebuild it, and let that fail if the disk is to blame.
+            # The local folder is only a copy: rebuild it; that fails if the disk is the cause.
             return None
         raise
     return rocks
@@ -354,7 +356,7 @@ def _distance(slot: Slot, base: RestorePlan) -> tuple[int, int]:
 
 
 def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: RestorePlan) -> None:
-    """Have a copy of the store compacted beside the micro-batches to come, unless one is, or waits to be used."""
+    """Start a background compaction of a copy of the store, unless one is running or waits to be used."""
     if not rocks.wants_compacted_copy() or any(is_copy(slot, base) for slot in others):
         return
     for slot in sorted(others, key=lambda slot: _distance(slot, base)[0] != _EMPTY):

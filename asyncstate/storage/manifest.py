@@ -1,4 +1,4 @@
-"""What a committed micro-batch consists of: the manifest and its parts, and their JSON form.
+"""The content of a committed micro-batch: the manifest and its parts, and their JSON form.
 
 Owns: Manifest, OperatorManifest, GraphManifest, StateSpec, PartitionManifest, SnapshotRef, DeltaRef, FileRef,
 EpochStart, their encoding, and the names of files in the checkpoint. Invariant: a manifest is self-contained (all
@@ -99,11 +99,11 @@ class AppliedTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One operator: its class, its parallelism, what its schema was, its states and partitions.
+    """One operator: its class, its parallelism, its schema at the time, its states and partitions.
 
-    ``route``: the positions of the key columns that decide a key's group; empty: all of them. ``applied``: where later
-    micro-batches have left it out, when it was applied; else that was in the manifest's own micro-batch.
-    ``meaning``: what the operator says that its states depend on, as names and texts; empty: nothing is known.
+    ``route``: the positions of the key columns that decide a key's group; empty: all of them. ``applied``: when the
+    operator was last applied, if later micro-batches have left it out; else that was in the manifest's own micro-batch.
+    ``meaning``: what the operator's states depend on, as names and texts; empty: nothing is known.
     """
 
     uid: str
@@ -122,7 +122,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bool(self.states) or any(one.snapshot is not None or one.deltas for one in self.partitions)
 
     def summed_statistics(self) -> Metrics:
-        """Figures of the micro-batch that committed it, summed over the partitions."""
+        """Metrics of the micro-batch that committed it, summed over the partitions."""
         return sum_metrics(partition.statistics for partition in self.partitions)
 
     def partition(self, number: int) -> PartitionManifest:
@@ -133,7 +133,7 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SinkManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the rows of a sink were: ``changes`` of earlier rows or insertions only; the conditions and the computed
     columns on their way; ``inputs``, where they came from: ``uid`` or ``uid:side output`` of an operator, ``:name`` of
-    a source. None: whatever the next program says."""
+    a source. None: the next program decides."""
 
     changes: bool
     filters: str | None = None
@@ -142,7 +142,7 @@ class SinkManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GraphManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the graph of a job was: its sources so far, each with whether it began with initial rows, and its sinks."""
+    """The graph of a job: its sources so far, each with whether it began with initial rows, and its sinks."""
 
     sources: dict[str, bool] = {}
     sinks: dict[str, SinkManifest] = {}
@@ -151,10 +151,10 @@ class GraphManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One committed version of a job's state. Times are microseconds since the epoch.
 
-    ``base`` is the version it was computed from; ``sources`` holds per watermark source its highest event time
-    seen minus its delay; ``processing_time`` is when the micro-batch started; ``final`` says that the input had
-    ended. ``heard``: of each source that can be idle, the start of the last micro-batch with an event of it; ``idle``:
-    those that do not hold the watermark. ``graph``: None where no graph has run.
+    ``base`` is the version it was computed from; ``sources`` holds, per watermark source, its highest event time seen
+    minus its delay; ``processing_time`` is when the micro-batch started; ``final`` says that the input had ended.
+    ``heard``: for each source that can be idle, the start of the last micro-batch with an event of it; ``idle``: those
+    that do not hold back the watermark. ``graph``: None where no graph has run.
     """
 
     job_id: str
@@ -183,7 +183,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who claimed a checkpoint, for messages."""
+    """The claimant of a checkpoint, for messages."""
 
     epoch: int
     job_id: str
@@ -209,7 +209,7 @@ class EpochStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ManifestKey(NamedTuple):
-    """What the name of a manifest says: ``commit`` counts the commits of its epoch, from 0 on."""
+    """The parts of a manifest's name: ``commit`` counts the commits of its epoch, from 0 on."""
 
     batch_id: int
     epoch: int
@@ -226,7 +226,7 @@ class _Versioned(msgspec.Struct):
 
 
 def extend_lineage(lineage: str, file: FileRef) -> str:
-    """Name the content that results from laying a delta file over the content named ``lineage``."""
+    """Name the content that results from applying a delta file to the content named ``lineage``."""
     return xxhash.xxh3_128_hexdigest(f"{lineage}|{file.name}|{file.checksum}".encode())
 
 
@@ -238,8 +238,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, name: str) -> Manifest:
     """Read what ``encode_manifest`` wrote; ``name`` is the file, for messages.
 
-    Raises CheckpointCorruptionError when bytes were changed or say what cannot be, CheckpointError when another release
-    wrote them.
+    Raises CheckpointCorruptionError when bytes were changed or the content is impossible, CheckpointError when another
+    release wrote them.
     """
     manifest = _unsealed(data, name, "a manifest", Manifest)
     wrong = next(_impossible(manifest), None)
@@ -249,7 +249,7 @@ def decode_manifest(data: bytes, name: str) -> Manifest:
 
 
 def _impossible(manifest: Manifest) -> Iterator[str]:
-    """What no release writes, though it is of the right form: it would lead out of a folder or never end."""
+    """Well-formed content that no release writes: it would lead out of a folder or never end."""
     counts = [("max_parallelism", manifest.max_parallelism)]
     counts += [(f"parallelism of operator {o.uid!r}", o.parallelism) for o in manifest.operators.values()]
     for what, count in counts:
@@ -282,7 +282,7 @@ def _depth(text: str) -> int:
 
 
 def is_file_name(name: str) -> bool:
-    """True for what can name a file below the root of a checkpoint, and nowhere else."""
+    """Whether the name can be that of a file below the root of a checkpoint, and nowhere else."""
     return "\0" not in name and not any(part in ("", ".", "..") for part in name.split("/"))
 
 

@@ -1,8 +1,8 @@
 """This micro-batch's writes over the committed store, with a bounded read cache between the two.
 
-Owns: MemTable. Invariants: writes live only in its WriteBuffer until they become a delta file; the read
-cache holds what ``store`` says, spilled writes included, never a write in memory until ``spill`` or ``release`` folds
-it in. One thread uses an overlay (the mailbox); other threads may only call ``read_store`` and ``warm_store``.
+Owns: MemTable. Invariants: writes live only in its WriteBuffer until they become a delta file; the read cache holds
+what is in ``store``, spilled writes included, and no write in memory until ``spill`` or ``release`` merges it in. One
+thread uses a memtable (the mailbox); other threads may only call ``read_store`` and ``warm_store``.
 Must not import rocksdict or anything of execution.
 """
 
@@ -28,11 +28,11 @@ from asyncstate.storage.value_cache import (
 from asyncstate.storage.write_buffer import WriteBuffer, WriteStatistics
 
 LIST_GET_KEYS: Final = 128
-"""Keys a store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
+"""Keys per store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
 
 _SAMPLED_OF: Final = 32
 TIMED_EVERY: Final = 8
-"""Of the single gets one in so many is timed: that costs a twentieth of a hot get."""
+"""One in so many single gets is timed: that costs a twentieth of a hot get."""
 
 TimedGet = Callable[[bytes, bytes | None, float], None]
 
@@ -43,9 +43,9 @@ class MemTableStatistics:
 
     ``store_reads``: keys that reached the store, by single and by list gets; ``read_batches``, ``read_batch_keys``: the
     latter and the keys in them; ``read_batch_seconds``: what the task's own thread spent in them.
-    ``bundle_read_bytes``: values that the store gave bundles, estimated. ``scans``: range reads. ``cache_carried``:
-    entries that an earlier micro-batch left; ``cache_evictions``: entries dropped for want of room;
-    ``cache_bytes_peak``, ``cache_bytes_limit``: memory of cached values, and its bound.
+    ``bundle_read_bytes``: values that the store returned to bundles, estimated. ``scans``: range reads.
+    ``cache_carried``: entries that an earlier micro-batch left; ``cache_evictions``: entries evicted because the cache
+    was full; ``cache_bytes_peak``, ``cache_bytes_limit``: memory of cached values, and its bound.
     """
 
     reads: Count
@@ -67,14 +67,14 @@ class MemTableStatistics:
 class MemTable:
     """Reads see this batch's writes in memory, then the read cache, then spilled writes, then the store.
 
-    ``read_cache_bytes`` bounds the read cache: what was read lately, in a young generation of a quarter of it at
-    most, and what was read or written before (see ``ValueCache``). ``carried`` is the cache that an earlier
-    micro-batch left for the store's very content; the overlay owns it from then on. Scans go by the cache: a page is
-    the iteration's own, whatever the cache drops meanwhile.
+    ``read_cache_bytes`` bounds the read cache: recently read entries, in a young generation of a quarter of it at most,
+    and entries read or written before (see ``ValueCache``). ``carried`` is the cache that an earlier micro-batch left
+    for exactly the store's content; the memtable owns it from then on. Scans bypass the cache: a page belongs to the
+    iteration, whatever the cache drops meanwhile.
 
-    ``bound`` says how much memory writes may take and where to spill them; without it they all stay in memory. Writes
-    are spilled when somebody calls ``spill``, never by a write: what was read before and is not answered yet must be
-    known to be safe (see ``spills``).
+    ``bound`` sets how much memory writes may take and where to spill them; without it they all stay in memory. Writes
+    are spilled only by a call of ``spill``, never by a write: values that were read before and are not answered yet
+    must be known to be safe (see ``spills``).
     """
 
     __slots__ = (
@@ -108,10 +108,10 @@ class MemTable:
     exceeds: Callable[..., bool]
     """True when the writes in memory exceed their bound: spill them when that is safe. See ``SizeEstimator.look``."""
     rows_to_look: Callable[[int], int]
-    """After how many rows to ask ``exceeds`` again: ``SizeEstimator.rows_to_look``."""
+    """After how many rows to check ``exceeds`` again: ``SizeEstimator.rows_to_look``."""
     spills: int
-    """How often writes have been moved to disk. What ``store`` said at another number is right only with newer writes
-    laid over it (``apply_writes``), and must not be remembered."""
+    """How often writes have been moved to disk. What ``store`` returned at another number is right only with newer
+    writes applied to it (``apply_writes``), and must not be cached."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class MemTable:
         self._store_get = store.get
         self._timed_get: TimedGet | None = None
         self._write_into(WriteBuffer(store, bound))
-        self._holds = False  # some of the writes, which ``_settled`` has in ``_writes``
+        self._holds = False  # some writes are buffered columns, which ``_settled`` moves to ``_writes``
         self.spills = 0
         self._clean = ValueCache() if carried is None else carried
         self._clean.begin(read_cache_bytes)
@@ -141,7 +141,7 @@ class MemTable:
         self.rows_to_look = buffer.meter.rows_to_look
 
     def leave_out(self, state_ids: frozenset[int]) -> None:
-        """Keep nothing of these states in the read cache: they have one of their own. Before anything is read."""
+        """Keep nothing of these states in the read cache: they have their own. Call it before anything is read."""
         self._clean.leave_out(state_ids)
 
     def peek(self, key: bytes) -> Peeked:
@@ -159,7 +159,7 @@ class MemTable:
         return value
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key, None when absent; asks the store when memory cannot tell."""
+        """Return the value of a key, None when absent; reads the store when memory does not know the key."""
         # ``peek`` and ``fetch`` in one: this is called for every record
         if self._holds:
             self._settled()
@@ -175,12 +175,12 @@ class MemTable:
         return value
 
     def _recall(self, key: bytes) -> Peeked:
-        """Look into what was read ahead and into the older generations; what is found there is young again."""
+        """Look into prefetched values and the older generations; a hit in the latter is promoted to the young one."""
         if self._early:
             value: Peeked = self._early.pop(key, MISSING)
             if value is not MISSING:
-                # The store was asked for it, only earlier. ``remember``, of a key that is not young, without a call:
-                # this is the way of most records of a micro-batch.
+                # A store read, only made earlier. The same as ``remember`` of a key that is not young, inlined: most
+                # records of a micro-batch take this branch.
                 self._misses += 1
                 clean = self._clean
                 clean.young[key] = value
@@ -191,7 +191,7 @@ class MemTable:
         return self._clean.recall(key)
 
     def fetch(self, key: bytes) -> bytes | None:
-        """Ask the store, for a key that ``peek`` did not know, and remember the answer."""
+        """Read a key that ``peek`` did not know from the store, and cache the answer."""
         self._store_reads += 1
         clean = self._clean
         value = clean.young[key] = self._store_get(key)
@@ -201,7 +201,7 @@ class MemTable:
         return value
 
     def time_gets(self, timed: TimedGet) -> None:
-        """Have every eighth single get of the store timed: ``timed`` is given its key, its answer and its seconds."""
+        """Time every eighth single get of the store: ``timed`` is called with its key, its answer and its seconds."""
         self._timed_get = timed
         get, counted = self.store.get, 0
 
@@ -218,7 +218,7 @@ class MemTable:
         self._store_get = get_and_time
 
     def remember(self, key: bytes, value: bytes | None) -> None:
-        """Keep a value that was read from the store (None: it is absent) for later reads."""
+        """Cache a value that was read from the store (None: it is absent) for later reads."""
         self._clean.remember(key, value)
 
     def delete(self, key: bytes) -> None:
@@ -226,7 +226,7 @@ class MemTable:
         self._writes[key] = None
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the values of the keys in their order; what memory lacks is read in one store call and remembered."""
+        """Return the values of the keys in their order; what memory lacks is read in one store call and cached."""
         answers, unknown = self.peek_many(keys)
         if not unknown:
             return answers  # type: ignore[return-value]  # no MISSING is left in it
@@ -253,28 +253,28 @@ class MemTable:
         self._misses += len(unknown)
         return answers, unknown
 
-    # -- what is read before it is asked for --------------------------------------------------------
+    # -- prefetched values ---------------------------------------------------------------------------
 
     def unknown(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Those of ``keys`` that memory does not know, in their order; counts as no read."""
+        """Those of ``keys`` that memory does not know, in their order; does not count as a read."""
         left: Iterable[bytes] = keys
         for entries in (self._settled(), self._clean.young, *self._clean.older, self._early):
             left = filterfalse(entries.__contains__, left)
         return list(left)
 
     def keep_read_ahead(self, keys: Iterable[bytes], values: Iterable[bytes | None]) -> None:
-        """Hold what ``store`` says until it is asked for, or dropped: beside the cache, so that it is not evicted."""
+        """Hold values of ``store`` until they are read or dropped: outside the cache, so that they are not evicted."""
         self._early.update(zip(keys, values, strict=True))
 
     def drop_read_ahead(self, keys: Iterable[bytes]) -> int:
-        """Let go of what nobody has asked for; how many of ``keys`` those were."""
+        """Drop prefetched values that were not read; return how many of ``keys`` those were."""
         before = len(self._early)
         for key in filter(self._early.__contains__, keys):
             del self._early[key]
         return before - len(self._early)
 
     def read_store(self, keys: list[bytes]) -> list[bytes | None]:
-        """A list get below memory, in one piece; for other threads, as ``warm_store``."""
+        """A list get below memory, in one call; for other threads, like ``warm_store``."""
         return self.store.get_many(keys)
 
     def warm_store(self, positions: list[bytes]) -> None:
@@ -293,10 +293,10 @@ class MemTable:
         spills: int,
         written: Sequence[Peeked] | None,
     ) -> list[bytes | None]:
-        """Lay this batch's writes over answers for the same keys that memory and store gave earlier.
+        """Apply this batch's writes to answers for the same keys that memory and store gave earlier.
 
-        ``spills``: what ``self.spills`` was when they were asked for. ``written``: the writes in memory as they were
-        when the answers were wanted; nothing may have been spilled since.
+        ``spills``: the value of ``self.spills`` at the time of the request. ``written``: the writes in memory as they
+        were when the answers were requested; nothing may have been spilled since.
         """
         if spills != self.spills:
             assert isinstance(self.store, SpilledWrites)
@@ -307,24 +307,25 @@ class MemTable:
         return [old if new is MISSING else new for new, old in pairs]
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Keep many answers of the store, unless they are too many or the cache rests."""
+        """Cache many answers of the store, unless they are too many or the cache is disabled."""
         self._clean.remember_many(keys, values)
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Write many values (None deletes); of a repeated key the last value counts. The sequences are handed over."""
+        """Write many values (None deletes); of a repeated key the last value counts. The caller gives up the
+        sequences."""
         if self._buffer.hold(keys, values):
             self._holds = True
         else:
             self._settled().update(zip(keys, values, strict=True))
 
     def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
-        """Write the last there is of a state (sorted, each key once, None deletes), which nobody reads any more; for
-        states that are left out. ``size_bytes``: of all keys and values. False if that is for ``put_many`` to do. The
-        sequences are handed over."""
+        """Write the final values of a state (sorted, each key once, None deletes), which are not read any more; for
+        states that are left out of the cache. ``size_bytes``: of all keys and values. False if the caller must use
+        ``put_many`` instead. The caller gives up the sequences."""
         return not keys or self._buffer.finish(keys, values, size_bytes)
 
     def _settled(self) -> Entries:
-        """This batch's writes in memory, all of them: whoever reads them gets them here."""
+        """Return all of this batch's writes in memory, materializing buffered columns first."""
         if self._holds:
             self._holds = False
             self._buffer.settle()
@@ -335,7 +336,7 @@ class MemTable:
         self._settled().update(dict.fromkeys(keys))
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return at most ``limit`` entries with start <= key < end, ascending, writes laid over the store.
+        """Return at most ``limit`` entries with start <= key < end, ascending, with writes applied over the store.
 
         For the next page pass the last key + b"\\0" as ``start``; writing and deleting between pages is safe.
         A page shorter than ``limit`` was the last.
@@ -348,15 +349,15 @@ class MemTable:
         return scan_over(self._buffer.scan, self.store.scan, start, end, limit)
 
     def scan_on(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """``scan``, to go on with a page that one has begun: the two count as one."""
+        """Continue a page that ``scan`` has begun: the two count as one scan."""
         self._scans -= 1
         return self.scan(start, end, limit)
 
     def spill(self) -> None:
-        """Move the writes to disk. Reads go on seeing them; the memory is free.
+        """Move the writes to disk. Reads still see them; the memory is free.
 
-        Nothing that was asked of ``store`` before may be remembered after this, nor answered without ``apply_writes``:
-        look at ``spills``. Raises StoreError with nothing lost when the disk cannot be written.
+        After this, no earlier answer of ``store`` may be cached, nor returned without ``apply_writes``: check
+        ``spills``. Raises StoreError with nothing lost when the disk cannot be written.
         """
         self._settled()
         spilled = self._buffer.spill()
@@ -375,10 +376,10 @@ class MemTable:
         return self._buffer.changes()
 
     def release(self) -> ValueCache:
-        """End of the micro-batch: the cache as it is right for the store with this batch's writes in it.
+        """End the micro-batch; return the cache as it is right for the store with this batch's writes in it.
 
-        The overlay must not be used any more. Writes that do not fit leave the cache empty, since it would
-        contradict them, and so does a cache that did not pay, for a while.
+        The memtable must not be used any more. The cache is empty if the writes do not fit, since it would contradict
+        them, and for a while if lookups cost more than they saved.
         """
         cached = self._clean
         if cached.end(self._timed_seconds / self._timed_keys if self._timed_keys else 0.0):
@@ -387,13 +388,13 @@ class MemTable:
         return cached
 
     def _let_go(self) -> None:
-        # State objects refer to the overlay and are in cycles of references: without this, a micro-batch's writes would
-        # stay until the garbage collector looks for such cycles, which a few large objects do not make it do.
+        # State objects refer to the memtable and are in cycles of references: without this, a micro-batch's writes
+        # would stay until the garbage collector searches for such cycles, which a few large objects do not trigger.
         self._write_into(WriteBuffer(cast(KeyedStore, self.store), None))
         self._clean, self._early = ValueCache(), {}
 
     def count_list_get(self, num_keys: int, seconds: float | None = None) -> None:
-        """Count a list get made on the store for this overlay, possibly by another thread's hand.
+        """Count a list get made on the store for this memtable, possibly by another thread.
 
         ``seconds``: how long it took, if it was this thread that waited.
         """
@@ -405,13 +406,13 @@ class MemTable:
         self._store_reads += num_keys
 
     def count_bundle_read(self, values: Sequence[bytes | None]) -> None:
-        """Count what the store gave a bundle, by a sample of it."""
+        """Count the bytes that the store returned to a bundle, estimated from a sample."""
         sampled = values[::_SAMPLED_OF]
         if sampled:
             self._bundle_read_bytes += sum(map(len, filter(None, sampled))) * (len(values) / len(sampled))
 
     def statistics(self) -> MemTableStatistics:
-        """Of this micro-batch."""
+        """The statistics of this micro-batch."""
         self._clean.note_bytes()
         return MemTableStatistics(
             reads=self._reads,

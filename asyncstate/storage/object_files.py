@@ -1,10 +1,10 @@
-"""Checkpoint files in an object store, or in whatever else pyarrow has a file system for.
+"""Checkpoint files in an object store, or in any other file system that pyarrow supports.
 
-Owns: ObjectFiles, ``checkpoint_files``, which opens any place, ``existing_files``, which makes none, and Retries: which
-failures pass, and trying again. Invariants: an object
-appears whole: the stores of ``_WHOLE_OBJECTS`` show an upload when it is complete, elsewhere a temporary file is
-renamed; no message shows the place's credentials; attempts and total time are bounded, and only what can be repeated
-without harm is: reads, deletes, and writes of a whole object under its own name. Must not know what the files mean.
+Owns: ObjectFiles, ``checkpoint_files``, which opens any location, ``existing_files``, which creates none, and Retries:
+which failures are transient, and trying again. Invariants: an object appears whole: the stores of ``_WHOLE_OBJECTS``
+show an upload when it is complete, elsewhere a temporary file is renamed; no message shows the location's credentials;
+attempts and total time are bounded, and only operations that can be repeated without harm are retried: reads, deletes,
+and writes of a whole object under its own name. Must not interpret the files.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PASSING_NUMBERS: Final = frozenset(
         *("ENETDOWN", "ENETUNREACH", "EPIPE", "ETIMEDOUT"),
     )
 )
-# What S3, GCS and Azure name, in pyarrow's texts, when asking again cannot help.
+# Names in pyarrow's texts by which S3, GCS and Azure report errors that a retry cannot fix.
 _LASTING_TEXTS: Final = re.compile(
     r"ACCESS_DENIED|PERMISSION_DENIED|UNAUTHENTICATED|MISSING_AUTHENTICATION|SIGNATURE_DOES_NOT_MATCH|"
     r"INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|INVALID_SIGNATURE|UNRECOGNIZED_CLIENT|OPT_IN_REQUIRED|"
@@ -70,7 +70,7 @@ _LASTING_TEXTS: Final = re.compile(
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tell whether trying again may help: a timeout, throttling, a failing server or connection."""
+    """Whether trying again may help: a timeout, throttling, a failing server or connection."""
     if not isinstance(error, OSError) or isinstance(error, _LASTING_KINDS):
         return False
     if error.errno is not None:
@@ -82,7 +82,7 @@ def is_passing(error: BaseException) -> bool:
 class Retries:
     """At most ``attempts`` tries, none begun later than ``timeout_seconds`` after the first.
 
-    The waits between grow from 0.1 to 10 seconds, with jitter.
+    The waits between them grow from 0.1 to 10 seconds, with jitter.
     """
 
     attempts: int = 5
@@ -102,8 +102,8 @@ class Retries:
 def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFiles:
     """Open the checkpoint at ``place``: a path or ``file:`` URI is a folder, any other URI goes to pyarrow.
 
-    Credentials that the URI does not hold come from the environment, as the store's own tools take them. Raises
-    ConfigurationError for a URI that cannot be used, CheckpointError when the place cannot be reached.
+    Credentials that the URI does not hold come from the environment, as for the store's own tools. Raises
+    ConfigurationError for a URI that cannot be used, CheckpointError when the location cannot be reached.
     """
     if "\0" in place:
         raise ConfigurationError(f"async-state.checkpoint-dir is {redact(place)!r}; a path has no NUL in it")
@@ -113,7 +113,7 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
     try:
         file_system, small_objects, base = retries.call(lambda: _file_systems(place))
     except (pa.ArrowException, ValueError, TypeError) as error:
-        # Not chained, here and below: what pyarrow and the stores say may repeat the URI.
+        # Not chained, here and below: error texts of pyarrow and the stores may repeat the URI.
         raise ConfigurationError(
             f"async-state.checkpoint-dir is {redact(place)}, which pyarrow cannot use: "
             f"{redact_in(str(error), place)}. Give a path, or the URI of a store that pyarrow knows, such as "
@@ -132,9 +132,9 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
 
 
 def existing_files(place: str, what: str, hint: str) -> CheckpointFiles:
-    """``checkpoint_files`` of a place that is only read at first: a folder that is not there is an error and not made.
+    """``checkpoint_files`` of a location that is only read at first: a missing folder is an error and is not created.
 
-    ``what`` should be there, ``hint`` says what to give instead. Raises CheckpointError, and as ``checkpoint_files``.
+    ``what`` is expected there, ``hint`` says what to pass instead. Raises CheckpointError, and as ``checkpoint_files``.
     """
     if not is_uri(place):
         try:
@@ -150,7 +150,7 @@ def existing_files(place: str, what: str, hint: str) -> CheckpointFiles:
 
 @functools.lru_cache(maxsize=16)
 def _file_systems(place: str) -> tuple[fs.FileSystem, fs.FileSystem, str]:
-    # Once a process: they hold connections, and without a region they ask the store for the bucket's.
+    # Once per process: they hold connections, and without a region they request the bucket's from the store.
     scheme = urlsplit(place).scheme
     if scheme not in _S3_SCHEMES:
         file_system, base = fs.FileSystem.from_uri(place)
@@ -169,8 +169,8 @@ def _s3_uri(place: str, delayed_open: bool) -> str:
 class ObjectFiles(CheckpointFiles):
     """Files below ``base`` of a pyarrow file system; ``small_objects`` is the same store, opened for few requests.
 
-    Needs a store that lists an object as soon as it is written, as S3, GCS, Azure, HDFS and MinIO do. An object
-    without content does not count: it marks a folder, or an upload that has begun.
+    Needs a store that lists an object as soon as it is written, as S3, GCS, Azure, HDFS and MinIO do. An object without
+    content does not count: it marks a folder, or an upload that has begun.
     """
 
     def __init__(
@@ -189,17 +189,17 @@ class ObjectFiles(CheckpointFiles):
         self._retries = retries or Retries()
 
     def put_file(self, local: str | Path, name: str) -> None:
-        """Upload a local file, large ones in parts at a time."""
+        """Upload a local file, a large one in several parts at a time."""
 
         def upload() -> None:
-            # Mapped, so that one write hands over the whole content: the object is complete or fails.
+            # Mapped, so that one write passes the whole content: the object is complete or fails.
             with pa.memory_map(str(local)) as source:
                 self._upload(self._path(name), source.read_buffer())
 
         self._try("write", name, upload)
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Upload bytes. Where a file is renamed into place, a reader may for a moment find none."""
+        """Upload bytes. Where files are renamed into place, a reader may briefly find none."""
         self._try("write", name, lambda: self._upload(self._path(name), data))
 
     def put_files(self, files: Iterable[tuple[Path, str]]) -> None:
@@ -226,7 +226,7 @@ class ObjectFiles(CheckpointFiles):
         return info.size if _counts(info) else None
 
     def list(self, prefix: str) -> list[str]:
-        """List what is below the folder that ``prefix`` begins with."""
+        """List everything below the folder that ``prefix`` begins with."""
         folder = "/".join(part for part in (self._base, prefix.rpartition("/")[0]) if part)
         selector = fs.FileSelector(folder, allow_not_found=True, recursive=True)
         found = self._try("list", prefix, lambda: self._fs.get_file_info(selector))
@@ -266,7 +266,7 @@ class ObjectFiles(CheckpointFiles):
 
     def _upload(self, path: str, data: Any) -> None:
         if self._fs.type_name in _WHOLE_OBJECTS:
-            # With a delayed open S3 takes a small object in one request instead of three. Not so a large one: when its
+            # With a delayed open S3 takes a small object in one request instead of three. Not a large one: when its
             # upload fails at the start, pyarrow stores what it has in memory once the stream is garbage.
             small = len(data) <= _SMALL_BYTES_MAX
             _write(self._small_objects if small else self._fs, path, data)
@@ -311,7 +311,7 @@ class ObjectFiles(CheckpointFiles):
 
 
 def _write(file_system: fs.FileSystem, path: str, data: Any) -> None:
-    # No `with`: closing after a failed write would complete the upload of what came through.
+    # No `with`: closing after a failed write would complete the upload of the bytes that arrived.
     stream = file_system.open_output_stream(path)
     stream.write(data)
     stream.close()

@@ -1,10 +1,10 @@
-"""Who owns a checkpoint: claims, and the start of each epoch.
+"""The ownership of a checkpoint: claims, and the start of each epoch.
 
-Owns: Epochs and the names below ``owners/``. Invariants: an epoch has at most one owner, though the store need
-not know "create unless it exists": a claimant writes a claim under a name of its own and then lists, so of two the
-later writer sees the other, and whoever sees another claim of its epoch, or a newer one, has lost it. An epoch counts
-from its start record on, which is written once and says which versions it takes over. Needs files that are listed as
-soon as they are written. Must not import checkpoint.
+Owns: Epochs and the names below ``owners/``. Invariants: an epoch has at most one owner, though the store need not
+support "create unless it exists": a claimant writes a claim under a unique name and then lists, so of two claimants the
+later writer sees the other, and a claimant that sees another claim of its epoch, or a newer one, has lost it. An epoch
+counts from its start record on, which is written once and names the versions that it takes over. Needs files that are
+listed as soon as they are written. Must not import checkpoint.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _WAIT_MAX_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What one look at ``owners/`` shows: the claims of each epoch and the epochs that have started."""
+    """One listing of ``owners/``: the claims of each epoch and the epochs that have started."""
 
     claims: dict[int, list[str]]
     starts: list[int]
 
     @property
     def newest(self) -> int:
-        """The newest epoch that anybody has claimed, 0 when nobody has."""
+        """The newest claimed epoch, 0 if none is."""
         return max(self.claims, default=0)
 
 
 def wait_at_random(attempt: int) -> None:
-    """Sleep before the next try of a claim: up to twice as long each time, at random, so that rivals part."""
+    """Sleep before the next try of a claim: up to twice as long each time, at random, so that rivals separate."""
     time.sleep(random.uniform(0, min(_WAIT_MAX_SECONDS, _WAIT_FIRST_SECONDS * 2**attempt)))
 
 
@@ -87,7 +87,7 @@ class Epochs:
         )
 
     def try_claim(self, epoch: int, job_id: str) -> Owner | None:
-        """Claim this epoch; None when somebody else has claimed it too, or a newer one."""
+        """Claim this epoch; None when another driver has claimed it too, or a newer one."""
         owner = Owner(epoch, job_id, socket.gethostname(), os.getpid(), time.time())
         name = f"{_FOLDER}{epoch:010d}.{uuid.uuid4().hex}.claim.json"
         self._files.put_bytes(name, msgspec.json.encode(owner))
@@ -102,7 +102,7 @@ class Epochs:
         return owner if listed.claims[epoch] == [name] else None
 
     def begin(self, start: EpochStart) -> None:
-        """Write the start of an epoch that was claimed, and forget long past ones."""
+        """Write the start of an epoch that was claimed, and remove epochs long past."""
         self._files.put_bytes(_start_name(start.epoch), encode_start(start))
         self._starts = {start.epoch: start}
         listed = self.look()
@@ -130,7 +130,7 @@ class Epochs:
             ) from error
 
     def describe(self, listed: Listed) -> str:
-        """Say who has claimed the newest epoch."""
+        """Describe the claimant of the newest epoch."""
         epoch = listed.newest
         try:
             claim = self._files.get_bytes(listed.claims[epoch][0])

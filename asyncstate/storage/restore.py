@@ -1,8 +1,7 @@
 """Bringing a local RocksDB folder to a base version: fetching, verifying, replaying, rescaling.
 
-Owns: Fetcher, build_store and advance. Invariant: no file reaches a store unverified; a
-function here either leaves the folder at exactly the wanted content or raises. Must not decide which folder
-to use.
+Owns: Fetcher, build_store and advance. Invariant: no file reaches a store unverified; a function here either leaves the
+folder at exactly the required content or raises. Must not decide which folder to use.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ class RestoreStatistics:
 
 
 class Fetcher:
-    """Fetches verified files, several at a time; what the writing task left in ``kept`` (by base name) is not fetched
-    again.
+    """Fetches verified files, several at a time; files that the writing task left in ``kept`` (by base name) are not
+    fetched again.
 
-    ``version`` is the one being restored: a damaged file's error says which older version to go back to.
+    ``version`` is the one being restored: a damaged file's error names an older version to go back to.
     """
 
     def __init__(self, files: CheckpointFiles, version: int, kept: Path | None = None) -> None:
@@ -109,7 +108,7 @@ def _fetched(folder: Path, path: Path, base: RestorePlan, fetcher: Fetcher) -> l
     else:
         path.mkdir(parents=True)
         snapshot = [(ref, path / local_name) for local_name, ref in base.snapshot.files.items()]
-        # All in one go: the deltas come while a large file of the snapshot is on its way.
+        # All together: the deltas arrive while a large file of the snapshot is being transferred.
         fetcher.fetch([*snapshot, *deltas])
     return [local for _, local in deltas]
 
@@ -128,8 +127,8 @@ def _collected(folder: Path, base: RestorePlan, fetcher: Fetcher, options: Rocks
 def _entries(
     folder: Path, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions
 ) -> Iterator[tuple[bytes, bytes]]:
-    # Old partitions hold ascending, disjoint key group ranges: their entries follow each other in key order.
-    # Broadcast state is above them all and the same in each: it comes from the last one, which is still open then.
+    # Old partitions hold ascending, disjoint key group ranges: their entries follow each other in key order. Broadcast
+    # state comes after them all and is the same in each: it is read from the last one, which is still open then.
     assert base.groups is not None
     start, end = group_bounds(*base.groups)
     for source in base.sources:

@@ -1,4 +1,4 @@
-"""What a task must start from: one partition's content at the base version, rescaled if need be.
+"""The start of a task: one partition's content at the base version, rescaled if necessary.
 
 Owns: RestorePlan and the arithmetic of key groups. Invariant: bases with equal lineage have equal content,
 so a local store of that lineage may be used as it is. Must not do I/O.
@@ -26,9 +26,9 @@ GROUP_BYTES = 2
 class RestorePlan(msgspec.Struct, frozen=True):
     """Where one partition of a micro-batch starts; the driver makes it and ships it to the task.
 
-    Either snapshot and deltas, or, after a change of parallelism, ``sources`` (old partitions in ascending
-    order) of which the key groups first <= g < end are taken, and from one of them the broadcast state, which is
-    the same in all.
+    Either snapshot and deltas, or, after a change of parallelism, ``sources`` (old partitions in ascending order) of
+    which the key groups first <= g < end are taken, and the broadcast state from one of them, since it is the same in
+    all.
     """
 
     version: int = EMPTY_VERSION

@@ -1,9 +1,8 @@
 """A KeyedStore on RocksDB: the only writer is the ingestion of sorted SST files.
 
-Owns: RocksDBStore, and writing such files. Invariants: nothing is ever put directly,
-so the write-ahead log and the memtable stay empty and the content is exactly the ingested files; no iterator
-outlives the call that made it, so ``close`` really closes. Must not import checkpoint, lease or anything
-above.
+Owns: RocksDBStore, and writing such files. Invariants: there are no direct puts, so the write-ahead log and RocksDB's
+memtable stay empty and the content is exactly the ingested files; no iterator outlives the call that made it, so
+``close`` really closes. Must not import checkpoint, lease or anything above.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ _log = logging.getLogger(__name__)
 
 _SHORT_SCAN_ENTRIES = 16
 _SETTLE_POLL_SECONDS = 0.002
-_STARTS_WITHIN_SECONDS = (
-    0.02  # a compaction that is due, unless RocksDB's threads are busy with those of other stores
-)
+_STARTS_WITHIN_SECONDS = 0.02  # a due compaction starts by then, unless RocksDB's threads are busy elsewhere
 _SETTLE_SECONDS_MAX = 600.0  # giving up loses all of the compaction's work
 
 
@@ -68,10 +65,10 @@ class RocksDBStore(KeyedStore):
         self.options = options or RocksDBOptions()
         self._cache = shared_cache(self.options.block_cache_bytes)
         self._raw_options = rocksdb_options(self.options)
-        # Stores may be closed after any micro-batch, which aborts what is being merged: only somebody who will wait for
-        # the end may let it begin.
+        # Stores may be closed after any micro-batch, which aborts a running merge: only a caller that will wait for the
+        # end may start one.
         self._raw_options.set_disable_auto_compactions(True)
-        # Without CURRENT, which whoever cleans temporary folders may have deleted, RocksDB would begin an empty one.
+        # Without CURRENT, which a cleaner of temporary folders may have deleted, RocksDB would begin an empty one.
         self._raw_options.create_if_missing(not Path(path).exists())
         self._compacts = False
         self._errors_before = 0
@@ -131,7 +128,7 @@ class RocksDBStore(KeyedStore):
         """Return at most ``limit`` entries with start <= key < end, ascending."""
         if limit <= 0 or (end is not None and start >= end):
             return []
-        # What is warm are blocks of the files that were opened for it; a compaction may have replaced them by now.
+        # Loaded blocks belong to the files that were opened for them; a compaction may have replaced those by now.
         db = self.db if self._blocks is None else self._blocks
         try:
             page = _scan_short(db, start, end, min(limit, _SHORT_SCAN_ENTRIES))
@@ -144,9 +141,9 @@ class RocksDBStore(KeyedStore):
         return page
 
     def _scan_long(self, db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """Read with the binding's entry iterator: cheapest an entry, but silent at a damaged block.
+        """Read with the binding's entry iterator: cheapest per entry, but silent at a damaged block.
 
-        A cursor that starts where it stopped meets the same block and tells.
+        A cursor that starts where it stopped meets the same block and raises.
         """
         options = _range_options(end)
         entries = cast(Iterator[tuple[bytes, bytes]], db.items(from_key=start, read_opt=options))
@@ -161,7 +158,7 @@ class RocksDBStore(KeyedStore):
     def cold(self, positions: list[bytes]) -> list[bytes]:
         """See ``KeyedStore``. The first call opens the store's files a second time."""
         blocks = self._range_blocks()
-        # Without a filter only blocks can tell that the key does not exist; none is read for the answer.
+        # Without a filter only blocks can show that the key does not exist; none is read for the answer.
         return [] if blocks is None else list(filter(blocks.key_may_exist, positions))
 
     def warm(self, positions: list[bytes]) -> None:
@@ -170,7 +167,7 @@ class RocksDBStore(KeyedStore):
         if blocks is None:
             return
         try:
-            cast(Any, blocks.get)(positions)  # lets go of the interpreter lock while it reads
+            cast(Any, blocks.get)(positions)  # releases the interpreter lock while it reads
         except Exception as error:
             raise self.failed("read", error) from error
 
@@ -191,11 +188,11 @@ class RocksDBStore(KeyedStore):
                 self._blocks = open_range_blocks(self.path, self.options)
             except (
                 Exception
-            ):  # rocksdict raises nothing narrower; what ails the store its own reads will tell
+            ):  # rocksdict raises nothing narrower; reads of the store itself report its errors
                 self._no_blocks = True
                 return None
             self._cache.note_readers(self._blocks_name, _tables_bytes(self._blocks))
-            # Half of the cache: it holds more than what was warmed last.
+            # Half of the cache: it holds more than what was loaded last.
             position_bytes = 2 * max(1, self.sorted_runs()) * self.options.block_bytes
             self._positions_max = max(1, self._cache.capacity_bytes // position_bytes)
         return self._blocks
@@ -227,7 +224,7 @@ class RocksDBStore(KeyedStore):
     def ingest(self, sst_paths: Sequence[str | Path], version: int) -> None:
         """Make SST files part of the store, all or none; hard-linked if the file system can, else copied.
 
-        Of a key that several have, the last one's entry counts.
+        If several have a key, the last one's entry counts.
         """
         db = self.db
         self._drop_range_blocks()
@@ -248,11 +245,11 @@ class RocksDBStore(KeyedStore):
         self.version = version
 
     def sorted_runs(self) -> int:
-        """Number of overlapping runs a key may have to be looked up in."""
+        """Number of overlapping runs in which a lookup may have to search."""
         return len(_run_bytes(self.db.live_files()))
 
     def compact_if_due(self) -> None:
-        """Start merging runs, beside reads, if there are too many; call ``settle`` before ``close``."""
+        """Start merging runs in the background if there are too many; call ``settle`` before ``close``."""
         if not self._compacts and self._too_many(_run_bytes(self.db.live_files())):
             self.compact()
 
@@ -282,7 +279,7 @@ class RocksDBStore(KeyedStore):
             return False
         if not self._merges_here(run_bytes):
             return len(run_bytes) > self.options.sorted_runs_limit
-        # Merging little is done soon, and then only half as many blocks want to stay in the cache.
+        # A small merge ends soon, and then only half as many blocks need to stay in the cache.
         light = 2 * max(run_bytes) <= sum(run_bytes)
         return light or len(run_bytes) > self.options.sorted_runs_max
 
@@ -293,17 +290,17 @@ class RocksDBStore(KeyedStore):
         starts_within_seconds: float = _STARTS_WITHIN_SECONDS,
         stopped: Callable[[], bool] = bool,
     ) -> bool:
-        """Wait for the compaction that was started; whether it has come to its end. True if none was started.
+        """Wait for the compaction that was started; return whether it has ended. True if none was started.
 
         Closing aborts a running compaction and loses its work, and the next one starts from the beginning. One that
-        fails, for want of room on the disk as a rule, is tried again by RocksDB every second: it is left to the next
-        micro-batch. So is one that does not start within ``starts_within_seconds``, because RocksDB's threads, which
-        all stores of the process share, have others to run. ``stopped`` ends the waiting, not the compaction.
+        fails, usually because the disk is full, is retried by RocksDB every second: it is left to the next micro-batch.
+        The same holds for one that does not start within ``starts_within_seconds``, because RocksDB's threads, which
+        all stores of the process share, are busy. ``stopped`` ends the waiting, not the compaction.
         """
         if not self._compacts:
             return True
         started = idle_since = time.monotonic()
-        # The number of runs tells the end, and not what RocksDB says to be running and pending: it says the two one
+        # The number of runs shows the end, not what RocksDB reports as running and pending: it reports the two one
         # after the other, and a compaction may start or end in between.
         while not stopped():
             runs = self.sorted_runs()
@@ -333,7 +330,7 @@ class RocksDBStore(KeyedStore):
         )
 
     def _compaction_error(self) -> str:
-        """What the log of RocksDB says of the last compaction that failed."""
+        """The last failed compaction according to RocksDB's log."""
         try:
             log = Path(self.path, "LOG").read_text(errors="replace")
         except OSError as error:
@@ -362,11 +359,11 @@ class RocksDBStore(KeyedStore):
         return {file["name"].lstrip("/"): file["size"] for file in self.db.live_files()}
 
     def tables_bytes(self) -> int:
-        """Memory of the open tables' indexes and filters, which an open store holds beside the block cache."""
+        """Memory of the open tables' indexes and filters, which an open store holds in addition to the block cache."""
         return _tables_bytes(self.db)
 
     def handed_on(self) -> RocksDBStore:
-        """The open database as another object; for those who have this one the store is closed."""
+        """The open database as another object; for holders of this one the store is closed."""
         if self._compacts:
             self._let_compact(False)
         assert self._db is not None
@@ -388,7 +385,7 @@ class RocksDBStore(KeyedStore):
             raise self.failed("closed", error) from error
 
     def failed(self, done: str, error: object) -> StoreError:
-        """What to raise when this cannot be done because of ``error``; from now on the store is ``damaged``."""
+        """The error to raise when this cannot be done because of ``error``; from now on the store is ``damaged``."""
         self.damaged = True
         return StoreError(
             f"the RocksDB store {self.path} could not be {done}: {error}. Check the disk's space and "
@@ -417,7 +414,7 @@ def _hard_link(source: str | Path, target: str) -> bool:
 
 
 def _scan_short(db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-    """Read with a cursor: the cheapest a scan; raises when a damaged block ends it."""
+    """Read with a cursor: cheapest per scan; raises when a damaged block ends it."""
     cursor = db.iter(_range_options(end))
     cursor.seek(start)
     page: list[tuple[bytes, bytes]] = []
@@ -431,7 +428,7 @@ def _scan_short(db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[
 
 
 def _range_options(end: bytes | None) -> ReadOptions:
-    """Options for keys below ``end``, into which RocksDB keeps a pointer: the caller holds it while it reads."""
+    """Options for keys below ``end``, to which RocksDB keeps a pointer: the caller holds it while it reads."""
     options = ReadOptions()
     if end is not None:
         options.set_iterate_upper_bound(end)
@@ -453,12 +450,12 @@ def _writer_options(options: RocksDBOptions) -> Options:
 
 
 def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptions) -> None:
-    """Write sorted changes (each key once, None deletes) as one SST file; StoreError when they cannot be."""
+    """Write sorted changes (each key once, None deletes) as one SST file; StoreError when that fails."""
     try:
         writer = SstFileWriter(_writer_options(options))
         writer.open(str(path))
         if isinstance(changes, ChangeColumns) and None not in changes.values:
-            # A call into rocksdict for each, and nothing else.
+            # One call into rocksdict for each, and nothing else.
             deque(map(writer.__setitem__, changes.sorted_keys, changes.values), maxlen=0)
         else:
             _write_each(writer, changes)

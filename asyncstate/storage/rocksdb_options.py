@@ -39,11 +39,11 @@ class RocksDBOptions:
     """Settings of one store; all sizes in bytes.
 
     ``block_cache_bytes``: one cache of this size is shared by all stores of the process and outlives them,
-    so a store that is opened again at the next micro-batch finds its blocks warm.
+    so a store that is opened again at the next micro-batch finds its blocks cached.
     ``sorted_runs_max``: with more overlapping runs (ingested files and compaction results) than that,
-    ``compact_if_due`` starts to merge them; with more than ``sorted_runs_light`` already if the largest weighs no more
+    ``compact_if_due`` starts to merge them; with more than ``sorted_runs_light`` already if the largest is no larger
     than the others together. ``sorted_runs``: it ends when there are fewer than that. Above ``compact_here_bytes`` the
-    store is compacted as a copy instead, from ``sorted_runs_light`` on, and itself only above ``sorted_runs_limit``.
+    store is compacted as a copy instead, from ``sorted_runs_light`` on, and in place only above ``sorted_runs_limit``.
     ``compaction_bytes_a_second``: how much compactions may write; 0 is without a bound.
     """
 
@@ -63,10 +63,10 @@ class RocksDBOptions:
 
 
 class SharedCache:
-    """One block cache of the process, and what the filters and indexes of open stores leave it of ``limit_bytes``.
+    """One block cache of the process, and how much of ``limit_bytes`` the filters and indexes of open stores leave it.
 
     Filters and indexes are in the table readers, not in the cache, yet within its bound, as far as they take no more
-    than half of it. They are 1.4 bytes an entry of each run.
+    than half of it. They are 1.4 bytes per entry of each run.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -77,7 +77,7 @@ class SharedCache:
         self._lock = threading.Lock()
 
     def note_readers(self, store: str, size_bytes: int) -> None:
-        """What the table readers of the store in that folder take now."""
+        """Record the current memory of the table readers of the store in that folder."""
         with self._lock:
             self._readers[store] = size_bytes
             capacity = max(self.limit_bytes - sum(self._readers.values()), self.limit_bytes // 2)
@@ -86,7 +86,7 @@ class SharedCache:
                 self.cache.set_capacity(capacity)
 
     def forget_readers(self, store: str) -> None:
-        """A store has been closed. Its room is left alone until another one opens, as a rule the same one again."""
+        """A store has been closed. Its room stays reserved until another one opens, usually the same one again."""
         with self._lock:
             self._readers.pop(store, None)
 
@@ -154,8 +154,8 @@ def rocksdb_options(options: RocksDBOptions, filters: bool = True) -> Options:
 
 
 def _quieten(opts: Options) -> None:
-    # Stores are opened often, and stay open for long: no statistics threads, no pile of old log files, no long ones. A
-    # snapshot copies the manifest.
+    # Stores are opened often, and stay open for long: no statistics threads, few and short old log files. A snapshot
+    # copies the manifest.
     opts.set_keep_log_file_num(1)
     opts.set_max_log_file_size(_LOG_BYTES_MAX)
     opts.set_max_manifest_file_size(_LOG_BYTES_MAX)
@@ -167,8 +167,8 @@ def _quieten(opts: Options) -> None:
 
 def open_database(path: str, options: Options, access: AccessType | None = None) -> Rdict:
     """Open a folder; raises whatever rocksdict raises."""
-    # Named, because the binding otherwise takes the column family's options from the folder when there are any, with a
-    # small block cache of its own.
+    # Named, because otherwise the binding takes the column family's options from an existing folder, with a small block
+    # cache of its own.
     families = {"default": options}
     return Rdict(path, options, column_families=families, access_type=access or AccessType.read_write())
 
@@ -179,13 +179,13 @@ def open_range_blocks(path: str, options: RocksDBOptions) -> Rdict:
     An iterator of rocksdict holds the interpreter lock while it waits for a device. A list get does not, but where the
     keys of a range are not known the filters of the table files let it read nothing. So these files are opened read
     only, without their filters, over the same block cache: a get of any key then reads, in each sorted run, the block
-    in which the key would be, and that is where an iterator begins that seeks the key. Whoever changes the content
+    in which the key would be, and that is where an iterator begins that seeks the key. Code that changes the content
     closes it first; a compaction changes files but no content, and the old ones stay open here.
 
-    Raises what rocksdict raises; an ``Exception`` if the files cannot be opened.
+    Raises the errors of rocksdict; an ``Exception`` if the files cannot be opened.
     """
     unfiltered = rocksdb_options(options, filters=False)
-    # A compaction may delete a file between the reading of the list of files and the opening of all of them.
+    # A compaction may delete a file between reading the list of files and opening all of them.
     for _ in range(_OPENING_ATTEMPTS - 1):
         try:
             return open_database(path, unfiltered, AccessType.read_only(False))

@@ -1,11 +1,12 @@
-"""Where stores lie on a machine's own disk: whose folders those are, and a slot for each store.
+"""Where stores are on a machine's local disk: the owner of their folders, and a slot for each store.
 
 Owns: Slot (a folder for one local store, its lock, and the record of what it holds) and the folders above it.
-Invariants: local stores are the one thing without a checksum, so nobody else may write where they lie by default: that
-folder carries the user's number, is theirs, and open to them alone. A slot is used under an advisory file lock, which
-dies with its process; its record names its content, and says "changing" before the content changes. Each store that is
-made has a folder name of its own, so two stores never have one path, also when a folder above them is deleted and made
-again: RocksDB knows the stores that a process has open by their paths. Must not know leases or checkpoints.
+Invariants: local stores are the only files without a checksum, so no other user may write to their default location:
+that folder's name contains the user's number, and it is owned by and open to that user alone. A slot is used under an
+advisory file lock, which ends with its process; its record names its content, and says "changing" before the content
+changes. Each new store has a unique folder name, so two stores never have the same path, even when a folder above them
+is deleted and made again: RocksDB identifies the stores that a process has open by their paths. Must not know leases or
+checkpoints.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ RECORD_FORMAT: Final = 2
 _PRIVATE: Final = 0o700
 _OTHERS: Final = 0o077
 _TAKE_OVER_SECONDS_MAX: Final = (
-    2.0  # closing a store takes milliseconds; who takes longer hangs or was stopped
+    2.0  # closing a store takes milliseconds; a slower process hangs or was stopped
 )
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
-    """What a slot holds, in its folder ``store``. ``boot`` is this start of the machine: after a power cut no slot is
-    trusted."""
+    """What a slot holds, in its folder ``store``. ``boot`` identifies this start of the machine: after a power cut no
+    slot is trusted."""
 
     version: int
     lineage: str
@@ -51,7 +52,7 @@ class SlotRecord(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class Slot:
     """The folder ``folder``; ``lock`` is the open lock file while this process uses it. ``taken_over``: another process
-    has just given it up to this one."""
+    has just released it to this one."""
 
     folder: Path
     lock: int | None = None
@@ -60,7 +61,7 @@ class Slot:
 
     @property
     def db(self) -> Path:
-        """Where the store lies. Raises StoreError if the slot holds none."""
+        """The path of the store. Raises StoreError if the slot holds none."""
         if self._store is None:
             record = self.record()
             if record is None:
@@ -69,29 +70,30 @@ class Slot:
         return self.folder / self._store
 
     def new_db(self) -> Path:
-        """Where a store is to be made, in a folder that does not exist yet."""
+        """The path of a new store, in a folder that does not exist yet."""
         made = new_store_folder(self.folder)
         self._store = made.name
         return made
 
     @property
     def scratch(self) -> Path:
-        """Where what goes with a lease lies."""
+        """The folder for files that go with a lease."""
         return self.folder / "spilled"
 
     @property
     def kept(self) -> Path:
-        """Where delta files lie under their base names that a store of this slot need not fetch."""
+        """The folder of delta files, under their base names, that a store of this slot need not fetch."""
         return self.folder / "kept"
 
     @property
     def cached(self) -> Path:
-        """What its holder had cached of the store, for the one to whom it gave the slot up. It goes with the lease."""
+        """What the previous holder had cached of the store, for the process that took over the slot. It goes with the
+        lease."""
         return self.scratch / "cached"
 
     @property
     def compacted_marker(self) -> Path:
-        """What there is to know of the compacted copy that the slot holds or will hold, until a task has used it."""
+        """The record of the compacted copy that the slot holds or will hold, until a task has used it."""
         return self.folder / "COPY"
 
     def record(self) -> SlotRecord | None:
@@ -101,7 +103,7 @@ class Slot:
         except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
             return None
         doubtful = record.changing or record.boot != _boot_id() or record.format != RECORD_FORMAT
-        # A store whose folder is gone is not there, whatever the record says: RocksDB would make an empty one.
+        # A store whose folder is gone does not exist, whatever the record says: RocksDB would make an empty one.
         return None if doubtful or not (self.folder / record.store).is_dir() else record
 
     def used_at(self) -> float:
@@ -112,23 +114,23 @@ class Slot:
         return math.inf
 
     def write(self, version: int, lineage: str, changing: bool) -> None:
-        """Say what the slot holds."""
+        """Record what the slot holds."""
         record = SlotRecord(version, lineage, self.db.name, changing, _boot_id())
         replace_file(self.folder / "VERSION", msgspec.json.encode(record))
 
     def invalidate(self) -> None:
-        """Take the record away, which needs no space on the disk: the store will be rebuilt."""
+        """Remove the record, which needs no space on the disk: the store will be rebuilt."""
         (self.folder / "VERSION").unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Delete the store and all beside it but the lock."""
-        # The record goes first: what a crash leaves behind is then a slot without one.
+        """Delete the store and everything next to it except the lock."""
+        # The record goes first: a crash then leaves a slot without one.
         self.invalidate()
         shutil.rmtree(self.folder)
         self._store = None
 
     def try_lock(self) -> bool:
-        """Take the slot if nobody has it."""
+        """Take the slot if it is free."""
         lock = os.open(f"{self.folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +141,7 @@ class Slot:
         return True
 
     def is_in_place(self) -> bool:
-        """Whether the lock that is held is that of the slot: its folder may have been deleted meanwhile."""
+        """Whether the held lock is still that of the slot: its folder may have been deleted meanwhile."""
         assert self.lock is not None
         try:
             return os.path.samestat(os.stat(f"{self.folder}.lock"), os.fstat(self.lock))
@@ -147,7 +149,7 @@ class Slot:
             return False
 
     def listen(self) -> int | None:
-        """Where requests for the locked slot arrive, a file descriptor; None where there are no named pipes."""
+        """Where requests for the locked slot arrive, a file descriptor; None on systems without named pipes."""
         try:
             with suppress(FileExistsError):
                 os.mkfifo(self._asking, 0o600)
@@ -160,14 +162,14 @@ class Slot:
         return None
 
     def try_take_over(self) -> bool:
-        """Take the slot if who has it only keeps its store open and gives it up."""
+        """Take the slot if its holder only keeps its store open, and releases it."""
         try:
             asking = os.open(self._asking, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            return False  # nobody listens
+            return False  # there is no reader
         try:
-            self.cached.unlink(missing_ok=True)  # what is there is for somebody else, who died
-            with suppress(OSError):  # of those who ask at once, one is enough
+            self.cached.unlink(missing_ok=True)  # its addressee was another process, which died
+            with suppress(OSError):  # of simultaneous requests, one is enough
                 os.write(asking, b"?")
             closed = select.poll()
             closed.register(asking, 0)  # errors alone: there is no reader any more
@@ -183,7 +185,7 @@ class Slot:
         return f"{self.folder}.asked"
 
     def unlock(self, keeps_parent: bool = False) -> None:
-        """Give the slot back; twice is allowed. ``keeps_parent``: the lock is the parent's, which keeps it."""
+        """Release the slot; a second call is allowed. ``keeps_parent``: the lock is the parent's, which keeps it."""
         lock, self.lock = self.lock, None
         if lock is not None:
             if not keeps_parent:
@@ -207,7 +209,7 @@ def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return ""  # no such thing on this system; a power cut is then not told from a restart
+        return ""  # not available on this system; a power cut then looks like a restart
 
 
 def default_local_dir() -> Path:
@@ -221,14 +223,14 @@ def folder_name(job_id: str, place: str) -> str:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it, open to this user alone; one that is there already stays as it is."""
+    """Make a folder and its parents, open to this user alone; an existing one stays as it is."""
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(_PRIVATE, exist_ok=True)
 
 
 def make_owned(folder: Path) -> None:
-    """Make ``folder``, or check that it is this user's alone. Raises StoreError if it is not."""
+    """Make ``folder``, or check that only this user can access it. Raises StoreError if not."""
     folder.mkdir(_PRIVATE, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):

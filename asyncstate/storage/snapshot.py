@@ -1,7 +1,7 @@
 """Snapshots: a full copy of one store in the checkpoint, uploading only files that the checkpoint lacks.
 
 Owns: creating snapshots of a RocksDBStore. Invariants: a snapshot is RocksDB's own consistent set of files, each of the
-length that RocksDB has written; a file of the checkpoint is taken over only when its content is the same, by checksum.
+length that RocksDB has written; a file of the checkpoint is reused only when its content is the same, by checksum.
 Must not import checkpoint or lease.
 """
 
@@ -31,11 +31,11 @@ class _Known(msgspec.Struct):
 
 
 class ChecksumCache:
-    """Checksums of a store's immutable SST files, kept beside it, so that a snapshot reads only new files."""
+    """Checksums of a store's immutable SST files, kept next to it, so that a snapshot reads only new files."""
 
     @staticmethod
     def path_of(store: str | Path) -> Path:
-        """Where they lie for the store in that folder."""
+        """The path of the checksums of the store in that folder."""
         return Path(f"{store}.checksums.json")
 
     def __init__(self, store: str | Path) -> None:
@@ -46,7 +46,7 @@ class ChecksumCache:
             self._known = {}
 
     def checksum(self, file: Path) -> str:
-        """Return the file's checksum, reading it only when it is not the file seen before."""
+        """Return the file's checksum, reading the file only when it is not the one seen before."""
         stat = file.stat()
         known = self._known.get(file.name)
         if known is None or (known.size_bytes, known.modified_ns, known.inode) != (
@@ -74,7 +74,7 @@ def create_snapshot(
     """Copy the store's present version to the checkpoint under ``folder`` (unique to the attempt).
 
     Files with the content of one in ``present``, which the checkpoint has and the snapshot may refer to, are not
-    uploaded again: those of the snapshot before that were not compacted since, and deltas that were not yet.
+    uploaded again: files of the previous snapshot that were not compacted since, and deltas not yet compacted.
     """
     shared = {(file.checksum, file.size_bytes): file for file in present}
     checksums = ChecksumCache(store.path)

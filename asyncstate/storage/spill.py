@@ -1,10 +1,10 @@
 """This micro-batch's writes that did not fit into memory: on the worker's disk, over the committed store.
 
-Owns: ``SpilledWrites``, ``SpilledChanges``, ``WriteBound``, and newer entries laid over older ones in key order
-(``scan_over``), of which no more than a page of either is held. Invariants: a key reads as it was last spilled, else as
+Owns: ``SpilledWrites``, ``SpilledChanges``, ``WriteBound``, and the merge of newer entries over older ones in key order
+(``scan_over``), with no more than a page of either in memory. Invariants: a key reads as it was last spilled, else as
 committed; a run becomes visible as a whole or not at all; the committed store is not touched.
 Runs are entries of a scratch store that belongs to the attempt: a value with one byte before it, a delete as no bytes
-at all, so that it is told from a key that was not written. Must not import rocksdict, lease or the overlay.
+at all, so that it differs from a key that was not written. Must not import rocksdict, lease or the memtable.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from asyncstate.storage.keyed_store import Change, ChangeColumns, KeyedStore, So
 _LIVE: Final = b"\x01"
 _DELETED: Final = b""
 _PAGE_ENTRIES: Final = 4096
-_NEWER_MIN: Final = 64  # entries asked of the newer layer, at least: finding where they start costs most
+_NEWER_MIN: Final = 64  # minimum page of the newer layer: finding its start costs most
 
 Entry = tuple[bytes, bytes]
 NewerScan = Callable[[bytes, bytes | None, int], Sequence[Change]]
-"""The first entries in a range, deletes among them; fewer than asked for means that there are no more."""
+"""The first entries in a range, deletes included; fewer than requested means that there are no more."""
 OlderScan = Callable[[bytes, bytes | None, int], list[Entry]]
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBound:
-    """How much memory (bytes, estimated) a micro-batch's writes may take, and where more of them go.
+    """How much memory (bytes, estimated) a micro-batch's writes may take, and where further writes go.
 
-    ``open_scratch`` gives an empty store of this attempt's own in ``place``; it is called at most once, and whoever
-    made the bound closes the store.
+    ``open_scratch`` opens an empty store for this attempt alone in ``place``; it is called at most once, and the
+    creator of the bound closes the store.
     """
 
     limit_bytes: int
@@ -57,7 +57,7 @@ class SpilledWrites:
         """Entries of all runs: a key counts once in each run that has it."""
 
     def add(self, changes: SortedChanges) -> None:
-        """Take in sorted changes, each key once, over what is there. Raises StoreError with nothing taken."""
+        """Add a run of sorted changes, each key once, over the earlier ones. On StoreError nothing is added."""
         try:
             self._scratch.apply(_Marked(changes), self.runs)
         except StoreError as error:
@@ -87,7 +87,7 @@ class SpilledWrites:
     def apply_writes(
         self, keys: list[bytes], values: Sequence[bytes | None], piece_keys: int
     ) -> list[bytes | None]:
-        """Lay what is spilled by now over ``values``, which were read for ``keys`` at some time before."""
+        """Apply the writes spilled by now to ``values``, which were read for ``keys`` at some earlier time."""
         found = self._scratch.get_many(keys, piece_keys)
         return [
             value if marked is None else _unmarked(marked)
@@ -137,9 +137,9 @@ class SpilledWrites:
 
 
 class SpilledChanges:
-    """A micro-batch's changes, sorted, each key once: runs with the ``writes`` in memory laid over them.
+    """A micro-batch's changes, sorted, each key once: runs with the ``writes`` in memory applied over them.
 
-    Gone through as often as is needed, each time from disk, with a page in memory. Nothing may be written meanwhile.
+    Can be iterated any number of times, each time from disk, with a page in memory. Nothing may be written meanwhile.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class SpilledChanges:
 
     @property
     def totals(self) -> tuple[int, int]:
-        """Number of changes, and bytes of their keys and values. Known once they have been gone through."""
+        """Number of changes, and bytes of their keys and values. Known after a complete iteration."""
         if self._totals is None:
             for _ in self:
                 pass
@@ -180,7 +180,7 @@ class SpilledChanges:
 
 
 def changes_from(changes: SortedChanges, start: bytes) -> Iterable[Change]:
-    """The sorted ``changes`` with key >= start, without going through those before."""
+    """The sorted ``changes`` with key >= start, without iterating over those before."""
     if isinstance(changes, SpilledChanges | ChangeColumns):
         return changes.starting_at(start)
     listed = changes if isinstance(changes, list) else list(changes)
@@ -188,7 +188,7 @@ def changes_from(changes: SortedChanges, start: bytes) -> Iterable[Change]:
 
 
 class _Marked:
-    """Changes as a run keeps them: none of them is a delete of the scratch store."""
+    """Changes encoded for a run: none of them is a delete of the scratch store."""
 
     def __init__(self, changes: SortedChanges) -> None:
         self._changes = changes
@@ -205,7 +205,7 @@ def _unmarked(marked: bytes) -> bytes | None:
 
 
 def scan_over(newer: NewerScan, older: OlderScan, start: bytes, end: bytes | None, limit: int) -> list[Entry]:
-    """Return at most ``limit`` entries with start <= key < end, ascending, ``newer`` laid over ``older``."""
+    """Return at most ``limit`` entries with start <= key < end, ascending, ``newer`` applied over ``older``."""
     found: list[Entry] = []
     while len(found) < limit:
         wanted = limit - len(found)
@@ -222,7 +222,7 @@ def scan_over(newer: NewerScan, older: OlderScan, start: bytes, end: bytes | Non
 def _merge(
     page: list[Entry], page_full: bool, mine: Sequence[Change], asked: int
 ) -> tuple[list[Entry], bytes | None]:
-    """Merge two pages; also tell up to which key both are complete, None for all."""
+    """Merge two pages; also return up to which key both are complete, None for all."""
     if not mine:
         return page, page[-1][0] if page_full else None
     ends = ([page[-1][0]] if page_full else []) + ([mine[-1][0]] if len(mine) >= asked else [])
@@ -238,7 +238,7 @@ def _merge(
 def changes_over(
     newer: Mapping[bytes, bytes | None], keys: Sequence[bytes], older: Iterable[Sequence[Change]]
 ) -> Iterator[Change]:
-    """Give the entries of ``older``, pages in key order, with those of ``newer`` under its sorted ``keys`` over them.
+    """Yield the entries of ``older``, pages in key order, with those of ``newer`` under its sorted ``keys`` over them.
 
     Deletes of both are entries; each key comes once.
     """

@@ -1,12 +1,12 @@
-"""Stores that stay open between micro-batches, ready for another process to take.
+"""Stores that stay open between micro-batches, ready for another process to take over.
 
-Owns: ``StorePool``, those of one process, how it is asked for one, and the file in which what is cached of it goes
-along.
-Invariants: a store in here stands at the content that its slot's record names and is changed by nobody; its slot stays
-locked by this process, and a named pipe beside it has this process as its reader for as long as the store may be asked
-for. The file is right for the content that it names, and is there as a whole or not at all; it says nothing that the
-store does not say, and is no format: it is only read by the process for which it was written, so a process of another
-version never sees it. Must not know of checkpoints or decide what a store is used for.
+Owns: ``StorePool``, the open stores of one process, the requests for them, and the file in which a store's cache is
+exported.
+Invariants: a store in the pool has the content that its slot's record names, and nothing changes it; its slot stays
+locked by this process, and this process reads a named pipe next to it for as long as the store may be requested. The
+file is right for the content that it names, and exists as a whole or not at all; it holds nothing that the store does
+not. It is not a stable format: only the process for which it was written reads it, so a process of another version
+never sees it. Must not know of checkpoints or decide what a store is used for.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from asyncstate.errors import StoreError
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.slots import Slot
 
-# What an open store takes beside its tables; it also bounds how many files are open.
+# What an open store takes in addition to its tables; it also bounds how many files are open.
 _STORE_BYTES: Final = 1 << 20
 
 GiveAway = Callable[[], tuple[str, Any] | None]
-"""Gives what this process has cached of a partition, after which it has it no longer, and the lineage of the content
-that this is right for; None if there is nothing, or nothing worth the way."""
+"""Returns and gives up what this process has cached of a partition, with the lineage of the content that it is right
+for; None if there is nothing, or nothing worth the transfer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,27 +46,31 @@ class _Kept:
     export_cache: GiveAway | None
 
     def transfer(self) -> None:
-        """Let another process have it that has asked for it, and what is cached of it here."""
-        with suppress(Exception):  # who has asked can do without, but not wait for a thread that has ended
+        """Release the store to the process that requested it and export its cache."""
+        with suppress(
+            Exception
+        ):  # the requester can do without the cache, but must not wait for an ended thread
             known = None if self.export_cache is None else self.export_cache()
             if known is not None:
                 write_cached(self.slot.cached, *known)
         self.close()
 
     def close(self) -> None:
-        """Let others have it. What cannot be closed stays locked: nobody may open the folder beside it."""
+        """Release the store. If it cannot be closed, the slot stays locked: nothing else may open the folder
+        meanwhile."""
         try:
             with suppress(StoreError):
                 self.rocks.close()
                 self.slot.unlock()
         finally:
-            os.close(self.asked)  # last: who has asked waits for as long as somebody listens
+            os.close(self.asked)  # last: the requester waits as long as the pipe has a reader
 
 
 class StorePool:
-    """What this process keeps open, least recently used first. Calls may come from several threads.
+    """The stores that this process keeps open, least recently used first. Calls may come from several threads.
 
-    A process that waits for its next task cannot answer, so one thread of it does, asleep until it is asked.
+    A process that waits for its next task cannot answer requests, so one of its threads does, asleep until a request
+    arrives.
     """
 
     def __init__(self) -> None:
@@ -84,27 +88,27 @@ class StorePool:
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory, without blocks that are cached."""
+        """Estimated memory, without cached blocks."""
         return sum(kept.size_bytes for kept in self._kept.values())
 
     def take(self, folder: Path) -> tuple[Slot, RocksDBStore] | None:
-        """The slot ``folder``, locked, and its store, if they are kept here; from now on they are the caller's."""
+        """The slot ``folder``, locked, and its store, if the pool has them; they then belong to the caller."""
         kept = self._taken(folder)
         if kept is None:
             return None
         if kept.slot.is_in_place():
             os.close(kept.asked)
             return kept.slot, kept.rocks
-        kept.close()  # the folder was deleted, and another may stand there
+        kept.close()  # the folder was deleted, and another may be there
         return None
 
     def keep(
         self, slot: Slot, rocks: RocksDBStore, limit_bytes: int, export_cache: GiveAway | None = None
     ) -> bool:
-        """Keep ``rocks`` open and ``slot`` locked; False if they take more than ``limit_bytes`` or cannot be asked for.
+        """Keep ``rocks`` open and ``slot`` locked; False if they exceed ``limit_bytes`` or cannot receive requests.
 
-        ``export_cache``: what goes with them to the process that asks for them; another thread calls it. Others are
-        closed that are beyond the limit, those first that were not used for the longest time.
+        ``export_cache``: supplies the cache for the process that requests them; another thread calls it. Stores beyond
+        the limit are closed, least recently used first.
         """
         size_bytes = _STORE_BYTES + rocks.tables_bytes()
         asked = slot.listen() if size_bytes <= limit_bytes else None
@@ -113,7 +117,7 @@ class StorePool:
         with self._lock:
             try:
                 self._watch().register(asked, selectors.EVENT_READ, str(slot.folder))
-            except (OSError, RuntimeError):  # as many files or threads as there may be
+            except (OSError, RuntimeError):  # no more files or threads can be opened
                 os.close(asked)
                 return False
             beyond = [self._remove(name) for name in self._deleted()]
@@ -125,8 +129,8 @@ class StorePool:
         return True
 
     def _deleted(self) -> list[str]:
-        """Stores whose folders have been deleted: nobody will ask for them, and their files take room as long as they
-        are open."""
+        """Stores whose folders have been deleted: they will not be requested, and their files take disk space while
+        they are open."""
         return [name for name, kept in self._kept.items() if not kept.slot.is_in_place()]
 
     def _taken(self, folder: Path) -> _Kept | None:
@@ -140,7 +144,7 @@ class StorePool:
         return kept
 
     def close(self, below: Path | None = None) -> None:
-        """Close all stores, or those below a folder; with the last one ends the thread."""
+        """Close all stores, or those below a folder; the thread ends with the last one."""
         with self._lock:
             names = [name for name in self._kept if below is None or Path(name).is_relative_to(below)]
             closing = [self._remove(name) for name in names]
@@ -170,17 +174,17 @@ class StorePool:
         return self._asked
 
     def shut(self, folder: Path) -> None:
-        """Close the store of the slot ``folder``, if it is kept: nobody will ask for it."""
+        """Close the store of the slot ``folder``, if the pool has it: it will not be requested."""
         if (kept := self._taken(folder)) is not None:
             kept.close()
 
     def transfer(self, folder: Path) -> None:
-        """Give up the slot ``folder``, if it is kept: another process has asked for it."""
+        """Give up the slot ``folder``, if the pool has it: another process has requested it."""
         if (kept := self._taken(folder)) is not None:
             kept.transfer()
 
     def forget(self) -> None:
-        """In a process that was forked: all this is the parent's. The threads of RocksDB are not here, so that its
+        """In a forked process: everything here belongs to the parent. RocksDB's threads do not exist here, so its
         stores cannot be closed."""
         _parents.extend(kept.rocks for kept in self._kept.values())
         for kept in self._kept.values():
@@ -190,7 +194,7 @@ class StorePool:
 
 
 def _hand_over(of: weakref.ref[StorePool], asked: selectors.BaseSelector) -> None:
-    """Until the other end of the pipe without a slot is closed."""
+    """Serve requests until the other end of the pipe without a slot is closed."""
     while True:
         for key, _ in asked.select():
             if key.data is None or (stores := of()) is None:
@@ -215,7 +219,7 @@ def write_cached(path: Path, lineage: str, cached: object) -> None:
 
 
 def read_cached(path: Path, lineage: str) -> Any:
-    """What was cached of the content ``lineage``; None if that is not there."""
+    """What was cached of the content ``lineage``; None if the file does not have it."""
     try:
         with path.open("rb") as file:
             return _read(file, lineage)
@@ -224,7 +228,7 @@ def read_cached(path: Path, lineage: str) -> Any:
 
 
 def _write(file: BinaryIO, lineage: str, cached: object) -> None:
-    # Arrays go from their memory into the file, and from the file into memory of their own: each is copied twice.
+    # Arrays are written from their own memory, and read into memory of their own: each is copied twice.
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(cached, protocol=5, buffer_callback=buffers.append)
     parts = [buffer.raw() for buffer in buffers]

@@ -1,8 +1,8 @@
-"""What is known of stored values without asking the store: the second level of the state cache, raw bytes.
+"""Stored values cached as raw bytes: the second level of the state cache.
 
-Owns: ValueCache, MISSING, and what an entry weighs. Invariants: entries are what lies below this micro-batch's
-writes in memory, spilled writes included; of a key that several generations have, the newest counts; all keep within
-the bytes given. Must not import stores, overlay or anything of execution.
+Owns: ValueCache, MISSING, and the size of an entry. Invariants: entries are what lies below this micro-batch's writes
+in memory, spilled writes included; if several generations have a key, the newest counts; together they keep within the
+given bytes. Must not import stores, the memtable or anything of execution.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Literal
 
 ENTRY_OVERHEAD_BYTES: Final = 120
-"""What an entry weighs beside the bytes of key and value: two bytes headers and a dict slot."""
+"""Weight of an entry in addition to the bytes of key and value: two bytes headers and a dict slot."""
 
 _YOUNG_OF: Final = 4
-_FRESH_GENERATIONS: Final = 1  # what is found in them need not be made young: they will be here for a while
-_STATE_ID_AT: Final = 2  # in a store key, behind the key group
-_JUDGED_KEYS: Final = 10_000  # fewer take no time worth judging
-_KEEPING_FACTOR: Final = 2  # taking entries in and dropping them costs about as much as looking for them
+_FRESH_GENERATIONS: Final = 1  # hits in them are not promoted: they will stay for a while
+_STATE_ID_AT: Final = 2  # in a store key, after the key group
+_JUDGED_KEYS: Final = 10_000  # for fewer the time is not worth measuring
+_KEEPING_FACTOR: Final = 2  # adding and dropping entries costs about as much as looking for them
 _REST_BATCHES: Final = 16
 
 Entries = dict[bytes, bytes | None]
 
 
 class Missing(enum.Enum):
-    """Type of MISSING, so that type checkers can tell it from a value."""
+    """Type of MISSING, so that type checkers can distinguish it from a value."""
 
     MISSING = enum.auto()
 
 
 MISSING: Final = Missing.MISSING
-"""``peek``'s answer when memory does not know: neither a value nor a known absence."""
+"""The answer of ``peek`` when memory does not know: neither a value nor a known absence."""
 
 Peeked = bytes | Literal[Missing.MISSING] | None
 
@@ -40,14 +40,15 @@ Peeked = bytes | Literal[Missing.MISSING] | None
 class ValueCache:
     """Values of one partition by store key, None for a key known to be absent.
 
-    What was read or written lately is ``young``, a dict of at most a quarter of the room; then it is a generation of
-    ``older``, newest first, and a new one begins. What is used is young again, and the oldest is dropped whole: a
-    least-recently-used cache of which neither a hit nor an eviction costs much. A micro-batch's writes are laid over
-    the young ones if there is room, else they are a generation; so two neighbours are more than a quarter, and all few.
+    Recently read or written entries are ``young``, a dict of at most a quarter of the limit. When it is full, it
+    becomes a generation of ``older``, newest first, and a new one begins. An entry that is used is promoted to
+    ``young``, and the oldest generation is dropped as a whole: a least-recently-used cache in which neither a hit nor
+    an eviction costs much. A micro-batch's writes are merged into the young entries if there is room, else they become
+    a generation. So two neighbours are together more than a quarter, and the generations are few.
 
-    It goes from micro-batch to micro-batch as it is: ``begin`` and ``end`` stand around each. ``without``: ids of
-    states of which nothing is in it, nor may be. ``resting``: for how many micro-batches nothing shall be kept, after a
-    cache that did not pay.
+    The cache goes from micro-batch to micro-batch as it is: ``begin`` and ``end`` enclose each. ``without``: ids of
+    states that must have no entries in it. ``resting``: for how many micro-batches the cache stays disabled after
+    lookups cost more than they saved.
     """
 
     __slots__ = (
@@ -77,13 +78,13 @@ class ValueCache:
         self.without: frozenset[int] = frozenset()
         self.resting = 0
         self._older_bytes: list[int] = []
-        self._laid_over_bytes = 0  # of the young ones' bytes: what was laid over them since they were counted
-        self._list_get_seconds = 0.0  # what a key of a list get last took the store; 0 if unknown
+        self._laid_over_bytes = 0  # bytes of the young entries that were merged in since they were counted
+        self._list_get_seconds = 0.0  # what a key of a list get last cost in the store; 0 if unknown
         self.begin(0)
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory; a key counts in each generation that has it, and what was replaced lately counts, too."""
+        """Estimated memory; a key counts in each generation that has it, and recently replaced values count as well."""
         return self.young_bytes + sum(self._older_bytes)
 
     def __len__(self) -> int:
@@ -91,7 +92,7 @@ class ValueCache:
 
     @property
     def worth_keeping(self) -> bool:
-        """Whether there is anything to know of it in the next micro-batch."""
+        """Whether the next micro-batch can make use of the cache."""
         return bool(self.young or self.older or self.resting)
 
     # -- one micro-batch ----------------------------------------------------------------------------
@@ -109,14 +110,14 @@ class ValueCache:
         self.evictions += self._shrink_older(limit_bytes - self.young_bytes_max)
 
     def leave_out(self, state_ids: frozenset[int]) -> None:
-        """Keep nothing of these states, and nothing of what was kept when they were others: it may be older than what
-        they have written since."""
+        """Cache nothing of these states. If the set has changed, clear the cache: entries may be older than later
+        writes of the states."""
         if self.without != state_ids:
             self.clear()
             self.without = state_ids
 
     def recall(self, key: bytes) -> Peeked:
-        """Look into the older generations; what is found there is young again."""
+        """Look into the older generations; a hit is promoted to the young one."""
         for entries in self.older:
             value: Peeked = entries.get(key, MISSING)
             if value is not MISSING:
@@ -125,7 +126,7 @@ class ValueCache:
         return MISSING
 
     def recall_many(self, keys: list[bytes], unknown: Sequence[int], answers: list[Peeked]) -> Sequence[int]:
-        """Fill in the answers for the ``unknown`` positions that are known here; return the others."""
+        """Fill in the answers for the ``unknown`` positions that the cache has; return the others."""
         if not unknown or self._is_left_out(keys):
             return unknown
         started, wanted = time.perf_counter(), len(unknown)
@@ -137,14 +138,14 @@ class ValueCache:
                     aged += [i for i in asked if answers[i] is not MISSING]
         if aged:
             self.remember_many([keys[i] for i in aged], [answers[i] for i in aged])  # type: ignore[misc]  # none MISSING
-        if self.carried:  # of what was not kept for long nothing can be said
+        if self.carried:  # a new cache has no history to judge by
             self._recalls += wanted
             self._recalled += wanted - len(unknown)
             self._recall_seconds += time.perf_counter() - started
         return unknown
 
     def remember(self, key: bytes, value: bytes | None) -> None:
-        """Keep a value that was read from the store (None: it is absent) for later reads."""
+        """Cache a value that was read from the store (None: it is absent) for later reads."""
         if key not in self.young:
             self.young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
         self.young[key] = value
@@ -152,7 +153,7 @@ class ValueCache:
             self.age()
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Keep many answers of the store, unless they are more than the young ones may be or the cache rests."""
+        """Cache many answers of the store, unless they exceed the young generation's bound or the cache is disabled."""
         if self._is_left_out(keys) or (self.resting and len(keys) >= _JUDGED_KEYS):
             return
         most = self.young_bytes_max
@@ -165,17 +166,17 @@ class ValueCache:
             self.age()
 
     def age(self) -> None:
-        """Begin a new young generation: the one there is exceeds its bound."""
+        """Begin a new young generation: the present one exceeds its bound."""
         self.note_bytes()
         self._add(self.young, self.young_bytes)
         self._begin_young()
         self.evictions += self._shrink_older(self.limit_bytes - self.young_bytes_max)
 
     def merge_writes(self, writes: Callable[[], Entries], size_bytes: int, copied: bool) -> None:
-        """Make the cache right for a store with these writes in it: they are laid over it, or it is emptied.
+        """Update the cache for a store with these writes in it: merge them in, or empty the cache.
 
-        ``writes`` gives them; ``copied``: others go on using that dict. Of a key that was written nothing older is
-        known afterwards.
+        ``writes`` returns them; ``copied``: others continue to use that dict. Of a key that was written, no older value
+        remains afterwards.
         """
         limit = self.limit_bytes - self.young_bytes_max
         if self.resting or size_bytes > limit:
@@ -198,9 +199,9 @@ class ValueCache:
         self._shrink_older(limit)
 
     def end(self, list_get_seconds: float) -> bool:
-        """The micro-batch ends; True if its writes are to be folded in. A cache that did not pay is emptied, and rests.
+        """End the micro-batch; return whether to merge its writes. A cache that does not pay is cleared and disabled.
 
-        ``list_get_seconds``: what a key of a list get took the store, 0 if there was none.
+        ``list_get_seconds``: what a key of a list get cost in the store, 0 if there was none.
         """
         self._list_get_seconds = list_get_seconds or self._list_get_seconds
         if not self.resting and self._recalls_pay():
@@ -209,10 +210,10 @@ class ValueCache:
         self.resting = (self.resting or _REST_BATCHES) - 1
         return False
 
-    # -- room -----------------------------------------------------------------------------------------
+    # -- size -----------------------------------------------------------------------------------------
 
     def shrink(self, limit_bytes: int) -> int:
-        """Drop oldest generations until the rest keeps within the limit; returns how many entries went."""
+        """Drop oldest generations until the rest keeps within the limit; return the number of dropped entries."""
         dropped = self._shrink_older(limit_bytes - self.young_bytes)
         if self.young_bytes > limit_bytes:
             dropped += len(self.young)
@@ -226,7 +227,7 @@ class ValueCache:
         self._begin_young()
 
     def note_bytes(self) -> None:
-        """Let what is cached now count for the peak."""
+        """Count what is cached now for the peak."""
         self.bytes_peak = max(self.bytes_peak, self.size_bytes)
 
     def _shrink_older(self, limit_bytes: int) -> int:
@@ -246,7 +247,7 @@ class ValueCache:
         self.young, self.young_bytes, self._laid_over_bytes = {}, 0, 0
 
     def _lay_over_young(self, entries: Entries, size_bytes: int) -> None:
-        # What they replace counts twice for a while: to look for it takes longer than all the rest.
+        # What they replace counts twice for a while: finding it takes longer than all the rest.
         self.young.update(entries)
         self.young_bytes += size_bytes
         self._laid_over_bytes += size_bytes
@@ -259,14 +260,14 @@ class ValueCache:
     # -- what is not worth it -------------------------------------------------------------------------
 
     def _is_left_out(self, keys: Sequence[bytes]) -> bool:
-        """Whether ``keys``, all of one state, are those of one that is left out."""
+        """Whether ``keys``, all of one state, belong to one that is not cached."""
         return bool(self.without and keys) and keys[0][_STATE_ID_AT] in self.without
 
     def _recalls_pay(self) -> bool:
-        """Whether looking for many keys at once, and keeping them, took less time than it saved.
+        """Whether looking up many keys at once, and caching them, took less time than it saved.
 
-        Reading many sorted keys from a store in memory costs hardly more than looking for them in large dicts. A few
-        keys, keys that come in every micro-batch, and a store that waits for a device are another matter.
+        Reading many sorted keys from a store in memory costs hardly more than looking them up in large dicts. A few
+        keys, keys that occur in every micro-batch, and a store that waits for a device are different.
         """
         if self._recalls < _JUDGED_KEYS or not self._list_get_seconds:
             return True

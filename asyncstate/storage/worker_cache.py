@@ -1,9 +1,10 @@
-"""What a worker process remembers of partitions from one micro-batch to the next.
+"""A worker process's cache of partitions from one micro-batch to the next.
 
-Owns: WorkerCache and CacheLoan, for whatever is cached of partitions.
-Invariants: what is cached is right for one content only, named by its lineage, and is given out for exactly that one,
-so whatever became of the attempt that left it, it is never stale; it is with the table or with one task, never with
-both; all together, lent or not, keeps within the bytes given. Must not import stores, overlay or anything of execution.
+Owns: WorkerCache and CacheLoan, for any kind of cached data of partitions.
+Invariants: cached entries are right for one content only, named by its lineage, and are lent for exactly that one, so
+they are never stale, whatever the outcome of the attempt that left them; they are with the table or with one task,
+never with both; all together, lent or not, keep within the given bytes. Must not import stores, the memtable or
+anything of execution.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _SHORT_MAX: Final = 1_000
 
 
 class PartitionKey(NamedTuple):
-    """Whose entries: one partition of one operator of one checkpoint."""
+    """The owner of entries: one partition of one operator of one checkpoint."""
 
     checkpoint: str
     job_id: str
@@ -37,10 +38,10 @@ class Cached(Protocol):
 
     @property
     def was_short(self) -> bool:
-        """Whether entries went for want of room since the last micro-batch with it began, or did not come in."""
+        """Whether entries were evicted or refused for lack of room since the last micro-batch with it began."""
 
     def shrink(self, limit_bytes: int) -> int:
-        """Keep within ``limit_bytes``; the number of entries that went."""
+        """Keep within ``limit_bytes``; return the number of evicted entries."""
 
 
 E = TypeVar("E", bound=Cached)
@@ -49,8 +50,8 @@ E = TypeVar("E", bound=Cached)
 class CacheLoan(Generic[E]):
     """Entries with a task for one micro-batch; a context manager.
 
-    The task may keep ``limit_bytes`` of them. What it does not give back by ``keep`` is gone: so a micro-batch that
-    fails leaves nothing behind.
+    The task may keep ``limit_bytes`` of them. Entries that it does not return by ``keep`` are dropped, so a failed
+    micro-batch leaves nothing.
     """
 
     def __init__(self, table: WorkerCache[E], key: PartitionKey, entries: E, limit_bytes: int) -> None:
@@ -60,7 +61,8 @@ class CacheLoan(Generic[E]):
         self.limit_bytes = limit_bytes
 
     def keep(self, lineage: str, entries: E) -> None:
-        """Give back ``entries``, which are right for the content named ``lineage``; the task lets go of them."""
+        """Return ``entries``, which are right for the content named ``lineage``, to the cache; the task drops its
+        own."""
         self._table.take_back(self._key, self, lineage, entries)
 
     def __enter__(self) -> Self:
@@ -71,8 +73,8 @@ class CacheLoan(Generic[E]):
 
 
 class WorkerCache(Generic[E]):
-    """What is cached of all partitions that this process has worked on, least recently used first. ``make`` gives what
-    a partition of which nothing is known starts with."""
+    """What is cached of all partitions that this process has worked on, least recently used first. ``make`` returns the
+    initial entries of a partition that is not cached."""
 
     def __init__(self, make: Callable[[], E]) -> None:
         self._make = make
@@ -84,11 +86,11 @@ class WorkerCache(Generic[E]):
     def lend(
         self, key: PartitionKey, lineage: str, limit_bytes: int, known_elsewhere: E | None = None
     ) -> CacheLoan[E]:
-        """Hand out what is known of the content ``lineage``; entries of another content are dropped.
+        """Lend the entries for the content ``lineage``; entries of another content are dropped.
 
-        ``known_elsewhere``: what the process knows of it that had the partition before. ``limit_bytes`` bounds all that
-        is kept and lent. The task gets what is free of it; one that lacked room in its last micro-batch, or had none
-        yet, at least an equal share, for which others lose what they have not used for the longest time.
+        ``known_elsewhere``: the cache of the process that had the partition before. ``limit_bytes`` bounds all kept and
+        lent entries. The task gets the free part of it. A task that lacked room in its last micro-batch, or had none
+        yet, gets at least an equal share, for which others lose their least recently used entries.
         """
         with self._lock:
             known, entries = self._kept.pop(key, ("", None))
@@ -114,12 +116,12 @@ class WorkerCache(Generic[E]):
             if len(self._short) >= _SHORT_MAX:
                 self._short.clear()  # it is learned again
             self._short[key] = entries.was_short
-            self._kept.pop(key, None)  # another attempt's
+            self._kept.pop(key, None)  # of another attempt
             if entries.worth_keeping:
                 self._kept[key] = (lineage, entries)
 
     def export_cache(self, key: PartitionKey) -> tuple[str, E] | None:
-        """The lineage and the entries of a partition that another process has from now on."""
+        """The lineage and the entries of a partition that moves to another process."""
         with self._lock:
             return self._kept.pop(key, None)
 
@@ -129,7 +131,7 @@ class WorkerCache(Generic[E]):
             self._lent.pop(loan, None)
 
     def clear(self) -> None:
-        """Forget everything that is not lent."""
+        """Drop everything that is not lent."""
         with self._lock:
             self._kept.clear()
 

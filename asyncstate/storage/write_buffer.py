@@ -1,11 +1,11 @@
 """The writes of a micro-batch: in a dict up to a bound, in sorted runs on disk beyond it, as a delta at the end.
 
-Owns: WriteBuffer, and SizeEstimator, which tells how much memory they take. Invariants: ``entries`` stays the same
+Owns: WriteBuffer, and SizeEstimator, which estimates how much memory they take. Invariants: ``entries`` stays the same
 dict, because others write with its own method; a key, once written, stays in it up to the next spill (a delete stores
-None), so the dict's insertion order tells which keys are new. What is held is older than all entries, and within the
-bound by itself. The limit counts as reached only by a count of all entries; new ones are estimated by some of them
-until then, old ones that may have got larger values are counted again once they may all have.
-Must not import rocksdict, lease or the overlay.
+None), so the dict's insertion order shows which keys are new. Buffered columns precede every entry in ``entries`` and
+are within the bound by themselves. The limit counts as reached only by a count of all entries. Until then, new entries
+are estimated from a sample; old ones, which may have got larger values, are counted again once all of them may have.
+Must not import rocksdict, lease or the memtable.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES, Entries, size_o
 _key = itemgetter(0)
 
 _SAMPLED: Final = 64  # of the new entries; some microseconds
-_RECOUNT_ROWS: Final = 2  # rows an entry after which all are counted: old keys may have got larger values
+_RECOUNT_ROWS: Final = 2  # rows per entry after which all are counted: old keys may have got larger values
 _LOOKS: Final = 16  # while the writes grow by the limit
 _FIRST_ROW_BYTES: Final = (
     64 << 10
-)  # what a row is taken to write before any was seen: the first look is early
+)  # assumed size of a row's writes before any was seen: the first check is early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +71,10 @@ class WriteBuffer:
         self._union: tuple[int, int] | None = None
 
     def hold(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> bool:
-        """Keep writes as they are, if they are the first in memory, sorted, and within the bound; True if so.
+        """Buffer columns of writes if they are the first in memory, sorted, and within the bound; True if so.
 
-        The last bundle of a micro-batch is written and not read again: its keys need no dict, and no sorting. Whoever
-        reads must ``settle`` first. The caller lets go of the sequences.
+        The last bundle of a micro-batch is written and not read again, so its keys need no dict and no sorting. A
+        reader must call ``settle`` first. The caller gives up the sequences.
         """
         if not keys or self._held or self.entries or not all(map(lt, keys, islice(keys, 1, None))):
             return False
@@ -85,9 +85,9 @@ class WriteBuffer:
         return True
 
     def finish(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> bool:
-        """Keep the last writes of a state as they are: sorted, each key once, newer than all there is of these keys,
-        and not to be read any more. False if all writes together do not fit into memory, or did not: they are to be
-        written as all others then, for a spill. The caller lets go of the sequences."""
+        """Buffer the last writes of a state as they are: sorted, each key once, newer than all others of these keys,
+        and not read again. False if all writes together exceed the memory bound, or did before: then write them like
+        all others, so that they can be spilled. The caller gives up the sequences."""
         size_bytes += ENTRY_OVERHEAD_BYTES * len(keys)
         in_memory = self.meter.size_bytes + self._held_bytes + self._finished_bytes
         if self._bound is not None and (
@@ -100,7 +100,7 @@ class WriteBuffer:
         return True
 
     def _write_finished(self) -> None:
-        """Have what is finished among all other writes, which it would outlive at a spill."""
+        """Move the final writes of states to all other writes; otherwise they would outlive a spill."""
         if self._finished:
             self.settle()
             for piece in self._finished:
@@ -108,7 +108,7 @@ class WriteBuffer:
             self._finished, self._finished_bytes = [], 0
 
     def settle(self) -> None:
-        """Lay ``entries`` over what is held, and have all of it in ``entries``."""
+        """Merge buffered columns into ``entries``, whose own values are newer."""
         if self._held is None:
             return
         newer = self.entries.copy()
@@ -119,15 +119,15 @@ class WriteBuffer:
 
     def scan(self, start: bytes, end: bytes | None, count: int) -> list[Change]:
         """The first ``count`` writes in memory with start <= key < end."""
-        # Keys leave the dict only all at once, so the ones written since the last scan are its last ones: point-only
-        # states keep no list of them, and a scan after few writes looks at few.
+        # Keys leave the dict only all at once, so those written since the last scan are its last ones: point-only
+        # states keep no list of them, and a scan after few writes examines few.
         if new := len(self.entries) - len(self._sorted):
             self._sorted.update(islice(reversed(self.entries), new))
         keys = list(islice(self._sorted.irange(start, end, inclusive=(True, False)), count))
         return list(zip(keys, map(self.entries.__getitem__, keys), strict=True))
 
     def spill(self) -> SpilledWrites | None:
-        """Write what is in memory to disk; ``clear`` is to follow. None when there is nothing to be done.
+        """Write what is in memory to disk; call ``clear`` next. None when there is nothing to do.
 
         Raises StoreError with nothing lost.
         """
@@ -146,13 +146,13 @@ class WriteBuffer:
         return self.spilled
 
     def readable_bytes(self) -> int:
-        """Estimated memory of the writes that may be read; takes a walk over them, but after ``spill`` and
+        """Estimated memory of the writes that may be read; walks over them, except after ``spill`` and
         ``changes``."""
         found = self._entries_bytes
         return self._held_bytes + (size_in_memory(self.entries) if found is None else found)
 
     def clear(self) -> None:
-        """Let go of what has been spilled."""
+        """Release what has been spilled."""
         in_memory = self.readable_bytes()
         self._spilled_bytes += in_memory - ENTRY_OVERHEAD_BYTES * len(self.entries)
         self._peak_bytes = max(self._peak_bytes, in_memory)
@@ -168,7 +168,7 @@ class WriteBuffer:
         """
         pieces = self._finished if self._held is None else [self._held, *self._finished]
         if not self.entries and self.spilled is None and pieces:
-            # No key is in two pieces, each of which is sorted: sorting merges them.
+            # No key is in two of the parts, each of which is sorted: sorting merges them.
             return pieces[0] if len(pieces) == 1 else sorted(chain.from_iterable(pieces), key=_key)
         self.settle()
         self._entries_bytes = size_in_memory(self.entries)
@@ -178,7 +178,7 @@ class WriteBuffer:
             return self._changes
         if not self._finished:
             return self._sorted_entries()
-        writes = self.entries.copy()  # what is finished is not for others
+        writes = self.entries.copy()  # final writes are not visible to others
         for piece in self._finished:
             writes.update(piece)
         self._union = len(writes), size_in_memory(writes) - ENTRY_OVERHEAD_BYTES * len(writes)
@@ -187,11 +187,11 @@ class WriteBuffer:
     def _sorted_entries(self) -> list[Change]:
         if len(self._sorted) == len(self.entries):
             return list(zip(self._sorted, map(self.entries.__getitem__, self._sorted), strict=True))
-        # With their values: looking each up afterwards takes longer than sorting, for want of the processor's caches.
+        # With their values: looking each up afterwards takes longer than sorting, because of processor cache misses.
         return sorted(self.entries.items(), key=_key)
 
     def statistics(self) -> WriteStatistics:
-        """Of this micro-batch."""
+        """The statistics of this micro-batch."""
         in_memory = self.readable_bytes() + self._finished_bytes
         if self._changes is not None:
             changes, change_bytes = self._changes.totals
@@ -213,15 +213,15 @@ class WriteBuffer:
 
 
 class SizeEstimator:
-    """Keeps an estimate of the size of ``writes``, with what a dict entry weighs beside its bytes.
+    """Keeps an estimate of the size of ``writes``, including the overhead of a dict entry.
 
-    Writes go into a dict by its own method, so nobody sees them one by one. What counts is looked at between slices of
-    rows and after bundles; a look costs some microseconds on average, however many writes there are.
+    Writes go into a dict by its own method, so no code sees them one by one. The estimate is checked between slices of
+    rows and after bundles; a check costs some microseconds on average, whatever the number of writes.
     """
 
     def __init__(self, writes: Entries, limit_bytes: int) -> None:
         self.size_bytes = 0.0
-        """As of the last look."""
+        """The estimate as of the last check."""
         self._writes = writes
         self._limit_bytes = limit_bytes
         self._row_bytes = float(_FIRST_ROW_BYTES)
@@ -238,9 +238,9 @@ class SizeEstimator:
         keys: Sequence[bytes] | None = None,
         values: Sequence[bytes | None] | None = None,
     ) -> bool:
-        """Take in what ``rows`` rows have written; True when all writes together exceed the limit.
+        """Count what ``rows`` rows have written; True when all writes together exceed the limit.
 
-        ``keys`` and ``values``: what they have written, where that is known; without values they were deletes.
+        ``keys`` and ``values``: what they have written, where known; without values they were deletes.
         """
         before, self._rows = self.size_bytes, self._rows + rows
         new = len(self._writes) - self._entries
@@ -254,7 +254,7 @@ class SizeEstimator:
         return self._exceeded
 
     def rows_to_look(self, rows_max: int) -> int:
-        """After how many rows to look again, at most ``rows_max``: fewer the more they write."""
+        """After how many rows to check again, at most ``rows_max``: fewer the more they write."""
         share = self._limit_bytes / _LOOKS
         return rows_max if share >= rows_max * self._row_bytes else max(1, int(share / self._row_bytes))
 
@@ -277,7 +277,7 @@ def size_in_memory(entries: Entries) -> int:
 
 
 def _scaled(keys: Sequence[bytes], values: Sequence[bytes | None] | None, count: int) -> float:
-    """The size of ``count`` entries like some of those given, taken at equal distances."""
+    """The estimated size of ``count`` entries, from a sample of those given at equal distances."""
     step = -(-len(keys) // _SAMPLED)
     sampled = keys[::step]
     return size_of(sampled, () if values is None else values[::step]) * count / len(sampled)

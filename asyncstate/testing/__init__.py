@@ -1,4 +1,4 @@
-"""What users test their operators and jobs with. Ships in the package; must not import Spark."""
+"""Test support for users' operators and jobs. Ships in the package; must not import Spark."""
 
 from asyncstate.config import Tuning
 from asyncstate.testing.fake_context import FakeContext

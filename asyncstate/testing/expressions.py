@@ -1,10 +1,10 @@
-"""Rows through the expressions of a dataflow, without Spark.
+"""Evaluates the expressions of a dataflow on rows, without Spark.
 
-Owns: ``transformed``: what a ``Transform`` makes of some rows.
+Owns: ``transformed``, which applies a ``Transform`` to rows.
 Invariant: rows keep their order. Plain columns and conditions are evaluated by Arrow, as in a job's own tasks. All
-other Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators,
-comparisons, CASE, casts, and functions of numbers, texts and times that both engines have; aggregates, windows,
-generators (``explode``) and subqueries are refused, as is what DuckDB does not know.
+other Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators, comparisons, CASE, casts, and
+functions of numbers, texts and times that both engines have; aggregates, windows, generators (``explode``) and
+subqueries are refused, as is what DuckDB does not know.
 Must not import Spark.
 """
 
@@ -27,7 +27,7 @@ _NUMBER = "asyncstate:number"
 
 
 def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows behind ``node``. Raises SchemaError for expressions that need Spark."""
+    """The output rows of ``node``. Raises SchemaError for expressions that need Spark."""
     if node.kind == "transform":
         raise SchemaError(f"{node.text} is a function of DataFrames, which needs Spark")
     if node.kind == "where":
@@ -88,7 +88,7 @@ def _column(expression: Any, rows: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _sql(expression: object, rows: pa.RecordBatch) -> str:
-    """In DuckDB's words."""
+    """The expression in DuckDB's dialect."""
     if not isinstance(expression, str):
         raise SchemaError(
             f"{expression} is a Spark column, which needs Spark; write it as SQL text, or as a function of Arrow "

@@ -1,4 +1,4 @@
-"""Call ``process`` of one operator by hand, a row at a time.
+"""Call ``process`` of one operator directly, a row at a time.
 
 Owns: ``FakeContext``.
 Invariant: states, timers and calls are the real ones, of sync mode over a store in memory; nothing is committed.
@@ -36,7 +36,7 @@ _GROUPS = 128
 
 
 class _Timers(KeyedTimers):
-    """The operator's timers, noted beside."""
+    """The operator's timers, which also records them."""
 
     def __init__(
         self, sink: StateBackend, uid: str, handled: bool, key: Callable[[], tuple[Any, ...]]
@@ -69,10 +69,10 @@ class _Timers(KeyedTimers):
 class FakeContext:
     """The context of a record, for tests that call an operator's ``process`` themselves. A context manager.
 
-    ``inputs`` and ``key`` as for ``OperatorHarness``. ``row`` makes a row and lets it be the one at hand; the methods
-    of ``RecordContext`` are then those of its record. Futures are done at once, so an ``async def`` may be awaited in
-    any test. ``emitted`` has the rows put out, ``(row kind, *values)`` with times as integers, ``aside`` those of
-    side outputs by name, ``timers_set`` the timers that are registered, as (key, timer), and ``called`` the calls as
+    ``inputs`` and ``key`` as for ``OperatorHarness``. ``row`` makes a row and makes it the current one; the methods of
+    ``RecordContext`` are then those of its record. Futures are settled at once, so an ``async def`` may be awaited in
+    any test. ``emitted`` has the emitted rows, ``(row kind, *values)`` with times as integers, ``aside`` those of side
+    outputs by name, ``timers_set`` the timers that are registered, as (key, timer), and ``called`` the calls as
     (function, arguments, keywords).
     """
 
@@ -126,7 +126,7 @@ class FakeContext:
 
     @property
     def timers_set(self) -> list[tuple[tuple[Any, ...], Timer]]:
-        """The timers that are registered, each behind its key, in the order in which they were."""
+        """The registered timers, each after its key, in order of registration."""
         return list(self._timers.noted)
 
     def row(
@@ -136,7 +136,7 @@ class FakeContext:
         kind: RowKind = RowKind.INSERT,
         **columns: Any,
     ) -> Row:
-        """A row of an input, by position or by name, which is from now on the one at hand."""
+        """A row of an input, by position or by name, which becomes the current one."""
         spec = self._specs[input]
         batch = record_batch([columns if columns else values], spec.schema, spec.name)
         keys = [batch.column(name) for name in spec.key]
@@ -174,7 +174,7 @@ class FakeContext:
         changes = self._output.changes_of(output)
         made = rows_batch(_UID, schema, [(row_kind, row, key)], lambda _: tuple(record.key), changes)
         into = self.emitted if output is None else self.aside[output]
-        into += rows_of([made])  # what a job gives downstream
+        into += rows_of([made])  # as a job sends them downstream
 
     def call(
         self,
@@ -228,7 +228,7 @@ class FakeContext:
             raise JobError("FakeContext: there is no row at hand; make one with row(...)")
         return self._record
 
-    if not TYPE_CHECKING:  # a checker is to see what is not there
+    if not TYPE_CHECKING:  # type checkers must see the declarations only
 
         def __getattr__(self, name):
             raise AttributeError(hint_for("ctx", name))

@@ -1,7 +1,7 @@
-"""Parts that fail on purpose.
+"""Components that fail on purpose.
 
 Owns: ``FaultyStore``.
-Invariant: without a fault asked for, everything is as in the store beneath.
+Invariant: unless a fault is set, everything is as in the wrapped store.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from asyncstate.storage import KeyedStore, SortedChanges, StoreStatistics
 
 
 class FaultyStore(KeyedStore):
-    """A store whose reads can be made to fail, to give damaged bytes, to take their time, or to hang; each call is one
-    read. To put it under an operator: ``OperatorHarness(..., wrap_store=...)`` with a function that makes one.
+    """A store whose reads can be made to fail, to return damaged bytes, to be slow, or to hang; each call is one read.
+    To use it under an operator: ``OperatorHarness(..., wrap_store=...)`` with a function that makes one.
 
     >>> from asyncstate.storage import EmptyStore
     >>> store = FaultyStore(EmptyStore())
@@ -41,23 +41,23 @@ class FaultyStore(KeyedStore):
     # -- faults -----------------------------------------------------------------------------------------
 
     def fail_read(self, nth: int, error: Exception | None = None) -> None:
-        """Let the ``nth`` read from now (1: the next one) raise ``error``, by default a StoreError."""
+        """Make the ``nth`` read from now (1: the next one) raise ``error``, by default a StoreError."""
         self._failing[self.reads + nth] = error or StoreError("the disk is gone")
 
     def corrupt(self, key: bytes, value: bytes | None) -> None:
-        """Give ``value`` wherever ``key`` is read; None: as if it had been lost."""
+        """Return ``value`` wherever ``key`` is read; None: as if it had been lost."""
         self._corrupt[key] = value
 
     def delay(self, seconds: float, seconds_a_key: float = 0.0) -> None:
-        """Let each read from now on take ``seconds`` longer, and ``seconds_a_key`` more for each key; 0: no longer."""
+        """Make each read from now on take ``seconds`` longer, and ``seconds_a_key`` more per key; 0: no longer."""
         self._delay_seconds, self._delay_seconds_a_key = seconds, seconds_a_key
 
     def hang(self) -> None:
-        """Let reads wait for ``release``."""
+        """Make reads wait for ``release``."""
         self._gate.clear()
 
     def release(self) -> None:
-        """Let reads go on."""
+        """Let reads continue."""
         self._gate.set()
 
     # -- KeyedStore -------------------------------------------------------------------------------------

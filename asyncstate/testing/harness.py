@@ -1,4 +1,4 @@
-"""Run an operator without Spark: push rows, end micro-batches, look at output and state.
+"""Run an operator without Spark: push rows, end micro-batches, inspect output and state.
 
 Owns: ``OperatorHarness``.
 Invariant: rows are routed, run and committed by the same code as in a Spark job; only the exchange is done here.
@@ -110,15 +110,15 @@ def _new_folder(kind: str) -> Path:
 
 
 class _Ran(NamedTuple):
-    """What all partitions have put out and report."""
+    """The output and the reports of all partitions."""
 
     rows: list[pa.RecordBatch]
     aside: list[SideBatch]
     records: list[CommitRecord]
 
     def then(self, behind: _Ran, key: Key | None) -> _Ran:
-        """This and what ran behind it in the same micro-batch, over what this had left; ``key``: its rows are upserts
-        by it."""
+        """This, followed by a later run in the same micro-batch over its results; ``key``: its rows are upserts by
+        it."""
         first = {record.partition: record for record in self.records}
         records = [report_of_both(first[record.partition], record) for record in behind.records]
         older = list(not_replaced(self.rows, behind.rows, key))
@@ -128,23 +128,22 @@ class _Ran(NamedTuple):
 class OperatorHarness:
     """One operator, its partitions and its checkpoint, in this process. A context manager, also for ``async with``.
 
-    ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds, or as in a job) have one entry an input; for
-    a single input the entry itself may be given; what a job refuses of them is refused here by the same checks.
-    ``order_by`` is as in a job's ``apply``: a column or a list of columns, with
-    several inputs one entry for each, None where rows come as they are; so are ``sequence`` and ``drop_stale``. The
-    operator's broadcast input has no key:
-    its entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog``
-    that says how they change its table, and what identifies a row (default: whether the operator accepts changelogs).
-    ``checkpoint`` is the place of the checkpoint, a path or a URI; by default it lies in ``folder``, beside the
-    local stores. ``wrap_store`` is given each leased store and returns what the operator reads instead, such as
-    a FaultyStore around it. A stateless operator gets the rows of a micro-batch as one part, whatever the
+    ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds, or as in a job) have one entry per input;
+    for a single input the entry itself may be passed; the checks of a job apply here as well.
+    ``order_by`` is as in a job's ``apply``: a column or a list of columns, with several inputs one entry for each, None
+    where rows come as they are; so are ``sequence`` and ``drop_stale``. The operator's broadcast input has no key: its
+    entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog`` that
+    says how they change its table, and what identifies a row (default: whether the operator accepts changelogs).
+    ``checkpoint`` is the location of the checkpoint, a path or a URI; by default it is in ``folder``, next to the local
+    stores. ``wrap_store`` receives each leased store and returns the store that the operator reads instead, such as a
+    FaultyStore around it. A stateless operator gets the rows of a micro-batch as one part, whatever the
     ``parallelism``, and ``key`` is None.
-    ``initial_state`` is what a new operator starts from, as of a job's ``apply``: rows that come before all others of
-    its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows as ``push`` takes them, with
-    several inputs one entry for each, None where there are none. Kinds stand in a column ``row_kind``. ``worker``: what
-    is kept between micro-batches, for tests that play several workers; by default that of this process. ``uid``: its
-    name in errors and in the checkpoint. ``tuning``: settings of the engine for tests; see ``Tuning``. ``filters``: see
-    ``InputSpec``; a ``PipelineHarness`` tells them.
+    ``initial_state`` is the state from which a new operator starts, as in a job's ``apply``: rows that precede all
+    others of its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows in the forms that
+    ``push`` accepts, with several inputs one entry for each, None where there are none. Kinds are in a column
+    ``row_kind``. ``worker``: the worker cache between micro-batches, for tests that simulate several workers; by
+    default that of this process. ``uid``: its name in errors and in the checkpoint. ``tuning``: settings of the engine
+    for tests; see ``Tuning``. ``filters``: see ``InputSpec``; a ``PipelineHarness`` sets them.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -244,7 +243,7 @@ class OperatorHarness:
             stored_meaning(operator, stored),
         )
         self.growth = growth_of(operator, self._task_inputs, states)
-        """How what the operator stores grows, as ``explain()`` of a job says it."""
+        """How the stored state of the operator grows, as in ``explain()`` of a job."""
         self._declared = fingerprint(operator, self._specs, self._output)
         if stored is not None and not operator.stateless:
             check_fingerprint(uid, stored.schema, self._declared.schemas)
@@ -254,7 +253,7 @@ class OperatorHarness:
         )
         self._running: tuple[TaskSpec, list[CommitRecord], bool] | None = None
         self.last_side_rows: list[SideBatch] = []
-        """What the last micro-batch has put out to side outputs."""
+        """The rows that the last micro-batch emitted to side outputs."""
         self._side_rows: dict[str, list[OutputRow]] = {name: [] for name in self._output.side_outputs}
 
     def _check_writer(self, writer: Operator, spec: InputSpec) -> None:
@@ -272,9 +271,9 @@ class OperatorHarness:
         kinds: Sequence[str] | None = None,
     ) -> None:
         """Add rows to the running micro-batch, in order: tuples, dicts by column name, or a RecordBatch; ``kind`` for
-        all or ``kinds`` one a row.
+        all or one of ``kinds`` per row.
 
-        Raises SchemaError for rows and kinds that do not fit the input, and JobError for an input that there is not.
+        Raises SchemaError for rows and kinds that do not fit the input, and JobError for an unknown input.
         """
         if type(input) is not int or input not in range(len(self._specs)):
             raise JobError(
@@ -292,7 +291,7 @@ class OperatorHarness:
         self._watermark = watermark_us
 
     def advance_processing_time(self, duration: Duration) -> None:
-        """Move the clock that gives ``ctx.processing_time``; for a harness with its own ManualClock.
+        """Advance the clock that sets ``ctx.processing_time``; for a harness with its own ManualClock.
 
         ``duration``: a text such as "10 minutes", a timedelta, or an int of microseconds."""
         if not isinstance(self.clock, ManualClock):
@@ -309,11 +308,11 @@ class OperatorHarness:
         """Run the last micro-batch with the final watermark."""
         return self._run(final=True)
 
-    # -- looking -------------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------------
 
     @property
     def sources(self) -> dict[int, int]:
-        """Of each input with a watermark delay: how far it would let the watermark go, microseconds."""
+        """For each input with a watermark delay: how far it would let the watermark advance, microseconds."""
         known = {} if self._manifest is None else self._manifest.sources
         delayed = [index for index, delay in enumerate(self._delays) if delay is not None]
         return {index: known.get(f"{self._uid}:{index}", MIN_WATERMARK) for index in delayed}
@@ -347,7 +346,7 @@ class OperatorHarness:
         return watermark_after(self._manifest)
 
     def statistics(self) -> dict[str, float]:
-        """Figures of the last micro-batch, summed over partitions (highest value for ``*_peak``)."""
+        """Metrics of the last micro-batch, summed over partitions (highest value for ``*_peak``)."""
         return dict(self.batches[-1]) if self.batches else {}
 
     def state_entries(self) -> dict[bytes, bytes]:
@@ -358,7 +357,7 @@ class OperatorHarness:
         return dict(read_state(self._spec(self._manifest, MAX_WATERMARK), partitions, self.worker.stores))
 
     def states(self) -> list[StateSpec]:
-        """The states as the checkpoint knows them: id, name, kind and types."""
+        """The states as in the checkpoint: id, name, kind and types."""
         stored = self._stored(self._manifest)
         return [] if stored is None else stored.states
 
@@ -371,7 +370,7 @@ class OperatorHarness:
     # -- snapshot and restore ------------------------------------------------------------------------
 
     def snapshot(self) -> Path:
-        """A copy of the checkpoint as it is committed; give it to ``restore``. Kept until the process ends."""
+        """A copy of the committed checkpoint; pass it to ``restore``. Kept until the process ends."""
         copied = _new_folder("snapshot")
         _copy_checkpoint(self._files, LocalFiles(copied / "checkpoint"))
         return copied
@@ -397,7 +396,7 @@ class OperatorHarness:
             "async_enabled": self._config.enabled,
             "parallelism": self.parallelism,
             "max_parallelism": self._config.max_parallelism,
-            # What has an argument of its own stands above, as it is in force.
+            # Arguments of the constructor are passed above, as they are in force.
             "options": {
                 key: value
                 for key, value in self._options.items()
@@ -476,9 +475,9 @@ class OperatorHarness:
     def run_batch(
         self, final: bool, watermark: int | None = None, before: Sequence[InputBatch] | None = None
     ) -> list[pa.RecordBatch]:
-        """As ``end_batch`` or ``finish``, but for the commit, and with the output as it comes. ``watermark``: that of
-        the job whose part the operator is, where its own inputs do not decide; ``before``: rows that come first, in the
-        first micro-batch of their source (None: none)."""
+        """Like ``end_batch`` or ``finish``, but without the commit, and with the output as batches. ``watermark``: that
+        of the job of which the operator is part, where its own inputs do not decide; ``before``: rows that come first,
+        in the first micro-batch of their source (None: none)."""
         if self._manifest is not None and self._manifest.final:
             raise JobError("the harness has been finished; make a new one")
         if watermark is None:
@@ -525,12 +524,12 @@ class OperatorHarness:
             self.batches.append(sums | peaks)
 
     def discard(self) -> None:
-        """Forget the rows that were pushed and what ``run_batch`` has run: the next micro-batch begins at the last
+        """Drop the pushed rows and the results of ``run_batch``: the next micro-batch begins at the last
         commit."""
         self._pending, self._running = [], None
 
     def _ran(self, spec: TaskSpec, before: Sequence[InputBatch] | None) -> _Ran:
-        """The micro-batch, behind what an operator or a source starts from. Nothing is committed in between."""
+        """The micro-batch, after the initial state of an operator or source. Nothing is committed in between."""
         if spec.operator.stateless:
             return self._collected(self._stateless(spec))
         first = None
@@ -547,7 +546,7 @@ class OperatorHarness:
         return ran if first is None else first.then(ran, self._output.changes.upsert_key)
 
     def _behind(self, spec: TaskSpec, ran: _Ran) -> TaskSpec:
-        """The same micro-batch, starting from what ``ran`` has left."""
+        """The same micro-batch, starting from the result of ``ran``."""
         return replace(spec, base=self._operator_after(spec, ran.records), first_arrival=FIRST_ARRIVAL)
 
     def _collected(self, outs: Iterable[OutBatch | CommitRecord | RowStatistics]) -> _Ran:
@@ -576,7 +575,7 @@ class OperatorHarness:
             yield from run_partition(own, partition, iter(parts[partition]), self._store_through, self.worker)
 
     def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | RowStatistics]:
-        """All rows as they were pushed: there is no exchange, so partitions mean nothing."""
+        """All rows as they were pushed: there is no exchange, so partitions have no meaning."""
         columns = spec.inputs[0].schema.names
         pushed = [replace(given, batch=given.batch.select(columns)) for given in self._pending]
         return run_stateless(with_copy(spec, self._operator), iter(pushed))
@@ -622,7 +621,7 @@ class OperatorHarness:
 
 
 def folder_of(snapshot: Path) -> Path:
-    """A new folder for a harness that goes on from ``snapshot``."""
+    """A new folder for a harness that continues from ``snapshot``."""
     folder = _new_folder("harness")
     _copy_checkpoint(LocalFiles(snapshot / "checkpoint"), LocalFiles(folder / "checkpoint"))
     return folder
@@ -637,7 +636,7 @@ def _copy_checkpoint(source: CheckpointFiles, target: CheckpointFiles) -> None:
 
 
 def _key(key: Any, count: int) -> Any:
-    """``key`` as ``apply`` takes it: for a single input its entry."""
+    """``key`` in the form that ``apply`` takes: for a single input its entry."""
     if count == 1 and isinstance(key, (list, tuple)) and len(key) <= 1:
         return next(iter(key), None)
     return key

@@ -1,7 +1,7 @@
-"""Rows as tests write them and read them: tuples and dicts, as Arrow columns and back.
+"""Conversion of test rows: tuples and dicts to Arrow columns and back.
 
 Owns: ``record_batch``, ``kind_codes``, ``rows_of``, ``net`` and ``OutputRow``.
-Invariant: what does not fit its column is refused with its row, before anything runs.
+Invariant: a value that does not fit its column is refused with its row, before anything runs.
 Must not import Spark.
 """
 
@@ -25,8 +25,8 @@ OutputRow = tuple[Any, ...]
 
 
 def record_batch(rows: Any, schema: pa.Schema, name: str, doing: str = "push") -> pa.RecordBatch:
-    """Rows, a list or a RecordBatch, as the columns of an input. Raises SchemaError that names it and the row for what
-    does not fit; ``doing``: where the rows were given."""
+    """Convert rows, a list or a RecordBatch, to the columns of an input. Raises SchemaError that names it and the row
+    for a value that does not fit; ``doing``: the call that received the rows."""
     if isinstance(rows, pa.RecordBatch):
         if not rows.schema.equals(schema):
             raise SchemaError(
@@ -74,7 +74,7 @@ def _column(values: list[Any], field: pa.Field, name: str, doing: str) -> pa.Arr
 
 
 def kind_codes(kinds: Any, num_rows: int, doing: str = "push") -> np.ndarray[Any, np.dtype[np.int8]]:
-    """The codes of row kinds given as texts: one a row, or one text for all. Raises SchemaError for anything else."""
+    """The codes of row kinds given as texts: one per row, or one text for all. Raises SchemaError for anything else."""
     if not isinstance(kinds, Iterable):
         raise SchemaError(
             f"{doing}: kinds is {kinds!r}; give one of {', '.join(ROW_KIND_TEXTS)} for each row"
@@ -127,23 +127,24 @@ _SIGNS: Final = {kind.text: 1 if kind.is_accumulate else -1 for kind in RowKind}
 
 
 def net(rows: Iterable[Sequence[Any]], *, in_order: bool = False) -> Counter[tuple[Any, ...]]:
-    """Net a changelog: each row of the table that it describes, without the row kind, and how often it is there.
+    """Net a changelog: each row of the table that it describes, without the row kind, and its count.
 
     ``rows`` are ``(row kind, *values)``, as a harness returns them, or rows that Spark collected, which count as +I if
-    they have no column ``row_kind``. +I and +U add a row; -U and -D take back a row with equal values. The order does
-    not matter, and rows that cancel are left out.
+    they have no column ``row_kind``. +I and +U add a row; -U and -D retract a row with equal values. The order does not
+    matter, and rows that cancel are left out.
 
-    A count below zero means that a row is taken back more often than it is added. A complete changelog has none, so the
-    result then equals no table. The rows of one micro-batch can have some: ``table.update(net(rows))`` adds them up.
-    The rows of an upsert stream do not say what they replace, so they have no net.
+    A count below zero means that a row is retracted more often than it is added. A complete changelog has none, since
+    the result would then equal no table. The rows of one micro-batch can have some: ``table.update(net(rows))`` adds
+    them up.
+    The rows of an upsert stream do not contain what they replace, so they have no net.
 
-    ``in_order``: check that no row is taken back before it is there, as the output of one partition promises from its
+    ``in_order``: check that no row is retracted before it is added, as the output of one partition guarantees from its
     first micro-batch on.
 
     All NaN are one value. A list becomes a tuple, and a dict a tuple of (name, value).
 
     Raises SchemaError for a row that does not begin with a row kind, and with ``in_order`` AssertionError that names
-    the row that is taken back too early.
+    the row that is retracted too early.
 
     >>> net([("+I", "a", 1), ("+I", "b", 7), ("-U", "a", 1), ("+U", "a", 2)])
     Counter({('b', 7): 1, ('a', 2): 1})
@@ -173,7 +174,7 @@ def _kind_and_values(row: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
 
 
 def _hashable(value: Any) -> Any:
-    """The value as part of a key of a dict, where Python takes no NaN for equal to another."""
+    """The value as part of a key of a dict, where in Python NaN does not equal NaN."""
     if isinstance(value, float):
         return math.nan if math.isnan(value) else value
     if isinstance(value, list | tuple):

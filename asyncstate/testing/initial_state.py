@@ -1,7 +1,7 @@
-"""What a new operator starts from, as tests give it: rows of its inputs, or values of its states.
+"""The initial state of a new operator in tests: rows of its inputs, or values of its states.
 
-Owns: ``HarnessInitialRows`` and how it is made of what is given as ``initial_state``, or as ``initial`` of a source.
-Invariant: what a job refuses is refused by the same checks, before a row is read.
+Owns: ``HarnessInitialRows`` and its construction from an ``initial_state``, or from ``initial`` of a source.
+Invariant: the checks of a job apply here as well, before a row is read.
 Must not import Spark.
 """
 
@@ -23,17 +23,17 @@ from asyncstate.storage import StateSpec
 from asyncstate.testing.harness_rows import kind_codes, record_batch
 
 InitialRows: TypeAlias = pa.RecordBatch | Sequence[Sequence[Any] | Mapping[str, Any]]
-"""Rows as ``push`` takes them; their kinds, if they have any, in a column ``row_kind`` of a RecordBatch or of dicts."""
+"""Rows as for ``push``; their kinds, if they have any, in a column ``row_kind`` of a RecordBatch or of dicts."""
 InitialState: TypeAlias = InitialRows | Sequence[InitialRows | None] | Mapping[str, InitialRows] | None
-"""Rows that come before all others, of several inputs one entry each or None; or values by name of state."""
+"""Rows that precede all others, for several inputs one entry each or None; or values by name of state."""
 
 _GIVEN: Final = "initial_state"
 _KIND: Final = pa.field(ROW_KIND_COLUMN, pa.string())
 
 
 class HarnessInitialRows(NamedTuple):
-    """What an operator starts from: ``rows`` (None: from none), or for each state that has ``values`` what writes them,
-    its input, and they themselves."""
+    """The initial state of an operator: ``rows`` (None: no rows), or for each state with ``values`` its writer, its
+    input, and the values."""
 
     rows: Sequence[InputBatch] | None = None
     values: Sequence[tuple[Operator, InputSpec, InputBatch]] = ()
@@ -48,8 +48,8 @@ def initial_of(
     states: Sequence[StateSpec],
     check: Callable[[Operator, InputSpec], None],
 ) -> HarnessInitialRows:
-    """What was given, checked. ``ready``: ``specs`` with the columns that tasks need; ``states``: those that the
-    operator declares; ``check``: whether an operator can run on an input.
+    """The given initial state, checked. ``ready``: ``specs`` with the columns that tasks need; ``states``: those that
+    the operator declares; ``check``: whether an operator can run on an input.
 
     Raises JobError for another form, SchemaError for other columns, StateDeclarationError for states without values.
     """
@@ -76,7 +76,7 @@ def initial_of(
 def initial_rows(what: str, given: Any, schema: pa.Schema, changelog: bool) -> pa.RecordBatch:
     """``given`` as rows of ``schema``, of a changelog with their kinds as text; without kinds they are insertions.
 
-    Raises SchemaError for rows of other columns, JobError for what is no rows, such as a DataFrame.
+    Raises SchemaError for rows of other columns, JobError for anything but rows, such as a DataFrame.
     """
     if not isinstance(given, pa.RecordBatch | list | tuple):
         raise JobError(
@@ -98,7 +98,7 @@ def initial_rows(what: str, given: Any, schema: pa.Schema, changelog: bool) -> p
 
 
 def input_batch(rows: pa.RecordBatch, index: int) -> InputBatch:
-    """Rows of input ``index``, whose kinds stand as text among their columns if they have any."""
+    """Rows of input ``index``, whose kinds, if they have any, are text in one of their columns."""
     if ROW_KIND_COLUMN not in rows.schema.names:
         return InputBatch(rows, None, index)
     codes = kind_codes(rows.column(ROW_KIND_COLUMN).to_pylist(), rows.num_rows)
@@ -152,7 +152,7 @@ def _value_type(state: StateSpec, rows: Any) -> pa.DataType:
 
 
 def _check_kept(what: str, given: Sequence[Any], kept: Sequence[Any]) -> None:
-    """Raise SchemaError for a value that Arrow, through which initial values come, makes another one."""
+    """Raise SchemaError for a value that changes on its way through Arrow, which initial values take."""
     for number, (one, other) in enumerate(zip(given, kept, strict=True)):
         if type(one) is not type(other) or (one != other and one == one):
             raise SchemaError(
@@ -162,7 +162,7 @@ def _check_kept(what: str, given: Sequence[Any], kept: Sequence[Any]) -> None:
 
 
 def _value_in(row: Any) -> Any:
-    """The value of a row of values; None where it has none, which is refused when the row is read."""
+    """The value of a row of values; None if it has none, which is refused when the row is read."""
     if isinstance(row, Mapping):
         return row.get("value")
     return row[-1] if isinstance(row, Sequence) and row else None

@@ -1,8 +1,9 @@
-"""What a Spark job does between driver and tasks, in this process: copies of the operator, the exchange of rows.
+"""The exchange between driver and tasks, in this process: copies of the operator, and rows routed to partitions.
 
 Owns: ``copies_of`` and ``with_copy``; ``exchanged``.
-Invariant: an operator runs once; each partition and micro-batch has a copy of what it was when it was given. A row goes
-to the partition of its key's group, and rows of a partition keep their order; rows of a broadcast input go another way.
+Invariant: an operator runs once; each partition and micro-batch has a copy of it as it was when it was passed. A row
+goes to the partition of its key's group, and rows of a partition keep their order; rows of a broadcast input take
+another path.
 Must not import Spark.
 """
 
@@ -27,8 +28,8 @@ __tracebackhide__ = True  # pytest shows the test's own line
 def copies_of(operator: Operator) -> Callable[[], Operator]:
     """Makes copies of ``operator`` as it is now.
 
-    Pickled where that is possible. Spark's pickler also takes modules, lambdas and classes that stand in functions;
-    where plain pickle refuses them the operator is copied. Raises JobError if that cannot be done either.
+    Pickled where that is possible. Spark's pickler also takes modules, lambdas and classes defined in functions; where
+    plain pickle refuses them the operator is copied. Raises JobError if that fails as well.
     """
     try:
         pickled = pickle.dumps(operator)

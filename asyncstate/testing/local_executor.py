@@ -54,7 +54,7 @@ class LocalRows:
     schema: pa.Schema
     batches: tuple[pa.RecordBatch, ...] = ()
     changes: Changelog | None = None
-    """What is known of the rows."""
+    """The changelog facts of the rows."""
 
     @staticmethod
     def of(batch: pa.RecordBatch) -> LocalRows:
@@ -63,12 +63,12 @@ class LocalRows:
 
     @property
     def table(self) -> pa.Table:
-        """All of them."""
+        """All rows."""
         return pa.Table.from_batches(self.batches, self.schema)
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """All of them."""
+        """All rows."""
         if not self.batches:
             return pa.RecordBatch.from_arrays(
                 [pa.nulls(0, one.type) for one in self.schema], schema=self.schema

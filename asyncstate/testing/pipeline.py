@@ -2,7 +2,7 @@
 
 Owns: ``PipelineHarness`` and ``PipelineSource``.
 Invariant: operators see what they would see in a job over the same micro-batches: the watermark is the job's, all
-states are committed together, and none of a micro-batch that fails.
+states are committed together, and none if the micro-batch fails.
 Must not import Spark.
 """
 
@@ -63,10 +63,10 @@ _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 @dataclass(frozen=True)
 class PipelineSource:
     """A source as ``StreamingJob.source`` declares it; ``schema``: its columns, without ``row_kind``, a pyarrow schema
-    or Spark DDL text. ``mode``: what its rows are, "insert-only", "retract" (``changelog=True`` for short) or "upsert"
-    by ``primary_key``; rows of the latter two have kinds. ``initial``: rows that come before all pushed ones, in the
-    first micro-batch: a list of tuples or dicts, or a RecordBatch; kinds stand in a column ``row_kind``.
-    ``idle_after``: of processing time, as of the harness's clock."""
+    or Spark DDL text. ``mode``: the mode of its rows, "insert-only", "retract" (``changelog=True`` for short) or
+    "upsert" by ``primary_key``; rows of the latter two have kinds. ``initial``: rows that precede all pushed ones, in
+    the first micro-batch: a list of tuples or dicts, or a RecordBatch; kinds are in a column ``row_kind``.
+    ``idle_after``: in processing time, of the harness's clock."""
 
     schema: pa.Schema
     event_time: str | None = None
@@ -87,11 +87,11 @@ class PipelineHarness:
     """A dataflow with its states, in this process. A context manager.
 
     ``pipeline`` declares it: a function of streams, which it gets by the names of ``sources``; in a job the same
-    function is given what ``job.source(...)`` returns. Sinks are asked whether they can take such changes, but get no
-    rows: these are in ``rows``.
+    function receives what ``job.source(...)`` returns. Sinks are checked for whether they accept such changes, but get
+    no rows: these are in ``rows``.
     ``parallelism``, ``async_enabled``, ``options`` and ``tuning`` are those of every operator.
 
-    Raises JobError for a dataflow that a job would refuse, with all that is wrong with it.
+    Raises JobError for a dataflow that a job would refuse, with all of its problems.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class PipelineHarness:
         self._build({})
 
     def _build(self, saved: Mapping[str, Path], stored: Collection[str] = ()) -> None:
-        """The dataflow as it is declared, its operators over the states ``saved`` by uid; ``stored``: those that have
-        any. Raises JobError."""
+        """Build the dataflow as it is declared, its operators over the states ``saved`` by uid; ``stored``: those that
+        have any. Raises JobError."""
         sources = self._declared_sources
         self.flow = Dataflow()
         self._starts = {name: one.initial for name, one in sources.items() if one.initial is not None}
@@ -133,13 +133,13 @@ class PipelineHarness:
         self._pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
         self._operators: dict[str, OperatorHarness] = {}
         self.changes: dict[Node, Changelog] = {}
-        """What the rows of each node are."""
+        """The changelog facts of each node's rows."""
         self._schemas = self._opened(saved)
         choice = resolve(self._settings["options"], {}).unclaimed_state
         try:
             dropped = check_claimed(stored, self._operators, choice)
         except JobError:
-            self.close()  # those of the dataflow that is refused
+            self.close()  # operators of the refused dataflow
             raise
         gone = set(stored) - set(self._operators) - dropped
         self._left = {uid: folder for uid, folder in saved.items() if uid in gone}
@@ -165,9 +165,9 @@ class PipelineHarness:
         kind: str = "+I",
         kinds: Sequence[str] | None = None,
     ) -> None:
-        """Add rows to the running micro-batch: tuples with a value a column, dicts by column name, or a RecordBatch;
-        ``kinds`` one a row, of a changelog. Raises JobError for a source that there is not, and SchemaError for rows
-        and kinds that do not fit it."""
+        """Add rows to the running micro-batch: tuples with one value per column, dicts by column name, or a
+        RecordBatch; ``kinds``, of a changelog, has one per row. Raises JobError for an unknown source, and SchemaError
+        for rows and kinds that do not fit it."""
         node = next((one for one in self.flow.sources if one.name == source), None)
         if node is None:
             names = ", ".join(one.name for one in self.flow.sources)
@@ -186,7 +186,7 @@ class PipelineHarness:
         )
 
     def advance_processing_time(self, duration: Duration) -> None:
-        """Move the clock; for a harness with its own ManualClock."""
+        """Advance the clock; for a harness with its own ManualClock."""
         assert isinstance(self.clock, ManualClock), "the harness was given a clock of its own; move that"
         self.clock.advance(microseconds(duration, "advance_processing_time", "duration", JobError))
 
@@ -194,7 +194,7 @@ class PipelineHarness:
         """Run and commit the micro-batch; its output rows by sink.
 
         ``crash_before``: the uid of an operator, or the name of a sink. The micro-batch fails there: nothing of it is
-        committed, its rows are still to come, and sinks before it have had theirs, as in a job that is killed.
+        committed, its rows are delivered again, and sinks before it have had theirs, as in a job that is killed.
         """
         return self._run(False, crash_before)
 
@@ -211,12 +211,12 @@ class PipelineHarness:
         parallelism: int | None = None,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        """As a job that is started again over its checkpoint, with what is given changed.
+        """Restart, like a job that is started again over its checkpoint, with the given arguments changed.
 
-        Operators that go on by their uid have their state, and new ones have none. That of operators that are gone is
-        refused, unless the option ``async-state.unclaimed-state`` is ``keep``, for a restart that has them again, or
-        ``drop``. Rows that were pushed come in the next micro-batch, unless their source
-        is gone. Raises what a job refuses; the harness then is as it was before.
+        Operators that keep their uid keep their state, and new ones have none. State of removed operators is refused,
+        unless the option ``async-state.unclaimed-state`` is ``keep``, for a restart that has them again, or ``drop``.
+        Pushed rows come in the next micro-batch, unless their source is gone. Raises what a job refuses; the harness is
+        then unchanged.
         """
         kept = dict(self.__dict__)
         self._settings = {
@@ -247,28 +247,28 @@ class PipelineHarness:
         for operator in kept["_operators"].values():
             operator.close()
 
-    # -- looking -------------------------------------------------------------------------------------------
+    # -- inspection ----------------------------------------------------------------------------------------
 
     @property
     def watermark(self) -> int:
-        """That of the micro-batch at hand, microseconds."""
+        """The watermark of the current micro-batch, microseconds."""
         return watermark_after(self._committed)
 
     @property
     def watermark_waits_for(self) -> list[str]:
-        """The sources that hold the watermark where it is: those that are not idle and have come least far."""
+        """The sources that hold back the watermark: those that are not idle and have advanced least."""
         if self._committed is None:
             return list(self._watermark_sources())
         return list(watermark_holders(self._committed))
 
     def operator(self, uid: str) -> OperatorHarness:
-        """One of the operators: its statistics and its state."""
+        """One of the operators, with its statistics and state."""
         if uid not in self._operators:
             raise JobError(f"there is no operator '{uid}'; there are {', '.join(self._operators)}")
         return self._operators[uid]
 
     def rows(self, sink: str) -> list[OutputRow]:
-        """All rows that a sink has had, ``(row kind text, *values)``; +I where there are no kinds."""
+        """All rows that a sink has received, ``(row kind text, *values)``; +I where there are no kinds."""
         if sink not in self.outputs:
             raise JobError(f"there is no sink '{sink}'; there are {', '.join(self.outputs)}")
         return self.outputs[sink]
@@ -280,7 +280,7 @@ class PipelineHarness:
         )
 
     def _growth(self) -> dict[Node, StateGrowth]:
-        """How what each operator stores grows."""
+        """How the stored state of each operator grows."""
         operators = [
             node for node in self.flow.nodes if isinstance(node, Apply) and node.name in self._operators
         ]
@@ -328,7 +328,7 @@ class PipelineHarness:
         return 0 if self._committed is None else self._committed.batch_id + 1
 
     def _opened(self, saved: Mapping[str, Path]) -> dict[Node, pa.Schema]:
-        """The columns of each node's rows. Raises JobError with all that is wrong."""
+        """The columns of each node's rows. Raises JobError with all problems."""
         self.flow.check_used()
         found: dict[Node, pa.RecordBatch | None] = {}
         problems = []
@@ -336,7 +336,7 @@ class PipelineHarness:
             inputs = [found[one] for one in node.inputs]
             found[node] = None
             if None in inputs:
-                continue  # what is wrong stands before it
+                continue  # its problem is reported for an upstream node
             try:
                 found[node] = self._empty(node, inputs, saved)
             except AsyncStateError as error:
@@ -443,7 +443,7 @@ class PipelineHarness:
         self._restarted, self._finished = False, final
 
     def _highest(self, source: str) -> int | None:
-        """The highest event time among the rows that the micro-batch at hand has of a source."""
+        """The highest event time among the rows of a source in the current micro-batch."""
         node = next(one for one in self.flow.sources if one.name == source)
         assert node.times.event_time is not None
         rows = list(self._pending[source])
@@ -454,12 +454,12 @@ class PipelineHarness:
 
     @property
     def _graph_before(self) -> GraphManifest | None:
-        """What the last commit has of the dataflow."""
+        """The dataflow of the last commit."""
         return None if self._committed is None else self._committed.graph
 
     @property
     def _beginning(self) -> dict[Node, pa.RecordBatch]:
-        """The initial rows that come in the micro-batch at hand, by source."""
+        """The initial rows that come in the current micro-batch, by source."""
         names = to_begin(self._starts, self._graph_before, self._committed is None)
         return {node: rows for node, rows in self._initial.items() if node.name in names}
 
@@ -467,7 +467,7 @@ class PipelineHarness:
         return [*watermark_sources(self.flow.nodes), *self._of_operators()]
 
     def _of_operators(self) -> dict[str, int]:
-        """How far the inputs have come that have a watermark_delay of their own."""
+        """How far the inputs with their own watermark_delay have advanced."""
         return {
             f"{uid}:{index}": reached
             for uid, one in self._operators.items()
@@ -477,7 +477,7 @@ class PipelineHarness:
     def _to_sinks(
         self, out: dict[str, list[OutputRow]], final: bool, watermark: int, crash_before: str | None
     ) -> bool:
-        """Run all operators and put the rows of each sink into ``out``; False if that ended at ``crash_before``."""
+        """Run all operators and append the rows of each sink to ``out``; False if that ended at ``crash_before``."""
         rows: dict[Node, pa.RecordBatch] = {}
         first = dict[Node, pa.RecordBatch](self._beginning)
         for node in self.flow.nodes:
@@ -497,8 +497,8 @@ class PipelineHarness:
         final: bool,
         watermark: int,
     ) -> pa.RecordBatch:
-        """The rows of a node; what of them comes before all others, as far as no operator has had it, goes to
-        ``first``. An operator with state has that before ``rows``, everything else has both as one."""
+        """The rows of a node; initial rows among them that no operator has had yet go to ``first``. An operator with
+        state gets those before ``rows``, any other node both as one."""
         if isinstance(node, Source):
             return _joined(self._pending[node.name], self._schemas[node])
         inputs = [rows[one] for one in node.inputs]
@@ -608,7 +608,7 @@ def _schema_of(source: Source) -> pa.Schema:
 
 
 def _with_kinds(inputs: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-    """Where some have kinds, those of the others are insertions."""
+    """If some batches have kinds, rows of the others are insertions."""
     have = [ROW_KIND_COLUMN in one.schema.names for one in inputs]
     if not any(have):
         return inputs
