@@ -131,7 +131,7 @@ class Join(TwoInputJoin):
         return {**super().state_meaning(inputs), **unique}
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: of the input that is kept longest."""
+        """See ``Operator``: that of the input whose rows are kept longest."""
         return most(
             bounded_by("ttl")
             if ttl is not None

@@ -127,7 +127,7 @@ class Matcher:
                 start += skipped or 1
         return start
 
-    # -- what a search asks for ----------------------------------------------------------------------------------
+    # -- lookups of a search -------------------------------------------------------------------------------------
 
     def first_places(self, mask: int) -> tuple[int, ...]:
         """The places that can take a first row with ``mask``, the preferred first."""

@@ -1,4 +1,4 @@
-"""IntervalJoin: the join of two inputs whose rows lie within a distance of time of each other.
+"""IntervalJoin: the join of rows of two inputs whose times are within an interval of each other.
 
 Owns: the operator: its checks and its reads. Times are in ``interval``, the output in ``match_flags``, stored rows
 in ``interval_pairs`` and ``unmatched``; keys, conditions and pairs are those of ``Join``.

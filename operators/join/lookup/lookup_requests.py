@@ -46,7 +46,7 @@ class Retry:
 class LookupCache:
     """Cached answers, empty ones too: at most ``rows`` rows of them, where an empty answer counts as one.
 
-    ``seconds``, a number of them, a text or timedelta: for this long, in each worker process and across micro-batches;
+    ``seconds`` (a number, a text or timedelta): how long, in each worker process and across micro-batches;
     None: from one bundle to the next of a micro-batch and partition; the next micro-batch requests again.
     """
 
