@@ -1,7 +1,7 @@
-"""Which rows of a bundle of one join input drive the join, and as what.
+"""The delta rows of one join input, with the row kinds that they drive the join with.
 
-Owns: ``DeltaRows``, made of the net change that ``netting`` finds.
-Invariant: what drives is the net change alone: a row that comes and goes inside the bundle is not among it.
+Owns: ``DeltaRows``, made from the net change that ``consolidation`` computes.
+Invariant: only the net change drives the join: a row that is added and retracted within the bundle is not part of it.
 Pure functions over numpy; must not know of state or of the join's type.
 """
 
@@ -21,10 +21,10 @@ from ..core.consolidation import ConsolidatedRows
 class DeltaRows:
     """The net change of n bundle rows against m stored rows.
 
-    ``rows`` are the driving rows: an index below n is a bundle row, n + i is stored row i (taken back). ``at`` is the
-    bundle row that causes each, ``kinds`` the kind of each. ``removed`` (m) marks the stored rows that go, ``added``
-    are the bundle rows that come, in arrival order, ``missing`` the retractions of rows that are not there.
-    ``believed`` are those of ``missing`` that drive all the same.
+    ``rows`` are the driving rows: an index below n is a bundle row, n + i is stored row i (retracted). ``at`` is the
+    bundle row that causes each, ``kinds`` the kind of each. ``removed`` (m) marks the stored rows to remove,
+    ``added`` are the bundle rows to add, in arrival order, ``missing`` the retractions of rows that are not there.
+    ``believed`` are those of ``missing`` that drive nevertheless.
     """
 
     rows: Int64Array
@@ -46,9 +46,9 @@ def insertions(kinds: Int8Array, stored: int) -> DeltaRows:
 
 
 def changes_of(net: ConsolidatedRows, kinds: Int8Array, replaces: bool, believes: bool) -> DeltaRows:
-    """The changes that are a ``net`` change.
+    """The delta rows of a ``net`` change.
 
-    ``replaces``: what takes a stored row's place is not equal to it, so that the stored row itself drives.
+    ``replaces``: a row that replaces a stored row is not equal to it, so the stored row itself drives.
     ``believes``: a retraction whose row is not there drives, since its row may have expired.
     """
     gone = len(kinds) + np.flatnonzero(net.removed) if replaces else net.cause

@@ -1,7 +1,7 @@
-"""What all joins of two inputs have in common: what they ask of these, and the columns that they put out.
+"""What all joins of two inputs have in common: their requirements on the inputs, and their output columns.
 
-Owns: ``TwoInputJoin``; ``Condition``, that of a join beside its keys; the checks of keys, the joined schema, and which
-keys can match.
+Owns: ``TwoInputJoin``; ``Condition``, that of a join in addition to its keys; the checks of keys, the joined schema,
+and which keys can match.
 Invariant: a join that has been bound has keys of equal types and output columns of distinct names.
 Must not know of state.
 """
@@ -53,7 +53,7 @@ class TwoInputJoin(Named, BundleOperator):
         null_safe: bool,
         kinds: Sequence[str] = get_args(JoinKind),
     ) -> None:
-        """``kinds``: those that ``kind`` may be."""
+        """``kinds``: the values that ``kind`` may have."""
         check_choice(kind, kinds, "kind", self.owner)
         check_condition(condition, self.owner)
         self.kind: JoinKind = kind
@@ -63,12 +63,12 @@ class TwoInputJoin(Named, BundleOperator):
 
     @property
     def _left_only(self) -> bool:
-        """Whether only the columns of left rows are put out."""
+        """Whether only the columns of left rows are emitted."""
         return self.kind in ("semi", "anti")
 
     def _shown_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        """Left columns, then right columns; only the left ones for semi and anti. SchemaError for keys, names or a
-        condition that do not fit."""
+        """Left columns, then right columns; only the left ones for semi and anti. Raises SchemaError for keys,
+        names or a condition that do not fit."""
         left, right = inputs
         check_keys(left, right, self.owner)
         joined = joined_schema(self.kind, inputs, self.suffixes, self.owner)
@@ -78,7 +78,7 @@ class TwoInputJoin(Named, BundleOperator):
         return left.schema if self._left_only else joined
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: which rows are stored, and what has been put out for them."""
+        """See ``Operator``: which rows are stored, and what was emitted for them."""
         return meaning(self, kind=self.kind, condition=self.condition, null_safe=self.null_safe)
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
@@ -86,7 +86,7 @@ class TwoInputJoin(Named, BundleOperator):
         return kept_keys(self.kind, inputs, self.bind(inputs))
 
     def _condition_over(self, inputs: Sequence[InputSpec]) -> Condition | None:
-        """The condition beside the keys."""
+        """The condition in addition to the keys."""
         if self.condition is None:
             return None
         joined = joined_schema(self.kind, inputs, self.suffixes, self.owner)
@@ -100,7 +100,7 @@ class TwoInputJoin(Named, BundleOperator):
         kinds: Int8Array | RowKind,
         ctx: BundleContext,
     ) -> None:
-        """Put out rows of ``side`` and of the other one: their columns, and the indices of the rows (-1: none)."""
+        """Emit rows of ``side`` and of the other one: their columns, and the indices of the rows (-1: none)."""
         if not len(own[1]):
             return
         parts = [own, other] if side == 0 else [other, own]
@@ -110,7 +110,7 @@ class TwoInputJoin(Named, BundleOperator):
 
 
 def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:
-    """SchemaError if the keys of the inputs cannot be compared."""
+    """Raise SchemaError if the keys of the inputs cannot be compared."""
     if len(left.key) != len(right.key):
         raise SchemaError(
             f"{owner}: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); "
@@ -127,7 +127,7 @@ def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:
 def joined_schema(
     kind: JoinKind, inputs: Sequence[InputSpec], suffixes: tuple[str, str], owner: str
 ) -> pa.Schema:
-    """Left, then right columns; ``suffixes`` behind names that both have. SchemaError if a name occurs twice."""
+    """Left, then right columns; ``suffixes`` after names that both have. Raises SchemaError if a name occurs twice."""
     names = [spec.schema.names for spec in inputs]
     shared = set(names[0]) & set(names[1])
     nullable = (kind in ("right", "full"), kind in ("left", "full"))
@@ -163,8 +163,8 @@ def kept_keys(
 def joined_keys(kind: JoinKind, inputs: Sequence[InputSpec], output: pa.Schema) -> list[tuple[str, ...]]:
     """What identifies a row of the join, from the unique keys of its inputs; ``output`` has left, then right columns.
 
-    A left row has at most one partner where the key identifies a right row, and the other way round. Rows that are
-    padded are known by the other side alone, so keys of a side that is padded identify nothing.
+    A left row has at most one partner where the key identifies a right row, and the other way round. Only the
+    other side identifies padded rows, so keys of a padded side identify nothing.
     """
     left, right = inputs
     names = output.names
@@ -182,7 +182,7 @@ def joined_keys(kind: JoinKind, inputs: Sequence[InputSpec], output: pa.Schema) 
 
 
 def _known_keys(spec: InputSpec) -> list[tuple[str, ...]]:
-    """The unique keys of an input; nulls apart, which are values like others there."""
+    """The unique keys of an input, in which nulls are values like others."""
     return [key for key in spec.changes.unique_keys if set(key) <= set(spec.schema.names)]
 
 

@@ -1,7 +1,7 @@
 """Join: the regular (unwindowed) join of two inputs, both of which may be changelogs.
 
-Owns: the operator: its checks, its reads and writes. What is put out is decided in ``rules`` and ``matches``, what a
-bundle changes in ``changes``, how rows are stored in ``sides``.
+Owns: the operator: its checks, its reads and writes. ``rules`` and ``matches`` define the output, ``delta_rows``
+what a bundle changes, ``sides`` how rows are stored.
 Invariant: after every bundle the netted output is the join of the two tables seen so far.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors``.
@@ -52,32 +52,32 @@ class Join(TwoInputJoin):
     ``kind``: inner, left, right, full, semi (left rows that have a partner) or anti (those that have none).
     ``condition``: a pyarrow expression over the joined columns, or a function of a RecordBatch of joined
     candidate rows to a boolean array; null is not true. ``left_unique`` / ``right_unique``: what identifies a
-    row of that input; ``"join_key"`` is the cheapest state, None (the default) always right. A row that comes
-    under a unique key that is taken replaces the row before it; a retraction takes back only a row that is equal to it
-    in all columns but those of the input's ``sequence``. ``suffixes`` are put behind column names that
-    both inputs have. A null in the key matches nothing, with ``null_safe`` it matches null.
+    row of that input; ``"join_key"`` is the cheapest state, None (the default) always correct. A row whose
+    unique key is stored already replaces the previous row; a retraction removes only a row that is equal to it in all
+    columns but those of the input's ``sequence``. ``suffixes`` are appended to column names that both inputs have.
+    A null in the key matches nothing, with ``null_safe`` it matches null.
 
-    Output: left columns, then right columns (semi and anti: left columns): the net change of each bundle, first what
-    is taken back, then what is added, each in arrival order of the rows that cause it and of the rows they meet.
+    Output: left columns, then right columns (semi and anti: left columns): the net change of each bundle, first
+    retractions, then additions, each in arrival order of the rows that cause them and of the rows that these match.
 
     * inner: a row's own kind (+U gives +U).
-    * left, right, full: +I and -D. A row without partner is padded with nulls; its first partner takes the
-      padded row back (-D) before it adds the pair, its last partner's going brings it back (+I).
+    * left, right, full: +I and -D. A row without partner is padded with nulls; its first partner retracts the
+      padded row (-D) before it adds the pair, the retraction of its last partner adds the padded row again (+I).
     * semi, anti: the left row's own kind when it arrives; +I or -D when right rows change the answer.
 
     A retraction of a row that is not there is dropped and counted (``retractions_without_state``). Rows with
-    a null key are not stored, since they never match: where they are padded a retraction is believed.
+    a null key are not stored, since they never match: where they are padded a retraction is accepted unchecked.
 
-    ``left_ttl`` and ``right_ttl``: how long a row of that input is kept. A row that has expired is not there: it meets
-    nothing and counts as nobody's partner. Expiry itself puts nothing out, so a retraction that finds no row on a side
-    with a ttl is believed and counted (``retractions_of_expired_rows``): it takes back what its row has made together
-    with the rows of the other side that are still there. With a ttl, a stored row that is taken
-    back and comes again unchanged is stored and put out anew, so that what it keeps alive stays alive.
+    ``left_ttl`` and ``right_ttl``: how long a row of that input is kept. A row that has expired is not there: it
+    matches nothing and does not count as a partner. Expiry itself emits nothing, so a retraction that finds no row on a
+    side with a ttl is accepted and counted (``retractions_of_expired_rows``): it retracts what its row has made
+    together with the rows of the other side that are still there. With a ttl, a stored row that is retracted and
+    arrives again unchanged is stored and emitted again, so that what it keeps alive stays alive.
 
     State: ``left`` and ``right``: all columns of the rows, under the join key: a list of rows, or one row
     where the key is unique. A bundle reads the other side's rows for its keys, and of its own side the sizes
-    only, unless it takes rows back (or replaces them) or a condition asks who had a partner before. Partners
-    are counted afresh from the rows, so no association counts are stored.
+    only, unless it retracts or replaces rows or a condition needs to know who had a partner before. Partners
+    are counted again from the rows, so no association counts are stored.
 
     Source: Flink's ``StreamingJoinOperator``, ``StreamingSemiAntiJoinOperator`` and their mini-batch forms.
     """
@@ -113,13 +113,13 @@ class Join(TwoInputJoin):
         return OutputSpec(shown, changes=self._shown_changes(inputs, shown))
 
     def _shown_changes(self, inputs: Sequence[InputSpec], shown: pa.Schema) -> Changelog:
-        # Rows that come make pairs, and let a left row be shown; where one is padded or left out they take it back.
+        # New rows make pairs, and let a left row be shown; where one is padded or left out they retract it.
         only_adds = self.kind in ("inner", "semi") and not any(spec.changelog for spec in inputs)
         mode = ChangelogMode.INSERT_ONLY if only_adds else ChangelogMode.RETRACT
         return Changelog(mode, tuple(joined_keys(self.kind, inputs, shown)))
 
     def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
-        """By the unique keys, which have the join key: a row that changes this is another row."""
+        """By the unique keys, which include the join key: a row with another join key is another row."""
         return [
             unique is not None and spec.changes.upserts_by({*spec.key, *_columns_of(unique)})
             for unique, spec in zip(self.unique, inputs, strict=True)
@@ -131,7 +131,7 @@ class Join(TwoInputJoin):
         return {**super().state_meaning(inputs), **unique}
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: of the input that is kept longest."""
+        """See ``Operator``: that of the input whose rows are kept longest."""
         return most(
             bounded_by("ttl")
             if ttl is not None
@@ -142,7 +142,7 @@ class Join(TwoInputJoin):
         )
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """Those of the unique keys."""
+        """The columns of the unique keys."""
         return [None if unique is None else _columns_of(unique) for unique in self.unique]
 
     def open(self, context: OperatorContext) -> None:
@@ -193,7 +193,7 @@ class Join(TwoInputJoin):
         return not blind or rules(self.kind, side).watch
 
     def _full(self, bundle: Bundle, num_keys: int, row_keys: Int64Array) -> BoolArray:
-        """The keys whose own rows must be read: some may go, or the condition asks for their partners."""
+        """The keys whose own rows must be read: some may be removed, or the condition needs their partners."""
         side = bundle.input_index
         if self._replaces(side) or (rules(self.kind, side).watch and self.condition is not None):
             return np.ones(num_keys, np.bool_)
@@ -259,7 +259,7 @@ class Join(TwoInputJoin):
         )
         size, unique = stored.num_rows, self.unique[side]
         expires = self.ttl[side] is not None
-        # The sequence is part of the row, so one that comes again takes the place of its equal, as it would in any cut.
+        # The sequence is part of the row, so one that comes again replaces its equal, however bundles are cut.
         refresh = expires or bool(sequence)
         if unique is None:
             net = net_by_content(content[:size], content[size:], accumulates(kinds), refresh)
@@ -281,7 +281,7 @@ class Join(TwoInputJoin):
     def _partners_before(
         self, own: Own, expired: JoinRows, others: JoinRows, num_keys: int, residual: Residual | None
     ) -> Int64Array:
-        """Partners of each other row before the bundle; rows that are believed to have expired counted as such."""
+        """Partners of each other row before the bundle; rows that seem to have expired count as partners."""
         if residual is not None:
             before = partners(JoinRows(own.rows.columns, own.rows.key_index), others, num_keys, residual)
             return before + partners(expired, others, num_keys, residual)
@@ -299,8 +299,8 @@ def _driving(
     changes: DeltaRows,
     with_null_keys: bool,
 ) -> tuple[JoinRows, npt.NDArray[np.int8]]:
-    """The rows that drive the join, with their kinds: the changes and, where asked for, rows that never match. First
-    those that are taken back, then those that come, each in order of the rows that cause it."""
+    """The rows that drive the join, with their kinds: the changes and, ``with_null_keys``, rows that never match.
+    First retractions, then additions, each in order of the rows that cause them."""
     size, num_rows = len(matchable), bundle.num_rows
     stored = changes.rows >= size
     rows = np.where(stored, changes.rows - size + num_rows, 0)
@@ -320,7 +320,7 @@ def _driving(
 
 
 def _net_alone(bundle: Bundle, rows: Int64Array) -> Int64Array:
-    """Of ``rows``, which are never stored, those that are no change together with another one."""
+    """Those of ``rows``, which are never stored, that are left when inserts and retractions of equal rows cancel."""
     if bundle.insert_only:
         return rows
     columns = take_rows(bundle.batch.columns, rows)
@@ -331,7 +331,7 @@ def _net_alone(bundle: Bundle, rows: Int64Array) -> Int64Array:
 
 
 def _columns_of(unique: Literal["join_key"] | tuple[str, ...]) -> tuple[str, ...]:
-    """The columns that identify a row beside the join key."""
+    """The columns that identify a row in addition to the join key."""
     return () if unique == "join_key" else unique
 
 

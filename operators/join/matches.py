@@ -1,7 +1,7 @@
-"""What a regular join puts out when rows of one input change, and what other joins share with it.
+"""The output of a regular join when rows of one input change, and what other joins share with it.
 
 Owns: the matching of driving rows with the rows stored for the other input (``Matches``, over any ``Candidates``), and
-what a join type's ``Rules`` make of the pairs, in which order.
+the output that a join type's ``Rules`` make from the pairs, and its order.
 Invariant: summed over bundles the output is the join of the two tables; the other input does not change while
 a bundle drives.
 Pure functions over numpy and Arrow; must not know of state or contexts.
@@ -24,14 +24,14 @@ from ..core.arrays import BoolArray, Int8Array, Int64Array
 from .rules import Rules
 
 PAIRS = 1 << 18
-"""Candidate pairs that are looked at together; bounds the memory of a skewed key."""
+"""Candidate pairs that are evaluated together; bounds the memory of a skewed key."""
 
 _RETRACT_PAD, _ROW, _RETURN_PAD = range(3)  # order of the output rows of one pair
 
 
 @dataclass(frozen=True)
 class JoinRows:
-    """Rows of one input: an array (n) a column, and the index of each row's key (n), -1: it never matches."""
+    """Rows of one input: one array (n) per column, and the index of each row's key (n), -1: it never matches."""
 
     columns: Sequence[pa.Array]
     key_index: npt.NDArray[np.integer]
@@ -54,7 +54,7 @@ class JoinEmission:
 
 
 Residual = Callable[[Sequence[pa.Array], Sequence[pa.Array]], BoolArray]
-"""The condition beside the keys: columns of driving rows and of other rows (n pairs) to a mask (n)."""
+"""The condition in addition to the keys: columns of driving rows and of other rows (n pairs) to a mask (n)."""
 
 
 def oriented(residual: Residual | None, side: int) -> Residual | None:
@@ -68,7 +68,7 @@ def oriented(residual: Residual | None, side: int) -> Residual | None:
 class Candidates:
     """The other rows that each of n driving rows is compared with: ``counts`` (n) rows, from ``first`` (n) on.
 
-    Both count in ``order``, indices of other rows; None: in their own order.
+    Both refer to ``order``, indices of other rows; None: to the other rows in their own order.
     """
 
     first: Int64Array
@@ -139,7 +139,7 @@ def partners(stored: JoinRows, other: JoinRows, num_keys: int, residual: Residua
 
 @dataclass(frozen=True)
 class _Transitions:
-    """Other rows whose number of partners leaves or reaches zero: at which driving row, which, how."""
+    """Other rows whose number of partners leaves or reaches zero: the driving row, the other row, the phase."""
 
     driving: Int64Array
     other: Int64Array
@@ -147,7 +147,7 @@ class _Transitions:
 
 
 def _transitions(matches: Matches, kinds: Int8Array, before: Int64Array) -> _Transitions:
-    """Net over the whole bundle: a row that gains and loses its partners inside it is not among them."""
+    """Net over the whole bundle: a row that gains and loses its partners within it is not among them."""
     size = len(before)
     delta, first, last = np.zeros(size, np.int64), np.full(size, -1), np.full(size, -1)
     sign = np.where(accumulates(kinds), 1, -1)
@@ -166,8 +166,8 @@ def _transitions(matches: Matches, kinds: Int8Array, before: Int64Array) -> _Tra
 def join(
     rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None
 ) -> Iterator[JoinEmission]:
-    """The output for driving rows of ``kinds``: what is taken back, then what is added, each in order of the driving,
-    then of the other rows.
+    """The output for driving rows of ``kinds``: retractions, then additions, each in order of the driving, then of
+    the other rows.
 
     ``before``: partners of each other row before this bundle; needed where the rule watches.
     """
@@ -175,7 +175,7 @@ def join(
     if not rule.watch and accumulates(kinds).all():
         yield from emissions
         return
-    # Only indices are held until the end: a consumer may have another key, and then rows of several chunks in one.
+    # Only indices are buffered until the end: one key of a consumer may have rows of several chunks.
     held = []
     for emission in emissions:
         added = accumulates(emission.kinds)
@@ -218,7 +218,7 @@ def _driving_parts(rule: Rules, matches: Matches, chunk: tuple[int, int]) -> lis
 
 
 def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> JoinEmission:
-    """One emission of all parts: a watched row that gets a partner comes before the pair, else behind it."""
+    """One emission of all parts: a watched row that gets a partner comes before the pair, else after it."""
     driving, other, phase = (np.concatenate([part[i] for part in parts]) for i in range(3))
     if len(parts) > 1 or rule.watch:
         order = rows_by(driving, other, phase)
@@ -234,5 +234,5 @@ def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> JoinEmiss
 
 
 def _plain_kinds(kinds: Int8Array) -> Int8Array:
-    """+I for rows that come, -D for rows that go."""
+    """+I for added rows, -D for retracted ones."""
     return np.where(accumulates(kinds), RowKind.INSERT, RowKind.DELETE).astype(np.int8)

@@ -1,8 +1,8 @@
-"""The versions of a table's rows: from which time on a key has which row.
+"""The versions of a table's rows: which row a key has from which time on.
 
-Owns: ``Versions`` and how the rows of a changelog make them.
-Invariant: the rows of a key and time count as a set. A row that one of equal content takes back was never there, but a
--U alone takes nothing away: the row that replaces its own one comes with a time of its own.
+Owns: ``Versions`` and their computation from the rows of a changelog.
+Invariant: the rows of a key and time count as a set. A row that one of equal content retracts was never there, but a
+-U alone removes nothing: the row that replaces the old one has its own time.
 Pure functions over numpy and Arrow; must not know of state or of operators.
 
 Source: the versioned tables of Flink's ``TemporalRowTimeJoinOperator``.
@@ -78,7 +78,7 @@ def versions_of(
 
 
 def _left(kinds: Int8Array, content: Int64Array) -> Int8Array:
-    """Of each row: 0 if rows of its content are all taken back by -D, 1 if by -D and -U together, else 2."""
+    """For each row: 0 if rows of its content are all retracted by -D, 1 if by -D and -U together, else 2."""
     total = int(content.max(initial=-1)) + 1
     added = np.bincount(content[accumulates(kinds)], minlength=total)
     deleted = np.bincount(content[kinds == RowKind.DELETE], minlength=total)

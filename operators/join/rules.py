@@ -16,10 +16,10 @@ JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 @dataclass(frozen=True)
 class Rules:
-    """What a join type asks of a bundle of one input (the driving one).
+    """What a join type emits for a bundle of one input (the driving one).
 
-    ``pairs``: put out each pair. ``unmatched`` / ``matched``: put out a driving row that has no / a partner,
-    alone. ``watch``: put out rows of the other input, alone, when they get their first partner or lose their
+    ``pairs``: emit each pair. ``unmatched`` / ``matched``: emit a driving row that has no / a partner,
+    alone. ``watch``: emit rows of the other input, alone, when they get their first partner or lose their
     last; ``watch_kind`` is the kind for the first case. ``keep_kind``: driving rows keep their own kind.
     """
 

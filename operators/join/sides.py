@@ -1,7 +1,7 @@
 """The rows of one join input, stored by join key.
 
-Owns: ``Added``, ``SideState`` and its two layouts: a list of rows a key, or one row a key where the key is unique.
-Invariant: both layouts answer in the same form, so that the join does not know which one it reads.
+Owns: ``Added``, ``SideState`` and its two layouts: a list of rows per key, or one row per key where that is unique.
+Invariant: both layouts return the same form, so the join does not know which one it reads.
 Must not know of join types or row kinds.
 """
 
@@ -31,10 +31,10 @@ from ..core.expiry_options import row_stamps, stamps_behind
 
 @dataclass(frozen=True)
 class Own:
-    """What is stored for the u keys of a bundle on its own side.
+    """The stored rows of the u keys of a bundle on its own side.
 
-    ``rows``: the rows of the keys that were asked for in full, none for the others; ``key_index`` is into all
-    u keys. ``counts`` (u): rows of every key, or None if nobody asked.
+    ``rows``: the rows of the keys that were requested in full, none for the others; ``key_index`` is into all
+    u keys. ``counts`` (u): rows of every key, or None if not requested.
     """
 
     rows: ListColumns
@@ -44,7 +44,7 @@ class Own:
 
 @dataclass(frozen=True)
 class Added:
-    """Rows (n) that come: their columns, the index of the key of each, and, if they expire, the stamp of each.
+    """Rows (n) to add: their columns, the index of the key of each, and, if they expire, the stamp of each.
 
     In order of arrival, or by key, then in order of arrival.
     """
@@ -59,12 +59,12 @@ class Added:
         return Added(take_rows(self.columns, rows), self.key_index[rows], stamps)
 
     def of_keys(self, chosen: BoolArray) -> Added:
-        """Those of the ``chosen`` keys, indexed among these."""
+        """The rows of the ``chosen`` keys, indexed among these."""
         some = self.take(np.flatnonzero(chosen[self.key_index]))
         return Added(some.columns, index_among(chosen)[some.key_index], some.stamps)
 
     def by_key(self) -> Added:
-        """By key, in their order within a key."""
+        """The rows by key, in their order within a key."""
         if not bool((self.key_index[1:] < self.key_index[:-1]).any()):
             return self
         return self.take(rows_by(self.key_index))
@@ -85,11 +85,11 @@ class SideState(ABC):
 
     @abstractmethod
     def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
-        """A future of all rows of ``keys``, for rows of the other input to meet."""
+        """A future of all rows of ``keys``, for rows of the other input to match."""
 
     @abstractmethod
     def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
-        """A future of the rows of the keys in the mask ``full`` (u), and of the counts of all if asked."""
+        """A future of the rows of the keys in the mask ``full`` (u), and of the counts of all if requested."""
 
     def stamps_of(self, bundle: Bundle, rows: Int64Array) -> Int64Array | None:
         """The stamps of ``rows`` (m) of a bundle; None if they do not expire."""
@@ -105,9 +105,9 @@ class SideState(ABC):
 
 
 class ListSide(SideState):
-    """A list of rows a key; a new row is appended without decoding the rows before it.
+    """A list of rows per key; a new row is appended without decoding the previous rows.
 
-    ``state``: where they lie, if not in lists of this side's own; then without a ttl.
+    ``state``: the lists to use instead of separate ones for this side; then without a ttl.
     """
 
     _state: ListColumnState
@@ -158,8 +158,8 @@ class ListSide(SideState):
         accumulate: BoolArray,
         sequence: Collection[str],
     ) -> ConsolidatedRows:
-        """What rows (n) change in the lists of their keys, where a row is known by all columns but those of
-        ``sequence``; ``own`` has all rows of keys that may lose some."""
+        """The net change of rows (n) to the lists of their keys, where all columns but those of ``sequence`` identify
+        a row; ``own`` has all rows of keys that may lose some."""
         content = row_ids(
             [
                 pa.concat_arrays([old, new])
@@ -169,7 +169,7 @@ class ListSide(SideState):
             np.concatenate([own.rows.key_index, key_index]),
         )
         size = own.rows.num_rows
-        # The sequence is part of the row, so one that comes again takes the place of its equal, as it would in any cut.
+        # The sequence is part of the row, so one that comes again replaces its equal, however bundles are cut.
         return net_by_content(content[:size], content[size:], accumulate, refresh=bool(sequence))
 
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
@@ -193,7 +193,7 @@ class ListSide(SideState):
             )
 
     def _replace(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added, chosen: BoolArray) -> None:
-        """Write the lists of the ``chosen`` keys anew: the rows that stay, then the added ones."""
+        """Rewrite the lists of the ``chosen`` keys: the rows that stay, then the added ones."""
         assert own.heads is not None
         old = Added(own.rows.columns, own.rows.key_index.astype(np.int64), own.rows.stamps)
         stay = old.take(np.flatnonzero(~removed)).of_keys(chosen)
@@ -209,7 +209,7 @@ class ListSide(SideState):
 
 
 class UniqueSide(SideState):
-    """One row a key: the newest."""
+    """One row per key: the newest."""
 
     _state: ColumnState
 
@@ -226,7 +226,7 @@ class UniqueSide(SideState):
         return self._state.async_get(keys).then_apply(_present)
 
     def async_own(self, keys: KeyBatch, full: BoolArray, counts: bool) -> StateFuture[Own]:
-        """See ``SideState``; nothing is read when nothing is asked for."""
+        """See ``SideState``; nothing is read when nothing is requested."""
         if not len(keys) or not (counts or full.any()):
             return completed_future(Own(self._none(len(keys)), np.zeros(len(keys), np.int64)))
         if counts or full.all():

@@ -1,9 +1,9 @@
 """TemporalJoin: each left row with the version that the right table's row of its key has at the left row's time.
 
-Owns: the operator: its checks, its reads and writes. Which version holds when is decided in ``join.versions``; the
-order in which rows come is the engine's.
-Invariant: a left row is put out once, and final. The state has one row a key: versions of the past are never asked for,
-because both inputs come in order of time, and those of the future wait in the engine.
+Owns: the operator: its checks, its reads and writes. ``right_versions`` decides which version is valid when; the
+engine orders the rows.
+Invariant: a left row is emitted once, and final. The state has one row per key: past versions are never needed,
+because both inputs come in order of time, and the engine buffers future versions.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 """
 
@@ -46,17 +46,16 @@ class TemporalJoin(TwoInputJoin):
     """Left rows, each with the right row that its key has at the time of the left row: SQL's FOR SYSTEM_TIME AS OF.
 
     ``key`` of the right input is its unique key: a row (+I, +U) is the version of its key from its event time on, until
-    the next one, or until a -D ends it; -U is ignored, since the row that replaces its own one follows. ``kind``:
+    the next one, or until a -D ends it; -U is ignored, since the row that replaces the old one follows. ``kind``:
     inner, or left, which pads left rows without a version, or whose pair does not meet ``condition`` (as in ``Join``),
     with nulls. A null in the key matches nothing, with ``null_safe`` it matches null.
 
-    ``time="event"``: a left row comes when the watermark has passed it, joined with the version that holds at its own
-    time, one that begins then included. Late left rows are counted (``late_rows_dropped``) and dropped, or go to the
-    side output that ``late_output`` names. Late versions are counted (``late_versions``) and taken if they are not
-    older than the one that the key has, for left rows that are still to come; older ones are dropped
-    (``late_versions_dropped``). ``time="processing"``: a left row comes at once, joined with the row that its key has
-    then; the right rows of a micro-batch come first. Left rows must be insertions. What changes on the right later
-    changes nothing that has been put out.
+    ``time="event"``: a left row is emitted when the watermark has passed it, joined with the version that is valid at
+    its time, one that begins then included. Late left rows are counted (``late_rows_dropped``) and dropped, or go to
+    the side output that ``late_output`` names. Late versions are counted (``late_versions``) and, if they are not older
+    than the version that the key has, used for later left rows; older ones are dropped (``late_versions_dropped``).
+    ``time="processing"``: a left row is emitted at once, joined with the row that its key has then; the right rows of a
+    micro-batch come first. Left rows must be insertions. Later changes on the right do not change what was emitted.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> orders = pa.schema([("currency", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("us"))])
@@ -72,13 +71,13 @@ class TemporalJoin(TwoInputJoin):
     ('+I', 'USD', 1, 20, None, None, None)
 
     Output: left columns, then right columns, with the left row's kind: by key group and time (event), or as left rows
-    arrived. ``ttl``: how long a right row is kept after it was written (or read); a left row finds none then.
+    arrived. ``ttl``: how long a right row is kept after it was written (or read); after that a left row finds none.
 
-    State: ``current``: the right row of each live key, without the key; with ``time="event"`` also the rows that wait,
-    which the engine keeps. Only keys of left rows, of retractions and of late versions are read.
+    State: ``current``: the right row of each live key, without the key; with ``time="event"`` also the rows that the
+    engine buffers. Only keys of left rows, of retractions and of late versions are read.
 
-    Source: Flink's ``TemporalRowTimeJoinOperator`` and ``TemporalProcessTimeJoinOperator``. Raises SchemaError for what
-    does not fit.
+    Source: Flink's ``TemporalRowTimeJoinOperator`` and ``TemporalProcessTimeJoinOperator``. Raises SchemaError for
+    parameters that do not fit.
     """
 
     def __init__(
@@ -123,15 +122,15 @@ class TemporalJoin(TwoInputJoin):
         return with_late_output(shown, self.late_output, left, left.changes.with_keys(keys))
 
     def takes_upserts(self, inputs: Sequence[InputSpec]) -> Sequence[bool]:
-        """Of versions, by their key."""
+        """Upserts of versions, by their key."""
         return [False, inputs[1].changes.upserts_by(inputs[1].key)]
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``: of left rows; late versions may still be the newest ones."""
+        """See ``Operator``: for left rows; late versions may still be the newest ones."""
         return [self.late_output, None]
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """Changes of a right row need each other, whatever they change; the key knows it."""
+        """Changes of a right row belong together, whatever they change; the key identifies it."""
         return [None, ()]
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
@@ -147,7 +146,7 @@ class TemporalJoin(TwoInputJoin):
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
     ) -> str | None:
-        """See ``Operator``: what is put out for a left row is final, unless left rows are taken back."""
+        """See ``Operator``: the output for a left row is final, unless left rows are retracted."""
         return None if name in ("kind", "condition") and not inputs[0].changelog else ""
 
     def open(self, context: OperatorContext) -> None:
@@ -217,7 +216,7 @@ class TemporalJoin(TwoInputJoin):
             self._emit_pairs(left, both.columns, versions.at(left.keys, left.times), ctx)
 
     def _current(self, keys: KeyBatch, indices: Int64Array, found: Columns) -> _Rows:
-        """The stored rows of ``keys`` (a), whose indices are given, as far as they have one."""
+        """The stored rows of those of ``keys`` (a) that have one, with the ``indices`` (a) of the keys."""
         have = np.flatnonzero(found.present)
         columns = take_rows(self._payload.row([*keys.columns, *found.columns]), have)
         times = np.zeros(len(have), np.int64)
@@ -248,7 +247,7 @@ class TemporalJoin(TwoInputJoin):
     def _emit_pairs(
         self, left: _Rows, right: Sequence[pa.Array], partners: Int64Array, ctx: BundleContext
     ) -> None:
-        """Left rows with their ``partners`` (n), indices of right rows, -1 without."""
+        """Emit left rows with their ``partners`` (n), indices of right rows, -1 for none."""
         pairs = np.flatnonzero(partners >= 0)
         if self._residual is not None and len(pairs):
             met = self._residual(take_rows(left.columns, pairs), take_rows(right, partners[pairs]))
@@ -301,7 +300,7 @@ class _Rows(NamedTuple):
         return _Rows(take_rows(self.columns, rows), self.keys[rows], self.times[rows], self.kinds[rows])
 
     def then(self, others: _Rows) -> _Rows:
-        """These rows, and ``others`` behind them."""
+        """These rows, followed by ``others``."""
         return _Rows(
             concat_rows(self.columns, others.columns),
             np.append(self.keys, others.keys),

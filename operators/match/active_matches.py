@@ -1,7 +1,7 @@
-"""The rows that matches to come may still need.
+"""The rows that later matches may still need.
 
-Owns: ``LiveRows`` and ``MatchRows``; the states ``rows``, by key the rows from the first one on that a match may begin
-with, and ``due``, by the time at which that row is out of time and key.
+Owns: ``LiveRows`` and ``MatchRows``; the states ``rows``, per key the rows from the first one on that a match may begin
+with, and ``due``, by the deadline of that row and key.
 Invariant: a key has rows exactly if it has one entry in ``due``, and neither if no match may have begun.
 Must not import anything of ``asyncstate`` but ``codec``, ``futures``, ``operator`` and ``state``.
 """
@@ -34,10 +34,10 @@ _DUE = pa.schema([pa.field("live", pa.bool_(), nullable=False)])
 
 
 class MatchRows(NamedTuple):
-    """n rows of u keys, key by key, each key's in their order: stored ones, then new ones.
+    """n rows of u keys, key by key, those of a key in order: stored ones, then new ones.
 
     ``starts`` (u + 1): where the rows of each key begin, and n; ``stored`` (u): how many of them are stored. ``masks``
-    and ``times`` (n): see ``KeyRows``. ``payload``: an array (n) a stored column.
+    and ``times`` (n): see ``KeyRows``. ``payload``: one array (n) per stored column.
     """
 
     keys: KeyBatch
@@ -55,7 +55,7 @@ class MatchRows(NamedTuple):
 
 
 class ArrivedRows(NamedTuple):
-    """n rows, key by key, each key's in their order: the key of each (n), and what ``MatchRows`` has of them."""
+    """n rows, key by key, those of a key in order: the key of each (n), and the same arrays as in ``MatchRows``."""
 
     owners: Int64Array
     masks: Int64Array
@@ -64,8 +64,8 @@ class ArrivedRows(NamedTuple):
 
 
 class LiveRows:
-    """Both states. ``fields``: the columns of the rows that are stored; ``deadline`` (u to u): when rows are out of
-    time, of the times of the first ones."""
+    """Both states. ``fields``: the stored columns of the rows; ``deadline`` (u to u): from the times of the first rows
+    to their deadlines."""
 
     def __init__(
         self,
@@ -85,15 +85,15 @@ class LiveRows:
         self._codec = context.key_codec
 
     def async_heads(self, keys: KeyBatch) -> StateFuture[ListHeads]:
-        """A future of what is known of the rows of ``keys`` (u) after one list get: their counts."""
+        """A future of the heads of the rows of ``keys`` (u), after one list get: their counts."""
         return self._rows.async_heads(keys)
 
     def async_read(self, keys: KeyBatch, heads: ListHeads, new: ArrivedRows | None) -> StateFuture[MatchRows]:
-        """A future of the stored rows of ``keys``, and ``new`` ones behind them."""
+        """A future of the stored rows of ``keys``, followed by the ``new`` ones."""
         return self._rows.async_rows(heads).then_apply(lambda stored: _behind(keys, heads, stored, new))
 
     def due(self, horizon: int) -> Iterator[KeyBatch]:
-        """The keys whose first row is out of time at ``horizon``, some at a time; they may be written between."""
+        """The keys whose first row is out of time at ``horizon``, in parts; they may be written in between."""
         held: list[TimeRange] = []
         count = 0
         for page in self._due.up_to(horizon):
@@ -141,7 +141,7 @@ class LiveRows:
 
 
 def _behind(keys: KeyBatch, heads: ListHeads, stored: ListColumns, new: ArrivedRows | None) -> MatchRows:
-    """Of each key its stored rows, and its new ones behind them."""
+    """The stored rows of each key, followed by its new ones."""
     owners = stored.key_index.astype(np.int64)
     masks, times = (column.to_numpy() for column in stored.columns[:2])
     payload = stored.columns[2:]

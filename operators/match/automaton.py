@@ -1,13 +1,13 @@
 """A pattern as an automaton: which place of the pattern can follow which, the preferred one first.
 
 Owns: ``Automaton``, the compiler of patterns; ``check_end``.
-Invariant: of two ways through the pattern the preferred one comes first in ``start`` and ``follow``: an earlier
-alternative, one more round of a greedy quantifier, one less of a reluctant one. There are no empty steps left, and no
-round of an unbounded quantifier takes no row.
+Invariant: of two paths through the pattern the preferred one comes first in ``start`` and ``follow``: an earlier
+alternative, one more round of a greedy quantifier, one less of a reluctant one. There are no empty steps left, and
+every round of an unbounded quantifier takes a row.
 Must not know of rows, conditions or state.
 
-Source: Thompson's construction, with the preferences of backtracking regular expressions and of SQL's row patterns, put
-together to the places of Glushkov's automaton.
+Source: Thompson's construction, with the preferences of backtracking regular expressions and of SQL's row patterns,
+reduced to the places of Glushkov's automaton.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncstate.errors import SchemaError
 from .pattern import Alternation, Concatenation, Pattern, Quantified, Variable
 
 ACCEPT: Final = -1
-"""In place of a place: the match ends."""
+"""Instead of a place: the match ends."""
 VARIABLES_MAX: Final = 62
 """Each has a bit in the mask of a row."""
 PLACES_MAX: Final = 1_000
@@ -30,7 +30,7 @@ class Automaton:
 
     ``variables``: their names (v), in the order of the pattern. ``variable_of`` (p): the index of each place's
     variable. ``start`` and ``follow`` (p): the places that can take the first row, or the next one, the preferred
-    first; ``ACCEPT`` stands last, if the match may end there, as nothing behind it would ever be chosen.
+    first; ``ACCEPT`` is last, if the match may end there, since no place after it would ever be chosen.
 
     Raises SchemaError naming ``owner`` for patterns that are too large or match no row.
     """
@@ -68,7 +68,7 @@ class Automaton:
         return self._by_variable[variable]
 
     def reach(self, places: set[int] | tuple[int, ...]) -> set[int]:
-        """``places`` and all that can come behind them."""
+        """``places`` and all that can follow them."""
         found: set[int] = set()
         waiting = [place for place in places if place != ACCEPT]
         while waiting:
@@ -80,7 +80,7 @@ class Automaton:
 
     @property
     def endless(self) -> set[str]:
-        """Variables at whose rows a match could end, but would rather go on for ever: those of a greedy end."""
+        """Variables at whose rows a match could end, but prefers to go on forever: those of a greedy end."""
         return {
             self.variables[self.variable_of[place]]
             for place, follow in enumerate(self.follow)
@@ -94,7 +94,7 @@ class Automaton:
         return len(self._edges) - 1
 
     def _build(self, pattern: Pattern, after: int) -> int:
-        """The node at which ``pattern`` begins, ``after`` being that behind it."""
+        """The node at which ``pattern`` begins; ``after`` is the node that follows it."""
         if isinstance(pattern, Variable):
             return self._take(pattern, after)
         if isinstance(pattern, Concatenation):
@@ -135,9 +135,9 @@ class Automaton:
         return [after, again] if reluctant else [again, after]
 
     def _closure(self, node: int) -> tuple[int, ...]:
-        """The places that can take the next row at ``node``; the first way to one is the preferred one.
+        """The places that can take the next row at ``node``; the first path to a place is the preferred one.
 
-        A node is looked at once for each set of rounds around it that have taken no row yet: these must not end.
+        A node is visited once for each set of rounds around it that have taken no row yet: these must not end.
         """
         found: dict[int, None] = {}
         seen: set[tuple[int, frozenset[int]]] = set()
@@ -160,7 +160,7 @@ class Automaton:
 
 
 def check_end(automaton: Automaton, within: int | None, owner: str) -> None:
-    """SchemaError for a ``within`` (microseconds) that is no time, or none where matches could go on for ever."""
+    """Raise SchemaError for a ``within`` (microseconds) of 0 or less, or for none where matches could go on forever."""
     if within is not None and within <= 0:
         raise SchemaError(
             f"{owner}: within is {within} microseconds; give a duration above 0, such as '1 hour'"

@@ -1,7 +1,7 @@
 """DEFINE: the conditions of the variables of a pattern.
 
-Owns: ``Definitions``: which conditions look at nothing but the row, evaluated for all rows of a bundle at once, and
-which look back, called for one row after the other.
+Owns: ``Definitions``: which conditions read only the row, evaluated for all rows of a bundle at once, and which look
+back, called for one row after the other.
 Invariant: a variable without conditions takes any row; null is not true.
 Must not know of state.
 """
@@ -24,17 +24,17 @@ from .automaton import Automaton
 from .partial_match import Looking
 
 VariableCondition: TypeAlias = ConditionLike | Looking
-"""A pyarrow expression over the columns, a function of a batch of rows to one boolean a row, or a function of two: the
-row at hand and the match so far."""
+"""A pyarrow expression over the columns, a function of a batch of rows to one boolean a row, or a function of the
+current row and the match so far."""
 
 Define: TypeAlias = Mapping[str, VariableCondition | Sequence[VariableCondition]]
-"""By variable its condition, or several that must all be met."""
+"""For each variable its condition, or several that must all be met."""
 
 _COLUMNS, _LOOKING = 1, 2  # arguments of the two forms of functions
 
 
 class Definitions:
-    """The conditions of an automaton's variables. Raises SchemaError naming ``owner`` for what is none."""
+    """The conditions of an automaton's variables. Raises SchemaError naming ``owner`` for invalid ones."""
 
     def __init__(self, define: Define, automaton: Automaton, owner: str) -> None:
         self._owner = owner
@@ -67,8 +67,8 @@ class Definitions:
             )
 
     def bind(self, schema: pa.Schema) -> Callable[[pa.RecordBatch], Int64Array]:
-        """What gives the masks (n) of the rows of a batch (n) of ``schema``: of each the bits of the variables whose
-        conditions of the row alone it meets. Raises SchemaError for an expression that does not fit the columns."""
+        """A function from a batch of n rows of ``schema`` to their masks (n): the bits of the variables whose
+        conditions of the row alone each row meets. Raises SchemaError for an expression that does not fit."""
         bound = []
         for variable, conditions in self._by_row.items():
             owner = f"{self._owner}, define of '{self._variables[variable]}'"
@@ -88,7 +88,7 @@ class Definitions:
 
 
 def _arguments(function: Any) -> int | None:
-    """How many arguments a function needs; None for what is none, or where that cannot be told."""
+    """How many arguments a function needs; None for anything else, or where this cannot be determined."""
     if not callable(function):
         return None
     try:

@@ -1,8 +1,8 @@
-"""Match: one row for each run of rows that is like a pattern.
+"""Match: one row for each run of rows that matches a pattern.
 
-Owns: the operator: its checks, which keys are looked at, what is put out. What matches is decided in ``matcher``; the
-order in which rows come is the engine's.
-Invariant: the matches of a key depend on its rows and their order alone. A key of which no match may have begun has no
+Owns: the operator: its checks, which keys it searches, its output. ``matcher`` decides what matches; the engine orders
+the rows.
+Invariant: the matches of a key depend only on its rows and their order. A key of which no match may have begun has no
 rows in state, and costs no Python as long as none of its rows can be a first one.
 Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``durations``, ``errors``, ``futures``,
 ``operator`` and ``state``.
@@ -58,21 +58,21 @@ BUDGET: Final = 1_000_000
 
 
 class Match(KeepsKey, AggregateOperator):
-    """SQL's MATCH_RECOGNIZE: one row for each run of a key's rows, in order of time, that is like ``pattern``.
+    """SQL's MATCH_RECOGNIZE: one row for each run of a key's rows, in order of time, that matches ``pattern``.
 
     ``pattern``: a text such as ``"A B{2,5}? C+ (D | E)"``, or the same made with ``variable``. Each variable takes one
     row that meets its conditions in ``define``; without any it takes every row. A condition is a pyarrow expression
-    over the columns or a function of a batch of rows, evaluated for all rows at once; a function of two, the row at
-    hand and the match so far (``MatchSoFar``), looks back; in a list of conditions all must be met.
+    over the columns or a function of a batch of rows, evaluated for all rows at once; a function of two arguments, the
+    current row and the match so far (``MatchSoFar``), looks back; in a list of conditions all must be met.
 
     Of the matches that begin with a row the preferred one counts: by quantifiers, which are greedy or reluctant (``?``
-    behind them), and by the order of alternatives. ``within``: the time of its last row is less than so much later than
-    that of its first. ``after_match``: where the next match may begin: ``skip_past_last()``, ``skip_to_next()``,
-    ``skip_to_first("B")`` or ``skip_to_last("B")``; a match that has no such row, or has it first, would be found for
-    ever: it is dropped and counted (``matches_dropped``), and the next one may begin with its second row.
+    after them), and by the order of alternatives. ``within``: the last row of a match is less than this much later than
+    its first row. ``after_match``: where the next match may begin: ``skip_past_last()``, ``skip_to_next()``,
+    ``skip_to_first("B")`` or ``skip_to_last("B")``. A match that has no such row, or has it first, would be found
+    forever: it is dropped and counted (``matches_dropped``), and the next one may begin with its second row.
 
-    ``measures``: by the name of its column ``first``, ``last``, ``match_number`` or any aggregate, over the rows of a
-    variable with ``.where("B")``.
+    ``measures``: ``first``, ``last``, ``match_number`` or any aggregate, by the name of its output column;
+    ``.where("B")`` limits an aggregate to the rows of a variable.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> from operators import last, sum_
@@ -90,19 +90,19 @@ class Match(KeepsKey, AggregateOperator):
 
     Output, only +I: the key columns, ``match_time``, the measures. ``match_time`` (with ``time="event"``) is the time
     at which the match was certain: that of its last row, or, where a preferred match could still have come, of the row
-    or the end of ``within`` that ruled it out. So no row is late for an operator behind.
+    or the end of ``within`` that ruled it out. So no row is late for a downstream operator.
 
-    Rows come when the watermark has passed them, in order of event time and then of ``then``; rows that it had passed
-    before are counted (``late_rows_dropped``) and dropped, or go to the side output ``late_output``. With
-    ``time="processing"`` rows have the time of their micro-batch, and come in the order of ``then`` or of arrival.
+    Rows are processed when the watermark has passed them, in order of event time and then of ``then``; late rows are
+    counted (``late_rows_dropped``) and dropped, or go to the side output ``late_output``. With
+    ``time="processing"`` rows have the time of their micro-batch, and are processed in order of ``then`` or of arrival.
 
-    ``budget``: how often, for one match, rows may be tried as variables where conditions look back; beyond it
+    ``budget``: how often, for one match, rows may be tried as variables where conditions look back; more raise
     OperatorError.
 
-    State: ``rows``, of each key those from the first one on with which a match may have begun, and ``due``, when they
-    are out of time; ``matches``, a count a key, only for ``match_number``.
+    State: ``rows``, of each key those from the first one on with which a match may have begun, and ``due``, their
+    deadlines; ``matches``, one count per key, only for ``match_number``.
 
-    Source: Flink's MATCH_RECOGNIZE and ISO/IEC 19075-5. Raises SchemaError for what does not fit.
+    Source: Flink's MATCH_RECOGNIZE and ISO/IEC 19075-5. Raises SchemaError for parameters that do not fit.
     """
 
     accepts_changelog: ClassVar[bool] = False
@@ -169,7 +169,7 @@ class Match(KeepsKey, AggregateOperator):
         return [InputOrder(self.time, sort_keys(self.then))]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: stored rows know which variables they can be; measures are computed of whole matches."""
+        """See ``Operator``: stored rows record which variables they can be; measures are those of whole matches."""
         counts = any(isinstance(one, MatchNumber) for one in self.measures.values())
         return meaning(
             self,
@@ -195,7 +195,7 @@ class Match(KeepsKey, AggregateOperator):
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
     ) -> str | None:
-        """See ``Operator``: matches may be counted no more."""
+        """See ``Operator``: the count of matches may be given up."""
         return None if name == "match_number" and now == "not counted" else ""
 
     def open(self, context: OperatorContext) -> None:
@@ -240,7 +240,7 @@ class Match(KeepsKey, AggregateOperator):
     def _ingest(
         self, bundle: Bundle, masks: Int64Array, heads: ListHeads, ctx: BundleContext
     ) -> StateFuture[None]:
-        """Keys with stored rows, and of the others those with a row that can be a first one, from that row on."""
+        """Take keys with stored rows, and of the others those with a row that can be a first one, from that row on."""
         order, starts = bundle.keys.rows_sorted()
         owners = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
         live = heads.counts > 0
@@ -304,7 +304,7 @@ class Match(KeepsKey, AggregateOperator):
         numbers: Int64Array | None,
         ctx: BundleContext,
     ) -> StateFuture[None]:
-        """A row for each match (m) of the key of ``owners`` (m)."""
+        """Emit a row for each match (m); ``owners`` (m) are the indices of their keys."""
         sizes = np.array([len(one.variables) for one in found], np.int64)
         starts = np.cumsum(sizes) - sizes
         place = np.arange(sizes.sum()) - np.repeat(starts, sizes)
@@ -320,7 +320,7 @@ class Match(KeepsKey, AggregateOperator):
         return values.then_accept(lambda measures: ctx.emit([*columns, *measures]))
 
     def _match_times(self, decided: Sequence[int]) -> pa.Array:
-        """In the unit of the event time; what is finer is cut off."""
+        """The times in the unit of the event time; finer digits are cut off."""
         wanted = self._spec.column(self._event_time(self._spec) or "").type
         times = np.array(decided, np.int64)
         if wanted.unit == "ns":
@@ -328,7 +328,7 @@ class Match(KeepsKey, AggregateOperator):
         return pa.array(times).cast(pa.timestamp("us", wanted.tz)).cast(wanted, safe=False)
 
     def _async_numbers(self, keys: KeyBatch, owners: Int64Array) -> StateFuture[Int64Array | None]:
-        """A future of the number of each match (m), counted on; None if nobody asks for it."""
+        """A future of the number of each match (m), after raising the counts; None if no measure needs it."""
         counts = self._counts
         if counts is None:
             return completed_future(None)
@@ -346,12 +346,12 @@ class Match(KeepsKey, AggregateOperator):
     # -- columns and times ---------------------------------------------------------------------------------------
 
     def _stored_columns(self, spec: InputSpec) -> list[str]:
-        """The columns that measures need, all where conditions look back; the key gives its own."""
+        """The columns that measures need, all where conditions look back; not those of the key."""
         asked = set(spec.schema.names) if self._row is not None else self._measures.columns
         return [name for name in spec.schema.names if name in asked and name not in spec.key]
 
     def _batch(self, kept: MatchRows) -> pa.RecordBatch:
-        """The rows with the columns that are stored or key, in the input's order."""
+        """The rows with the stored columns and the key columns, in the input's order."""
         stored = dict(zip(self._stored, kept.payload, strict=True))
         owners = pa.array(kept.owners)
         key = {
@@ -360,12 +360,12 @@ class Match(KeepsKey, AggregateOperator):
         columns = {
             name: (stored | key)[name] for name in self._spec.schema.names if name in stored or name in key
         }
-        if not columns:  # nothing but rows is counted
+        if not columns:  # measures count only rows
             columns = {"match:rows": pa.nulls(len(owners))}
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def _rows(self, batch: pa.RecordBatch) -> Sequence[Row]:
-        """Where conditions look back, what they see."""
+        """The rows that conditions read where they look back, else none."""
         if self._row is None:
             return ()
         return list(map(self._row, zip(*map(python_values, batch.columns, batch.schema.names), strict=True)))
@@ -383,7 +383,7 @@ class Match(KeepsKey, AggregateOperator):
 
     @property
     def _made_for(self) -> str:
-        """What stored rows depend on: the bits of their variables, and when they are out of time."""
+        """What stored rows depend on: the bits of their variables, and their deadlines."""
         within = "" if self.within is None else f" within {self.within} microseconds"
         return f"{self.pattern.text}{within} in {self.time} time"
 

@@ -1,14 +1,14 @@
-"""Finding the matches of a key's rows.
+"""The search for the matches of a key's rows.
 
 Owns: ``Matcher`` and ``FoundMatch``.
-Invariant: a match is given once no preferred one can come any more, and what is given does not depend on how many rows
-came at a time. What is known of rows is shared by all starts only where no condition looks back.
+Invariant: a match is returned once no preferred one can come any more, and the result does not depend on how many rows
+arrive at a time. All starts share the memo of the search only where no condition looks back.
 Pure: must not know of Arrow, state or the engine.
 
-A match is sought by depth first search over (row, place of the pattern), the preferred place first. The first way that
-reaches the end of the pattern is the match. The first way that reaches the end of the rows, while more could come,
-leaves the start undecided: nothing behind it would be preferred. So a start is decided by the same row however rows
-are cut.
+The search for a match is depth-first over (row, place of the pattern), the preferred place first. The first path that
+reaches the end of the pattern is the match. The first path that reaches the end of the rows, while more could come,
+leaves the start undecided: no later path would be preferred. So the same row decides a start, however rows are cut into
+bundles.
 
 Source: ISO/IEC 19075-5; WITHIN as in Flink's ``NFA``: last minus first time is less than it.
 """
@@ -28,18 +28,18 @@ from .partial_match import Looking, MatchSoFar
 from .skips import Skip
 
 NEVER: Final = MAX_WATERMARK
-"""The time at which rows that nothing bounds are out of time: the end of the input (microseconds)."""
+"""The deadline of rows that nothing bounds: the end of the input (microseconds)."""
 
 _UNDECIDED: Final = object()
 _NO_MORE: Final = -2
 _ANY: Final = sys.maxsize
-"""Behind all rows."""
+"""After all rows."""
 _FAILS: Final = (_ANY, _ANY, -1)
 
 
 class FoundMatch(NamedTuple):
     """A match: its first row, the variable (index) of each of its rows, and the time at which it was certain: that of
-    the last row that was looked at for it, or the end of ``within``."""
+    the last row that the search read for it, or the end of ``within``."""
 
     first: int
     variables: list[int]
@@ -47,9 +47,8 @@ class FoundMatch(NamedTuple):
 
 
 class KeyRows(NamedTuple):
-    """Rows in their order, those of a key one behind the other: the bits of the variables whose conditions each meets,
-    as far as these look at nothing but the row; their times (microseconds); and the rows, where conditions look
-    back."""
+    """Rows in order, those of a key contiguous: the bits of the variables whose conditions each row meets, as far as
+    these read only the row; their times (microseconds); and the rows, where conditions look back."""
 
     masks: Sequence[int]
     times: Sequence[int]
@@ -57,10 +56,11 @@ class KeyRows(NamedTuple):
 
 
 class Matcher:
-    """Seeks the matches of ``automaton``, whose first and last row are less than ``within`` microseconds apart.
+    """Finds the matches of ``automaton``, whose first and last row are less than ``within`` microseconds apart.
 
-    ``looking``: the conditions that look back, by the index of their variable; all of one must be met. ``budget``: how
-    often rows may be tried as variables in the search from one row, where nothing that failed can be remembered.
+    ``looking``: the conditions that look back, by the index of their variable; all those of a variable must be met.
+    ``budget``: how often rows may be tried as variables in the search from one row, where failures cannot be
+    remembered.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class Matcher:
         return sum({self._bits[place] for place in self._automaton.start})
 
     def deadline(self, time: int) -> int:
-        """When no row can belong any more to a match that begins at ``time``."""
+        """The time from which on no row can belong to a match that begins at ``time``."""
         return NEVER if self._within is None else min(time + self._within, NEVER)
 
     def run(self, given: KeyRows, start: int, stop: int, horizon: int, found: list[FoundMatch]) -> int:
-        """Append the matches of the rows from ``start`` to ``stop``, which are of one key, to ``found``; the first row
-        that is still needed is returned, ``stop`` if none is. Further rows have times from ``horizon`` on.
+        """Append the matches of the rows from ``start`` to ``stop``, which are of one key, to ``found``. Return the
+        first row that is still needed, ``stop`` if none is. Further rows have times from ``horizon`` on.
 
-        A match that has no row to skip to but its first one would be found for ever: it is counted in ``dropped``, and
-        the next one may begin with the row behind its first."""
+        A match that has no row to skip to but its first one would be found forever: it is counted in ``dropped``, and
+        the next one may begin with the row after its first."""
         masks, times, begins = given.masks, given.times, self.start_mask
         search = _Search(self, given, stop, horizon)
         decided = -NEVER
@@ -127,14 +127,14 @@ class Matcher:
                 start += skipped or 1
         return start
 
-    # -- what a search asks for ----------------------------------------------------------------------------------
+    # -- lookups of a search -------------------------------------------------------------------------------------
 
     def first_places(self, mask: int) -> tuple[int, ...]:
         """The places that can take a first row with ``mask``, the preferred first."""
         return _of_mask(self._first, mask, self._automaton.start, self._bits)
 
     def next_places(self, place: int, mask: int) -> tuple[int, ...]:
-        """Those that can take a row with ``mask`` behind ``place``, and ``ACCEPT`` last."""
+        """The places that can take a row with ``mask`` after ``place``, and ``ACCEPT`` last."""
         return _of_mask(self._next[place], mask, self._automaton.follow[place], self._bits)
 
 
@@ -153,16 +153,16 @@ def _of_mask(
 
 
 class _Search:
-    """Searches from one row after the other of a key.
+    """Searches from the rows of a key, one after the other.
 
-    ``_known`` has what is known of the ways behind a state, which is a row taken at a place: ``(limit, end, reach)``.
-    The first of them that ends does so at the row ``end``; with ``_ANY`` there is none whose rows are all before
-    ``limit``. No way wants to see a row behind ``reach``. States behind which conditions look back are never known.
+    ``_known`` is the memo of the paths that follow a state, which is a row taken at a place: ``(limit, end, reach)``.
+    The first of these paths that ends does so at the row ``end``; with ``_ANY`` there is none whose rows are all before
+    ``limit``. No path needs a row after ``reach``. States after which conditions look back are never in the memo.
 
-    A search that fails leaves what it has tried; ``decided``, which the caller lets only grow, has what it saw. Where
-    it failed because of ``within``, that is not enough for the next start, whose end is later: a state that is asked
-    for again is looked into twice as far as it is needed. So it is looked into again only for a start that has moved
-    as far, and all starts together take a few steps a row and place.
+    A search that fails leaves in the memo what it has tried; ``decided``, which the caller only raises, covers what it
+    read. Where it failed because of ``within``, that is not enough for the next start, whose end is later: a state that
+    is requested again is searched twice as far as needed. So it is searched again only for a start that has moved as
+    far, and all starts together take a few steps per row and place.
     """
 
     def __init__(self, matcher: Matcher, given: KeyRows, stop: int, horizon: int) -> None:
@@ -185,10 +185,10 @@ class _Search:
         path: list[int] = []
         so_far = MatchSoFar(matcher._automaton, matcher._owner, self._given.rows, start, path)
         tries = 0
-        row = start  # the one that the ways on top of the stack take
+        row = start  # the row that the paths on top of the stack take
         ways = [iter(matcher.first_places(masks[start]))]
-        reach = start  # the last row that a way wanted to see
-        late = 0  # so many of the states on the path have a way behind them that wanted to see a row from limit on
+        reach = start  # the last row that a path needed
+        late = 0  # how many states on the path are followed by a path that needed a row from limit on
         result: Any = None
         while ways:
             place = next(ways[-1], _NO_MORE)
@@ -245,11 +245,11 @@ class _Search:
         return result
 
     def _look_ahead(self, state: int, limit: int) -> tuple[int, int, int]:
-        """What is known of ``state`` after all ways behind it have been followed, at most up to the row ``limit``."""
+        """The memo of ``state`` after following all paths from it, at most up to the row ``limit``."""
         matcher, masks, known = self._matcher, self._given.masks, self._known
         places = matcher._places
         first, place = divmod(state, places)
-        unknown = [{place}]  # of each row from the first one on the places whose ways are to be followed
+        unknown = [{place}]  # for each row from the first one on, the places whose paths to follow
         while unknown[-1] and first + len(unknown) < limit:
             row = first + len(unknown)
             mask = masks[row]
@@ -266,7 +266,7 @@ class _Search:
         return known[state]
 
     def _behind(self, row: int, place: int, limit: int) -> tuple[int, int, int]:
-        """What is known of a state once it is known of all that can follow it before ``limit``."""
+        """The memo of a state, from the memos of all states that can follow it before ``limit``."""
         matcher = self._matcher
         if matcher._accepts[place]:
             return _ANY, row, row
@@ -282,7 +282,7 @@ class _Search:
         return (_ANY if reach < limit else limit), _ANY, reach
 
     def _conclude(self, reach: int, limit: int, deadline: int) -> None:
-        """``reach``: the last row that a way wanted to see; one from ``limit`` on comes too late."""
+        """Set ``decided``. ``reach``: the last row that a path needed; a row from ``limit`` on comes too late."""
         if reach >= limit and deadline < NEVER:
             self.decided = deadline
         else:

@@ -1,12 +1,12 @@
-"""MEASURES: what is put out of a match.
+"""MEASURES: the output columns of a match.
 
 Owns: ``first``, ``last``, ``match_number``; ``Measures``, all of them bound to an input, and ``Matched``, the rows of
 matches.
-Invariant: a measure depends on the rows of its match alone, all but the number of the match.
+Invariant: every measure but the match number depends only on the rows of its match.
 Must not import anything of ``asyncstate`` but ``errors``, ``futures`` and ``operator``.
 
-Source: FIRST, LAST and logical offsets of Flink's MATCH_RECOGNIZE; aggregates as everywhere, with the variable in
-``where``.
+Source: FIRST, LAST and logical offsets of Flink's MATCH_RECOGNIZE; aggregates as in other operators, with the variable
+in ``where``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ColumnMeasure:
 
 @dataclass(frozen=True, repr=False)
 class MatchNumber:
-    """How many matches of its key came before a match, and one."""
+    """The number of matches of its key before a match, plus one."""
 
     def __repr__(self) -> str:
         return "match_number()"
@@ -71,14 +71,14 @@ def last(column: str, variable: str | None = None, offset: int = 0) -> ColumnMea
 
 
 def match_number() -> MatchNumber:
-    """The number of the match among those of its key, from 1: int64. The key's count of matches is kept for it for
-    ever."""
+    """The number of the match among those of its key, from 1: int64. For it the key's count of matches is stored
+    forever."""
     return MatchNumber()
 
 
 class Matched(NamedTuple):
-    """m matches over n rows, which may share rows: ``rows`` (n) has their indices, match by match; ``starts`` (m)
-    where each match begins among these; ``variables`` (n) the variable (index) of each."""
+    """m matches over n rows, which may share rows. ``rows`` (n): the indices of their rows, match by match; ``starts``
+    (m): where each match begins among these; ``variables`` (n): the variable (index) of each."""
 
     rows: Int64Array
     starts: Int64Array
@@ -91,7 +91,7 @@ class Matched(NamedTuple):
 
 
 class Measures:
-    """``measures`` by the names of their output columns. Raises SchemaError naming ``owner`` for what does not fit."""
+    """``measures`` by the names of their output columns. Raises SchemaError naming ``owner`` if one does not fit."""
 
     def __init__(
         self, measures: Mapping[str, Measure], automaton: Automaton, spec: InputSpec, owner: str
@@ -113,16 +113,16 @@ class Measures:
         self.columns = {one.column for one in self._columns.values()} | (
             columns_of(aggregates) - set(self._flags)
         )
-        """The columns of the input that are asked for."""
+        """The columns of the input that measures read."""
         self.fields = [self._field(name, one) for name, one in measures.items()]
 
     @property
     def counts_matches(self) -> bool:
-        """Whether the number of a match is asked for."""
+        """Whether a measure needs the number of a match."""
         return bool(self._numbers)
 
     def open(self, context: OperatorContext) -> None:
-        """Open functions of the user's own."""
+        """Open user-defined functions."""
         self._plan.open_functions(context)
 
     def async_values(
@@ -133,8 +133,8 @@ class Measures:
         keys: Sequence[pa.Array],
         ctx: BundleContext,
     ) -> StateFuture[list[pa.Array]]:
-        """A future of a column (m) a measure. ``batch`` has ``columns``, of the rows that ``matched`` has the indices
-        of; ``numbers`` (m): those of the matches; ``keys`` (m each): their key columns."""
+        """A future of one column (m) per measure. ``batch`` has ``columns``, of the rows whose indices ``matched`` has;
+        ``numbers`` (m): those of the matches; ``keys`` (m each): their key columns."""
         taken = batch.take(pa.array(matched.rows))
         found = {name: self._column(one, taken, matched) for name, one in self._columns.items()}
         for name in self._numbers:
@@ -215,7 +215,7 @@ class Measures:
 
 
 def check_measures(measures: object, owner: str) -> None:
-    """SchemaError for what is no mapping of names to measures."""
+    """Raise SchemaError for anything but a mapping of names to measures."""
     if not isinstance(measures, Mapping):
         raise SchemaError(
             f"{owner}: measures is {measures!r}; give a dict of measures by the names of their columns"
@@ -229,5 +229,5 @@ def check_measures(measures: object, owner: str) -> None:
 
 
 def aggregates_of(measures: Mapping[str, Measure]) -> list[Aggregate]:
-    """The aggregates among ``measures``, called as these are."""
+    """The aggregates among ``measures``, with the same names."""
     return [one.alias(name) for name, one in measures.items() if isinstance(one, Aggregate)]

@@ -1,7 +1,7 @@
-"""What conditions that look back see of a match.
+"""The part of a match that conditions which look back can read.
 
 Owns: ``MatchSoFar``, and ``Looking``, such a condition.
-Invariant: rows before the first one of the match are not seen, so that a match is the same wherever it stands.
+Invariant: rows before the first one of the match are not visible, so a match does not depend on its position.
 Must not know of the search, of Arrow or of state.
 """
 
@@ -17,9 +17,9 @@ from .automaton import Automaton
 
 
 class MatchSoFar(Sequence[Row]):
-    """The rows that a match has so far, in their order, while a condition looks at the next one.
+    """The rows that a match has so far, in order, while a condition checks the next one.
 
-    A sequence of rows: ``match[-1]`` is the row before the one at hand, ``len(match)`` is 0 for the first. Good only
+    A sequence of rows: ``match[-1]`` is the row before the current one, ``len(match)`` is 0 for the first. Valid only
     during the call.
     """
 
@@ -28,7 +28,7 @@ class MatchSoFar(Sequence[Row]):
     def __init__(
         self, automaton: Automaton, owner: str, rows: Sequence[Row], first: int, path: list[int]
     ) -> None:
-        """``rows`` of the key, of which the match has those from ``first`` on at the places of ``path``."""
+        """``rows`` of the key; the match has those from ``first`` on, at the places of ``path``."""
         self._automaton = automaton
         self._owner = owner
         self._rows = rows
@@ -57,7 +57,7 @@ class MatchSoFar(Sequence[Row]):
         return self._nth(self._indices(variable, backwards=True), offset)
 
     def prev(self, offset: int = 1) -> Row | None:
-        """The row ``offset`` rows before the one at hand; None if the match begins behind it."""
+        """The row ``offset`` rows before the current one; None if the match begins after it."""
         return self.last(None, offset - 1)
 
     @property
@@ -95,4 +95,4 @@ class MatchSoFar(Sequence[Row]):
 
 
 Looking = Callable[[Row, MatchSoFar], Any]
-"""A condition that looks back: of the row at hand and the match so far."""
+"""A condition that looks back: a function of the current row and the match so far."""

@@ -17,9 +17,9 @@ from typing import Final, NoReturn
 from asyncstate.errors import SchemaError
 
 DEPTH_MAX: Final = 50
-"""Groups within groups."""
+"""The most levels of groups within groups."""
 TEXT_MAX: Final = 10_000
-"""Characters of the text of a pattern."""
+"""The most characters in the text of a pattern."""
 TIMES_MAX: Final = 1_000_000_000
 """The largest number in a quantifier."""
 _SHOWN_CHARS: Final = 200
@@ -31,10 +31,10 @@ _TOKEN: Final = re.compile(
 
 
 class Pattern:
-    """What rows are to be like, one behind the other; made of ``variable`` and these methods, or of a text.
+    """A pattern that consecutive rows match; made with ``variable`` and these methods, or from a text.
 
-    ``a + b``: rows of ``a``, then rows of ``b``. ``a | b``: rows of ``a``, or else of ``b``. A text stands for the
-    pattern that it is. Quantifiers take as many rows as they can; with ``reluctant=True`` as few.
+    ``a + b``: rows of ``a``, then rows of ``b``. ``a | b``: rows of ``a``, or else of ``b``. A text can be
+    used as the pattern that it describes. Quantifiers take as many rows as they can; with ``reluctant=True`` as few.
 
     >>> a, b = variable("A"), variable("B")
     >>> print(a + b.times(2, 5, reluctant=True) + "C+" + (variable("D") | "E"))
@@ -47,7 +47,7 @@ class Pattern:
         raise NotImplementedError
 
     def variables(self) -> Iterator[str]:
-        """The variables, as often as they stand in it and in their order."""
+        """The variables in order, each as often as it occurs."""
         raise NotImplementedError
 
     def optional(self, *, reluctant: bool = False) -> Pattern:
@@ -87,7 +87,7 @@ class Pattern:
         return _beginning(self.text)
 
     def __repr__(self) -> str:
-        return repr(self.text)  # which stands for it wherever a pattern is asked for
+        return repr(self.text)  # which is accepted wherever a pattern is
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +115,7 @@ class Variable(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Concatenation(Pattern):
-    """All of ``parts``, one behind the other."""
+    """All of ``parts``, one after the other."""
 
     parts: tuple[Pattern, ...]
 
@@ -132,7 +132,7 @@ class Concatenation(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Alternation(Pattern):
-    """One of ``parts``, an earlier one rather than a later one."""
+    """One of ``parts``; an earlier one is preferred to a later one."""
 
     parts: tuple[Pattern, ...]
 
@@ -149,7 +149,7 @@ class Alternation(Pattern):
 
 @dataclass(frozen=True, repr=False)
 class Quantified(Pattern):
-    """``part`` between ``least`` and ``most`` times (None: any number); ``reluctant``: rather fewer times than more."""
+    """``part`` between ``least`` and ``most`` times (None: any number); ``reluctant``: prefers fewer times."""
 
     part: Pattern
     least: int
@@ -190,12 +190,12 @@ class Quantified(Pattern):
 
 
 def variable(name: str) -> Pattern:
-    """One row that meets the condition of ``name``. Raises SchemaError for what is no name."""
+    """One row that meets the condition of ``name``. Raises SchemaError for an invalid name."""
     return Variable(name)
 
 
 def as_pattern(given: object) -> Pattern:
-    """A pattern, or that of a text. Raises SchemaError for anything else."""
+    """The given pattern, or that of a text. Raises SchemaError for anything else."""
     if isinstance(given, Pattern):
         return given
     if isinstance(given, str):
@@ -206,8 +206,8 @@ def as_pattern(given: object) -> Pattern:
 
 
 def parse_pattern(text: str) -> Pattern:
-    """The pattern that ``text`` says: names; behind each other, ``|``, ``( )``; ``* + ? {n} {n,} {n,m} {,m}``, each
-    reluctant with a ``?`` behind it. Raises SchemaError with the place of what is wrong."""
+    """The pattern that ``text`` describes: names; sequences, ``|``, ``( )``; ``* + ? {n} {n,} {n,m} {,m}``, each
+    reluctant with a ``?`` after it. Raises SchemaError with the position of the error."""
     return _Parser(text).parse()
 
 
@@ -220,7 +220,7 @@ def _grouped(pattern: Pattern, *forms: type[Pattern]) -> str:
 
 
 class _Parser:
-    """By recursive descent: alternatives of sequences of quantified names and groups."""
+    """A recursive descent parser: alternatives of sequences of quantified names and groups."""
 
     def __init__(self, text: str) -> None:
         self._text = text

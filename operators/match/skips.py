@@ -1,6 +1,6 @@
 """AFTER MATCH: where the next match may begin.
 
-Owns: ``Skip``, the four functions that make one, and which of them would find the same match for ever.
+Owns: ``Skip``, the four functions that make one, and the check for those that would find the same match forever.
 Must not know of rows, conditions or state.
 
 Source: AFTER MATCH SKIP of Flink's MATCH_RECOGNIZE.
@@ -19,21 +19,21 @@ from .automaton import ACCEPT, Automaton
 
 @dataclass(frozen=True, repr=False)
 class Skip:
-    """Where the next match may begin, behind one that was found; ``variable`` of the two that name one."""
+    """Where the next match may begin after one that was found; ``variable`` for the two forms that name one."""
 
     to: Literal["past last row", "next row", "first", "last"]
     variable: str | None = None
 
     @property
     def text(self) -> str:
-        """As SQL says it."""
+        """The SQL text."""
         if self.variable is None:
             return f"skip {'past last row' if self.to == 'past last row' else 'to next row'}"
         return f"skip to {self.to} {self.variable}"
 
     def rows(self, variables: Sequence[int], automaton: Automaton) -> int:
-        """How many rows behind its first one a match whose rows were taken as ``variables`` (indices) lets the next one
-        begin; 0 if it has no row to skip to, or that is its first."""
+        """How many rows after the first row of a match the next one may begin; its rows were taken as ``variables``
+        (indices). 0 if it has no row to skip to, or that is its first."""
         if self.variable is None:
             return len(variables) if self.to == "past last row" else 1
         target = automaton.variables.index(self.variable)
@@ -52,12 +52,12 @@ class Skip:
 
 
 def skip_past_last() -> Skip:
-    """Behind the last row of the match: no row is in two matches."""
+    """After the last row of the match: no row is in two matches."""
     return Skip("past last row")
 
 
 def skip_to_next() -> Skip:
-    """At the row behind the first one of the match."""
+    """At the row after the first one of the match."""
     return Skip("next row")
 
 
@@ -72,7 +72,7 @@ def skip_to_last(variable: str) -> Skip:
 
 
 def check_skip(skip: object, automaton: Automaton, owner: str) -> None:
-    """SchemaError for what is no ``Skip``, or one whose variable no match has or every match has first."""
+    """Raise SchemaError for a value that is not a ``Skip``, or one whose variable no match has or all have first."""
     if not isinstance(skip, Skip):
         raise SchemaError(
             f"{owner}: after_match is {skip!r}; give skip_past_last(), skip_to_next(), skip_to_first('B') or "

@@ -1,1 +1,1 @@
-"""Rows of a key in an order: the first ones, with their numbers."""
+"""Ranking: the first rows of each key in an order, with their numbers."""

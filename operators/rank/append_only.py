@@ -1,8 +1,8 @@
 """Rankings of rows that never get worse: only the best rows of each key are kept.
 
 Owns: ``BestRows``, ``MergedRanking`` and the interface of both layouts, ``RankState``.
-Invariant: a row is kept exactly as long as its number is not above the last one shown; a row that falls behind that
-could come back only if another one got worse or went away.
+Invariant: a row is kept exactly as long as its number is not above the last one shown; an evicted row
+could re-enter the top N only if another one got worse or was deleted.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 
 Source: Flink's ``AppendOnlyTopNFunction`` and ``UpdatableTopNFunction``.
@@ -36,10 +36,10 @@ from .row_numbers import Outcome, Ranked, RankTable, sequences_differ
 
 @dataclass(frozen=True)
 class MergedRanking:
-    """What a bundle makes of its keys' rankings: rows of ``table``.
+    """The rankings of a bundle's keys before and after it: rows of ``table``.
 
-    ``before`` and ``after`` have at least the rows that are shown. ``emptied`` (u): keys that had rows, before or
-    within the bundle, and have none.
+    ``before`` and ``after`` include at least the rows that are shown. ``emptied`` (u): keys that had rows, before or
+    within the bundle, and have none now.
     """
 
     table: RankTable
@@ -55,7 +55,7 @@ Steps = Generator[StateFuture[Any], None, MergedRanking]
 def top_lists(
     plan: RankPlan, context: OperatorContext, fields: Sequence[pa.Field], ttl: StateTtl | None = None
 ) -> ListColumnState:
-    """The state ``top``: a list a key with these columns."""
+    """The state ``top``: one list per key with these columns."""
     return context.get_state(
         ListColumnStateDescriptor("top", pa.schema(fields), ttl=ttl, belongs_to=plan.belongs_to)
     )
@@ -74,17 +74,17 @@ class RankState(ABC):
         self._top.prefetch(keys)
 
     def _read_top(self, keys: KeyBatch) -> Generator[StateFuture[Any], None, tuple[ListHeads, ListColumns]]:
-        """The heads of the lists, for what will be written, and the lists."""
+        """The heads of the lists, which writes need, and the lists."""
         read = self._top.async_read(keys)
         yield read
         return read.get()
 
     @abstractmethod
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
-        """Put a bundle's rows into the rankings of ``keys``; ``ends`` (u) has the last number each shows."""
+        """Merge a bundle's rows into the rankings of ``keys``; ``ends`` (u) is the last number that each shows."""
 
     def _settle(self, stored: RankTable, rows: RankRows) -> tuple[RankTable, Codes, Outcome]:
-        """Stored rows, then the bundle's, with the arrival that each has now; their codes; what is left."""
+        """Stored rows, then the bundle's, with their current arrivals; their order codes; the outcome."""
         table = stored.joined(rows.table)
         codes = self._plan.codes(table.columns)
         outcome = self._plan.outcome(table, codes, rows.kinds)
@@ -94,7 +94,7 @@ class RankState(ABC):
 
 class BestRows(RankState):
     """State ``top``, or lists ``top`` of another owner: the best rows of a key, in rank order. With a ``ttl`` each row
-    expires by itself."""
+    expires independently."""
 
     def __init__(
         self,
@@ -130,8 +130,8 @@ class BestRows(RankState):
     def _ranked_apart(
         self, found: ListColumns, rows: RankRows, num_keys: int
     ) -> tuple[RankTable, RankRows, Int64Array]:
-        """Stored and new rows with the index of their ranking in place of that of their key, and each ranking's key."""
-        # Stored rows are in rank order, so that their places tell which of equal ones came first.
+        """Stored and new rows with the index of their ranking instead of that of their key, and each ranking's key."""
+        # Stored rows are in rank order, so their positions show which of equal rows came first.
         stored = RankTable(found.columns, found.key_index.astype(np.int64), np.arange(found.num_rows))
         arrival = len(stored) + rows.table.arrival
         if self._plan.settings.newest_first:
@@ -141,16 +141,16 @@ class BestRows(RankState):
             return stored, rows.with_table(new), np.arange(num_keys)
         rankings, owners = self._plan.rankings(stored.joined(new), num_keys)
         stored = replace(stored, key=rankings[: len(stored)])
-        # Lists that were written before rankings stood apart in them have those of a key mixed.
+        # Older versions wrote lists in which the rankings of a key are mixed.
         stored = stored.take(rows_by(stored.key))
         return stored, rows.with_table(replace(new, key=rankings[len(stored) :])), owners
 
     def _in_reach(
         self, stored: RankTable, rows: RankRows, ends: Int64Array, owners: Int64Array
     ) -> tuple[RankTable, RankRows]:
-        """The rows that do not fall behind the stored ones at once, and what is stored for their keys.
+        """The rows that the stored ones do not rule out at once, and the stored rows of their keys.
 
-        Most rows of a long stream are never among the best; this spares them, and keys without others, the sort.
+        Most rows of a long stream are never among the best; they, and keys without other rows, skip the sort.
         """
         if not len(stored):
             return stored, rows
@@ -204,7 +204,7 @@ class BestRows(RankState):
             )
 
     def _check_better(self, codes: Codes, outcome: Outcome, stored: int) -> None:
-        """Refuse a row that replaces a stored one and is worse: rows that it would let in are gone."""
+        """Refuse a row that replaces a stored one and is worse: the rows that would move up are gone."""
         assert outcome.newest is not None
         newest = outcome.newest[:stored]
         replaced = newest != np.arange(stored)

@@ -25,7 +25,7 @@ _MOST = 1 << 62
 
 
 def check_limit(n: int | str, spec: InputSpec, owner: str) -> None:
-    """SchemaError for a column that is no limit."""
+    """Raise SchemaError for a column that cannot be a limit."""
     if isinstance(n, str) and not pa.types.is_signed_integer(spec.column(n).type):
         raise SchemaError(
             f"{owner}: n is column '{n}' of type {spec.column(n).type}; give an integer column, or cast it"
@@ -55,7 +55,7 @@ class RankLimits:
             self._state.prefetch(keys)
 
     def async_read(self, keys: KeyBatch) -> StateFuture[Columns | None]:
-        """A future of what is stored, for ``ends``."""
+        """A future of the stored limits, for ``ends``."""
         if not self._of_rows:
             return completed_future(None)
         return self._state.async_get(keys).then_apply(lambda found: found)

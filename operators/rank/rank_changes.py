@@ -1,14 +1,14 @@
-"""What a ranking puts out: the net change of the rows that are shown, from before a bundle to after it.
+"""The output of a ranking: the net change of the rows that are shown, from before a bundle to after it.
 
-Owns: ``ShownChanges``: which changelog rows the two rankings make, and in which order.
-Invariant: applied to what was shown before, the changes give what is shown now; a row that is shown as before is not
+Owns: ``ShownChanges``: the changelog rows from one ranking to the other, and their order.
+Invariant: applied to the rows shown before, the changes give the rows shown now; a row that is shown as before is not
 among them. Pure functions of numpy and Arrow; must not know of state.
 
 What identifies a shown row decides where -U and +U are used:
 
-* by number (row_number that is put out): the row at each number of a key;
+* by number (row_number that is emitted): the row at each number of a key;
 * by unique key, where one is declared;
-* by nothing: rows come (+I) and go (-D).
+* by nothing: rows enter (+I) and leave (-D).
 
 Source: ``collectInsert``, ``collectDelete`` and the update pairs of Flink's ``AbstractTopNFunction``.
 """
@@ -44,7 +44,7 @@ class ShownChanges:
 
 @dataclass(frozen=True)
 class _Slots:
-    """s things that may be shown: the row each shows before and after (-1: none), with the number of both."""
+    """s slots for shown rows: the row in each before and after (-1: none), with the number of both."""
 
     before: Int64Array
     after: Int64Array
@@ -71,9 +71,9 @@ def shown_changes(
     """The changes from the rows shown ``before`` to those shown ``after``.
 
     ``unique`` are columns of the table; ``with_number``: a row with another number is another row. ``key_order`` (u)
-    is the place of each key's changes; within a key all that is taken back stands before all that is added, so that
-    whoever reads by another key never takes back a row that has just come; both in rank order or, where changes are by
-    number, in order of the numbers. ``renewed``: a row that takes the place of an equal one is a change, too.
+    is the position of each key's changes. Within a key all retractions come before all additions, so that a reader with
+    another key never retracts a row that was just added; both are in rank order or, where changes are by number, in
+    order of the numbers. ``renewed``: a row that replaces an equal one is a change, too.
     """
     numbered = with_number or identity == "number"
     gone, come = _candidates(before, after, numbered)
@@ -100,7 +100,7 @@ def shown_changes(
 
 
 def _candidates(before: Ranked, after: Ranked, with_number: bool) -> tuple[Ranked, Ranked]:
-    """Those that are not shown by the other ranking as well: the same row and, if that counts, number."""
+    """The rows that the other ranking does not show as well, ``with_number`` under the same number."""
     numbers = np.full(int(max(before.rows.max(initial=-1), after.rows.max(initial=-1))) + 1, -1, np.int64)
     numbers[after.rows] = after.numbers
     stays = numbers[before.rows]
@@ -140,7 +140,7 @@ def _by_ids(gone: Ranked, come: Ranked, ids: Int64Array) -> _Slots:
 
 
 def _by_content(gone: Ranked, come: Ranked, ids: Int64Array) -> _Slots:
-    """A slot a row, without those that leave and come with equal content: the first ones of each."""
+    """One slot per row; rows that leave and enter with equal content cancel, the first ones of each."""
     size = int(ids.max(initial=-1)) + 1
     old, new = ids[: len(gone.rows)], ids[len(gone.rows) :]
     both = np.minimum(np.bincount(old, minlength=size), np.bincount(new, minlength=size))

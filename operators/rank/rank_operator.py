@@ -1,8 +1,8 @@
 """Rank: the first N rows of each key in an order, kept up to date, with or without their numbers; SortLimit and Limit:
-those of everything, in an order or by arrival, which are rankings without a key whose numbers are not put out.
+the first N of all rows, in an order or by arrival, which are rankings without a key that do not emit their numbers.
 
-Owns: the operators. What is ranked how is decided in ``plan`` and ``numbers``, what is put out in ``changes``; rows are
-kept by ``best`` (the best ones) or ``all_rows``.
+Owns: the operators. ``rank_plan`` and ``row_numbers`` define the ranking, ``rank_changes`` the output; rows are stored
+by ``append_only`` (the best ones) or ``all_rows``.
 Invariant: after every bundle the netted output is the ranking of the netted input.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 """
@@ -44,33 +44,34 @@ class Rank(KeepsKey, BundleOperator):
 
         Rank([desc("price"), "time"], 10, rank_column="place")
 
-    ``order_by``: a column, ``asc(column, nulls=...)``, ``desc(column, nulls=...)``, or a list of them; nulls come
-    first ascending and last descending unless told otherwise. ``n``: a number, or an integer column: the first row of
-    a key names its N, rows that name another one count as all others (``rows_with_another_limit``), rows that name
-    none are dropped (``rows_without_limit``). ``function``: "row_number" (rows of equal order in order of arrival),
-    "rank" or "dense_rank", as in SQL. ``rank_column`` names the column of the numbers, behind the others; without it
-    they are not put out.
+    ``order_by``: a column, ``asc(column, nulls=...)``, ``desc(column, nulls=...)``, or a list of them; by default nulls
+    come first ascending and last descending. ``n``: a number, or an integer column. With a column the first row of a
+    key sets the key's N; rows with another value are ranked like all others and counted (``rows_with_another_limit``),
+    rows with null are dropped (``rows_without_limit``). ``function``: "row_number" (rows of equal order in order of
+    arrival), "rank" or "dense_rank", as in SQL. ``rank_column`` names the column of the numbers, after the others;
+    without it they are not emitted.
 
-    ``unique``: columns that identify a row within its key; a row replaces the one before it with the same ones, and
-    keeps its place if both are of equal order; a retraction takes back only a row that is equal to it in all columns.
-    Without it a changelog input takes back rows by their whole content, the oldest of equal ones. ``monotonic=True``
-    promises that rows with a unique key only get better and never go (as counts and maxima do); of several in a
-    bundle the best counts, -U is ignored, and -D or a row that is worse than the stored one raises OperatorError.
+    ``unique``: columns that identify a row within its key. A row replaces the previous one with the same values, and
+    keeps its place if both are of equal order. A retraction removes only a row that is equal to it in all columns.
+    Without ``unique`` a changelog input retracts rows by their whole content, the oldest of equal ones.
+    ``monotonic=True`` promises that rows with a unique key only get better and are never deleted (as counts and maxima
+    do). Of several rows in a bundle the best one counts, -U is ignored, and -D or a row that is worse than the stored
+    one raises OperatorError.
 
-    Output: the net change of a bundle, in order of the keys' first rows in it, of a key first all that is taken back,
-    then all that is added. With row numbers put out -U and +U stand where another row has a number, in order of the
-    numbers, and +I and -D at the end. Otherwise -D for rows that leave, +I for rows that enter, and -U and +U for a
-    row of the same ``unique`` columns that has changed. ``emit_update_before=False`` leaves -U out. Retractions of
-    rows that are not there are dropped and counted (``retractions_without_state``).
+    Output: the net change of a bundle, in order of the keys' first rows in it, for each key first all retractions, then
+    all additions. If row numbers are emitted, -U and +U say that another row has a number, in order of the numbers, and
+    +I and -D occur at the end. Otherwise -D for rows that leave, +I for rows that enter, and -U and +U for a row of the
+    same ``unique`` columns that has changed. ``emit_update_before=False`` leaves -U out. Retractions of rows that are
+    not there are dropped and counted (``retractions_without_state``).
 
-    ``ttl``, with an insert-only input or ``monotonic``: each row that is kept expires by itself. Expiry puts nothing
-    out: whoever reads the output still has the row when others have come in its place. So neither ``rank_column`` nor
-    ``offset`` can be given with it, since the rows behind get other numbers without being told, and ``n`` is a number
-    or a key column. A row that takes the place of an equal one of the same ``unique`` columns is put out, too.
+    ``ttl``, with an insert-only input or ``monotonic``: each stored row expires independently. Expiry emits nothing: a
+    reader of the output still has the row when others have taken its place. So neither ``rank_column`` nor ``offset``
+    can be given with it, since the numbers of later rows change without an update in the output, and ``n`` is a number
+    or a key column. A row that replaces an equal one of the same ``unique`` columns is emitted, too.
 
-    State: with an insert-only input or ``monotonic``, only the rows with numbers up to offset + n. Else all rows:
-    the best ones and some more in one list a key, the others apart, read only by a bundle that takes back, or
-    replaces, some of them, or as many of the best as there were spare (see ``all_rows``).
+    State: with an insert-only input or ``monotonic``, only the rows with numbers up to offset + n. Otherwise all
+    rows: the best ones and some spare ones in one list per key, the others separately. A bundle reads the others only
+    if it retracts or replaces some of them, or as many of the best rows as there were spare ones (see ``all_rows``).
 
     Source: Flink's ``AppendOnlyTopNFunction``, ``UpdatableTopNFunction`` and ``RetractableTopNFunction``.
     """
@@ -109,7 +110,7 @@ class Rank(KeepsKey, BundleOperator):
         self.ttl = as_bundle_ttl(self.owner, ttl)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
-        """The input's columns, and the number if it is asked for."""
+        """The input's columns, and ``rank_column`` if it is given."""
         spec = inputs[0]
         check_limit(self.settings.n, spec, self.owner)
         plan = RankPlan(self.settings, spec, self.owner)
@@ -134,7 +135,7 @@ class Rank(KeepsKey, BundleOperator):
         if is_numbered and settings.n == 1 and self.ttl is None:
             keys.append(spec.key)
         if not settings.order and is_numbered and not spec.changelog and self.ttl is None:
-            return Changelog.insert_only(*keys)  # nothing comes before the rows that are there
+            return Changelog.insert_only(*keys)  # no row ranks before the rows that are there
         identity = self._identity
         if self.emit_update_before or identity == "nothing":
             return Changelog.retract(*keys)
@@ -146,17 +147,17 @@ class Rank(KeepsKey, BundleOperator):
 
     @property
     def _identity(self) -> Identity:
-        """By what a row that is shown takes the place of another one."""
+        """What identifies the shown row that another one replaces."""
         if self.rank_column is not None and self.settings.function == "row_number":
             return "number"
         return "unique" if self.settings.unique is not None else "nothing"
 
     def unique_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
-        """Those of ``unique``."""
+        """The columns of ``unique``."""
         return [self.settings.unique]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: which rows are kept, and which of them have been put out."""
+        """See ``Operator``: which rows are stored, and what was emitted of them."""
         plan, settings = RankPlan(self.settings, inputs[0], self.owner), self.settings
         return meaning(
             self,
@@ -262,14 +263,14 @@ class Rank(KeepsKey, BundleOperator):
 
 
 class SortLimit(Rank):
-    """SQL's ORDER BY .. LIMIT over all rows: those with the places offset + 1 to offset + ``n`` in ``order_by``.
+    """SQL's ORDER BY .. LIMIT over all rows: rows number offset + 1 to offset + ``n`` in the order of ``order_by``.
 
-    ``order_by`` as in ``Rank``; of rows of equal order the one that came first is the first. The input has no key, so
-    one partition has all rows; over an insert-only input only offset + n of them are stored, and on Spark only as many
-    travel (``Rank``'s local limit).
+    ``order_by`` is as in ``Rank``; of rows of equal order the earliest one is first. The input has no key, so one
+    partition has all rows; over an insert-only input only offset + n of them are stored, and on Spark only that many
+    are shuffled (``partial_limit`` of ``Rank``).
 
-    Output: the input's columns, +I for rows that enter, -D for rows that leave: the net change of a bundle, first what
-    is taken back. A changelog input takes rows back by their whole content, and the next row comes up.
+    Output: the input's columns, +I for rows that enter, -D for rows that leave: the net change of a bundle, retractions
+    first. A changelog input retracts rows by their whole content, and the next row moves up.
 
     Source: Flink's ``StreamExecSortLimit``, and for ``Limit`` ``StreamExecLimit``, which are rankings there, too.
 
@@ -302,10 +303,10 @@ class SortLimit(Rank):
 
 
 class Limit(SortLimit):
-    """SQL's LIMIT over all rows: those with the places offset + 1 to offset + ``n`` in order of arrival.
+    """SQL's LIMIT over all rows: rows number offset + 1 to offset + ``n`` in order of arrival.
 
-    Input, output and state are those of ``SortLimit``. Between the rows of a micro-batch there is no order that could
-    be relied on; those of earlier ones come first.
+    Input, output and state are those of ``SortLimit``. The order of the rows of one micro-batch is not defined; rows of
+    earlier micro-batches come first.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> words = pa.schema([("word", pa.string())])

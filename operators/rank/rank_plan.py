@@ -39,10 +39,10 @@ class RankSettings:
     unique: tuple[str, ...] | None = None
     monotonic: bool = False
     newest_first: bool = False
-    """Of rows of equal order the one that came last is the first; only where the best rows are kept."""
+    """Of rows of equal order the newest one is first; only where just the best rows are stored."""
     apart: str | None = None
-    """A column of timestamps, without nulls: rows of a key that differ in it are ranked apart; only where the best rows
-    are kept."""
+    """A column of timestamps, without nulls: rows of a key that differ in it are ranked separately; only where just the
+    best rows are stored."""
 
     def partial_limit(self, within: tuple[str, ...] = ()) -> PartialLimit | None:
         """The rows that can be among those with numbers up to offset + n; None where the operator needs all."""
@@ -54,7 +54,7 @@ class RankSettings:
 
 @dataclass(frozen=True)
 class RankRows:
-    """The n rows of a bundle that are ranked: their stored columns and keys, and where they stand in the ``bundle``."""
+    """The n rows of a bundle that are ranked: their stored columns and keys, and their indices in the ``bundle``."""
 
     table: RankTable
     bundle: Bundle
@@ -62,7 +62,7 @@ class RankRows:
 
     @property
     def kinds(self) -> Int8Array:
-        """n."""
+        """The row kinds (n)."""
         return self.bundle.kinds[self.rows]
 
     @property
@@ -80,10 +80,10 @@ class RankRows:
 
 
 class RankPlan:
-    """Settings bound to an input; SchemaError that names ``owner`` for what does not fit.
+    """Settings bound to an input. Raises SchemaError that names ``owner`` for settings that do not fit.
 
-    A *table* below has exactly the columns of ``payload``. ``keeps_all``: rows may be taken back or get worse, so that
-    all are kept.
+    A *table* below has exactly the columns of ``payload``. ``keeps_all``: rows may be retracted or get worse, so that
+    all are stored.
     """
 
     def __init__(self, settings: RankSettings, spec: InputSpec, owner: str) -> None:
@@ -96,14 +96,14 @@ class RankPlan:
         self.payload = StoredColumns(spec, at_least_one=True)
         self.fields = self.payload.fields
         place = {names[index]: position for position, index in enumerate(self.payload.indices)}
-        # Within a key its columns are all equal: they order and identify nothing.
+        # Within a key the key columns are all equal: they order and identify nothing.
         self._order = [one for one in settings.order if one.column not in key]
         self.order_at = [place[one.column] for one in self._order]
         self.unique_at = [place[name] for name in settings.unique or () if name not in key]
         self._apart_at = None if settings.apart is None else place[settings.apart]
         self.has_unique = settings.unique is not None
         self.keeps_all = not settings.monotonic if self.has_unique else spec.changelog
-        # The place in the log is no part of a row: a retraction has its own.
+        # The position in the log is not part of a row: a retraction has its own.
         self._content_at = [at for at, field in enumerate(self.fields) if field.name not in spec.sequence]
         self._in_order = bool(spec.sequence)
         self._identity_at = self.unique_at if self.has_unique else self._content_at
@@ -146,21 +146,21 @@ class RankPlan:
         return None if self._apart_at is None else event_times(columns[self._apart_at])
 
     def next_number(self, table: RankTable, last: Int64Array, num_keys: int) -> Int64Array:
-        """The number that a row behind all others of its key would get (u); the rows of ``table`` are in rank order and
-        ``last`` (u) is the last one of each key, -1 without any."""
+        """The number that a row after all others of its key would get (u); the rows of ``table`` are in rank order and
+        ``last`` (u) is the last one of each key, -1 if it has none."""
         if self.settings.function != "dense_rank":
             return np.bincount(table.key, minlength=num_keys) + 1
         numbers = self.numbers(table.key, self.codes(table.columns), np.arange(len(table)))
         return np.where(last < 0, 0, numbers[last]) + 1
 
     def outcome(self, table: RankTable, codes: Codes, kinds: Int8Array) -> Outcome:
-        """What bundle rows of these ``kinds``, the last of ``table``, make of the stored ones before them."""
+        """The effect of bundle rows of these ``kinds``, the last of ``table``, on the stored ones before them."""
         insert_only = bool(accumulates(kinds).all())
         if not self.has_unique:
             if insert_only:
                 return Outcome(np.ones(len(table), np.bool_), table.arrival, np.empty(0, np.int64))
             return by_content(self.identities(table), kinds, table.arrival)
-        # Content says what a retraction takes back.
+        # A retraction removes a row of equal content.
         content = np.arange(len(table)) if insert_only else self._content_ids(table)
         rows = Identified(self.identities(table), content)
         return by_unique(rows, kinds, table.arrival, codes, self.settings.monotonic, self._in_order)
@@ -173,7 +173,7 @@ class RankPlan:
         return row_ids([table.columns[index] for index in self._content_at], table.key)
 
     def hashes(self, columns: Sequence[pa.Array]) -> Int64Array:
-        """Equal for rows of equal identity, and hardly ever otherwise; the same in every run."""
+        """Hashes: equal for rows of equal identity and almost never otherwise; the same in every run."""
         parts = [
             columns[index] if codec is None else pa.array(codec.encode([columns[index]]), pa.binary())
             for index, codec in zip(self._identity_at, self._packed, strict=True)
@@ -195,7 +195,7 @@ class RankPlan:
 
 
 def partial_top_n(given: InputSpec) -> PartialStep:
-    """Of some rows of an input those that its ``limit`` lets through, in their order of arrival. They may have more
+    """A step that keeps the rows of an input that are within its ``limit``, in order of arrival. Rows may have more
     columns than the input."""
     assert given.limit is not None
     key = [*given.key, *given.limit.within]

@@ -1,11 +1,11 @@
 """Ranking as pure functions: which rows are left after a bundle, their order, and the number of each.
 
-Owns: ``RankTable``, ``Outcome`` and how it comes about, ``rank_numbers``.
-Invariant: what is left after a bundle does not depend on the order of its rows, but for ties and for rows that
-replace each other without being taken back.
+Owns: ``RankTable``, ``Outcome`` and its computation, ``rank_numbers``.
+Invariant: the rows left after a bundle do not depend on the order of its rows, except for ties and for rows that
+replace each other without a retraction.
 Must not know of state.
 
-Source: Flink's ``RetractableTopNFunction`` (the oldest of equal rows is taken back) and ``UpdatableTopNFunction`` (a
+Source: Flink's ``RetractableTopNFunction`` (the oldest of equal rows is retracted) and ``UpdatableTopNFunction`` (a
 row that replaces one of equal order keeps its place).
 """
 
@@ -29,7 +29,7 @@ RankFunction = Literal["row_number", "rank", "dense_rank"]
 
 @dataclass(frozen=True)
 class RankTable:
-    """m rows, of which others tell by index: ``columns`` (those stored), ``key`` (m), the index of each row's key.
+    """m rows that others refer to by index: ``columns`` (the stored ones), ``key`` (m), the index of each row's key.
 
     ``arrival`` (m) orders rows of equal order: smaller came earlier.
     """
@@ -72,16 +72,16 @@ class Ranked:
     numbers: Int64Array
 
     def chosen(self, mask: BoolArray) -> Ranked:
-        """Some of them."""
+        """Some of the ranked rows."""
         return Ranked(self.rows[mask], self.numbers[mask])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a bundle makes of stored and new rows (m): which are ``alive``, and the ``arrival`` of each.
+    """The effect of a bundle on stored and new rows (m): which are ``alive``, and the ``arrival`` of each.
 
-    ``missing`` are the bundle rows that take back a row that is not there. ``newest`` (m), of rows with a unique key:
-    the row that is left under that key, the row itself where none has come.
+    ``missing`` are the bundle rows that retract a row that is not there. ``newest`` (m), for rows with a unique key:
+    the row that is left under that key, or the row itself where none was added.
     """
 
     alive: BoolArray
@@ -106,7 +106,7 @@ def rank_numbers(function: RankFunction, key: Int64Array, codes: Codes, rows: In
 
 
 def by_content(ids: Int64Array, kinds: Int8Array, arrival: Int64Array) -> Outcome:
-    """Rows known by their whole content: a retraction takes back the oldest equal row.
+    """Rows identified by their whole content: a retraction removes the oldest equal row.
 
     ``ids`` (m) are equal for equal rows of a key: those of stored rows, then of n bundle rows of these ``kinds`` (n).
     """
@@ -127,12 +127,12 @@ def by_unique(
     only_better: bool = False,
     in_order: bool = False,
 ) -> Outcome:
-    """Rows known by a unique key: a row replaces the one before it, a retraction of equal content takes it back.
+    """Rows identified by a unique key: a row replaces the previous one, a retraction of equal content removes it.
 
     ``rows`` (m) are the stored ones, at most one of each unique key, then n bundle rows of these ``kinds`` (n). A row
-    that directly replaces one of equal order keeps that one's ``arrival``; one that goes and comes is a new one.
-    ``only_better``: of the bundle's rows of a
-    unique key the best counts, whatever their order of arrival. ``in_order``: see ``net_by_unique_key``.
+    that directly replaces one of equal order keeps its ``arrival``; one that is removed and added again is a new one.
+    ``only_better``: of the bundle's rows of a unique key the best counts, whatever their order of arrival.
+    ``in_order``: see ``net_by_unique_key``.
     """
     ids, stored = rows.ids, len(rows.ids) - len(kinds)
     net = net_by_unique_key(
@@ -155,7 +155,7 @@ def by_unique(
 
 
 def _from_worst_to_best(codes: Codes, stored: int, total: int) -> Int64Array:
-    """The place of each bundle row (n) among them; of equal ones the later one is the better."""
+    """The position of each bundle row (n) among them, the worst first; of equal ones the later one is better."""
     levels = order_levels(codes, total)[stored:]
     places = np.empty(len(levels), np.int64)
     places[rows_by(-levels)] = np.arange(len(levels))

@@ -1,1 +1,1 @@
-"""The join of rows whose times lie within a distance of each other."""
+"""The join of rows whose times are within an interval of each other."""

@@ -1,8 +1,8 @@
-"""The times of an interval join: which rows lie in reach of each other, and until when partners can come.
+"""The times of an interval join: which rows are in reach of each other, and until when partners can come.
 
-Owns: ``Interval``, the grids that stored rows are filed in, and ``TimedRows``, the search by key and time.
+Owns: ``Interval``, the grids of cells for stored rows, and ``TimedRows``, the search by key and time.
 Invariant: left row l and right row r are in reach iff l.time + lower <= r.time <= l.time + upper, for int64 times of
-any size: sums that do not fit stand at the end of the range.
+any size: sums that do not fit are clamped to the range.
 Pure functions over numpy; must not know of state or contexts.
 
 Source: Flink's ``TimeIntervalJoin``.
@@ -24,7 +24,7 @@ from ..matches import Candidates
 BOUND_MAX_US = 1 << 60
 """The longest bound, 36,000 years."""
 FILE_US_MIN = 1_000_000
-"""The shortest time whose rows lie in one list."""
+"""The shortest span of time whose rows share one list."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Interval:
 
     @property
     def lists(self) -> Grid:
-        """How rows are filed to be found: the partners of a row lie in two cells at most."""
+        """The cells in which rows are stored to be found: the partners of a row are in at most two of them."""
         return Grid(max(self.upper - self.lower, FILE_US_MIN))
 
     @property
     def text(self) -> str:
-        """The interval as it is noted beside its state."""
+        """The interval as it is recorded with its state."""
         return f"interval(lower={self.lower}us, upper={self.upper}us, lateness={self.lateness}us)"
 
 
@@ -81,7 +81,7 @@ class Grid:
         """The last cell all of whose times are <= ``time``."""
         return time if time == MAX_WATERMARK else (time + 1) // self.width * self.width - self.width
 
-    # ``due_entries.Ends``: a cell is read under its own name.
+    # ``due_timers.Ends``: a cell is read under its own name.
 
     def next_end(self, time: int) -> int:
         """The first cell that does not begin before ``time``."""
@@ -93,9 +93,9 @@ class Grid:
 
 
 class TimedRows:
-    """Rows (m) by key and time; rows of one key and time stand in their own order.
+    """Rows (m) by key and time; rows of one key and time keep their order.
 
-    ``order`` (m) are indices of the rows, sorted so; ``first_of_equals`` (m) tells for each place in it where the rows
+    ``order`` (m) are indices of the rows, sorted so; ``first_of_equals`` (m): for each position in it, where the rows
     of that key and time begin.
     """
 
@@ -124,7 +124,7 @@ class TimedRows:
 
 
 def _shifted(times: Int64Array, by: int) -> Int64Array:
-    """times + by, at the end of the range where that does not fit."""
+    """times + by, clamped to the range of times."""
     if by >= 0:
         return np.minimum(times, MAX_WATERMARK - by) + by
     return np.maximum(times, MIN_WATERMARK - by) + by

@@ -1,8 +1,8 @@
-"""IntervalJoin: the join of two inputs whose rows lie within a distance of time of each other.
+"""IntervalJoin: the join of rows of two inputs whose times are within an interval of each other.
 
-Owns: the operator: its checks and its reads. Times are in ``interval``, what is put out in ``matches``, stored rows
-in ``found`` and ``unmatched``; keys, conditions and pairs are those of ``Join``.
-Invariant: what is put out is final: every pair once, every row without partner once, when none can come any more.
+Owns: the operator: its checks and its reads. Times are in ``interval``, the output in ``match_flags``, stored rows
+in ``interval_pairs`` and ``unmatched``; keys, conditions and pairs are those of ``Join``.
+Invariant: the output is final: every pair once, every row without partner once, when none can come any more.
 Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``state``, ``futures``, ``codec``,
 ``errors``.
 """
@@ -63,26 +63,27 @@ class IntervalJoin(TwoInputJoin):
     ``kind``: inner, left, right, full, semi (left rows that have a partner, once, at the first) or anti (those that
     have none). ``lower`` and ``upper``: texts ("-5 minutes"), timedeltas or int microseconds. ``condition``,
     ``suffixes`` and ``null_safe`` are as in ``Join``. ``time``: "event", the event times of the inputs, or
-    "processing", where the time of a row is that of the micro-batch that it came in. ``allowed_lateness``: rows
-    are kept for late partners so much longer (event time only).
+    "processing", where the time of a row is that of the micro-batch that it came in. ``allowed_lateness``: how
+    much longer rows are kept for late partners (event time only).
 
     Output: left columns, then right columns (semi and anti: left columns), +I only. Rows come in order of arrival of
-    the row that completes the pair, then of the other row's time. A row without partner is put out once, padded with
+    the row that completes the pair, then of the other row's time. A row without partner is emitted once, padded with
     nulls (left, right, full) or as it is (anti), at the end of the micro-batch whose watermark has passed its last
     possible partner and the lateness: left rows before right rows, by time, then in the order of the store.
 
-    Late rows are not dropped. A row behind the watermark joins what is stored; if no partner can come any more, it is
-    not stored, and without one it is put out at once. Rows with a null in the key, which match nothing unless
-    ``null_safe``, are put out at once, too. Rows without an event time never reach the operator: they are dropped
+    Late rows are not dropped. A late row joins the stored rows; if no partner can come any more, it is
+    not stored, and without one it is emitted at once. Rows with a null in the key, which match nothing unless
+    ``null_safe``, are emitted at once, too. Rows without an event time never reach the operator: they are dropped
     and counted before.
 
     State: ``left`` and ``right``, all columns of the rows that may still find a partner: lists by key and a cell of
-    time as long as the interval, at least a second. A cell leaves the store when all of it is over: a row at most
+    time as long as the interval, at least a second. A cell is removed when all of it is over: a row at most
     the length of a cell later than its last partner could come. ``left_unmatched`` / ``right_unmatched`` (outer and
-    anti): the rows that wait to be put out, once more, until they find a partner. Kind, time, bounds and lateness
-    belong to the state's declaration. Without a watermark rows of event time are kept for ever.
+    anti): a second copy of the rows that wait to be emitted, until they find a partner. Kind, time, bounds and
+    lateness belong to the state's declaration. Without a watermark rows of event time are kept forever.
 
-    Source: Flink's ``RowTimeIntervalJoin`` and ``ProcTimeIntervalJoin``. Raises SchemaError for what does not fit.
+    Source: Flink's ``RowTimeIntervalJoin`` and ``ProcTimeIntervalJoin``. Raises SchemaError for parameters that do not
+    fit.
     """
 
     accepts_changelog: ClassVar[bool] = False
@@ -115,7 +116,7 @@ class IntervalJoin(TwoInputJoin):
         return OutputSpec(shown, changes=Changelog.insert_only(*joined_keys(self.kind, inputs, shown)))
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``: rows go when no partner can come any more."""
+        """See ``Operator``: rows are removed when no partner can come any more."""
         return bounded_by("watermark" if self.time == "event" else "the interval")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
@@ -143,7 +144,7 @@ class IntervalJoin(TwoInputJoin):
             for side, (name, spec) in enumerate(zip(_SIDES, self._inputs, strict=True))
         )
         self._residual = self._condition_over(self._inputs)
-        self._ahead: dict[int, _Arrival] = {}  # by id of a bundle that is to come
+        self._ahead: dict[int, _Arrival] = {}  # by id of a prefetched bundle
 
     # -- rows ---------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class IntervalJoin(TwoInputJoin):
         self._sides[bundle.input_index].prefetch(arrival.cells)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``; a step a part of the output."""
+        """See ``BundleOperator``; one step per part of the output."""
         if not bundle.num_rows:
             return None
         arrival = self._ahead.pop(id(bundle), None) or self._arrival(bundle)
@@ -183,7 +184,7 @@ class IntervalJoin(TwoInputJoin):
         return _Arrival(rows, first, last, asked, asked_keys, waits, cells)
 
     def _over(self, side: int) -> int:
-        """The latest time of rows of ``side`` that no partner can come for, by what has passed before."""
+        """The latest time of rows of ``side`` for which no partner can come, by the time that has passed already."""
         return self.interval.over(side, self._passed)
 
     def _steps(
@@ -216,7 +217,7 @@ class IntervalJoin(TwoInputJoin):
         return self._end(before, passed, ctx) if before < passed else None
 
     def _end(self, before: int, passed: int, ctx: BundleContext) -> Iterator[None]:
-        """Put out what is over without a partner, remove what is over."""
+        """Emit the rows that are over without a partner, and remove those that are over."""
         times = [[self.interval.over(side, time) for time in (before, passed)] for side in (0, 1)]
         for side, state in enumerate(self._sides):
             nulls = [pa.nulls(0, field.type) for field in self._inputs[1 - side].schema]
@@ -232,8 +233,8 @@ class IntervalJoin(TwoInputJoin):
 class _Arrival:
     """A bundle's rows (n), with key -1 where they match nothing.
 
-    ``first`` and ``last`` (n): the times of partners that may be there; ``asked``: the cells of the other side where
-    they are, with their keys. ``waits`` (n): a partner may still come; ``cells``: where those rows are to lie.
+    ``first`` and ``last`` (n): the times of partners that may be there; ``asked``: the cells of the other side with
+    these, and their keys. ``waits`` (n): a partner may still come; ``cells``: where to store those rows.
     """
 
     rows: IntervalRows

@@ -1,7 +1,7 @@
 """The rows of one input of an interval join that may still find a partner.
 
 Owns: ``IntervalSide``: how rows are stored to be found by key and time, and which of them had a partner.
-Invariant: a row is never changed where it lies, and rows of one key and time keep their order.
+Invariant: a stored row is never changed in place, and rows of one key and time keep their order.
 Must not know of join types.
 """
 
@@ -33,19 +33,19 @@ from .interval_rows import (
 from .unmatched import UnmatchedRows
 
 REWRITE_ROWS: Final = 128
-"""A list this long is written anew when a read finds that most of it is of no more use."""
+"""A list this long is rewritten when a read finds that most of it is no longer needed."""
 
-_UNMATCHED: Final = -2  # stands for null: a row that has had no partner
+_UNMATCHED: Final = -2  # instead of null: a row that has had no partner
 _MATCHED: Final = -1
-"""In the column ``matched``: a row that has had a partner. From 0 on: no row, the one at this place has found one."""
+"""In the column ``matched``: a row that has had a partner. From 0 on: no row, the one at this index has found one."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What the join wants of a side.
+    """What the join needs from a side.
 
-    ``watched``: to know which rows have had a partner. ``padded``: to get those that had none when they are over.
-    ``once``: rows that have had a partner are of no more use.
+    ``watched``: which rows have had a partner. ``padded``: those that had none when they are over. ``once``: rows that
+    have had a partner are no longer needed.
     """
 
     watched: bool = False
@@ -73,7 +73,7 @@ class MatchedPairs:
 class IntervalSide:
     """State ``name``: lists of rows by cell of time and key; if padded, also ``UnmatchedRows``.
 
-    That a row has found a partner is appended to its list as an entry of its own.
+    When a row has found a partner, a separate entry for that is appended to its list.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class IntervalSide:
     # -- finding ------------------------------------------------------------------------------------
 
     def cells(self, keys: KeyBatch, index: Int64Array, times: Int64Array) -> KeyBatch:
-        """Where rows with these keys (n, indices of ``keys``) and times lie."""
+        """The cells of rows with these keys (n, indices of ``keys``) and times."""
         return keys.in_namespaces(self._grid.cell(times), index)
 
     def prefetch(self, cells: KeyBatch) -> None:
@@ -110,7 +110,7 @@ class IntervalSide:
             self._lists.prefetch(cells)
 
     def async_heads(self, cells: KeyBatch) -> StateFuture[ListHeads]:
-        """A future of what ``add`` has to know."""
+        """A future of the heads that ``async_add`` needs."""
         return self._lists.async_heads(cells) if len(cells) else completed_future(empty_heads([]))
 
     def async_find(self, cells: KeyBatch, cell_keys: Int64Array, over: int) -> StateFuture[MatchedPairs]:
@@ -160,7 +160,7 @@ class IntervalSide:
         waits: BoolArray,
         matched: BoolArray,
     ) -> StateFuture[None]:
-        """Store the rows (n) that wait for partners; ``matched`` (n): had one. ``cells``: of those that wait."""
+        """Store the rows (n) that wait for partners; ``matched`` (n): had one. ``cells``: those of rows that wait."""
         kept = np.flatnonzero(waits)
         index, places = by_cell(cells, ~matched[kept] if self.traits.once else np.ones(len(kept), np.bool_))
         if len(index):
@@ -172,7 +172,7 @@ class IntervalSide:
         return self._unmatched.async_add(keys, rows, waits & ~matched)
 
     def async_note(self, keys: KeyBatch, found: MatchedPairs, partner: BoolArray) -> StateFuture[None]:
-        """Note that rows (r) have found a partner, their first or another one; write lists anew where it pays."""
+        """Record that rows (r) have found a partner, their first or another one; rewrite lists where it pays off."""
         first = partner & ~found.matched if self.traits.watched else np.zeros(len(partner), np.bool_)
         cell = found.entries.key_index[found.places]
         matched = found.matched | first
@@ -197,7 +197,7 @@ class IntervalSide:
         self._lists.put(found.cells.select(cells), columns, index, found.heads.select(cells))
 
     def _mark(self, found: MatchedPairs, marked: BoolArray) -> None:
-        """Append an entry for each of the rows that tells its place in the list."""
+        """Append an entry for each of the rows, with its index in the list."""
         places = found.places[marked]
         index = found.entries.key_index[places]
         columns = [
@@ -219,7 +219,7 @@ class IntervalSide:
         return iter(()) if self._unmatched is None else self._unmatched.due(before, over)
 
     def remove_over(self, before: int, over: int) -> None:
-        """Remove what is over; see ``UnmatchedRows``."""
+        """Remove the rows that are over; see ``UnmatchedRows``."""
         remove_over(self._lists, self._grid, before, over)
         if self._unmatched is not None:
             self._unmatched.remove_over(before, over)

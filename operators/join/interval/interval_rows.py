@@ -1,7 +1,7 @@
 """Rows of an interval join as they are stored.
 
 Owns: ``RowForm`` and ``IntervalRows``.
-Invariant: what is stored can be read with its times, whether a column of the input has these or not.
+Invariant: stored rows can be read with their times, whether a column of the input has these or not.
 Must not know of join types.
 """
 
@@ -36,7 +36,7 @@ class IntervalRows:
 
 
 class RowForm:
-    """Rows as they are stored: the input's columns, behind their time if no column has it."""
+    """Rows as they are stored: their time if no column has it, then the input's columns."""
 
     def __init__(self, schema: pa.Schema, time_column: str | None) -> None:
         own = [pa.field(free_name("time", schema), pa.int64())] if time_column is None else []
@@ -73,7 +73,7 @@ def by_cell(cells: KeyBatch, chosen: BoolArray) -> tuple[Int64Array, Int64Array]
 
 
 def remove_over(state: TimeFirstListState, grid: Grid, before: int, over: int) -> None:
-    """Remove the lists all of whose rows have before < time <= ``over``, those up to ``before`` being gone."""
+    """Remove the lists all of whose rows have before < time <= ``over``; those up to ``before`` are gone."""
     first, last = grid.cell_of(before + 1), grid.last_before(over)
     if first <= last:
         state.remove_up_to(last, first)

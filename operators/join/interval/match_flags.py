@@ -1,7 +1,7 @@
-"""What an interval join puts out when rows of one input arrive.
+"""The output of an interval join when rows of one input arrive.
 
 Owns: ``IntervalMatches``.
-Invariant: pairs are in reach of each other; a row is put out alone only if no partner can come any more.
+Invariant: pairs are in reach of each other; a row is emitted alone only if no partner can come any more.
 Pure functions over numpy and Arrow; must not know of state or contexts.
 """
 
@@ -24,8 +24,8 @@ from .interval_rows import IntervalRows
 class IntervalMatches:
     """Rows (n) of ``side`` that arrive, and stored rows (r) of the other one: columns, keys and times of these.
 
-    ``waits`` (n): a partner may still come. When ``parts`` has been gone through, ``matched`` (n) and ``partners`` (r)
-    tell which rows are in a pair.
+    ``waits`` (n): a partner may still come. After an iteration over ``parts``, ``matched`` (n) and ``partners`` (r)
+    mark the rows that are in a pair.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class IntervalMatches:
     def parts(
         self, first: Int64Array, last: Int64Array, residual: Residual | None
     ) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """What is put out: indices of arriving and of stored rows, -1 for none, by arriving row, then by time.
+        """The output: indices of arriving and of stored rows, -1 for none, by arriving row, then by time.
 
         ``first`` and ``last`` (n): the times of the partners.
         """
@@ -77,7 +77,7 @@ class IntervalMatches:
 
 
 def _first_pairs(stored: Int64Array, partner: BoolArray) -> Int64Array:
-    """The pairs in which a stored row that is no ``partner`` yet stands for the first time, ascending."""
+    """The pairs in which a stored row that is not a ``partner`` yet occurs for the first time, ascending."""
     pairs = np.flatnonzero(~partner[stored])
     return pairs[np.sort(np.unique(stored[pairs], return_index=True)[1])]
 
@@ -85,7 +85,7 @@ def _first_pairs(stored: Int64Array, partner: BoolArray) -> Int64Array:
 def _with_alone(
     driving: Int64Array, stored: Int64Array, alone: Int64Array, pairs: bool
 ) -> tuple[Int64Array, Int64Array]:
-    """The rows that stand ``alone``, among the pairs if these are put out."""
+    """The rows emitted ``alone``, among the pairs if these are emitted."""
     if not pairs:
         return alone, np.full(len(alone), -1)
     if not len(alone):

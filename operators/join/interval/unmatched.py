@@ -1,8 +1,8 @@
-"""The rows of one input of an interval join that are put out alone unless they find a partner.
+"""The rows of one input of an interval join that are emitted alone unless they find a partner.
 
-Owns: ``UnmatchedRows``: they wait in lists by a second of time and key, apart from the lists that are searched.
-Invariant: of the rows of one key and time that had no partner, these lists and the others have the same, in the same
-order; so a row is known here by its rank among them.
+Owns: ``UnmatchedRows``: they wait in lists by second of time and key, separate from the lists that are searched.
+Invariant: these lists and the others have the same rows of one key and time that had no partner, in the same order; so
+the rank among them identifies a row here.
 Must not know of join types.
 """
 
@@ -28,7 +28,7 @@ from .interval_rows import IntervalRows, RowForm, by_cell, remove_over
 
 
 class UnmatchedRows:
-    """State ``name``: whole rows. Each is written once, removed with its first partner or at the end of its time."""
+    """State ``name``: whole rows. Each is written once, removed with its first partner or when it is over."""
 
     def __init__(self, name: str, form: RowForm, text: str, context: OperatorContext) -> None:
         self._form = form
@@ -39,7 +39,7 @@ class UnmatchedRows:
         self._groups = context.key_groups
 
     def async_add(self, keys: KeyBatch, rows: IntervalRows, chosen: BoolArray) -> StateFuture[None]:
-        """Store the ``chosen`` ones of the rows (n)."""
+        """Store the ``chosen`` rows of ``rows`` (n)."""
         places = np.flatnonzero(chosen)
         if not len(places):
             return completed_void_future()
@@ -88,12 +88,12 @@ class UnmatchedRows:
                 yield list(take_rows(columns, order[begin:end]))
 
     def remove_over(self, before: int, over: int) -> None:
-        """Remove the lists all of whose rows have before < time <= ``over``, those up to ``before`` being gone."""
+        """Remove the lists all of whose rows have before < time <= ``over``; those up to ``before`` are gone."""
         remove_over(self._lists, self._grid, before, over)
 
 
 def _ranks(timed: TimedRows, chosen: BoolArray) -> Int64Array:
-    """How many ``chosen`` rows of its key and time stand before each row."""
+    """How many ``chosen`` rows of its key and time come before each row."""
     before = np.zeros(len(chosen) + 1, np.int64)
     np.cumsum(chosen[timed.order], out=before[1:])
     ranks = np.empty(len(chosen), np.int64)

@@ -1,1 +1,1 @@
-"""The lookup join: rows of a stream with what a place outside knows of their keys."""
+"""The lookup join: rows of a stream with what an external system returns for their keys."""

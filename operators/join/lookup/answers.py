@@ -1,8 +1,8 @@
 """The rows that a lookup has found for the keys of a bundle, as columns.
 
 Owns: ``Answers``.
-Invariant: the rows of a key stand one behind the other, in the order in which the lookup gave them.
-Must not know of state, of row kinds, or of how the keys were asked for.
+Invariant: the rows of a key are contiguous, in the order in which the lookup returned them.
+Must not know of state, of row kinds, or of how the keys were requested.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .lookup_requests import FAILED
 
 
 class Answers(NamedTuple):
-    """Rows (m) of u keys: a column a field of ``columns``, how many rows each key has (u), and whether its request has
-    failed (u)."""
+    """Rows (m) of u keys: one column per field of ``columns``, how many rows each key has (u), and whether its request
+    has failed (u)."""
 
     columns: list[pa.Array]
     counts: Int64Array
@@ -32,7 +32,7 @@ class Answers(NamedTuple):
 
     @staticmethod
     def of(keys: Sequence[Key], rows: Sequence[Rows], schema: pa.Schema, owner: str) -> Answers:
-        """The ``rows`` of each of ``keys``; OperatorError with the key for what does not fit ``schema``."""
+        """The ``rows`` of each of ``keys``; OperatorError with the key for rows that do not fit ``schema``."""
         shape = RowShape(schema, owner)
         try:
             values = [shape.values(row) for found in rows for row in found]

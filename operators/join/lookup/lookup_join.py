@@ -1,9 +1,9 @@
-"""LookupJoin: each row with what a place outside, asked with some of its columns, knows.
+"""LookupJoin: each row with what an external system returns for some of its columns.
 
-Owns: ``LookupJoin`` and ``StatelessLookupJoin``: their checks, which rows ask, what they put out and keep. How keys are
-asked for is in ``lookup.requests``.
-Invariant: over a changelog a row is taken back with exactly the rows that were put out for it, whatever the place would
-answer now; "nothing found" is stored as a row of its own, so it differs from "not known".
+Owns: ``LookupJoin`` and ``StatelessLookupJoin``: their checks, which rows send requests, their output and state.
+``lookup_requests`` sends the requests.
+Invariant: over a changelog a row is retracted with exactly the rows that were emitted for it, whatever the lookup would
+return now; "nothing found" is stored as a separate row, so it differs from "not known".
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``lookups``, ``codec``, ``errors``.
 
 Source: Flink's ``LookupJoinRunner``, ``AsyncLookupJoinRunner`` and ``KeyedLookupJoinWrapper``.
@@ -60,24 +60,24 @@ _FIRST, _FOUND = "__asyncstate_first", "__asyncstate_found"
 
 
 class LookupJoin(Named, BundleOperator):
-    """Rows of one input, each with the rows that ``lookup`` finds for it: SQL's join with a table outside.
+    """Rows of one input, each with the rows that ``lookup`` finds for it: SQL's join with an external table.
 
     ``lookup`` gets a list of distinct keys, each a tuple of the values of the columns ``on`` (default: the operator's
     key), and returns a list with the list of rows of each key, in their order: tuples, or dicts by the names of
     ``columns``, the schema of a found row. It is a function, plain or ``async def``, or a ``Lookup`` of
-    ``asyncstate.lookups``. The distinct keys of a bundle are asked for once, at most ``batch`` in a request; requests
-    overlap up to ``async-state.call-limit``. A key with a null is not asked for and finds nothing.
+    ``asyncstate.lookups``. The distinct keys of a bundle are requested once, at most ``batch`` per request;
+    requests overlap up to ``async-state.call-limit``. A key with a null is not requested and finds nothing.
 
     ``how``: left pads rows that find nothing with nulls, inner drops them. Rows that do not meet ``where`` (a pyarrow
-    expression or a function, which must give the same for the same row) ask for nothing and find nothing.
+    expression or a function, which must return the same for the same row) request nothing and find nothing.
 
-    ``ordered=False`` (insert-only inputs): rows leave by request, as their answers come. ``retry``: requests that raise
-    are made again; ``retry_empty``: keys without rows are asked for again. ``timeout`` (seconds, a text or timedelta):
-    how long a request may take with its retries. ``cache``: answers that are remembered.
+    ``ordered=False`` (insert-only inputs): rows are emitted per request, as answers arrive. ``retry``: requests that
+    raise are sent again; ``retry_empty``: keys without rows are requested again. ``timeout`` (seconds, a text or
+    timedelta): how long a request may take with its retries. ``cache``: which answers to cache.
 
-    ``on_failure``: what becomes of the rows of a request that fails for good. "fail": the micro-batch fails; "null":
-    their keys find nothing, which is not remembered; with the name of a side output they go there, with the input's
-    columns (insert-only inputs). The counter ``lookups_failed`` has their distinct keys.
+    ``on_failure``: what happens to the rows of a request that finally fails. "fail": the micro-batch fails; "null":
+    their keys find nothing, which is not cached; with the name of a side output they go there, with the input's
+    columns (insert-only inputs). The counter ``lookups_failed`` counts their distinct keys.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
@@ -88,12 +88,12 @@ class LookupJoin(Named, BundleOperator):
     ...     print(harness.end_batch())
     [('+I', 1, 10, 'a lamp'), ('+I', 2, 7, None)]
 
-    Output: the input's columns, then ``columns``, with ``suffixes`` behind names that both have; kinds as they come.
+    Output: the input's columns, then ``columns``, with ``suffixes`` after names that both have; rows keep their kinds.
 
-    State, over a changelog only: ``joined``, a list a key of the rows that are there with what was found for each. A
-    retraction takes back an equal row, the oldest of them, and asks for nothing; one whose row is not there is dropped
-    and counted (``retractions_without_state``). ``ttl``: each row expires by itself. Raises SchemaError for parameters
-    that do not fit, and OperatorError for lookups that fail or answer what does not fit.
+    State, over a changelog only: ``joined``, one list per key of the rows that are there with what was found for each.
+    A retraction removes an equal row, the oldest of them, and requests nothing; one whose row is not there is dropped
+    and counted (``retractions_without_state``). ``ttl``: each row expires independently. Raises SchemaError for
+    parameters that do not fit, and OperatorError for lookups that fail or return rows that do not fit.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class LookupJoin(Named, BundleOperator):
         self.on_failure = on_failure
         self._name = (
             uuid.uuid4().hex
-        )  # travels with the operator: its answers in a worker process are found by it
+        )  # travels with the operator: a worker process finds its cached answers by it
         self.suffixes = suffixes
         self.ttl = as_bundle_ttl(self.owner, ttl)
 
@@ -174,7 +174,7 @@ class LookupJoin(Named, BundleOperator):
             RowCondition(self.where, spec.schema, self.owner).check()
         found = InputSpec(self.columns, (), name="the lookup")
         joined = joined_schema(self.how, [spec, found], self.suffixes, self.owner)
-        # A key may have several answers, so nothing is known to identify a row.
+        # A key may have several answers, so no unique key is known.
         aside = {} if self._failed_output is None else {self._failed_output: spec.schema}
         return OutputSpec(joined, aside, changes=spec.changes.with_keys(()))
 
@@ -183,7 +183,7 @@ class LookupJoin(Named, BundleOperator):
         return None if self.on_failure in ("fail", "null") else self.on_failure
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``: which rows of a changelog are stored; of one that is insert-only none are."""
+        """See ``Operator``: which rows of a changelog are stored; of an insert-only input none are."""
         spec = inputs[0]
         if not spec.changelog:
             return meaning(self, input="insert-only")
@@ -222,7 +222,7 @@ class LookupJoin(Named, BundleOperator):
     def _open_state(self, context: OperatorContext, spec: InputSpec) -> None:
         self._payload = StoredColumns(spec)
         kept = [field.name for field in self._payload.fields]
-        # The place in the log is no part of a row: a retraction has its own.
+        # The position in the log is not part of a row: a retraction has its own.
         self._content_at = [at for at, name in enumerate(kept) if name not in spec.sequence]
         found = [field.with_nullable(True) for field in list(context.output_schema)[len(spec.schema) :]]
         marks = [pa.field(_FIRST, pa.bool_()), pa.field(_FOUND, pa.bool_())]
@@ -274,7 +274,7 @@ class LookupJoin(Named, BundleOperator):
         return list(zip(*values, strict=True)), places_of(order)[inverse]
 
     def _answers(self, keys: list[Key], ctx: BundleContext) -> StateFuture[Answers]:
-        """A future of what is found for all of ``keys``."""
+        """A future of the rows found for all of ``keys``."""
         parts = self._requests.start(keys, ctx)
 
         def gather(found: list[list[Rows]]) -> Answers:
@@ -303,7 +303,7 @@ class LookupJoin(Named, BundleOperator):
     def _without_failed(
         self, out: _Out, rows: Int64Array, failed: BoolArray, ctx: BundleContext
     ) -> Int64Array:
-        """Which of ``rows`` (n) are put out here; those whose request has failed (n) go to the side output, if any."""
+        """Which of ``rows`` (n) to emit here; those whose request has ``failed`` (n) go to the side output, if any."""
         if self._failed_output is None or not failed.any():
             return np.arange(len(rows))
         gone = rows[failed]
@@ -311,11 +311,11 @@ class LookupJoin(Named, BundleOperator):
         return np.flatnonzero(~failed)
 
     def _silent(self, asks: BoolArray) -> Int64Array:
-        """The rows that ask for nothing and are put out all the same."""
+        """The rows that request nothing but are emitted."""
         return np.flatnonzero(~asks) if self._pads else np.empty(0, np.int64)
 
     def _as_they_come(self, bundle: Bundle, ctx: BundleContext) -> Generator[StateFuture[None], None, None]:
-        """As ``_join``, request by request: what has been put out leaves with the end of each step."""
+        """As ``_join``, but request by request: emitted rows leave at the end of each step."""
         asks = self._asks(bundle)
         rows = np.flatnonzero(asks)
         keys, of_row = self._distinct(bundle, rows)
@@ -341,7 +341,7 @@ class LookupJoin(Named, BundleOperator):
     def _emit(
         self, out: _Out, rows: Int64Array, answers: Int64Array, found: Sequence[pa.Array], ctx: BundleContext
     ) -> None:
-        """Put out ``rows`` in their order; the first of them with the rows ``answers`` of ``found`` (-1: none)."""
+        """Emit ``rows`` in their order; the first of them with the rows ``answers`` of ``found`` (-1: none)."""
         answers = np.append(answers, np.full(len(rows) - len(answers), -1, np.int64))
         order = rows_by(rows)
         joined = [*take_rows(out.columns, rows[order]), *take_rows(found, answers[order])]
@@ -370,7 +370,7 @@ class LookupJoin(Named, BundleOperator):
         self._store(state, bundle, heads.get(), stored, gone, new)
 
     def _net(self, stored: _Stored, bundle: Bundle, rows: Int64Array) -> ConsolidatedRows:
-        """The net change of the rows that ask, against the stored ones."""
+        """The net change of the rows with requests, against the stored ones."""
         heads = np.flatnonzero(stored.first)
         given = take_rows(self._payload.of(bundle.batch), rows)
         columns = concat_rows(take_rows(stored.left, heads), given)
@@ -388,7 +388,7 @@ class LookupJoin(Named, BundleOperator):
         silent: Int64Array,
         ctx: BundleContext,
     ) -> None:
-        """Put out what the stored rows that are ``gone`` were put out as, and the ``new`` pairs, in order of cause."""
+        """Emit retractions of the output of stored rows that are ``gone``, and the ``new`` pairs, in order of cause."""
         back = np.flatnonzero(gone & (stored.found | self._pads))
         nth = np.cumsum(np.bincount(stored.run[gone], minlength=stored.runs) > 0) - 1
         come = np.flatnonzero((new.at >= 0) | self._pads)
@@ -442,7 +442,7 @@ class LookupJoin(Named, BundleOperator):
 class StatelessLookupJoin(LookupJoin):
     """``LookupJoin`` for an insert-only input, without an exchange: rows are joined where they are.
 
-    ``on`` names the columns that are sent, since there is no key; ``ttl`` says nothing here, and ``on_failure`` is
+    ``on`` names the columns that are sent, since there is no key; ``ttl`` has no effect, and ``on_failure`` is
     "fail" or "null".
 
     >>> from asyncstate.testing import OperatorHarness
@@ -474,14 +474,14 @@ def _check_type(given: object, kind: type, name: str, example: str, owner: str) 
 
 
 class _Out(NamedTuple):
-    """Rows (n) that are put out: their columns and kinds."""
+    """Rows (n) to emit: their columns and kinds."""
 
     columns: Sequence[pa.Array]
     kinds: Int8Array
 
 
 class _Pairs(NamedTuple):
-    """New pairs (m): the bundle row of each, the found row (-1: none), and the columns of that (null: none)."""
+    """New pairs (m): the bundle row of each, the found row (-1: none), and its columns (null: none)."""
 
     rows: Int64Array
     at: Int64Array
@@ -490,7 +490,7 @@ class _Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class _Stored:
-    """Stored pairs (m) in runs, one a left row: columns of both, and where a run begins and whether it found rows."""
+    """Stored pairs (m) in runs, one per left row: columns of both, where runs begin, and whether they found rows."""
 
     rows: ListColumns
     left: list[pa.Array]

@@ -1,8 +1,8 @@
-"""What a lookup join asks of the outside: requests of some keys each, their retries, and what is remembered of them.
+"""The requests of a lookup join: some keys each, with their retries and the cache of their answers.
 
 Owns: ``Retry``, ``LookupCache``, ``Requests``.
-Invariant: a key is asked for once a bundle, or not at all while the cache knows it; an answer has rows for each key
-that was asked for. The functions that run in calls touch neither the cache nor the context.
+Invariant: a key is requested once per bundle, or not at all while the cache has it; an answer has rows for each
+requested key. The functions that run in calls touch neither the cache nor the context.
 Must not know of state or row kinds.
 
 Source: Flink's ``LookupOptions`` and its lookup cache.
@@ -44,10 +44,10 @@ class Retry:
 
 @dataclass(frozen=True)
 class LookupCache:
-    """Answers that are remembered, empty ones too: at most ``rows`` rows of them, an empty answer counting as one.
+    """Cached answers, empty ones too: at most ``rows`` rows of them, where an empty answer counts as one.
 
-    ``seconds``, a number of them, a text or timedelta: for so long, in each worker process and over micro-batches;
-    None: from one bundle to the next of a micro-batch and partition, and the next micro-batch asks again.
+    ``seconds`` (a number, a text or timedelta): how long, in each worker process and across micro-batches;
+    None: from one bundle to the next of a micro-batch and partition; the next micro-batch requests again.
     """
 
     rows: int = 10_000
@@ -61,7 +61,7 @@ class LookupCache:
             )
 
     def answers(self, name: str) -> Cache[Key, Rows]:
-        """Those of the operator ``name``."""
+        """The cached answers of the operator ``name``."""
         if self.seconds is None:
             return LRUCache(self.rows, getsizeof=_size)
         return _of_process(name, self.rows, seconds(self.seconds, "LookupCache", "seconds"))
@@ -71,7 +71,7 @@ def _size(rows: Rows) -> int:
     return max(len(rows), 1)
 
 
-@functools.lru_cache(maxsize=64)  # operators of a worker process: those of jobs that have ended make room
+@functools.lru_cache(maxsize=64)  # operators of a worker process: those of ended jobs are evicted
 def _of_process(name: str, rows: int, seconds: float) -> Cache[Key, Rows]:
     return TTLCache(rows, ttl=seconds, timer=_now, getsizeof=_size)
 
@@ -81,7 +81,7 @@ def _now() -> float:
 
 
 FAILED: Final[Rows] = []
-"""The rows of a key whose request has failed for good: this very object."""
+"""The rows of a key whose request has finally failed: this very object."""
 
 
 class _NotFoundYetError(Exception):
@@ -90,12 +90,12 @@ class _NotFoundYetError(Exception):
 
 @dataclass
 class Requests:
-    """Asks ``function`` for keys, at most ``batch`` in a request. Errors name ``owner``.
+    """Calls ``function`` with keys, at most ``batch`` per request. Errors name ``owner``.
 
-    ``retry`` is about requests that raise, ``retry_empty`` about keys without rows, which alone are asked again.
-    ``timeout`` bounds a request with its retries (seconds; None: as configured). ``known``: answers of before.
-    ``on_failed``: told how many keys a request has that has failed for good; these have the rows ``FAILED`` then, which
-    are not remembered. None: it raises OperatorError.
+    ``retry`` is for requests that raise, ``retry_empty`` for keys without rows, which alone are requested again.
+    ``timeout`` bounds a request with its retries (seconds; None: as configured). ``known``: the cached answers.
+    ``on_failed``: called with the number of keys of a request that has finally failed; their rows are then ``FAILED``,
+    which is not cached. None: the failure raises OperatorError.
     """
 
     function: Callable[[Sequence[Key]], Any]
@@ -115,7 +115,7 @@ class Requests:
     def start(
         self, keys: Sequence[Key], ctx: BundleContext
     ) -> list[tuple[list[int], StateFuture[list[Rows]]]]:
-        """Ask for distinct ``keys``: the places of some of the keys, and a future of the rows of each of these."""
+        """Request distinct ``keys``: the positions of some of the keys, and a future of the rows of each of these."""
         asked = list(range(len(keys)))
         parts: list[tuple[list[int], StateFuture[list[Rows]]]] = []
         known = self.known
@@ -154,7 +154,7 @@ class Requests:
     # -- inside calls --------------------------------------------------------------------------------------
 
     def _ask(self, keys: Sequence[Key]) -> list[Rows]:
-        if self.retry_empty is None:  # an attempt of tenacity's costs more than all else of a request
+        if self.retry_empty is None:  # an attempt of tenacity costs more than the rest of a request
             return self._checked(keys, self._once(keys))
         found: list[Rows] = [()] * len(keys)
         empty, left = list(range(len(keys))), self.retry_empty.attempts
@@ -190,9 +190,9 @@ class Requests:
     def _take(
         self, found: list[Rows], places: list[int], asked: list[Key], answer: Any, left: int
     ) -> list[int]:
-        """Put the answer to the places of ``found`` that were asked for; those that are still empty.
+        """Write the answer to the requested ``places`` of ``found``; return those that are still empty.
 
-        Raises _NotFoundYetError if there are some, and attempts are ``left``: the caller's places shrink all the same.
+        Raises _NotFoundYetError if there are some, and attempts are ``left``: the caller's ``places`` shrink anyway.
         """
         for place, rows in zip(list(places), self._checked(asked, answer), strict=True):
             found[place] = rows
@@ -220,7 +220,7 @@ class Requests:
 
 
 def _attempts(retry: Retry, on: type[Exception]) -> dict[str, Any]:
-    """Arguments of tenacity's: the same delay between all attempts, or what the exception asks for."""
+    """Arguments for tenacity: the same delay between all attempts, or the longer one that the exception asks for."""
     delay = seconds(retry.delay, "Retry", "delay")
 
     def wait(state: tenacity.RetryCallState) -> float:

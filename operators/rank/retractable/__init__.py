@@ -1,1 +1,1 @@
-"""Rankings whose rows may be taken back: all rows are kept, the best ones apart."""
+"""Rankings whose rows may be retracted: all rows are stored, the best ones separately."""

@@ -1,13 +1,13 @@
-"""Rankings of rows that can be taken back or get worse: all rows are kept.
+"""Rankings of rows that can be retracted or get worse: all rows are stored.
 
-Owns: ``AllRows``: what stays among the best rows of a key and what goes behind them.
-Invariant: the best rows of a key have all that are shown and, unless there are no others, at least one more; all rows
-behind them come later in the order.
+Owns: ``AllRows``: which rows stay among the best rows of a key and which ones move to the overflow.
+Invariant: the best rows of a key include all rows that are shown and, unless there are no others, at least one more;
+all overflow rows come later in the order.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 
-A bundle reads one list of ``within + spare_most`` rows at most a key, where ``within`` is the number of rows up to the
-last one shown; rows behind are read by identity. Only after ``spare_least`` best rows more have gone than come, blocks
-are read (see ``BlockSizes``).
+A bundle reads one list of at most ``within + spare_most`` rows per key, where ``within`` is the number of rows up to
+the last one shown. It reads overflow rows by identity. It reads blocks only after the best rows have lost
+``spare_least`` rows more than they have gained (see ``BlockSizes``).
 
 Source: the data state and tree map of Flink's ``RetractableTopNFunction``.
 """
@@ -43,12 +43,12 @@ BOOKKEEPING = (
     pa.field("rank:block", pa.int64(), nullable=False),
     pa.field("rank:rows", pa.int64(), nullable=False),
 )
-"""What an entry has behind the stored columns."""
+"""The columns of an entry after the stored columns."""
 
 
 @dataclass(frozen=True)
 class _Best:
-    """The best rows of u keys as stored, the ``bounds`` behind them, and the ``next_arrival`` (u) of each key."""
+    """The stored best rows of u keys, the ``bounds`` of their blocks, and the ``next_arrival`` (u) of each key."""
 
     table: RankTable
     bounds: Bounds
@@ -57,7 +57,7 @@ class _Best:
 
 @dataclass(frozen=True)
 class _Ranking:
-    """The rankings on their way: ``ranked`` rows of ``table``, bounds, and the keys (u) whose blocks have changed."""
+    """Rankings in progress: ``ranked`` rows of ``table``, bounds, and the keys (u) whose blocks have changed."""
 
     table: RankTable
     ranked: Ranked
@@ -66,10 +66,10 @@ class _Ranking:
 
 
 class AllRows(RankState):
-    """State ``top``, a list a key, and that of ``Overflow``.
+    """State ``top``, one list per key, and the states of ``Overflow``.
 
     An entry of ``top`` is a row, the bound of a block (its order columns and arrival) or, if there are bounds, the
-    number that the next row to arrive gets: in this order, rows and bounds in rank order.
+    arrival number of the next row. Entries come in this order, rows and bounds in rank order.
     """
 
     def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
@@ -97,7 +97,7 @@ class AllRows(RankState):
     def _change(
         self, keys: KeyBatch, stored: _Best, rows: RankRows
     ) -> Generator[StateFuture[Any], None, tuple[Ranked, _Ranking]]:
-        """The best rows before, and the rankings with the bundle's rows, too short or too long perhaps."""
+        """The previous best rows, and the rankings with the bundle's rows, which may be too short or too long."""
         far = np.flatnonzero(stored.bounds.has(len(keys))[rows.table.key])
         found: OverflowRows | None = None
         known = stored.table
@@ -140,12 +140,12 @@ class AllRows(RankState):
         pair_of[known + far] = found.pairs.inverse
         return (yield from self._behind.change(keys, found, left, table.take(added), pair_of[added], bounds))
 
-    # -- between the best rows and those behind them -----------------------------------------------------
+    # -- between the best rows and the overflow -----------------------------------------------------
 
     def _refill(
         self, keys: KeyBatch, ranking: _Ranking, ends: Int64Array
     ) -> Generator[StateFuture[Any], None, _Ranking]:
-        """Read blocks until each key has a row behind those that are shown, or no more blocks."""
+        """Read blocks until each key has a row after those that are shown, or has no more blocks."""
         while True:
             table, ranked = ranking.table, ranking.ranked
             last = np.zeros(len(keys), np.int64)
@@ -165,7 +165,7 @@ class AllRows(RankState):
     def _spill(
         self, keys: KeyBatch, ranking: _Ranking, ends: Int64Array
     ) -> Generator[StateFuture[Any], None, _Ranking]:
-        """Put the last of the best rows behind where there are too many."""
+        """Move the last of the best rows to the overflow where there are too many."""
         rows, numbers = ranking.ranked.rows, ranking.ranked.numbers
         owners = ranking.table.key[rows]
         within = np.bincount(owners[numbers <= ends[owners]], minlength=len(keys))
@@ -220,7 +220,7 @@ class AllRows(RankState):
         self._top.put(keys.select(changed), take_rows(columns, order), owners, heads.select(changed))
 
     def _places(self, bounds: Bounds, counters: int) -> list[pa.Array]:
-        """The stored columns of bounds, then of counters: null but for the order."""
+        """The stored columns of bounds, then of counters: null except for the order columns."""
         columns = [pa.nulls(len(bounds) + counters, field.type) for field in self._plan.fields]
         for index, column in zip(self._plan.order_at, bounds.columns, strict=True):
             columns[index] = pa.concat_arrays([column, pa.nulls(counters, column.type)])
@@ -228,7 +228,7 @@ class AllRows(RankState):
 
 
 def _arrived(rows: RankTable, next_arrival: Int64Array) -> RankTable:
-    """The rows of a bundle, numbered on from the ones that their keys had."""
+    """The rows of a bundle; their arrival numbers continue those of their keys."""
     order = rows_by(rows.key)
     arrival = np.empty(len(rows), np.int64)
     arrival[order] = next_arrival[rows.key[order]] + place_in_run(rows.key[order])
@@ -236,7 +236,7 @@ def _arrived(rows: RankTable, next_arrival: Int64Array) -> RankTable:
 
 
 def _has_rows(best: Int64Array, bounds: Bounds, num_keys: int) -> BoolArray:
-    """The keys (u) with rows: ``best`` has the key of each of the best ones."""
+    """The keys (u) with rows; ``best`` contains the key of each of the best rows."""
     has = np.zeros(num_keys, np.bool_)
     has[best] = True
     has[bounds.key[bounds.rows > 0]] = True

@@ -1,12 +1,13 @@
-"""The rows of a ranking behind its best ones, in state.
+"""The overflow of a ranking in state: all rows after its best ones.
 
-Owns: ``Overflow`` and its two states: ``behind``, rows by the hash of what identifies them, and ``order``, a log for
-each block of which rows it has.
-Invariant: every row behind the best is in ``behind`` and, as an event that is not taken back, in the log of its block.
+Owns: ``Overflow`` and its two states: ``behind``, rows by the hash of their identity, and ``order``, for each block a
+log of the rows that it contains.
+Invariant: every overflow row is in ``behind`` and, as an event that is not retracted, in the log of its block.
 Must not import anything of ``asyncstate`` but ``operator``, ``state``, ``futures``, ``codec``, ``errors``.
 
-A change of a row behind costs a read and a write under its hash and an event at the end of a log, however many rows
-there are. Blocks are read when the best rows run short: the best of them, and what is not needed is cut into new ones.
+A change of an overflow row costs a read and a write under its hash and an event at the end of a log, however many rows
+there are. Blocks are read, the best ones first, when the best rows run short. The rows that are not needed are cut into
+new blocks.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ _EVENT = [
 
 @dataclass(frozen=True)
 class OverflowRows:
-    """The stored rows with the hashes of f bundle rows.
+    """The stored rows that have the hashes of f bundle rows.
 
-    ``pairs`` are the (key, hash) of both: ``pair`` tells that of each stored row of ``table``, ``pairs.inverse`` that
-    of each bundle row.
+    ``pairs`` are the (key, hash) of both: ``pair`` is the index of the pair of each stored row of ``table``,
+    ``pairs.inverse`` that of each bundle row.
     """
 
     table: RankTable
@@ -65,7 +66,7 @@ class OverflowRows:
 
 @dataclass(frozen=True)
 class _Events:
-    """e events for the logs of blocks: ``columns`` of the log, and the key and block number of each."""
+    """e events for the logs of blocks: ``columns`` of the log, and the key and block number of each event."""
 
     columns: list[pa.Array]
     key: Int64Array
@@ -73,7 +74,7 @@ class _Events:
 
 
 class Overflow:
-    """Rows behind the best ones. Methods are generators of futures that must be done before the next step."""
+    """The rows after the best ones. Methods are generators of futures that must be done before the next step."""
 
     def __init__(self, plan: RankPlan, context: OperatorContext, sizes: BlockSizes) -> None:
         self._plan = plan
@@ -92,7 +93,7 @@ class Overflow:
     # -- rows by identity ----------------------------------------------------------------------------
 
     def find(self, keys: KeyBatch, rows: RankTable) -> Generator[StateFuture[Any], None, OverflowRows]:
-        """What is stored for the identities of ``rows``."""
+        """The stored rows with the identities of ``rows``."""
         return (yield from self._find(keys, rows.key, self._plan.hashes(rows.columns)))
 
     def _find(
@@ -107,7 +108,7 @@ class Overflow:
         return OverflowRows(RankTable(columns, key_of[pair], int64_values(arrival)), pair, pairs, heads)
 
     def _store(self, found: OverflowRows, table: RankTable, pair: Int64Array, changed: BoolArray) -> None:
-        """Replace the lists of the ``changed`` pairs by ``table``, whose rows are of the pairs ``pair``."""
+        """Replace the lists of the ``changed`` pairs by ``table``, whose rows belong to the pairs ``pair``."""
         if changed.any():
             rows = np.flatnonzero(changed[pair])
             rows = rows[rows_by(pair[rows], table.arrival[rows])]
@@ -127,9 +128,9 @@ class Overflow:
         added_pair: Int64Array,
         bounds: Bounds,
     ) -> Generator[StateFuture[Any], None, tuple[Bounds, BoolArray]]:
-        """Keep the found rows that are ``left`` and add others; the new bounds, and the keys whose blocks changed.
+        """Keep found rows that are ``left`` and add others; return the new bounds and the keys whose blocks changed.
 
-        A row that is added at the place of one that goes has replaced it: its block does not change.
+        A row that is added at the place of a removed one has replaced it: its block does not change.
         """
         changed = np.zeros(len(found.pairs), np.bool_)
         changed[found.pair[~left]] = True
@@ -155,7 +156,7 @@ class Overflow:
     def _log(
         self, keys: KeyBatch, table: RankTable, hashes: Int64Array, added: BoolArray, bounds: Bounds
     ) -> Generator[StateFuture[Any], None, tuple[Bounds, BoolArray]]:
-        """Note in the logs of their blocks which rows came (``added``) and went."""
+        """Record in the logs of their blocks which rows were ``added`` and which were removed."""
         touched = np.zeros(len(keys), np.bool_)
         if not len(table):
             return bounds, touched
@@ -175,7 +176,7 @@ class Overflow:
         return [*columns, pa.array(table.arrival), pa.array(hashes), pa.array(added)]
 
     def _append(self, lists: KeyBatch, events: _Events, rows: Int64Array) -> Step:
-        """Append to the logs; those that are long for the ``rows`` they come to are written anew."""
+        """Append to the logs; rewrite those that are long compared with the ``rows`` that are left of them."""
         heads = self._order.async_heads(lists)
         yield heads
         owners = lists.inverse.astype(np.int64)
@@ -206,7 +207,7 @@ class Overflow:
     def spill(
         self, keys: KeyBatch, table: RankTable, bounds: Bounds
     ) -> Generator[StateFuture[Any], None, Bounds]:
-        """Put rows (by key, in rank order) that are better than all blocks of their keys into the best one."""
+        """Put rows (by key, in rank order) that are better than all blocks of their keys into the best block."""
         hashes = self._plan.hashes(table.columns)
         pairs = keys.in_namespaces(hashes, table.key)
         heads = self._rows.async_heads(pairs)
@@ -234,10 +235,10 @@ class Overflow:
     def refill(
         self, keys: KeyBatch, best: RankTable, bounds: Bounds, short: BoolArray, ends: Int64Array
     ) -> Generator[StateFuture[Any], None, tuple[RankTable, Bounds]]:
-        """Rows for the keys that are ``short`` (u), and the bounds that are left.
+        """Return rows for the keys that are ``short`` (u), and the remaining bounds.
 
-        ``best`` are the best rows of these keys. From the blocks come the rows with numbers up to ``ends`` (u) and
-        a few more.
+        ``best`` are the best rows of these keys. The blocks supply the rows with numbers up to ``ends`` (u) and a few
+        more.
         """
         read = blocks_to_read(bounds, short)
         lists = keys.in_namespaces(bounds.block[read], bounds.key[read])
@@ -279,7 +280,7 @@ class Overflow:
     def _take_out(
         self, keys: KeyBatch, key: Int64Array, arrival: Int64Array, hashes: Int64Array
     ) -> Generator[StateFuture[Any], None, RankTable]:
-        """Read and remove rows."""
+        """Read and remove rows. Raises CodecError if some are missing."""
         found = yield from self._find(keys, key, hashes)
         out = occurs_in(found.pair, found.table.arrival, found.pairs.inverse, arrival)
         if int(out.sum()) != len(key):

@@ -1,12 +1,12 @@
-"""Blocks: the rows of a ranking behind its best ones, cut by rank order into pieces that grow from the best on.
+"""Blocks: the overflow rows of a ranking, cut by rank order into pieces that grow from the best one on.
 
-Owns: ``Bounds``, and the pure functions that say which block a row is in, which blocks to read, how to cut new ones,
-and what a block's log comes to.
-Invariant: all rows of a block come before those of the next one, ties too (by arrival); the best block has the
-highest number, so that new ones are put on top and used up like a stack.
+Owns: ``Bounds``, and the pure functions that decide which block a row is in, which blocks to read, how to cut new ones,
+and which rows are left of a block's log.
+Invariant: all rows of a block come before those of the next one, ties included (by arrival); the best block has the
+highest number, so that new blocks go on top and are used up like a stack.
 Must not know of state.
 
-Source: Paredes and Navarro, "Optimal Incremental Sorting" (2006): a stack of pivots, sorted only as far as is asked.
+Source: Paredes and Navarro, "Optimal Incremental Sorting" (2006): a stack of pivots, sorted only as far as needed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ..row_numbers import RankTable
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """How many rows stay where; none is in the stored form, so that they may change.
+    """The sizes of the best rows, of blocks and of logs; the stored form does not depend on them, so they may change.
 
-    Behind those that are shown, the best rows of a key have ``spare_most`` others at most, and ``spare_least`` after
-    rows went behind or came from there. Blocks are cut with ``block_rows`` in the best and ``growth`` times as many in
-    each next one. A log has ``spare_events`` more events than twice its rows at most.
+    After the rows that are shown, the best rows of a key have at most ``spare_most`` others, and ``spare_least`` once
+    rows have moved to the overflow or from it. Blocks are cut with ``block_rows`` in the best one and ``growth`` times
+    as many in each next one. A log has at most ``spare_events`` more events than twice its rows.
     """
 
     spare_least: int = 16
@@ -42,15 +42,15 @@ class BlockSizes:
 
     @property
     def cuts(self) -> Int64Array:
-        """The rows in the first one, two, ... blocks."""
+        """The number of rows in the first one, two, ... blocks."""
         return np.cumsum(self.block_rows * self.growth ** np.arange(12, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """b blocks, by key, the best first: the first place of each, its number, and how many rows it has.
+    """b blocks, by key, the best first: the first position of each, its number, and how many rows it has.
 
-    A place is a row's order ``columns`` and its ``arrival``.
+    A position is a row's order ``columns`` and its ``arrival``.
     """
 
     columns: list[pa.Array]
@@ -63,7 +63,7 @@ class Bounds:
         return len(self.key)
 
     def select(self, chosen: BoolArray) -> Bounds:
-        """Some of them."""
+        """Some of the blocks."""
         mask = pa.array(chosen)
         return Bounds(
             [column.filter(mask) for column in self.columns],
@@ -74,7 +74,7 @@ class Bounds:
         )
 
     def grown(self, changes: npt.NDArray[np.integer]) -> Bounds:
-        """With ``changes`` (b) more rows."""
+        """The bounds with ``changes`` (b) more rows."""
         return Bounds(self.columns, self.key, self.arrival, self.block, self.rows + changes)
 
     def joined(self, more: Bounds) -> Bounds:
@@ -133,12 +133,12 @@ def blocks_to_read(bounds: Bounds, short: BoolArray) -> BoolArray:
 
 
 def cut_blocks(key: Int64Array, sizes: BlockSizes) -> Int64Array:
-    """The block, from 0 on for the best, of rows in rank order."""
+    """The block of each of the rows, which are in rank order; the best block is 0."""
     return np.searchsorted(sizes.cuts, place_in_run(key), side="right")
 
 
 def live_events(owner: npt.NDArray[np.integer], arrival: Int64Array, added: BoolArray) -> Int64Array:
-    """Of a log of rows that came (``added``) and went, one event of each row that is left, by (owner, arrival)."""
+    """One event of each row that is left in a log of ``added`` and removed rows, by (owner, arrival)."""
     order = rows_by(owner, arrival, ~added)
     begins = differs_from_last([owner, arrival], order)
     starts = np.flatnonzero(begins)
