@@ -32,8 +32,8 @@ from ...core.arrays import BoolArray, Int64Array, concat_rows, place_in_run, tak
 from ..append_only import MergedRanking, RankState, Steps, top_lists
 from ..rank_plan import RankPlan, RankRows
 from ..row_numbers import Outcome, Ranked, RankTable, sequences_differ
-from .behind import ARRIVAL, Overflow, OverflowRows
 from .blocks import BlockSizes, Bounds, block_of
+from .overflow import ARRIVAL, Overflow, OverflowRows
 
 SIZES = BlockSizes()
 
