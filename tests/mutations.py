@@ -463,8 +463,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/display.py",
-        "with suppress(Exception):  # what has no hash",
-        "if True:  # what has no hash",
+        "with suppress(Exception):  # an object without a hash",
+        "if True:  # an object without a hash",
         "testing/test_display.py",
     ),
     _mutation(
@@ -482,7 +482,7 @@ MUTATIONS: Final = (
     _mutation(
         "asyncstate/spark/reports.py",
         "if read == expected and len(report.read) == len(read):",
-        "if True:",
+        "if True:  # an object without a hash",
         "spark/test_reports.py",
     ),
     _mutation(
