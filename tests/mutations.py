@@ -482,7 +482,7 @@ MUTATIONS: Final = (
     _mutation(
         "asyncstate/spark/reports.py",
         "if read == expected and len(report.read) == len(read):",
-        "if True:  # an object without a hash",
+        "if True:",
         "spark/test_reports.py",
     ),
     _mutation(
