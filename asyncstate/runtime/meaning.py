@@ -97,7 +97,10 @@ def _of_another(operator: Operator, now: Mapping[str, str], before: Mapping[str,
 def _changed(operator: Operator, inputs: Sequence[InputSpec], before: Mapping[str, str]) -> Iterator[str]:
     now = meaning_of(operator, inputs)
     other = list(_of_another(operator, now, before))
-    if other:
+    if other or before.keys() <= {
+        _TIMERS_OF,
+        _STATE_OF,
+    }:  # of a manifest without texts only the class is known
         yield from other
         return
     for name in sorted({*before, *now} - {_TIMERS_OF, _STATE_OF}):

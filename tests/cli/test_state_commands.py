@@ -124,7 +124,7 @@ class Structs(Notes):
         self.total = context.get_state(ValueStateDescriptor("total", self.type, ttl="1 hour"))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        self.total.update({"count": row.v})
+        self.total.update({"count": row.v, **({"at last": None} if "at last" in self.type else {})})
 
 
 def test_list_shows_types_with_fields_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

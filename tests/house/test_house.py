@@ -47,7 +47,7 @@ def _empty_house(folder: Path) -> None:
     for package in ["asyncstate", "operators", "bench", *(f"asyncstate/{name}" for name in inner)]:
         (folder / package).mkdir()
         (folder / package / "__init__.py").touch()
-    leaves = ["changelog", "clock", "display", "durations", "errors", "flink_names", "places", "row_shape"]
+    leaves = ["changelog", "clock", "display", "durations", "errors", "flink_names", "locations", "row_shape"]
     for module in [*leaves, "config", "futures"]:
         (folder / "asyncstate" / f"{module}.py").touch()
 

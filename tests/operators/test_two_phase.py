@@ -428,7 +428,7 @@ def test_integer_sums_are_exact_or_refused(numbers: list[int], cut: int) -> None
             assert harness.end_batch() == ([("+I", 1, total)] if numbers else [])
         else:
             with pytest.raises(
-                AsyncStateError, match="GroupAggregate: the sum of column 'n' does not fit int64"
+                AsyncStateError, match=r"GroupAggregate, key \(.*\): the sum of column 'n' does not fit int64"
             ):
                 harness.end_batch()
 

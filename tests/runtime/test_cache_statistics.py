@@ -120,7 +120,7 @@ def test_the_state_object_keeps_nothing_if_told_so(async_enabled: bool, option: 
 def test_keys_that_do_not_come_again_are_not_kept_for_some_micro_batches(
     async_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission.Trial.__init__, "__defaults__", (10,))
+    monkeypatch.setattr(admission.AdmissionPolicy.__init__, "__defaults__", (10,))
     with _harness(Sum(), async_enabled) as harness:
         hits = []
         for number in range(20):

@@ -21,7 +21,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 def link(uid: str, folder: Path | None = None, memory: int = 1 << 20) -> Link:
-    config = SimpleNamespace(gather_memory_bytes=memory)
+    config = SimpleNamespace(shares=SimpleNamespace(gathered=memory))
     spec = InputSpec(SCHEMA, ("n",), changes=RETRACT)
     local_dir = None if folder is None else str(folder)
     return Link(SimpleNamespace(uid=uid, inputs=(spec,), config=config, local_dir=local_dir))  # type: ignore[arg-type]

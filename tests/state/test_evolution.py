@@ -106,7 +106,8 @@ def test_plain_numbers_become_wider(async_enabled: bool) -> None:
 @BOTH_MODES
 def test_long_lists_hold_elements_of_several_versions(async_enabled: bool) -> None:
     def version(kind: pa.DataType, harness: OperatorHarness | None, first: int) -> OperatorHarness:
-        operator = Kinds(kind, [{"a": at, "b": "t" * 40} for at in range(first + 300)])
+        new = {"new": None} if "new" in {field.name for field in kind} else {}
+        operator = Kinds(kind, [{"a": at, **new, "b": "t" * 40} for at in range(first + 300)])
         made = (
             kinds(operator, async_enabled=async_enabled)
             if harness is None

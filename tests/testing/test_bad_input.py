@@ -103,7 +103,8 @@ def test_settings() -> None:
     with pytest.raises(ConfigurationError, match="parallelism 9 is more than its 4 key groups"):
         harness(parallelism=9, max_parallelism=4)
     with pytest.raises(
-        ConfigurationError, match="async-state.parallelism: '0' does not fit; the range is 1 to 32768"
+        ConfigurationError,
+        match="async-state.parallelism: '0' does not fit; write a whole number without a unit from 1 to 32768, or auto",
     ):
         harness(options={"async-state.parallelism": "0"})
     with pytest.raises(SchemaError, match="input 0 has column 'k' twice"):
