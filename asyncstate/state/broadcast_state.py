@@ -21,8 +21,8 @@ from typing_extensions import TypeVar
 from asyncstate.codec import BROADCAST_GROUP, prefix_end
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.operator import OperatorContext
-from asyncstate.state.at_once import ListAtOnce, ValueAtOnce
 from asyncstate.state.descriptors import MapDescriptor
+from asyncstate.state.immediate import ImmediateList, ImmediateValue
 from asyncstate.state.keyed.state_context import StateContext
 from asyncstate.state.map_mixins import ImmediateMap
 from asyncstate.state.ranges import range_entries
@@ -169,7 +169,7 @@ class BroadcastState(ImmediateMap[K, V]):
             )
 
 
-class BroadcastValue(ValueAtOnce[V]):
+class BroadcastValue(ImmediateValue[V]):
     """One value that is the same in every partition, stored under the key 0 of ``state``; see ``ValueView``."""
 
     __slots__ = ("_default", "_state")
@@ -198,7 +198,7 @@ class BroadcastValue(ValueAtOnce[V]):
         return f"<value in {self._state!r}>"
 
 
-class BroadcastList(ListAtOnce[V]):
+class BroadcastList(ImmediateList[V]):
     """Elements that are the same in every partition, stored under the keys 0, 1, ... of ``state``; see ``ListView``."""
 
     __slots__ = ("_state",)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from asyncstate.errors import StateAccessError
-from asyncstate.state.at_once import ListAtOnce, ValueAtOnce
+from asyncstate.state.immediate import ImmediateList, ImmediateValue
 from asyncstate.state.map_mixins import ImmediateMap
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ V = TypeVar("V")
 _NAN: Final = float("nan")
 
 
-class MemoryValue(ValueAtOnce[T]):
+class MemoryValue(ImmediateValue[T]):
     """See ``ValueState``."""
 
     __slots__ = ("_value",)
@@ -40,7 +40,7 @@ class MemoryValue(ValueAtOnce[T]):
         return self._value is None
 
 
-class MemoryList(ListAtOnce[T]):
+class MemoryList(ImmediateList[T]):
     """See ``ListState``."""
 
     __slots__ = ("_elements",)

@@ -1,6 +1,6 @@
 """Asynchronous methods of values and lists whose calls complete at once.
 
-Owns: ``ValueAtOnce`` and ``ListAtOnce``; for maps, see ``asyncstate.state.map_mixins.ImmediateMap``.
+Owns: ``ImmediateValue`` and ``ImmediateList``; for maps, see ``asyncstate.state.map_mixins.ImmediateMap``.
 Invariant: an asynchronous method does what its synchronous twin does, at the time of the call.
 Must not import storage, execution, operators or the states.
 """
@@ -17,7 +17,7 @@ from asyncstate.futures.future import VOID
 T = TypeVar("T")
 
 
-class ValueAtOnce(Generic[T]):
+class ImmediateValue(Generic[T]):
     """A value whose futures are always done."""
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class ValueAtOnce(Generic[T]):
         return VOID
 
 
-class ListAtOnce(Generic[T]):
+class ImmediateList(Generic[T]):
     """A list whose futures are always done."""
 
     __slots__ = ()
