@@ -274,7 +274,7 @@ class UpdatedSessionRows(UpdatedSessions, SessionValues):
         batch = pa.RecordBatch.from_arrays(
             self._whole_rows(keys, rows, chosen), names=self._spec.schema.names
         )
-        return self.async_results(batch, first, ctx).then_apply(as_windows)
+        return self.async_results(batch, first, self.keys_of(batch, first), ctx).then_apply(as_windows)
 
     def emit_results(
         self, keys: KeyBatch, stored: ListColumns, left: BoolArray, due: Int64Array, ctx: BundleContext

@@ -230,28 +230,31 @@ class SessionValues(SessionRows):
         """Emit a row of aggregates for each session; rows (n, of the input's columns) ascend by ``session`` (n)."""
         numbers, first = np.unique(session, return_index=True)
         batch = pa.RecordBatch.from_arrays(list(columns), names=self._spec.schema.names)
-        rows = pa.array(first)
-        key_columns = [batch.column(name).take(rows) for name in self._spec.key]
+        key_columns = self.keys_of(batch, first)
 
         def emit_results(results: list[pa.Array]) -> None:
             order = rows_by(ends[numbers])
             mine, columns = numbers[order], take_rows(key_columns, order)
             self._values.emit(ctx, columns, starts[mine], ends[mine], take_rows(results, order))
 
-        return self.async_results(batch, first, ctx).then_accept(emit_results)
+        return self.async_results(batch, first, key_columns, ctx).then_accept(emit_results)
+
+    def keys_of(self, batch: pa.RecordBatch, first: Int64Array) -> list[pa.Array]:
+        """The key columns (s) of the sessions whose rows begin at ``first`` (s)."""
+        rows = pa.array(first)
+        return [batch.column(name).take(rows) for name in self._spec.key]
 
     def async_results(
-        self, batch: pa.RecordBatch, first: Int64Array, ctx: BundleContext
+        self, batch: pa.RecordBatch, first: Int64Array, key_columns: list[pa.Array], ctx: BundleContext
     ) -> StateFuture[list[pa.Array]]:
-        """A future of the aggregates of s sessions, whose rows are contiguous and begin at ``first`` (s)."""
+        """A future of the aggregates of s sessions, whose rows are contiguous and begin at ``first`` (s), and whose
+        keys are ``key_columns`` (s)."""
         plan = self._values.aggregation
         groups = Groups(np.arange(batch.num_rows), first)
         owners = groups.sorted_ids
         shown = [first_of_values(values, batch, owners) for values in plan.distincts]
         sources = plan.sources(KeyedRows(batch, groups, valued=True), shown)
         nothing = [pa.nulls(len(first), field.type) for field in plan.state_schema]
-        of_first = pa.array(first)
-        key_columns = [batch.column(name).take(of_first) for name in self._spec.key]
         with naming(key_columns):
             changed = plan.async_update(nothing, sources, plan.prepare(sources), ctx)
 
