@@ -237,6 +237,8 @@ class Stream:
                 f"{caller()}: {sink!r} is no sink; give a function of (rows, batch id), or an object with "
                 "a method write"
             )
+        if not isinstance(starting_now, bool):
+            raise JobError(f"{caller()}: starting_now is {starting_now!r}; give True or False")
         own = getattr(sink, "__name__", type(sink).__name__)
         name = name or (own if own != "<lambda>" else self._flow.named("sink"))
         self._flow.add(

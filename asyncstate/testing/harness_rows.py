@@ -149,9 +149,12 @@ def net(rows: Iterable[Sequence[Any]], *, in_order: bool = False) -> Counter[tup
     >>> net([("+I", "a", 1), ("+I", "b", 7), ("-U", "a", 1), ("+U", "a", 2)])
     Counter({('b', 7): 1, ('a', 2): 1})
     """
+    if not isinstance(rows, Iterable):
+        raise SchemaError(f"net: {rows!r} is no list of rows; give rows such as a harness returns")
     counts: Counter[tuple[Any, ...]] = Counter()
     for number, row in enumerate(rows):
-        kind, values = _kind_and_values(row)
+        given: object = row
+        kind, values = _kind_and_values(row) if isinstance(given, Sequence) else (None, ())
         if not isinstance(kind, str) or kind not in _SIGNS:
             raise SchemaError(
                 f"net: row {number} is {row!r}; give (row kind, *values), with one of {', '.join(_SIGNS)} first"

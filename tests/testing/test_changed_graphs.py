@@ -86,6 +86,17 @@ def test_another_filter_of_insertions_holds_from_now_on_where_no_table_is_kept(e
             harness.restart(pipeline("amount > 1", Kept()))
 
 
+def test_starting_now_is_true_or_false(enabled: bool) -> None:
+    def unsure(sales: Stream) -> None:
+        total(sales).to(Kept(), name="table", starting_now="no")  # type: ignore[arg-type]
+
+    with (
+        pytest.raises(AsyncStateError, match="starting_now is 'no'; give True or False"),
+        PipelineHarness(unsure, SALES, async_enabled=enabled),
+    ):
+        raise AssertionError("the graph was taken")
+
+
 def test_a_table_that_is_added_to_a_running_aggregate_is_refused(enabled: bool) -> None:
     def first(sales: Stream) -> None:
         total(sales).to(ignored, name="log")

@@ -78,3 +78,9 @@ def test_a_row_without_a_kind_is_refused(row: tuple[Any, ...]) -> None:
         SchemaError, match=re.escape(f"net: row 1 is {row!r}; give (row kind, *values), with one of +I")
     ):
         net([("+I", 1), row])
+
+
+@pytest.mark.parametrize("rows", [7, None, [7], [{"a": 1}]])
+def test_what_is_no_row_is_refused(rows: Any) -> None:
+    with pytest.raises(SchemaError, match="^net: "):
+        net(rows)
