@@ -231,7 +231,9 @@ def _make_folder(folder: Path) -> None:
     """Make a folder and its missing parents durably: a file in it survives only if they do."""
     if not folder.is_dir():
         _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        # Not exist_ok: pathlib then looks for the folder, and fails where another has deleted it since.
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
         _sync(folder.parent)
 
 

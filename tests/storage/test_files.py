@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,25 @@ def test_a_writer_and_who_deletes_the_last_file_beside_it_meet(folder: LocalFile
     finally:
         ended.set()
         deleting.join()
+
+
+def test_a_folder_made_and_deleted_by_another_meanwhile_is_made_again(
+    folder: LocalFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Path.mkdir
+    lost: list[Path] = []
+
+    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
+        """As the first call for each folder finds it if another makes it before and deletes it after."""
+        if path not in lost:
+            lost.append(path)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        made(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    folder.put_bytes("a/b/mine", b"x")
+    assert folder.get_bytes("a/b/mine") == b"x"
+    assert lost == [folder.root / "a", folder.root / "a/b"]
 
 
 def test_list_by_prefix_skips_temporaries(files: CheckpointFiles) -> None:
