@@ -16,19 +16,18 @@ import msgspec
 import pyarrow as pa
 
 from asyncstate.config import Config
+from asyncstate.driver.operator_manifests import Fingerprint, operator_after
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
-    Fingerprint,
     InputBatch,
     TaskSpec,
     WorkerMemory,
-    operator_after,
     ordered_by,
     run_partition,
     worker_memory,
 )
-from asyncstate.runtime.worker_memory import partition_key
+from asyncstate.runtime.partition.worker_memory import partition_key
 from asyncstate.storage import KeyedStore, OperatorManifest, StorePool
 from bench.processor_time import Spent
 

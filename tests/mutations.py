@@ -146,7 +146,7 @@ MUTATIONS: Final = (
         "execution/test_bundle_calls.py",
     ),
     _mutation(
-        "asyncstate/runtime/input_buffer.py",
+        "asyncstate/runtime/rows/input_buffer.py",
         "self._apart and (self._always_apart or not retracts)",
         "self._apart",
         "runtime/test_first_input.py",
@@ -258,7 +258,7 @@ MUTATIONS: Final = (
         "storage/test_compaction.py",
     ),
     _mutation(
-        "asyncstate/runtime/driver.py",
+        "asyncstate/driver/operator_manifests.py",
         "return base if stored is None or stored.applied is None else stored.applied",
         "return base",
         "spark/test_job.py",
@@ -316,43 +316,43 @@ MUTATIONS: Final = (
     ),
     # runtime and configuration
     _mutation(
-        "asyncstate/runtime/task.py",
+        "asyncstate/runtime/partition/task.py",
         "rows = replace(spec, watermark=MIN_WATERMARK)",
         "rows = replace(spec, watermark=MAX_WATERMARK)",
         "properties/test_to_the_end.py",
     ),
     _mutation(
-        "asyncstate/runtime/bundles.py",
+        "asyncstate/runtime/partition/bundles.py",
         "unique = None if operator.stateless else operator.unique_columns(spec.inputs)",
         "unique = operator.unique_columns(spec.inputs)",
         "runtime/test_stateless.py",
     ),
     _mutation(
-        "asyncstate/runtime/watermark.py",
+        "asyncstate/runtime/declarations/watermark.py",
         "reached = min(_awake(previous).values(), default=MIN_WATERMARK)",
         "reached = max(_awake(previous).values(), default=MIN_WATERMARK)",
         "spark/test_job.py",
     ),
     _mutation(
-        "asyncstate/runtime/watermark.py",
+        "asyncstate/runtime/declarations/watermark.py",
         "return reached if previous.watermark is None else max(reached, previous.watermark)",
         "return reached",
         "testing/test_harness.py",
     ),
     _mutation(
-        "asyncstate/runtime/sorted_inputs.py",
+        "asyncstate/runtime/rows/sorted_inputs.py",
         "fields = [field.translate(_INVERTED) for field in fields]",
         "pass",
         "runtime/test_ordering.py",
     ),
     _mutation(
-        "asyncstate/runtime/sorted_inputs.py",
+        "asyncstate/runtime/rows/sorted_inputs.py",
         "start + encode_namespace(watermark + 1)",
         "start + encode_namespace(watermark)",
         "runtime/test_ordering.py",
     ),
     _mutation(
-        "asyncstate/runtime/sorted_inputs.py",
+        "asyncstate/runtime/rows/sorted_inputs.py",
         "place = places[0] if len(places) == 1 else _time_place",
         "place = places[0]",
         "runtime/test_ordered_bundles.py",

@@ -25,8 +25,8 @@ from asyncstate.driver.sent_columns import payload_of
 from asyncstate.errors import JobError, StoreError
 
 if TYPE_CHECKING:
-    from asyncstate.runtime.output_pipeline import OutputPipeline
-    from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
+    from asyncstate.runtime.rows.output_pipeline import OutputPipeline
+    from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 
 RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[OutBatch | CommitRecord]"]
 REPORT = "nothing was committed; start the query again, and report this if it comes back"
@@ -60,7 +60,7 @@ def _output(
     link: Link, partition: int, rows: Iterator[InputBatch], run: RunPartition, records: list[CommitRecord]
 ) -> Iterator[OutBatch]:
     """Run one operator to its end; yields its output and appends its commit record to ``records``."""
-    from asyncstate.runtime.spec import CommitRecord, SideBatch
+    from asyncstate.runtime.task_spec import CommitRecord, SideBatch
 
     before = len(records)
     for out in run(link.spec, partition, rows):
@@ -100,7 +100,7 @@ class Spool:
 
     def rows(self) -> Iterator[InputBatch]:
         """The rows in order; can be called once."""
-        from asyncstate.runtime.spec import InputBatch
+        from asyncstate.runtime.task_spec import InputBatch
 
         spec = self._spec.inputs[0]
         yield from (InputBatch(*payload_of(spec, batch)) for batch in self._written())

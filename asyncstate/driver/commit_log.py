@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncstate.config import Config
+from asyncstate.driver.operator_manifests import check_key_groups
 from asyncstate.driver.write_marks import Origin
 from asyncstate.errors import CheckpointError, JobError
-from asyncstate.runtime import SourceTimes, check_key_groups
+from asyncstate.runtime import SourceTimes
 from asyncstate.storage import Checkpoint, GraphManifest, Manifest, OperatorManifest, checkpoint_files
 
 BATCH_SCHEMA = "batch"

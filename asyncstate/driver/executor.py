@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from asyncstate.changelog import Changelog, Key
 from asyncstate.dataflow import NodeMetrics, Transform, Union
+from asyncstate.driver.operator_manifests import Fingerprint
 from asyncstate.operator import InputSpec, Operator, OutputSpec
-from asyncstate.runtime import CommitRecord, Fingerprint, OutputPipeline, TaskSpec
+from asyncstate.runtime import CommitRecord, OutputPipeline, TaskSpec
 
 R = TypeVar("R")
 """The rows of a micro-batch as the executor holds them: a DataFrame on Spark."""

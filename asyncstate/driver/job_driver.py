@@ -18,6 +18,7 @@ from asyncstate.clock import Clock
 from asyncstate.driver.commit_log import BATCH_SCHEMA, CommitLog
 from asyncstate.driver.executor import R
 from asyncstate.driver.micro_batch import JobFrame, MicroBatch, check_watermark
+from asyncstate.driver.operator_manifests import left_out
 from asyncstate.driver.progress import (
     OnProgress,
     Progress,
@@ -34,7 +35,6 @@ from asyncstate.runtime import (
     advance_sources,
     check_claimed,
     input_sources,
-    left_out,
     watermark_holders,
 )
 from asyncstate.storage import Manifest, OperatorManifest

@@ -31,6 +31,21 @@ from asyncstate.driver.operator_call import (
     input_specs,
     routed,
 )
+from asyncstate.driver.operator_manifests import (
+    Fingerprint,
+    check_fingerprint,
+    fingerprint,
+    operator_after,
+    previous_processing_time,
+    previous_watermark,
+)
+from asyncstate.driver.partial_aggregation_policy import (
+    choose_partial_aggregation,
+    choose_partial_limit,
+    may_run_locally,
+    task_partial_aggregation,
+    task_partial_limit,
+)
 from asyncstate.driver.progress import metrics_of, operator_progress
 from asyncstate.driver.write_marks import UNKNOWN, Origin
 from asyncstate.errors import JobError
@@ -40,7 +55,6 @@ from asyncstate.runtime import (
     FIRST_ARRIVAL,
     CommitRecord,
     Delay,
-    Fingerprint,
     InitialValues,
     Keys,
     OrderBy,
@@ -52,7 +66,6 @@ from asyncstate.runtime import (
     TaskSpec,
     WatermarkSource,
     check_claimed,
-    check_fingerprint,
     check_is_operator,
     check_keeps,
     check_num_inputs,
@@ -61,18 +74,9 @@ from asyncstate.runtime import (
     check_uid,
     check_values,
     checked_inputs,
-    choose_partial_aggregation,
-    choose_partial_limit,
-    fingerprint,
     growth_of,
-    may_run_locally,
-    operator_after,
-    previous_processing_time,
-    previous_watermark,
     report_of_both,
     stored_meaning,
-    task_partial_aggregation,
-    task_partial_limit,
     warn_of_missing_rows,
     watermark_after,
     watermark_wait_reason,

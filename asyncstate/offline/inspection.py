@@ -22,7 +22,7 @@ from asyncstate.config import Config
 from asyncstate.errors import CheckpointCorruptionError, CheckpointError, StateDeclarationError, StoreError
 from asyncstate.locations import redact
 from asyncstate.offline import TIMERS, TIMERS_STATE, StateDecoder, StateSize, state_size
-from asyncstate.runtime.restore_plans import rocksdb_options
+from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.storage import (
     Checkpoint,
     CheckpointFiles,

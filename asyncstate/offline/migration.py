@@ -21,7 +21,7 @@ from asyncstate.errors import StateDeclarationError
 from asyncstate.offline.field_migrations import CastField, DropField, FieldEdit, RenameField
 from asyncstate.offline.inspection import Inspection, operator_of, scratch_folder
 from asyncstate.offline.rewriting import StateRewriter
-from asyncstate.runtime.restore_plans import rocksdb_options
+from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.state.descriptors import check_state_name
 from asyncstate.storage import (
     Change,

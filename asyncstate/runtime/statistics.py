@@ -10,27 +10,29 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from asyncstate.config import Config
 from asyncstate.execution import ControllerStatistics
 from asyncstate.metrics import (
+    Bytes,
     Count,
     Counters,
     Elapsed,
+    Gauge,
     Limit,
     MaxGauge,
     MetricKind,
     Metrics,
     from_dict,
     kinds,
+    max_metrics,
     sum_metrics,
     to_dict,
 )
-from asyncstate.runtime.restore_plans import PartitionStatistics
-from asyncstate.runtime.spec import InputBatch, OutBatch
+from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch
 from asyncstate.state import ColumnCacheStatistics
 from asyncstate.storage import OperatorManifest
 
@@ -54,6 +56,27 @@ class RowStatistics:
     keys: Count
     local_rows_in: Count | None
     counters: Counters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatistics:
+    """Metrics of the partition's store and its part of the checkpoint.
+
+    ``restore_seconds``, ``restore_bytes``: time to bring the store to the base version, and bytes fetched
+    for it. ``delta_bytes``: size of the uploaded delta file. ``state_bytes``: stored size of the store and that delta;
+    ``state_entries_estimate``: its entries, including overwritten ones that are not compacted yet.
+    ``block_cache_bytes_peak``: blocks in RocksDB's cache; ``block_cache_bytes_limit``: their limit, which is what
+    filters and indexes leave; ``table_reader_bytes_peak``: the size of filters and indexes.
+    """
+
+    restore_seconds: Elapsed
+    restore_bytes: Bytes
+    delta_bytes: Bytes
+    state_bytes: Gauge
+    state_entries_estimate: Gauge
+    block_cache_bytes_peak: MaxGauge
+    block_cache_bytes_limit: Limit
+    table_reader_bytes_peak: MaxGauge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,3 +200,10 @@ def sums_of_both(first: Mapping[str, float], then: Mapping[str, float]) -> Metri
     """Sums of the metrics of a partition that ran twice in a micro-batch; for gauges the later values."""
     levels = [name for name, kind in kinds(TaskStatistics).items() if kind is MetricKind.GAUGE]
     return sum_metrics([{name: value for name, value in first.items() if name not in levels}, then])
+
+
+def sum_records(records: Sequence[CommitRecord]) -> tuple[Metrics, Metrics]:
+    """Sums of ``statistics`` and maxima of ``peaks`` over the partitions."""
+    return sum_metrics(record.statistics for record in records), max_metrics(
+        record.peaks for record in records
+    )

@@ -45,8 +45,8 @@ from asyncstate.spark.task_errors import marking, own_mark
 
 if TYPE_CHECKING:
     from asyncstate.operator import InputSpec
-    from asyncstate.runtime.output_pipeline import OutputPipeline
-    from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
+    from asyncstate.runtime.rows.output_pipeline import OutputPipeline
+    from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 
 # A batch whose inputs alternate more often than this is split by input with a copy instead of by slices.
 _MAX_SLICES = 16
@@ -96,11 +96,11 @@ class PartitionTask:
             yield from self._run(batches)
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from asyncstate.runtime.spec import CommitRecord, pack_records
+        from asyncstate.runtime.task_spec import CommitRecord, pack_records
 
         run = self.run
         if run is None:
-            from asyncstate.runtime.task import run_partition
+            from asyncstate.runtime.partition.task import run_partition
 
             run = run_partition
         settle_worker()
@@ -137,7 +137,7 @@ class PartitionTask:
         yield self._commit_row(content)
 
     def _sent_on(self, out: OutBatch) -> pa.RecordBatch:
-        from asyncstate.runtime.spec import SideBatch
+        from asyncstate.runtime.task_spec import SideBatch
 
         if isinstance(out, SideBatch):
             assert self.onward is None  # operators with side outputs are materialized
@@ -180,8 +180,8 @@ class StatelessTask:
             yield from self._run(batches)
 
     def _run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from asyncstate.runtime.spec import InputBatch
-        from asyncstate.runtime.task import run_stateless
+        from asyncstate.runtime.partition.task import run_stateless
+        from asyncstate.runtime.task_spec import InputBatch
 
         settle_worker()
         (spec,) = self.spec.inputs
@@ -263,7 +263,7 @@ def _printed_unless_gone(*values: object, **how: Any) -> None:
 
 def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatch]) -> Iterator[InputBatch]:
     """The rows as batches of one input each, in arrival order, without markers and technical columns."""
-    from asyncstate.runtime.spec import InputBatch
+    from asyncstate.runtime.task_spec import InputBatch
 
     regular = regular_inputs(spec.inputs)
     slots = dict(zip(regular, slots_of([spec.inputs[index] for index in regular]), strict=True))

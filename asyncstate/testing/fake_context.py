@@ -23,9 +23,9 @@ from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
 from asyncstate.operator import InputSpec, Key, RecordOperator, Row, TimeDomain, Timer, key_type, row_type
 from asyncstate.runtime import Keys, check_num_inputs, keys_of_inputs
-from asyncstate.runtime.checks import bound
-from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.prepared_rows import python_rows, rows_batch
+from asyncstate.runtime.declarations.checks import bound
+from asyncstate.runtime.partition.task_context import TaskContext
+from asyncstate.runtime.rows.prepared_rows import python_rows, rows_batch
 from asyncstate.state import KeyedTimers
 from asyncstate.state_backend import StateBackend
 from asyncstate.storage import EmptyStore, MemTable

@@ -22,6 +22,15 @@ from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog, Key
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.config import SPARK_PREFIX, Tuning, resolve
 from asyncstate.display import html_table, ignoring_errors, time_text
+from asyncstate.driver.operator_manifests import (
+    check_fingerprint,
+    check_key_groups,
+    fingerprint,
+    operator_after,
+    previous_processing_time,
+    previous_watermark,
+)
+from asyncstate.driver.partial_aggregation_policy import choose_partial_aggregation
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError
 from asyncstate.metrics import to_dict
@@ -41,26 +50,19 @@ from asyncstate.runtime import (
     WorkerMemory,
     advance_sources,
     aggregated_before,
-    check_fingerprint,
     check_is_operator,
-    check_key_groups,
     check_num_inputs,
     check_parallelism,
     check_stateless,
     check_uid,
     checked_inputs,
-    choose_partial_aggregation,
     drop_stale_of_inputs,
     each_input,
-    fingerprint,
     growth_of,
     input_sources,
     keys_of_inputs,
-    operator_after,
     pack_broadcast,
     pack_records,
-    previous_processing_time,
-    previous_watermark,
     read_state,
     report_of_both,
     run_partition,

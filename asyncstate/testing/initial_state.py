@@ -17,7 +17,7 @@ from asyncstate.codec import type_from_text
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import InitialValues, InputBatch, check_columns, check_keeps, check_values
-from asyncstate.runtime.prepared_rows import python_values
+from asyncstate.runtime.rows.prepared_rows import python_values
 from asyncstate.state.versions import PICKLED
 from asyncstate.storage import StateSpec
 from asyncstate.testing.harness_rows import kind_codes, record_batch

@@ -39,7 +39,7 @@ from asyncstate.runtime import (
     run_stateless,
     unpack_records,
 )
-from asyncstate.runtime.prepared_rows import output_schema
+from asyncstate.runtime.rows.prepared_rows import output_schema
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.harness_rows import not_replaced
 from asyncstate.testing.local_exchange import copies_of, with_copy

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, run_partition
-from asyncstate.runtime import restore_plans as task_stores
+from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.storage import CheckpointFiles, Retries
 from asyncstate.storage import commit as task_commit
 from asyncstate.storage import files as task_files

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from asyncstate.runtime import restore_plans as task_stores
+from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage import LocalFiles, PartitionManifest, Retries
 from bench.checkpoints.bare import without_checkpoint

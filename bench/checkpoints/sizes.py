@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from asyncstate.driver import commit_log as driver
-from asyncstate.runtime import restore_plans as task_stores
+from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.storage import LocalFiles, Retries, RocksDBStore
 from bench.checkpoints.driven import BATCH_ROWS, DrivenJob, settings
 from bench.frame import Column

@@ -31,8 +31,8 @@ from asyncstate.changelog import RETRACT
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import InputSpec, Operator, OperatorContext, StateDescriptor
 from asyncstate.runtime import InputBatch, read_state
-from asyncstate.runtime.restore_plans import PartitionStore
-from asyncstate.runtime.sorted_inputs import OrderedInputs
+from asyncstate.runtime.partition.restore_plans import PartitionStore
+from asyncstate.runtime.rows.sorted_inputs import OrderedInputs
 from asyncstate.storage import KeyedStore, MemTable, RocksDBOptions, SortedChanges, StoreStatistics
 from asyncstate.storage.rocksdb_options import rocksdb_options
 from bench.frame import Row

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.config import Config, Tuning, resolve
-from asyncstate.runtime.restore_plans import rocksdb_options
+from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.spark.python_task import settle_worker
 from bench.frame import Report, Row, isolated
 from bench.frame.measure import isolated_in

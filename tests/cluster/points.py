@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
-from asyncstate.runtime.task import run_partition
+from asyncstate.runtime.partition.task import run_partition
 from asyncstate.storage import Checkpoint, LocalFiles, files
 from tests.cluster.cluster import command_line, executors_of, kill
 

@@ -28,7 +28,7 @@ from asyncstate.operator import (
     OperatorContext,
     SortKey,
 )
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
 from tests.examples import at_most

@@ -19,7 +19,7 @@ from asyncstate.execution import AdaptiveReads
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.futures import StateIterator, combine_all, completed_future
 from asyncstate.operator import Bundle, BundleContext, BundleOperator
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.testing import FaultyStore, OperatorHarness, Tuning

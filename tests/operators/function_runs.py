@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncstate.execution import AdaptiveReads
 from asyncstate.operator import Operator
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness
 
 OutputRow = tuple[Any, ...]

@@ -373,7 +373,7 @@ def test_rows_for_bundled_functions_wait_no_longer_than_allowed(
     harness = open_harness([udaf(function)("v")], options=options)
     ticks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(ticks) / 100)
-    monkeypatch.setattr("asyncstate.runtime.bundles.time", clock)
+    monkeypatch.setattr("asyncstate.runtime.partition.bundles.time", clock)
     for value in range(4):
         push(harness, ("+I", "a", value))
     harness.end_batch()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import FutureStateError, OperatorError
 from asyncstate.execution import AdaptiveReads
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness, Tuning
 from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm
 from bench.paradigms.loops import DependentLoop, IndependentLoop, Traversal

@@ -13,11 +13,11 @@ import pytest
 
 _BOUNDS: Final = {
     "asyncstate.codec.key_batch._CODE_LIMIT": 50,
-    "asyncstate.runtime.sorted_inputs._PAGE_ROWS": 5,
-    "asyncstate.runtime.sorted_inputs._RANGE_PAGE_ROWS": 3,
-    "asyncstate.runtime.records._OUTPUT_ROWS": 3,
-    "asyncstate.runtime.records._PART_ROWS": 5,
-    "asyncstate.runtime.records._SLICE_ROWS": 2,
+    "asyncstate.runtime.rows.sorted_inputs._PAGE_ROWS": 5,
+    "asyncstate.runtime.rows.sorted_inputs._RANGE_PAGE_ROWS": 3,
+    "asyncstate.runtime.partition.records._OUTPUT_ROWS": 3,
+    "asyncstate.runtime.partition.records._PART_ROWS": 5,
+    "asyncstate.runtime.partition.records._SLICE_ROWS": 2,
     "asyncstate.state.column_cache.vectors._CHUNK_BYTES_MAX": 100,
     "asyncstate.state.column_cache.vectors._GARBAGE_MIN": 2,
     "asyncstate.state.columnar.list_blocks.CHUNK_ROWS": 3,

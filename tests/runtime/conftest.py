@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncstate.execution import AdaptiveReads
-from asyncstate.runtime.worker_memory import WorkerMemory
+from asyncstate.runtime.partition.worker_memory import WorkerMemory
 
 
 class _AlwaysSlow(AdaptiveReads):

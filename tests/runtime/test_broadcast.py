@@ -37,7 +37,7 @@ from asyncstate.errors import (
     StoreError,
 )
 from asyncstate.runtime import InputBatch, pack_broadcast
-from asyncstate.runtime.broadcast_inputs import unpack_broadcast
+from asyncstate.runtime.partition.broadcast_inputs import unpack_broadcast
 from asyncstate.testing import OperatorHarness, Tuning
 from tests.examples import at_most
 

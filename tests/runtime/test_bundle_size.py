@@ -25,7 +25,7 @@ from asyncstate.operator import (
     OutputSpec,
 )
 from asyncstate.runtime import TaskSpec
-from asyncstate.runtime.bundle_size import ROWS_MIN, ROWS_UNKNOWN, BundleSize
+from asyncstate.runtime.rows.bundle_size import ROWS_MIN, ROWS_UNKNOWN, BundleSize
 from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.storage import OperatorManifest, PartitionManifest
 from asyncstate.testing import OperatorHarness, Tuning

@@ -16,8 +16,8 @@ from msgspec import structs
 from asyncstate.errors import OperatorError
 from asyncstate.execution import AdaptiveReads
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.runtime.restore_plans import PartitionStore
-from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
+from asyncstate.runtime.partition.restore_plans import PartitionStore
+from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
 from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl
 from asyncstate.state.column_cache import cache as cache_module
 from asyncstate.testing import OperatorHarness, Tuning

@@ -25,7 +25,7 @@ from asyncstate.operator import (
     RecordOperator,
     Row,
 )
-from asyncstate.runtime import input_buffer
+from asyncstate.runtime.rows import input_buffer
 from asyncstate.state import (
     BroadcastStateDescriptor,
     ColumnStateDescriptor,

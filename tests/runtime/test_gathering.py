@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from asyncstate.changelog import RETRACT, RowKind
 from asyncstate.codec.times import event_times
 from asyncstate.operator import InputSpec
-from asyncstate.runtime.input_buffer import SpillingInputBuffer
-from asyncstate.runtime.prepared_rows import PreparedBatch
+from asyncstate.runtime.rows.input_buffer import SpillingInputBuffer
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.testing import OperatorHarness, Tuning, net
 from operators import GroupAggregate, Join, count, max_, sum_
 

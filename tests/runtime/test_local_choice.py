@@ -7,14 +7,14 @@ import pytest
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.config import resolve
-from asyncstate.operator import InputSpec
-from asyncstate.partial_aggregation import PartialAggregation
-from asyncstate.runtime.partial_aggregation_policy import (
+from asyncstate.driver.partial_aggregation_policy import (
     REDUCTION_MIN,
     ROWS_MIN,
     TRIAL_BATCHES,
     choose_partial_aggregation,
 )
+from asyncstate.operator import InputSpec
+from asyncstate.partial_aggregation import PartialAggregation
 from asyncstate.storage import OperatorManifest, PartitionManifest
 from operators import Aggregate, Deduplicate, GroupAggregate, count, max_, min_, sum_
 

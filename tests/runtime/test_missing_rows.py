@@ -12,7 +12,7 @@ from asyncstate.errors import OperatorError
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, Join, Rank, WindowAggregate, count, desc, session, sum_, tumble
 
-LOGGER = "asyncstate.runtime.unmatched_retractions"
+LOGGER = "asyncstate.runtime.partition.unmatched_retractions"
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string()), ("at", pa.timestamp("us"))])
 OPERATORS: dict[str, Any] = {
     "GroupAggregate": lambda: GroupAggregate([count()]),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from asyncstate import RecordOperator
 from asyncstate.codec.times import has_timestamps, in_microseconds
 from asyncstate.operator import InputSpec, RecordContext, Row
-from asyncstate.runtime.prepared_rows import python_values
+from asyncstate.runtime.rows.prepared_rows import python_values
 from asyncstate.testing import OperatorHarness
 from operators import KeyedReduce, WindowApply, tumble
 

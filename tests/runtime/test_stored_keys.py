@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncstate.codec import BROADCAST_GROUP, KeyCodec
-from asyncstate.runtime.broadcast_inputs import stored_keys
+from asyncstate.runtime.partition.broadcast_inputs import stored_keys
 from tests.state.fakes import FakeSink
 
 TYPES: list[pa.DataType] = [pa.string(), pa.int64()]

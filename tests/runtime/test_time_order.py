@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncstate import ListStateDescriptor, RecordOperator, ValueStateDescriptor
 from asyncstate.errors import OperatorError
-from asyncstate.runtime import event_time_merge
+from asyncstate.runtime.rows import event_time_merge
 from asyncstate.state import timers as timers_module
 from asyncstate.testing import OperatorHarness, Tuning
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from asyncstate.runtime import statistics
-from asyncstate.runtime.spec import InputBatch
 from asyncstate.runtime.statistics import Transfers, TransferStatistics
+from asyncstate.runtime.task_spec import InputBatch
 
 _ROWS = pa.RecordBatch.from_pydict({"k": [1]})
 

@@ -14,7 +14,7 @@ import pytest
 
 from asyncstate.execution import AdaptiveReads
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state import (
     ListState,
     ListStateDescriptor,

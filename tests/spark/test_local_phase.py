@@ -17,9 +17,9 @@ pytest.importorskip("pyspark")
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.clock import ManualClock
+from asyncstate.driver import partial_aggregation_policy
 from asyncstate.errors import AsyncStateError, SchemaError
 from asyncstate.operator import InputSpec, Operator
-from asyncstate.runtime import partial_aggregation_policy
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.exchange import input_spec

@@ -37,7 +37,7 @@ TAKE_OVER = """
 import sys
 from asyncstate.config import resolve
 from asyncstate.driver.commit_log import CommitLog
-from asyncstate.runtime.watermark import SourceTimes
+from asyncstate.runtime.declarations.watermark import SourceTimes
 ledger = CommitLog(resolve({"async-state.checkpoint-dir": sys.argv[1]}, {}), "job", 0)
 batch_id = int(sys.argv[2])
 base = ledger.base_of(batch_id)

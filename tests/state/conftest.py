@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asyncstate.execution import AdaptiveReads
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.partition.worker_memory import worker_memory
 
 
 class _SlowPacer(AdaptiveReads):

@@ -22,7 +22,7 @@ from asyncstate.offline.inspection import Inspection, read_partition
 from asyncstate.offline.json_text import plain
 from asyncstate.offline.migration import CastField, migrate
 from asyncstate.operator import MAX_WATERMARK
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness
 from tests.state.column_map_probe import INPUT, ROW, USER, DistinctCount, MapProbe, Model, text
 from tests.state.fakes import FakeContext, FakeSink

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import ListStateDescriptor, MapStateDescriptor, RecordOperator, StateTtl, ValueStateDescriptor
+from asyncstate.driver.operator_manifests import check_fingerprint, fingerprint
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, Row
-from asyncstate.runtime import check_fingerprint, fingerprint
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, Join, Limit, WindowAggregate, count, max_, sum_, tumble
 from tests.state.evolving import (

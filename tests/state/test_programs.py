@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncstate import InputSpec, ListStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.execution import AdaptiveReads
-from asyncstate.runtime.worker_memory import worker_memory
+from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
 from tests.state.fakes import FakeContext, FakeSink, record, run_records

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from asyncstate.offline import StateDecoder
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, OutputSpec, StateDescriptor
-from asyncstate.runtime.runner import clean_up
+from asyncstate.runtime.partition.runner import clean_up
 from tests.operators.direct import CollectingContext, CountingContext, make_bundle, settle
 from tests.state.fakes import FakeSink
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.errors import StoreError
-from asyncstate.runtime.broadcast_inputs import broadcast_digest
+from asyncstate.runtime.partition.broadcast_inputs import broadcast_digest
 from asyncstate.storage import (
     MISSING,
     KeyedStore,

@@ -12,7 +12,7 @@ import functools
 from typing import Final
 
 from asyncstate.execution import AdaptiveReads, Interests
-from asyncstate.runtime.spec import TaskSpec
+from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state import AdmissionPolicies, AdmissionPolicy, ColumnCache
 from asyncstate.storage import CacheLoan, GiveAway, PartitionKey, StorePool, ValueCache, WorkerCache
 

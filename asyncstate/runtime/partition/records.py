@@ -24,10 +24,11 @@ from asyncstate.execution import (
     SideRow,
 )
 from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, key_type, row_type
-from asyncstate.runtime.broadcast_inputs import BroadcastRows
-from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.event_time_merge import EventTimeMerge
-from asyncstate.runtime.prepared_rows import (
+from asyncstate.runtime.partition.broadcast_inputs import BroadcastRows
+from asyncstate.runtime.partition.runner import Runner, clean_up
+from asyncstate.runtime.partition.task_context import TaskContext
+from asyncstate.runtime.rows.event_time_merge import EventTimeMerge
+from asyncstate.runtime.rows.prepared_rows import (
     PreparedBatch,
     key_values,
     kinds_of,
@@ -35,8 +36,7 @@ from asyncstate.runtime.prepared_rows import (
     python_values,
     rows_batch,
 )
-from asyncstate.runtime.runner import Runner, clean_up
-from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
+from asyncstate.runtime.task_spec import InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.state import DueTimer, KeyedTimers
 
 _OUTPUT_ROWS: Final = 10_000

@@ -39,23 +39,22 @@ from asyncstate.operator import (
     OutputSpec,
     RecordOperator,
 )
-from asyncstate.runtime.broadcast_inputs import broadcast_digest
-from asyncstate.runtime.bundles import BundleRunner
-from asyncstate.runtime.checks import with_late_changes
-from asyncstate.runtime.context import CachedColumns, TaskContext, closed_at_the_end
-from asyncstate.runtime.driver import sum_records
-from asyncstate.runtime.records import RecordRunner
-from asyncstate.runtime.restore_plans import PartitionStore, open_store, rocksdb_options
-from asyncstate.runtime.runner import Runner
-from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch, TaskSpec
+from asyncstate.runtime.partition.broadcast_inputs import broadcast_digest
+from asyncstate.runtime.partition.bundles import BundleRunner
+from asyncstate.runtime.partition.records import RecordRunner
+from asyncstate.runtime.partition.restore_plans import PartitionStore, open_store, rocksdb_options
+from asyncstate.runtime.partition.runner import Runner
+from asyncstate.runtime.partition.task_context import CachedColumns, TaskContext, closed_at_the_end
+from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
 from asyncstate.runtime.statistics import (
     LimitStatistics,
     RowStatistics,
     TaskStatistics,
     WorkerStatistics,
     io_parallelism,
+    sum_records,
 )
-from asyncstate.runtime.worker_memory import WorkerMemory, worker_memory
+from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch, TaskSpec, with_late_changes
 from asyncstate.state import ColumnCache
 from asyncstate.storage import (
     EmptyStore,

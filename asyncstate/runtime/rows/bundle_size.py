@@ -12,8 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from asyncstate.runtime.spec import TaskSpec
 from asyncstate.runtime.statistics import statistics_before
+from asyncstate.runtime.task_spec import TaskSpec
 
 ROWS_UNKNOWN: Final = 100_000
 """Maximum rows while no previous micro-batch has measured how large the state of a row is."""

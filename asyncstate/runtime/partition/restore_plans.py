@@ -10,14 +10,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.config import Config
 from asyncstate.errors import StoreError
-from asyncstate.metrics import Bytes, Elapsed, Gauge, Limit, MaxGauge
-from asyncstate.runtime.spec import TaskSpec
+from asyncstate.runtime.statistics import PartitionStatistics
+from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.storage import (
     EMPTY_LINEAGE,
     CheckpointFiles,
@@ -35,27 +34,6 @@ from asyncstate.storage import (
     commit_partition,
     partition_restore_plan,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionStatistics:
-    """Metrics of the partition's store and its part of the checkpoint.
-
-    ``restore_seconds``, ``restore_bytes``: time to bring the store to the base version, and bytes fetched
-    for it. ``delta_bytes``: size of the uploaded delta file. ``state_bytes``: stored size of the store and that delta;
-    ``state_entries_estimate``: its entries, including overwritten ones that are not compacted yet.
-    ``block_cache_bytes_peak``: blocks in RocksDB's cache; ``block_cache_bytes_limit``: their limit, which is what
-    filters and indexes leave; ``table_reader_bytes_peak``: the size of filters and indexes.
-    """
-
-    restore_seconds: Elapsed
-    restore_bytes: Bytes
-    delta_bytes: Bytes
-    state_bytes: Gauge
-    state_entries_estimate: Gauge
-    block_cache_bytes_peak: MaxGauge
-    block_cache_bytes_limit: Limit
-    table_reader_bytes_peak: MaxGauge
 
 
 class PartitionStore:

@@ -22,13 +22,13 @@ from asyncstate.changelog import RowKind
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.partial_aggregation import local_rows
-from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.input_buffer import SpillingInputBuffer
-from asyncstate.runtime.last_changes import LastChanges
-from asyncstate.runtime.prepared_rows import PreparedBatch, output_batch, prepare
-from asyncstate.runtime.sorted_inputs import OrderedInputs
-from asyncstate.runtime.spec import InputBatch, OutBatch, SideBatch, TaskSpec
+from asyncstate.runtime.partition.task_context import TaskContext
+from asyncstate.runtime.rows.input_buffer import SpillingInputBuffer
+from asyncstate.runtime.rows.last_changes import LastChanges
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch, output_batch, prepare
+from asyncstate.runtime.rows.sorted_inputs import OrderedInputs
 from asyncstate.runtime.statistics import RowStatistics, Transfers
+from asyncstate.runtime.task_spec import InputBatch, OutBatch, SideBatch, TaskSpec
 from asyncstate.state import StateTtl, TtlTime, time_of
 
 _GROUP_BYTES: Final = 2

@@ -33,7 +33,7 @@ from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
-from asyncstate.runtime.prepared_rows import PreparedBatch, joined
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch, joined
 
 RowsMax = Callable[[pa.RecordBatch], int]
 """The maximum rows of a part, estimated from some of its rows."""

@@ -20,7 +20,7 @@ from asyncstate.config import Config
 from asyncstate.errors import OperatorError
 from asyncstate.metrics import counters
 from asyncstate.operator import Bundle, Counter
-from asyncstate.runtime.spec import CommitRecord
+from asyncstate.runtime.task_spec import CommitRecord
 
 COUNTER: Final = "retractions_without_state"
 _TEXT_MAX: Final = 500

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from asyncstate.growth import NOTHING, WITH_KEYS, WITH_VALUES, StateGrowth, bounded_by, most, with_rows
 from asyncstate.operator import BundleOperator, InputSpec, Operator, RecordOperator
-from asyncstate.runtime.sorted_inputs import ORDERED_KIND
+from asyncstate.runtime.rows.sorted_inputs import ORDERED_KIND
 from asyncstate.state.expiring.ttl import StateTtl
 from asyncstate.storage import StateSpec
 

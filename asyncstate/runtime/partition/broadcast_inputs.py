@@ -27,9 +27,9 @@ from asyncstate.codec import BROADCAST_GROUP, KeyCodec, prefix_end
 from asyncstate.errors import JobError
 from asyncstate.execution import BatchFrame, BroadcastRecord, Record
 from asyncstate.operator import InputSpec, RecordOperator, row_type
-from asyncstate.runtime.prepared_rows import PreparedBatch, key_values, kinds_of, prepare, python_rows
-from asyncstate.runtime.runner import Runner
-from asyncstate.runtime.spec import CommitRecord, InputBatch, OutBatch
+from asyncstate.runtime.partition.runner import Runner
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch, key_values, kinds_of, prepare, python_rows
+from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch
 from asyncstate.state.versions import PICKLED
 from asyncstate.state_backend import StateBackend
 from asyncstate.storage import SortedChanges, StateSpec, changes_from

@@ -24,7 +24,7 @@ from asyncstate.codec.times import as_python, event_times, in_microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import InputSpec
 from asyncstate.row_shape import RowShape
-from asyncstate.runtime.spec import InputBatch
+from asyncstate.runtime.task_spec import InputBatch
 
 _KIND_TEXTS = pa.array(ROW_KIND_TEXTS, pa.string())
 _KINDS = tuple(RowKind)

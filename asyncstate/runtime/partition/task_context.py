@@ -20,9 +20,9 @@ from asyncstate.errors import OperatorError, StateDeclarationError
 from asyncstate.flink_names import hint_for
 from asyncstate.locations import redact
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
-from asyncstate.runtime.sequence_filter import SequenceFilter, seen_states
-from asyncstate.runtime.sorted_inputs import ordered_states
-from asyncstate.runtime.unmatched_retractions import COUNTER, UnmatchedRetractions
+from asyncstate.runtime.partition.unmatched_retractions import COUNTER, UnmatchedRetractions
+from asyncstate.runtime.rows.sequence_filter import SequenceFilter, seen_states
+from asyncstate.runtime.rows.sorted_inputs import ordered_states
 from asyncstate.state import (
     AdmissionPolicy,
     ColumnCache,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from asyncstate.changelog import ROW_KIND_COLUMN, RowKind
 from asyncstate.operator import BundleOperator, InputSpec, Operator
 from asyncstate.partial_aggregation import PartialStep
-from asyncstate.runtime.spec import InputBatch
+from asyncstate.runtime.task_spec import InputBatch
 
 Step = Callable[[pa.RecordBatch], pa.RecordBatch]
 """Maps rows with ``row_kind`` to the rows that leave the task."""

@@ -9,15 +9,16 @@ Must not import Spark.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncstate.changelog import Changelog, late_changes
 from asyncstate.config import Config
-from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator
+from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.storage import OperatorManifest, PartitionManifest, StateSpec
 
 
@@ -106,3 +107,14 @@ def pack_records(records: Sequence[CommitRecord]) -> bytes:
 def unpack_records(data: bytes) -> list[CommitRecord]:
     """The inverse of ``pack_records``."""
     return msgspec.json.decode(data, type=list[CommitRecord])
+
+
+def with_late_changes(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
+    """``output`` whose side outputs for late rows have the inputs' changelog properties: the framework emits these rows
+    unchanged."""
+    late: dict[str, list[Changelog]] = {}
+    for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False):
+        if name is not None and name in output.side_outputs:
+            late.setdefault(name, []).append(spec.changes)
+    known = {name: late_changes(found) for name, found in late.items()}
+    return replace(output, side_changes={**output.side_changes, **known}) if late else output

@@ -21,15 +21,16 @@ from typing import Final, NoReturn, cast
 import msgspec
 import pyarrow as pa
 
-from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, has_kinds, late_changes, upserts_way_out
+from asyncstate.changelog import ROW_KIND_COLUMN, has_kinds, upserts_way_out
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
 from asyncstate.errors import AsyncStateError, JobError, SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.operator import BundleOperator, InputSpec, Operator, OutputSpec, RecordOperator
-from asyncstate.runtime.context import TaskContext, closed_at_the_end
-from asyncstate.runtime.meaning import check_meaning
-from asyncstate.runtime.sequence_filter import check_sequences
-from asyncstate.runtime.sorted_inputs import check_ordered
+from asyncstate.runtime.declarations.meaning import check_meaning
+from asyncstate.runtime.partition.task_context import TaskContext, closed_at_the_end
+from asyncstate.runtime.rows.sequence_filter import check_sequences
+from asyncstate.runtime.rows.sorted_inputs import check_ordered
+from asyncstate.runtime.task_spec import with_late_changes
 from asyncstate.state.versions import without_meaning
 from asyncstate.state_backend import StateBackend, WriteBackCache
 from asyncstate.storage import OperatorManifest, StateSpec
@@ -286,17 +287,6 @@ def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSp
         if f"'{uid}'" in str(error):
             raise
         raise SchemaError(f"operator '{uid}': {error}") from error
-
-
-def with_late_changes(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
-    """``output`` whose side outputs for late rows have the inputs' changelog properties: the framework emits these rows
-    unchanged."""
-    late: dict[str, list[Changelog]] = {}
-    for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False):
-        if name is not None and name in output.side_outputs:
-            late.setdefault(name, []).append(spec.changes)
-    known = {name: late_changes(found) for name, found in late.items()}
-    return replace(output, side_changes={**output.side_changes, **known}) if late else output
 
 
 def _check_outputs(operator: Operator, output: OutputSpec, returned: object) -> None:

@@ -29,8 +29,8 @@ from asyncstate.operator import (
     Row,
     StateDescriptor,
 )
-from asyncstate.runtime.spec import CommitRecord
 from asyncstate.runtime.statistics import sums_of_both
+from asyncstate.runtime.task_spec import CommitRecord
 
 VALUE: Final = "value"
 USER_KEY: Final = "user_key"

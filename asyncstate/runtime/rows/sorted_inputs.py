@@ -55,9 +55,9 @@ from asyncstate.operator import (
     Operator,
     SortKey,
 )
-from asyncstate.runtime.bundle_size import BundleSize
-from asyncstate.runtime.prepared_rows import PreparedBatch
-from asyncstate.runtime.spec import TaskSpec
+from asyncstate.runtime.rows.bundle_size import BundleSize
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch
+from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state import merged_entries, pages_of
 from asyncstate.state.columnar.aligned_scan import Place, cut_alike
 from asyncstate.state.ranges import range_pages

@@ -17,11 +17,10 @@ import pyarrow as pa
 from asyncstate.codec import TypeChange, refusals, schema_from_text, schema_to_text
 from asyncstate.config import Config
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
-from asyncstate.metrics import Metrics, max_metrics, sum_metrics
 from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator, OutputSpec
-from asyncstate.runtime.broadcast_inputs import check_digests
-from asyncstate.runtime.meaning import meaning_of
-from asyncstate.runtime.spec import CommitRecord
+from asyncstate.runtime.declarations.meaning import meaning_of
+from asyncstate.runtime.partition.broadcast_inputs import check_digests
+from asyncstate.runtime.task_spec import CommitRecord
 from asyncstate.storage import AppliedTimes, Manifest, OperatorManifest, StateSpec
 
 
@@ -116,13 +115,6 @@ def _agreed_states(uid: str, records: Sequence[CommitRecord]) -> list[StateSpec]
                 "states; declare the same states in open() whatever the data"
             )
     return states
-
-
-def sum_records(records: Sequence[CommitRecord]) -> tuple[Metrics, Metrics]:
-    """Sums of ``statistics`` and maxima of ``peaks`` over the partitions."""
-    return sum_metrics(record.statistics for record in records), max_metrics(
-        record.peaks for record in records
-    )
 
 
 def fingerprint(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> Fingerprint:

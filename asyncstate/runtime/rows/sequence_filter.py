@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from asyncstate.codec import KeyBatch, KeyCodec, RowCodec, check_key_type
 from asyncstate.errors import SchemaError
 from asyncstate.operator import Counter, InputSpec, OperatorContext
-from asyncstate.runtime.prepared_rows import PreparedBatch
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.state import ColumnStateDescriptor
 from asyncstate.state.columnar.state_columns import Columns
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.operator import InputSpec, OutputSpec
-from asyncstate.runtime.input_buffer import SpillingInputBuffer
-from asyncstate.runtime.prepared_rows import PreparedBatch, kind_codes, output_batch
-from asyncstate.runtime.spec import OutBatch, SideBatch, TaskSpec
+from asyncstate.runtime.rows.input_buffer import SpillingInputBuffer
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch, kind_codes, output_batch
+from asyncstate.runtime.task_spec import OutBatch, SideBatch, TaskSpec
 
 
 class LastChanges:

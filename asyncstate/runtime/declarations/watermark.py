@@ -18,8 +18,8 @@ from asyncstate.display import time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
-from asyncstate.runtime.declared import Delay, delay_us
-from asyncstate.runtime.spec import CommitRecord
+from asyncstate.runtime.declarations.declared_inputs import Delay, delay_us
+from asyncstate.runtime.task_spec import CommitRecord
 from asyncstate.storage import Manifest
 
 

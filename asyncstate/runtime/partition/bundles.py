@@ -22,11 +22,11 @@ from asyncstate.execution import ExecutionController
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleOperator, unknown_output
 from asyncstate.row_shape import RowShape
-from asyncstate.runtime.bundle_size import BundleSize
-from asyncstate.runtime.context import TaskContext
-from asyncstate.runtime.prepared_rows import PreparedBatch, joined
-from asyncstate.runtime.runner import Runner, clean_up
-from asyncstate.runtime.spec import InputBatch, OutBatch, TaskSpec
+from asyncstate.runtime.partition.runner import Runner, clean_up
+from asyncstate.runtime.partition.task_context import TaskContext
+from asyncstate.runtime.rows.bundle_size import BundleSize
+from asyncstate.runtime.rows.prepared_rows import PreparedBatch, joined
+from asyncstate.runtime.task_spec import InputBatch, OutBatch, TaskSpec
 
 
 class BundleRunner(Runner):
