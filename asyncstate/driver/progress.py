@@ -157,8 +157,8 @@ def metrics_of(operators: Mapping[str, OperatorProgress]) -> dict[str, NodeMetri
 
 
 def _spent_on(one: OperatorProgress) -> str:
-    """Parts of the time in tasks that are a tenth or more, and the partition that has at least twice the mean of rows or
-    of seconds; both with their shares of the sum over all partitions."""
+    """Parts of the time in tasks that are a tenth or more, and the partition that has at least twice the mean of rows
+    or of seconds; both with their shares of the sum over all partitions."""
     run = one["run_seconds"] or 0.0
     shares = {part: sum(one[name] or 0.0 for name in names) for part, names in _SPENT_ON.items()}
     said = [
