@@ -34,6 +34,7 @@ from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
+from asyncstate.spark.compatibility import check_session, context_of, session_settings
 from asyncstate.spark.facts import source_facts
 from asyncstate.spark.packed_inputs import Packing, check_streaming
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
@@ -80,11 +81,12 @@ class StreamingJob:
         run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)
+        check_session(spark, f"job '{name}'")
         settle_session(spark)
         given = dict(options or {})
         if checkpoint_dir is not None:
             given["async-state.checkpoint-dir"] = checkpoint_dir
-        session = dict(spark.conf.getAll)
+        session = session_settings(spark)
         self.config: Config = resolve(given, session)
         """The settings of operators that have no options themselves."""
         if self.config.checkpoint_dir is None:
@@ -285,7 +287,7 @@ class StreamingJob:
         if query is None:
             return
         was_active = query.isActive
-        with suppress_log(self._spark.sparkContext, query.runId):
+        with suppress_log(context_of(self._spark), query.runId):
             self._stopping.stop(query, timeout_seconds)
         self._bar.close()
         failure = query.exception() if was_active else None
@@ -386,7 +388,7 @@ class StreamingJob:
         if query is None:
             raise JobError(f"job '{self.name}' has not been started; call start(), or name the query")
         try:
-            with suppress_log(self._spark.sparkContext, query.runId):
+            with suppress_log(context_of(self._spark), query.runId):
                 return query.awaitTermination(timeout)
         except Exception as failure:
             error = self._own(failure)
