@@ -109,8 +109,7 @@ def default_parallelism(spark: SparkSession) -> int:
     if context is not None:
         return context.defaultParallelism
     # Over Spark Connect the only way to see it is to look at such rows.
-    highest = spark.range(1 << 16).agg(sf.max(sf.spark_partition_id())).collect()[0][0]
-    return 1 + int(highest or 0)
+    return spark.range(1 << 16).select(sf.spark_partition_id()).distinct().count()
 
 
 def streaming_class(package: str, name: str) -> str:
@@ -166,6 +165,26 @@ def observed_metrics(df: DataFrame, names: Collection[str]) -> dict[str, int | N
     found = df._jdf.queryExecution().observedMetrics()
     metrics = {name: found.get(name) for name in names}
     return {name: metric.get().get(0) for name, metric in metrics.items() if metric.isDefined()}
+
+
+def leaf_schemas(df: DataFrame) -> list[str]:
+    """The schema, as JSON, of each leaf of the plan of ``df``; over Spark Connect of those that the server keeps."""
+    if not is_connect(df):
+        leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
+        return [str(leaves.apply(number).schema().json()) for number in range(leaves.size())]
+    from pyspark.sql.connect.plan import CachedRemoteRelation, LogicalPlan
+
+    frame: Any = df
+    found: dict[int, Any] = {}
+    waiting = [frame._plan]
+    while waiting:
+        plan = waiting.pop()
+        if isinstance(plan, CachedRemoteRelation):
+            found[id(plan)] = plan
+        for value in vars(plan).values():
+            inside = value if isinstance(value, list | tuple) else [value]
+            waiting += [one for one in inside if isinstance(one, LogicalPlan)]
+    return [str(type(frame)(plan, frame.sparkSession).schema.json()) for plan in found.values()]
 
 
 def free_checkpoint(kept: DataFrame) -> None:
