@@ -105,8 +105,8 @@ class ConnectClient:
                 files.forget_stop()
                 raise JobError(
                     f"job '{self._name}': the micro-batch at work has not ended within {timeout_seconds} s, so the "
-                    "query goes on; call stop() with a longer timeout, or query.stop() to break the micro-batch off: it "
-                    "then comes again"
+                    "query goes on; call stop() with a longer timeout, or query.stop() to break it off: its rows "
+                    "then come again"
                 )
             time.sleep(_STOP_POLL_SECONDS)
         query.stop()
