@@ -49,6 +49,7 @@ from operators import (
     tumble,
     unbounded,
 )
+from tests.local_aggregation import in_phases
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -262,16 +263,16 @@ def found(row: Row, schema: pa.Schema) -> dict[str, Any]:
     changelog=st.booleans(),
     bundle=st.sampled_from(["1", "3", "100"]),
     async_enabled=st.booleans(),
-    phases=st.sampled_from(["true", "false"]),
+    phases=st.booleans(),
 )
 def test_groups_are_those_of_a_loop(
-    batches: Any, taken: Any, changelog: bool, bundle: str, async_enabled: bool, phases: str
+    batches: Any, taken: Any, changelog: bool, bundle: str, async_enabled: bool, phases: bool
 ) -> None:
     shown: dict[str, Any] = {}
     held: list[Any] = []
-    options = {"async-state.bundle-size": bundle, "async-state.local-aggregation": phases}
+    options = {"async-state.bundle-size": bundle}
     with OperatorHarness(
-        GroupAggregate(aggregates()),
+        in_phases(GroupAggregate(aggregates()), phases),
         SCHEMA,
         ["k"],
         changelog=changelog,
