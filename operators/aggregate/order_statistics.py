@@ -186,8 +186,8 @@ class _Percentile(_AtFraction):
             .to_numpy()
             for whole in (np.floor(place), np.ceil(place))
         )
-        with np.errstate(invalid="ignore"):
-            between = (np.ceil(place) - place) * low + (place - np.floor(place)) * high
+        with np.errstate(invalid="ignore", over="ignore"):
+            between = low + (high - low) * (place - np.floor(place))
         return pa.array(np.where(low == high, low, np.where(place == np.floor(place), low, between)))
 
 
