@@ -30,7 +30,21 @@ _PLAIN: Final = {
     "Last": "last_value",
     "AnyValue": "first_value",
     "HyperLogLogPlusPlus": "approx_count_distinct",
+    "BitAndAgg": "bit_and",
+    "BitOrAgg": "bit_or",
+    "BitXorAgg": "bit_xor",
+    "Mode": "mode",
+    "Skewness": "skewness",
+    "Kurtosis": "kurtosis",
 }
+_OF_TWO: Final = {
+    "MaxBy": "max_by",
+    "MinBy": "min_by",
+    "Corr": "corr",
+    "CovPopulation": "covar_pop",
+    "CovSample": "covar_samp",
+}
+_PERCENTILES: Final = {"Percentile": "percentile", "PercentileDisc": "percentile_disc"}
 _SAME_DISTINCT: Final = {"Min", "Max", "CollectSet", "HyperLogLogPlusPlus"}
 _MARKS: Final = ("spark.timeWindow", "spark.sessionWindow")
 _LENGTH: Final = re.compile(r"\+ (\d+)\), LongType")
@@ -91,8 +105,6 @@ class Calls:
         if kind in _SAME_DISTINCT:
             distinct = False
         if kind in _PLAIN:
-            if kind in ("First", "Last", "AnyValue") and "true" in str(function.ignoreNulls()):
-                raise refusal("first or last of values without nulls", "use FILTER (WHERE x IS NOT NULL)", e)
             return self.call(_PLAIN[kind], type_of(e), self.column(parts[0]), distinct=distinct, where=where)
         if kind in ("CollectList", "CollectSet"):
             found = self.call(
@@ -103,38 +115,46 @@ class Calls:
                 where=where,
             )
             return f"coalesce({found}, array())"
+        if kind in _OF_TWO:
+            columns = [self.column(one) for one in parts[:2]]
+            return self.call(_OF_TWO[kind], type_of(e), *columns, distinct=distinct, where=where)
+        if kind in _PERCENTILES and kind_of(parts[1]) == "Literal" and type_of(parts[1]) == "double":
+            is_plain = kind == "PercentileDisc" or parts[2].toString() == "1"
+            if is_plain and not function.reverse():
+                fraction = (float(parts[1].toString()),)
+                return self.call(
+                    _PERCENTILES[kind],
+                    type_of(e),
+                    self.column(parts[0]),
+                    where=where,
+                    distinct=distinct,
+                    numbers=fraction,
+                )
+        if kind == "PivotFirst":
+            return self._pivoted(function)
         raise refusal(
-            f"{function.prettyName()}() has no form that takes rows back",
-            "use count, sum, avg, min, max or a UDAF",
+            f"{function.prettyName()}() in this form has no operator that takes rows back",
+            "use another aggregate, or a UDAF of the graph",
             e,
         )
 
     def _count(self, parts: list[Any], distinct: bool, where: str | None) -> str:
-        if distinct and len(parts) == 1:
-            return self.call("count", "bigint", self.column(parts[0]), distinct=True, where=where)
-        if distinct:
-            raise_or = [self.reader.text(one, self._child.names, self._replaced) for one in parts]
-            return self.call("count", "bigint", self._together(parts, raise_or), distinct=True, where=where)
-        nullable = [one for one in parts if one.nullable()]
-        if not nullable:
-            return self.call("count", "bigint", where=where)
-        if len(nullable) == 1:
-            return self.call("count", "bigint", self.column(nullable[0]), where=where)
-        texts = [self.reader.text(one, self._child.names, self._replaced) for one in nullable]
-        return self.call(
-            "count", "bigint", self.computed(f"CASE WHEN {_all_valid(texts)} THEN 1 END", "int"), where=where
-        )
+        nullable = [one for one in parts if one.nullable() or distinct]
+        columns = [self.column(one) for one in nullable]
+        return self.call("count", "bigint", *dict.fromkeys(columns), distinct=distinct, where=where)
 
-    def _together(self, parts: list[Any], texts: list[str]) -> str:
-        """One text of several values, different for different values: each with its length before it."""
-        for one in parts:
-            if type_of(one) in ("float", "double") or "<" in type_of(one):
-                raise refusal(
-                    "count(DISTINCT ...) of several columns of which one is a float or nested", "cast it", one
-                )
-        strings = [f"CAST({text} AS STRING)" for text in texts]
-        joined = ", ".join(f"CAST(length({one}) AS STRING), ':', {one}" for one in strings)
-        return self.computed(f"CASE WHEN {_all_valid(texts)} THEN concat({joined}) END", "string")
+    def _pivoted(self, function: Any) -> str:
+        """The second step of a PIVOT: the one value of each column that it makes."""
+        expressions = self.reader.catalyst.jvm.org.apache.spark.sql.catalyst.expressions
+        column, value = function.pivotColumn(), function.valueColumn()
+        name = self.column(value)
+        found = []
+        for one in items(function.pivotColumnValues()):
+            literal = expressions.Literal.create(one, column.dataType())
+            text = self.reader.text(column, self._child.names, self._replaced)
+            where = self.computed(f"{text} <=> {self.reader.text(literal, {})}", "boolean")
+            found.append(self.call("first_value", type_of(value), name, where=where))
+        return f"array({', '.join(found)})"
 
 
 class AggregateReader:
@@ -315,7 +335,3 @@ def _lengths(text: str, plan: Any) -> tuple[str | int, ...]:
     assert offset is not None
     size, slide, start = int(sizes[-1]), int(step[1]), int(offset[1])
     return ("tumble", size, start) if size == slide else ("hop", size, slide, start)
-
-
-def _all_valid(texts: list[str]) -> str:
-    return " AND ".join(f"({text}) IS NOT NULL" for text in texts)

@@ -34,24 +34,37 @@ from asyncstate.operators import (
     approx_count_distinct,
     asc,
     avg,
+    bit_and,
+    bit_or,
+    bit_xor,
     bool_and,
     bool_or,
     collect,
+    corr,
     count,
+    covar_pop,
+    covar_samp,
     dense_rank,
     desc,
     first_value,
     hop,
+    kurtosis,
     lag,
     last_value,
     lead,
     max_,
+    max_by,
     min_,
+    min_by,
+    mode,
+    percentile,
+    percentile_disc,
     range_,
     rank_,
     row_number,
     rows,
     session,
+    skewness,
     stddev_pop,
     stddev_samp,
     sum_,
@@ -67,6 +80,19 @@ from asyncstate.sql.residual import arrow_condition
 _FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "approx_count_distinct": approx_count_distinct,
     "avg": avg,
+    "skewness": skewness,
+    "percentile_disc": percentile_disc,
+    "percentile": percentile,
+    "mode": mode,
+    "min_by": min_by,
+    "max_by": max_by,
+    "kurtosis": kurtosis,
+    "covar_samp": covar_samp,
+    "covar_pop": covar_pop,
+    "corr": corr,
+    "bit_xor": bit_xor,
+    "bit_or": bit_or,
+    "bit_and": bit_and,
     "bool_and": bool_and,
     "bool_or": bool_or,
     "collect": collect,
@@ -86,9 +112,6 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "var_pop": var_pop,
     "var_samp": var_samp,
 }
-_ONE, _REAL = "__one", "__real"
-FirstRow = Callable[[pa.Schema], Any]
-"""Makes a row of nulls, in the form that ``initial_state`` takes."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +143,8 @@ class Built:
 class Builder:
     """Builds the nodes of one statement; ``prefix`` begins the uids of its operators."""
 
-    def __init__(self, tables: Mapping[str, Built], prefix: str, first_row: FirstRow) -> None:
-        self._tables, self._prefix, self._first_row = tables, prefix, first_row
+    def __init__(self, tables: Mapping[str, Built], prefix: str) -> None:
+        self._tables, self._prefix = tables, prefix
         self._built: dict[ir.Node, Built] = {}
         self._uids: dict[str, int] = {}
 
@@ -133,7 +156,7 @@ class Builder:
             try:
                 made: Built = getattr(self, f"_{type(node).__name__.lower()}")(node, *inputs)
             except SchemaError as error:
-                raise SqlError(f"{node.sql + ': ' if node.sql else ''}{error}") from error
+                raise SqlError(f"{node.sql or node.names[0]}: its operator says: {error}") from error
             self._built[node] = found = made
         return found
 
@@ -176,22 +199,8 @@ class Builder:
         if node.keys:
             operator = GroupAggregate([_declared(one) for one in node.calls])
             return self._applied("group", operator, [given], node, [node.keys])
-        # SQL has a row before there is input: a row of nulls, which no function counts, begins it.
-        columns = [_quoted(name) for name in given.facts.schema.names]
-        kinds = [ir.Column(_ONE, "int"), ir.Column(_REAL, "boolean")]
-        more = [f"1 AS {_quoted(_ONE)}", f"true AS {_quoted(_REAL)}"]
-        given = self._selected(given, [*_typed_columns(given.facts.schema), *kinds], [*columns, *more])
-        calls = [
-            replace(one, columns=(_ONE,))
-            if one.function == "count" and not one.columns
-            else replace(one, where=_REAL)
-            if one.function in ("first_value", "last_value", "collect") and one.where is None
-            else one
-            for one in node.calls
-        ] or [ir.Call("__count", "count", (_ONE,))]
-        operator = GroupAggregate([_declared(one) for one in calls])
-        first = self._first_row(given.facts.schema)
-        return self._applied("group", operator, [given], node, [()], initial_state=first)
+        calls = [_declared(one) for one in node.calls] or [count().alias("__count")]
+        return self._applied("group", GroupAggregate(calls, empty_row=True), [given], node, [()])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
         kind, *lengths = node.window

@@ -151,9 +151,10 @@ def sql_errors(text: str = "") -> Iterator[None]:
     try:
         yield
     except PySparkException as error:
-        raise SqlError(_message(error, text)) from error
+        raise SqlError(f"Spark says of the statement: {_message(error, text)}") from error
     except Py4JJavaError as error:
-        raise SqlError(_message(convert_exception(error.java_exception), text)) from error
+        found = _message(convert_exception(error.java_exception), text)
+        raise SqlError(f"Spark says of the statement: {found}") from error
 
 
 def items(seq: Any) -> list[Any]:

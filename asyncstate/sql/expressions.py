@@ -16,7 +16,7 @@ from typing import Any, Final
 from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
 
 from asyncstate.errors import SqlError
-from asyncstate.sql.catalyst import Catalyst, items, sql_errors
+from asyncstate.sql.catalyst import Catalyst, items, quoted, sql_errors
 
 _TRANSPARENT: Final = {
     *("KnownFloatingPointNormalized", "NormalizeNaNAndZero", "KnownNotNull", "KnownNullable"),
@@ -75,17 +75,17 @@ def fragment(node: Any) -> str:
     origin = node.origin()
     text, start, stop = origin.sqlText(), origin.startIndex(), origin.stopIndex()
     line = origin.line()
-    where = f"line {line.get()}: " if line.isDefined() else ""
+    where = f"line {line.get()}" if line.isDefined() else ""
     if text.isDefined() and start.isDefined() and stop.isDefined():
         found = " ".join(text.get()[start.get() : stop.get() + 1].split())
-        return f"{where}{found if len(found) < 100 else found[:97] + '...'}"
+        return f"{where}: {found if len(found) < 100 else found[:97] + '...'}"
     return where
 
 
 def refusal(what: str, remedy: str, node: Any = None) -> SqlError:
     """The error for something that is not supported, with its place in the statement."""
     where = "" if node is None else fragment(node)
-    return SqlError(f"{where + ': ' if where and not where.endswith(': ') else where}{what}; {remedy}")
+    return SqlError(f"{where or 'the statement'}: not kept up to date: {what}; {remedy}")
 
 
 class Expressions:
@@ -197,6 +197,9 @@ class Expressions:
         if kind == "PreciseTimestampConversion":
             inner = self._rebuilt(e.child(), names, replaced, typed)
             return self._x.UnixMicros(inner) if type_of(e) == "bigint" else self._x.MicrosToTimestamp(inner)
+        if kind == "NamedLambdaVariable" and typed and names is not None:
+            self._retyped = True
+            return self.read(quoted(str(e.name())))
         if kind == "StringSplitSQL":
             return self._split(e, names, replaced)
         if kind == "Literal" and typed and names is not None and type_of(e).startswith("decimal"):
@@ -241,7 +244,8 @@ def _with_lambdas(text: str) -> str:
                 begin = at + 1
             at += 1
         body, *names = parts
-        text = f"{text[:start]}({', '.join(names)}) -> {body}{text[at:]}"
+        given = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        text = f"{text[:start]}{given} -> {body}{text[at:]}"
     return text
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.pandas.types import from_arrow_schema
-
 from asyncstate.dataflow import Source, Stream
 from asyncstate.errors import SqlError
 from asyncstate.spark.exchange import arrow_schema_of
@@ -20,7 +18,6 @@ from asyncstate.sql.pipeline import table_of
 from asyncstate.sql.statements import SqlContext, Table
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -29,8 +26,8 @@ class JobSql:
     facts of a stream."""
 
     def __init__(self, spark: SparkSession, facts_of: Callable[[Stream], Any]) -> None:
-        self._spark, self._facts_of = spark, facts_of
-        self.context = SqlContext(spark, self._nulls)
+        self._facts_of = facts_of
+        self.context = SqlContext(spark)
 
     def source(self, name: str, stream: Stream, df: DataFrame) -> None:
         """A source of the job as a table."""
@@ -46,6 +43,3 @@ class JobSql:
             )
         schema, changes = self._facts_of(stream)
         self.context.add(name, Table(Built(stream, Facts(schema, changes))))
-
-    def _nulls(self, schema: pa.Schema) -> DataFrame:
-        return self._spark.createDataFrame([(None,) * len(schema)], from_arrow_schema(schema))

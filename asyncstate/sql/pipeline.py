@@ -32,7 +32,7 @@ def sql_pipeline(
     kept: list[Compiled] = list(plans)
 
     def pipeline(**streams: Stream) -> None:
-        context = SqlContext(spark, _nulls)
+        context = SqlContext(spark)
         for name, stream in streams.items():
             context.add(name, table_of(stream))
         if kept:
@@ -63,10 +63,6 @@ def table_of(stream: Stream, schema: pa.Schema | None = None) -> Table:
     changes = source_changes(node, [*columns.names, *([ROW_KIND_COLUMN] if kinds else [])], kinds)
     has_delay = node.times.watermark_delay is not None
     return Table(Built(stream, Facts(columns, changes)), node.times.event_time, has_delay)
-
-
-def _nulls(schema: pa.Schema) -> Any:
-    return [(None,) * len(schema)]
 
 
 def _nowhere(rows: Any, batch_id: int) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from asyncstate.errors import AsyncStateError, SqlError
 from asyncstate.sql import ir
-from asyncstate.sql.build import Builder, Built, FirstRow
+from asyncstate.sql.build import Builder, Built
 from asyncstate.sql.catalyst import Catalyst, items
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
@@ -76,11 +76,11 @@ class Table:
 class SqlContext:
     """The tables of a job, and its statements.
 
-    ``first_row``: see ``Builder``. ``spark``: a classic session; None: only stored plans can be built.
+    ``spark``: a classic session; None: only stored plans can be built.
     """
 
-    def __init__(self, spark: SparkSession | None, first_row: FirstRow) -> None:
-        self._spark, self._first_row = spark, first_row
+    def __init__(self, spark: SparkSession | None) -> None:
+        self._spark = spark
         self._catalyst: Catalyst | None = None
         self.tables: dict[str, Table] = {}
         self.sinks: dict[str, Any] = {}
@@ -99,7 +99,7 @@ class SqlContext:
 
     def add(self, name: str, table: Table) -> None:
         """Make a stream known by a name."""
-        builder = Builder({}, name, self._first_row)
+        builder = Builder({}, name)
         self.tables[name] = Table(builder.normalized(table.built), table.event_time, table.has_delay)
         if self._catalyst is not None:
             self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
@@ -172,7 +172,7 @@ class SqlContext:
     def build(self, compiled: Compiled) -> Built:
         """Add the operators of a compiled query to the graph."""
         tables = {name: table.built for name, table in self.tables.items()}
-        built = Builder(tables, compiled.name, self._first_row).build(compiled.root)
+        built = Builder(tables, compiled.name).build(compiled.root)
         self.compiled[compiled.name] = compiled
         return built
 
@@ -204,11 +204,11 @@ class SqlContext:
         built = self.query(parsed.query(), text, own, view=False)
         keys = getattr(sink, "keys", None)
         if keys and not built.changes.identifies(keys):
-            built = Builder({}, own, self._first_row).materialized(built, keys)
+            built = Builder({}, own).materialized(built, keys)
         check = getattr(sink, "check_changes", None)
         if callable(check):
             try:
                 check(built.changes)
             except AsyncStateError as error:
-                raise SqlError(f"INSERT INTO {target}: {error}") from error
+                raise SqlError(f"the sink '{target}' does not take these rows: {error}") from error
         return built.stream.to(sink, name=own)

@@ -211,6 +211,27 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, array_sort(collect_list(b)) as l from t group by a",
         "select a, list_sort(coalesce(list(b) filter (where b is not null), [])) as l from t group by a",
     ),
+    "max-by": (
+        "select a, max_by(b, c) as m, min_by(c, b) as k from (select a, max(b) as b, c from t where c is not null and b is not null group by a, c) where b <> 3 group by a having count(*) = count(distinct b)",
+        "select a, arg_max(b, c) as m, arg_min(c, b) as k from (select a, max(b) as b, c from t where c is not null and b is not null group by a, c) where b <> 3 group by a having count(*) = count(distinct b)",
+    ),
+    "percentile": (
+        "select a, percentile(b, 0.5) as p, median(b) as m from t group by a",
+        "select a, quantile_cont(b, 0.5) as p, median(b) as m from t group by a",
+    ),
+    "bits": ("select a, bit_and(b) as x, bit_or(b) as y, bit_xor(b) as z from t group by a", ""),
+    "moments": (
+        "select a, covar_pop(b, b) as x, covar_pop(a, b) as y, covar_samp(a * b, b) as z from t group by a",
+        "",
+    ),
+    "pivot": (
+        "select * from (select a, c, b from t where c is not null) pivot (sum(b) for c in ('x', 'y'))",
+        "select a, sum(b) filter (where c = 'x') as x, sum(b) filter (where c = 'y') as y from t where c is not null group by a",
+    ),
+    "any-value": (
+        "select a, any_value(a) as x, first(c, true) is null as y from t group by a",
+        "select a, a as x, count(c) = 0 as y from t group by a",
+    ),
     "lambda": (
         "select a, transform(array(a, b), x -> coalesce(x, 0) + 1) as x from t",
         "select a, [coalesce(a, 0) + 1, coalesce(b, 0) + 1] as x from t",
