@@ -17,6 +17,7 @@ from .aggregate.order_statistics import map_agg, max_by, median, min_by, mode, p
 from .aggregate.sketch import approx_count_distinct
 from .aggregate.user.udaf import udaf, udtaf
 from .core.sort_orders import OrderColumn, asc, desc
+from .join.dynamic_filter import DynamicFilter
 from .join.interval.interval_join import IntervalJoin
 from .join.join_operator import Join
 from .join.lookup.lookup_join import LookupJoin, StatelessLookupJoin
@@ -75,6 +76,7 @@ __all__ = [
     "CoMap",
     "CoProcess",
     "Deduplicate",
+    "DynamicFilter",
     "GroupAggregate",
     "GroupTableAggregate",
     "GroupWindowAggregate",
