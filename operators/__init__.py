@@ -22,6 +22,7 @@ from .join.interval.interval_join import IntervalJoin
 from .join.join_operator import Join
 from .join.lookup.lookup_join import LookupJoin, StatelessLookupJoin
 from .join.lookup.lookup_requests import LookupCache, Retry
+from .join.one_row_join import OneRowJoin
 from .join.temporal_join import TemporalJoin
 from .match.match_operator import Match
 from .match.measures import first, last, match_number
@@ -93,6 +94,7 @@ __all__ = [
     "LookupJoin",
     "Match",
     "MatchSoFar",
+    "OneRowJoin",
     "OrderColumn",
     "OverAggregate",
     "Pattern",

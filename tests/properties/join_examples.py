@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import strategies as st
 
-from operators import DynamicFilter, Join
+from operators import DynamicFilter, Join, OneRowJoin
 from tests.properties.examples import Entries, Example, floats, nullable, small
 from tests.properties.histories import (
     History,
@@ -204,11 +204,32 @@ def filters(draw: st.DrawFn, what: str) -> Example:
     )
 
 
+@st.composite
+def with_one_row(draw: st.DrawFn) -> Example:
+    """A OneRowJoin over a changelog, with a row that comes, changes and goes."""
+    kind: Any = draw(st.sampled_from(["left", "inner"]))
+
+    def expected(tables: list[Table]) -> Table:
+        found = list(tables[1].elements()) or ([(None,) * 4] if kind == "left" else [])
+        return Counter({left + right: times for left, times in tables[0].items() for right in found})
+
+    one = keyed_changelogs(ANY_KEY, lambda row: 0, size=SIZE, input=1)
+    return Example(
+        make=lambda: OneRowJoin(kind),
+        inputs=[LEFT, RIGHT],
+        key=[["k"], None],
+        history=draw(both(changelogs(ANY_KEY, SIZE, 0), one)),
+        expected=expected,
+        whole_updates=True,
+    )
+
+
 FILTERS: Entries = {f"by {what}": filters(what) for what in COMPARED}
 
 JOINS: Entries = {
     **{f"{kind} join": joins(kind, _ANY) for kind in KINDS},
     "marks that may be null": joins("mark", _ANY, null_aware=True),
+    "with one row": with_one_row(),
     "insertions only": joins(None, [INSERTS], changelog=False),
     "null keys that match": joins(None, [REPEATED, UNIQUE], null_safe=True),
     "unique rows that move between keys": joins(None, [MOVING]),
