@@ -185,8 +185,8 @@ class SqlContext:
         table = self.tables[name]
         if table.has_sequence and not table.built.changes.is_upsert:
             raise SqlError(
-                f"source '{name}' has a sequence, which orders changes of a key; declare mode='upsert' and primary_key= "
-                "at the source"
+                f"source '{name}' has a sequence, which orders changes of a key; declare mode='upsert' and "
+                "primary_key= at the source"
             )
         if table.built.changes.is_upsert:
             self.tables[name] = table = replace(table, built=Builder({}, name).normalized(table.built))
