@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from asyncstate.changelog import Changelog
     from asyncstate.sql.job import JobSql
+    from asyncstate.state.expiring.ttl import Ttl
 
 BatchFunction = Callable[..., object]
 """A function of the micro-batch's DataFrame and the MicroBatch."""
@@ -264,16 +265,17 @@ class StreamingJob:
             self._statements.source(name, stream, df)
         return stream
 
-    def sql(self, statement: str, name: str | None = None) -> Any:
+    def sql(self, statement: str, name: str | None = None, state_ttl: Ttl = None) -> Any:
         """Run a statement of Spark SQL over the job's sources; see ``docs/sql.md``.
 
         A query returns its rows as a ``Stream``: after every micro-batch their net is what Spark's batch engine would
         answer over all rows so far. ``name``: the name of the result, for later statements, and in the uids of its
-        operators. ``CREATE VIEW`` returns None, ``CREATE MATERIALIZED VIEW`` and ``INSERT INTO`` a sink of
-        ``job.sink`` return the stream, ``EXPLAIN`` a text. Raises SqlError, with the place in the statement and what to
-        do, for what cannot be kept right; nothing is added to the job then.
+        operators. ``CREATE VIEW`` returns None, ``CREATE MATERIALIZED VIEW`` and ``INSERT INTO`` a sink of ``job.sink``
+        return the stream, ``EXPLAIN`` a text. ``state_ttl``: a group without changes, and a row of a join, is forgotten
+        after so long; by default nothing is. Raises SqlError, with the place in the statement and what to do, for what
+        cannot be kept right; nothing is added to the job then.
         """
-        return self._sql.context.run(statement, name)
+        return self._sql.context.run(statement, name, state_ttl)
 
     def sink(self, name: str, sink: Any) -> None:
         """Name a sink for ``INSERT INTO``; it is what ``Stream.to`` takes."""
@@ -288,7 +290,7 @@ class StreamingJob:
         if self._statements is None:
             from asyncstate.sql.job import JobSql
 
-            self._statements = JobSql(self._spark, self._facts_of)
+            self._statements = JobSql(self._spark, self._ledger.files, self._facts_of)
             flow = self._graph.flow
             for node in flow.sources:
                 self._statements.source(node.name, Stream(flow, node), self._sources.frames[node.name])
@@ -460,6 +462,8 @@ class StreamingJob:
                 "sources with job.source in place of it"
             )
         self.check()
+        if self._statements is not None:
+            self._statements.save()
         process = self.micro_batch(self._run_graph)
         process.__name__ = self.name
         return self._sources.packed(), process

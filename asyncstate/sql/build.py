@@ -25,6 +25,7 @@ from asyncstate.operators import (
     GroupAggregate,
     Join,
     Limit,
+    OneRowJoin,
     OverAggregate,
     Rank,
     SortLimit,
@@ -80,6 +81,7 @@ from asyncstate.operators import (
 from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
 from asyncstate.sql.residual import arrow_condition
+from asyncstate.state.expiring.ttl import Ttl
 
 _FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "approx_count_distinct": approx_count_distinct,
@@ -151,10 +153,11 @@ class Built:
 
 
 class Builder:
-    """Builds the nodes of one statement; ``prefix`` begins the uids of its operators."""
+    """Builds the nodes of one statement; ``prefix`` begins the uids of its operators, ``ttl``
+    is how long they keep state."""
 
-    def __init__(self, tables: Mapping[str, Built], prefix: str) -> None:
-        self._tables, self._prefix = tables, prefix
+    def __init__(self, tables: Mapping[str, Built], prefix: str, ttl: Ttl = None) -> None:
+        self._tables, self._prefix, self._ttl = tables, prefix, ttl
         self._built: dict[ir.Node, Built] = {}
         self._uids: dict[str, int] = {}
 
@@ -207,7 +210,7 @@ class Builder:
 
     def _aggregate(self, node: ir.Aggregate, given: Built) -> Built:
         if node.keys:
-            operator = GroupAggregate([_declared(one) for one in node.calls])
+            operator = GroupAggregate([_declared(one) for one in node.calls], ttl=self._ttl)
             return self._applied("group", operator, [given], node, [node.keys])
         calls = [_declared(one) for one in node.calls] or [count().alias("__count")]
         return self._applied("group", GroupAggregate(calls, empty_row=True), [given], node, [()])
@@ -229,6 +232,8 @@ class Builder:
             return self._with_constant(node, given[0], constant[0])
         left, right = given
         how = node.how
+        if how == "single" and not node.left_key:
+            return self._with_one_row(node, left, right)
         if how == "single":
             if not right.changes.identifies(node.right_key):
                 raise SqlError(
@@ -250,8 +255,18 @@ class Builder:
             right_unique=unique[1],
             null_safe=node.null_safe,
             mark=node.names[-1],
+            left_ttl=self._ttl,
+            right_ttl=self._ttl,
         )
         return self._applied(f"{node.how}-join", operator, [left, right], node, keys)
+
+    def _with_one_row(self, node: ir.Join, left: Built, right: Built) -> Built:
+        """Rows with the value of a scalar subquery, which every partition gets."""
+        self._check_keeps(node, "a scalar subquery")
+        keys = left.changes.unique_keys
+        flat = [one.name for one in left.facts.schema if not pa.types.is_nested(one.type)]
+        key = next((one for one in keys if one), tuple(flat))
+        return self._applied("one-row-join", OneRowJoin(), [left, right], node, [key, None])
 
     def _with_constant(self, node: ir.Join, given: Built, is_left: bool) -> Built:
         """A join with rows that never change keeps nothing."""
@@ -282,6 +297,7 @@ class Builder:
             offset=node.offset,
             function=node.function,  # type: ignore[arg-type]
             rank_column=node.number,
+            ttl=self._ttl,
         )
         return self._applied("rank", operator, [given], node, [node.key])
 
@@ -294,12 +310,20 @@ class Builder:
         return self._applied("limit", operator, [given], node, [None])
 
     def _over(self, node: ir.Over, given: Built) -> Built:
+        self._check_keeps(node, "OVER")
         kind, *ends = node.frame
         before, after = (None if one is None else int(one) for one in (ends or (None, None)))
         frame = whole() if kind == "whole" else (rows if kind == "rows" else range_)(before, after)
         order = _orders(node.order) if node.order else None
         operator = OverAggregate([_declared(one) for one in node.calls], frame, order_by=order)
         return self._applied("over", operator, [given], node, [node.key])
+
+    def _check_keeps(self, node: ir.Node, what: str) -> None:
+        if self._ttl is not None:
+            raise SqlError(
+                f"{node.sql or node.names[0]}: {what} needs all rows, so state_ttl would make it wrong; leave "
+                "state_ttl out, or give it to a statement for the other parts, with a name"
+            )
 
     # -- streams ------------------------------------------------------------------------------------------
 
@@ -353,6 +377,7 @@ class Builder:
                 times if times is None or isinstance(times, str) else times[n],
                 one.changes,
                 name=f"the input of {what}",
+                broadcast=n == operator.broadcast_input,
             )
             for n, (one, own) in enumerate(zip(given, keys, strict=True))
         ]

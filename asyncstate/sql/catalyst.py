@@ -45,6 +45,7 @@ _LEFT_OUT: Final = {
     *("ExtractPythonUDFs", "ExtractPythonUDFFromAggregate", "ExtractGroupingPythonUDFFromAggregate"),
     "ExtractPythonUDFFromJoinCondition",
 }
+_SPARK_MIN: Final = 4
 _ROUNDS_MAX: Final = 100
 _CHANGES: Final = re.compile(r"\b(current_timestamp|now|current_date|localtimestamp|current_time)\(")
 
@@ -53,6 +54,11 @@ class Catalyst:
     """A copy of a Spark session in which a statement's sources are tables without rows."""
 
     def __init__(self, spark: SparkSession) -> None:
+        if int(spark.version.split(".")[0]) < _SPARK_MIN:
+            raise EnvironmentSetupError(
+                f"a statement is compiled by Spark {_SPARK_MIN} or newer, and this is {spark.version}; compile it there, "
+                "and run the stored plan here"
+            )
         try:
             java = spark._jsparkSession
         except Exception as error:

@@ -8,26 +8,44 @@ text is the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncstate.dataflow import Source, Stream
 from asyncstate.errors import SqlError
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.sql.build import Built, Facts
 from asyncstate.sql.pipeline import table_of
-from asyncstate.sql.statements import SqlContext, Table
+from asyncstate.sql.statements import Compiled, SqlContext, Table
+from asyncstate.storage import CheckpointFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_PLANS: Final = "sql/"
+"""Where plans are in a checkpoint."""
 
 
 class JobSql:
     """The tables and statements of one job. ``facts_of``: checks the graph and returns the columns and changelog
     facts of a stream."""
 
-    def __init__(self, spark: SparkSession, facts_of: Callable[[Stream], Any]) -> None:
-        self._facts_of = facts_of
-        self.context = SqlContext(spark)
+    def __init__(
+        self, spark: SparkSession, files: CheckpointFiles, facts_of: Callable[[Stream], Any]
+    ) -> None:
+        self._files, self._facts_of = files, facts_of
+        self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS)}
+        plans = [Compiled.from_json(text.decode()) for text in self._stored.values()]
+        self.context = SqlContext(spark, {plan.name: plan for plan in plans})
+
+    def save(self) -> None:
+        """Write the plans of the job into its checkpoint: the same statements run by them again, whatever the optimizer
+        of another Spark makes of their texts."""
+        for name, plan in self.context.compiled.items():
+            place, text = f"{_PLANS}{name}.json", plan.to_json().encode()
+            if self._stored.get(place) != text:
+                self._files.put_bytes(place, text)
+                self._stored[place] = text
 
     def source(self, name: str, stream: Stream, df: DataFrame) -> None:
         """A source of the job as a table."""

@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SqlError
 from asyncstate.sql import ir
 from asyncstate.sql.aggregates import AggregateReader
-from asyncstate.sql.catalyst import COLUMN, SOURCE, Catalyst, items, option, quoted
+from asyncstate.sql.catalyst import COLUMN, SOURCE, Catalyst, items, option, quoted, sql_errors
 from asyncstate.sql.expressions import (
     Expressions,
     children,
@@ -98,6 +99,8 @@ class Reader:
         for attribute in items(plan.output()):
             own = str(attribute.name())
             used[own.lower()] = used.get(own.lower(), 0) + 1
+            if own.lower() == ROW_KIND_COLUMN:
+                raise refusal(f"'{own}' is the changelog's own column", "give the column another name", plan)
             if used[own.lower()] > 1:
                 raise refusal(f"two columns are called '{own}'", "give each a name of its own with AS", plan)
             texts.append(quoted(found.names[id_of(attribute)]))
@@ -252,7 +255,8 @@ class Reader:
         rows = self.catalyst.rows(plan)
         output = items(plan.output())
         names = {id_of(one): self.name(one) for one in output}
-        table: pa.Table = rows.toDF(*names.values()).limit(_CONSTANT_ROWS_MAX + 1).toArrow()
+        with sql_errors():
+            table: pa.Table = rows.toDF(*names.values()).limit(_CONSTANT_ROWS_MAX + 1).toArrow()
         if table.num_rows > _CONSTANT_ROWS_MAX:
             raise refusal(
                 f"a table that no source changes has more than {_CONSTANT_ROWS_MAX} rows",

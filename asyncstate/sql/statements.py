@@ -7,8 +7,9 @@ Invariant: a statement is compiled before anything is added to the graph, so one
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,13 +23,14 @@ from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.plans import Reader
 from asyncstate.sql.rules import compacted, event_time_source
+from asyncstate.state.expiring.ttl import Ttl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from asyncstate.dataflow import Stream
 
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SETTINGS: Final = ("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Compiled:
     text: str
     root: ir.Node
     notes: tuple[str, ...] = ()
+    made_from: str = ""
+    """A digest of all that the plan depends on: texts of the statement and of views, columns, session settings."""
 
     def to_json(self) -> str:
         """The text of a stored plan."""
@@ -47,6 +51,7 @@ class Compiled:
                 "format": ir.FORMAT,
                 "name": self.name,
                 "sql": self.text,
+                "from": self.made_from,
                 "notes": self.notes,
                 "nodes": ir.to_json(self.root),
             },
@@ -61,7 +66,8 @@ class Compiled:
             raise SqlError(
                 f"a stored plan has the format {given.get('format')!r}, not {ir.FORMAT}; compile it again"
             )
-        return cls(given["name"], given["sql"], ir.from_json(given["nodes"]), tuple(given["notes"]))
+        root, notes = ir.from_json(given["nodes"]), tuple(given["notes"])
+        return cls(given["name"], given["sql"], root, notes, given["from"])
 
 
 @dataclass
@@ -77,11 +83,14 @@ class Table:
 class SqlContext:
     """The tables of a job, and its statements.
 
-    ``spark``: a classic session; None: only stored plans can be built.
+    ``spark``: a classic session; None: only plans can be built. ``stored``: plans of an earlier run, by name, which are
+    used as long as nothing that they were made from has changed.
     """
 
-    def __init__(self, spark: SparkSession | None) -> None:
+    def __init__(self, spark: SparkSession | None, stored: Mapping[str, Compiled] | None = None) -> None:
         self._spark = spark
+        self._stored = dict(stored or {})
+        self._views: dict[str, str] = {}
         self._catalyst: Catalyst | None = None
         self.tables: dict[str, Table] = {}
         self.sinks: dict[str, Any] = {}
@@ -110,7 +119,7 @@ class SqlContext:
             raise SqlError(f"there is '{name}' already; give the sink another name")
         self.sinks[name] = sink
 
-    def run(self, text: str, name: str | None = None) -> Any:
+    def run(self, text: str, name: str | None = None, state_ttl: Ttl = None) -> Any:
         """Run a statement: a query gives its stream, EXPLAIN a text, and a view that is inlined nothing."""
         parsed = self.catalyst.parsed(text)
         kind = kind_of(parsed)
@@ -121,9 +130,9 @@ class SqlContext:
             return None
         if kind == "CreateMaterializedViewAsSelect":
             own = str(items(items(parsed.children())[0].nameParts())[-1])
-            return self.query(items(parsed.children())[1], text, own, view=True).stream
+            return self.query(items(parsed.children())[1], text, own, view=True, state_ttl=state_ttl).stream
         if kind == "InsertIntoStatement":
-            return self._insert(parsed, text, name)
+            return self._insert(parsed, text, name, state_ttl)
         if kind.endswith("Command") or kind.startswith(
             ("Create", "Drop", "Alter", "Update", "Delete", "Merge")
         ):
@@ -132,7 +141,7 @@ class SqlContext:
                 "or EXPLAIN"
             )
         own = name or f"sql-{1 + sum(one.startswith('sql-') for one in self.compiled)}"
-        return self.query(parsed, text, own, view=name is not None).stream
+        return self.query(parsed, text, own, view=name is not None, state_ttl=state_ttl).stream
 
     def compile(self, parsed: Any, text: str, name: str) -> Compiled:
         """Compile a parsed query."""
@@ -159,26 +168,39 @@ class SqlContext:
                 one,
             )
 
-    def query(self, parsed: Any, text: str, name: str, *, view: bool) -> Built:
+    def query(self, parsed: Any, text: str, name: str, *, view: bool, state_ttl: Ttl = None) -> Built:
         """Compile and build a query; ``view``: later statements know it by its name."""
         if name in self.compiled or (view and name in self.tables):
             raise SqlError(f"there is '{name}' already; give the statement another name")
-        compiled = self.compile(parsed, text, name)
-        built = self.build(compiled)
+        digest, stored = self._digest(text), self._stored.get(name)
+        if stored is not None and stored.made_from == digest:
+            compiled = stored
+        else:
+            compiled = replace(self.compile(parsed, text, name), made_from=digest)
+        built = self.build(compiled, state_ttl)
         if view:
             self.add(name, Table(built))
         return built
 
-    def build(self, compiled: Compiled) -> Built:
-        """Add the operators of a compiled query to the graph."""
+    def build(self, compiled: Compiled, state_ttl: Ttl = None) -> Built:
+        """Add the operators of a compiled query to the graph; ``state_ttl``: how long their state is kept."""
         tables = {
             node.source: self._read(node.source)
             for node in ir.walk(compiled.root)
             if isinstance(node, ir.Scan)
         }
-        built = Builder(tables, compiled.name).build(compiled.root)
+        built = Builder(tables, compiled.name, state_ttl).build(compiled.root)
         self.compiled[compiled.name] = compiled
         return built
+
+    def _digest(self, text: str) -> str:
+        """Of all that a plan of this text depends on, but Spark's version: a stored plan outlives that."""
+        assert self._spark is not None
+        settings = [self._spark.conf.get(key) for key in _SETTINGS]
+        columns = {
+            name: str(table.built.facts.schema.remove_metadata()) for name, table in self.tables.items()
+        }
+        return hashlib.sha256(json.dumps([text, self._views, columns, settings]).encode()).hexdigest()
 
     def _read(self, name: str) -> Built:
         """The rows of a table; upserts as a full changelog."""
@@ -208,8 +230,9 @@ class SqlContext:
         if name in self.tables:
             raise SqlError(f"there is a table '{name}' already; give the view another name")
         self.catalyst.rows(query, text).createOrReplaceTempView(name)
+        self._views[name] = text
 
-    def _insert(self, parsed: Any, text: str, name: str | None) -> Stream:
+    def _insert(self, parsed: Any, text: str, name: str | None, state_ttl: Ttl) -> Stream:
         target = str(items(parsed.table().multipartIdentifier())[-1])
         if target not in self.sinks:
             known = ", ".join(self.sinks) or "none"
@@ -217,7 +240,7 @@ class SqlContext:
                 f"there is no sink '{target}'; there are: {known}. Declare it with job.sink(name, target)"
             )
         sink, own = self.sinks[target], name or target
-        built = self.query(parsed.query(), text, own, view=False)
+        built = self.query(parsed.query(), text, own, view=False, state_ttl=state_ttl)
         keys = getattr(sink, "keys", None)
         if keys and not built.changes.identifies(keys):
             built = Builder({}, own).materialized(built, keys)

@@ -1,0 +1,242 @@
+"""Random queries over the tables of ``features``, in Spark's words and in DuckDB's.
+
+Owns: ``random_query``. Invariant: a query has one answer: numbers and limits are in an order of all columns.
+
+``python -m tests.sql.random_queries COUNT [FIRST]`` runs so many, each over random changes, with restarts and
+rescaling, and prints the seeds of those that are wrong.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import sqlglot
+
+from asyncstate.errors import SqlError
+from asyncstate.sql import sql_pipeline
+from tests.sql.features import SCHEMAS, changing_tables
+from tests.sql.tables import kept_right
+
+Columns = list[tuple[str, str]]
+"""(name, kind): n for a number, s for a text."""
+Scope = list[tuple[str, Columns]]
+OVER = (
+    "PARTITION BY c0",
+    "PARTITION BY c0 ORDER BY c1, c2",
+    "ORDER BY c0, c1, c2",
+    "PARTITION BY c2 ORDER BY c1 DESC, c0",
+    "PARTITION BY c0 ORDER BY c1, c2 ROWS BETWEEN 2 PRECEDING AND CURRENT ROW",
+    "PARTITION BY c0 ORDER BY c1, c2 ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING",
+)
+AGGREGATES = (
+    *("count(*)", "count({n})", "sum({n})", "min({n})", "max({n})", "avg({n})"),
+    *("count(DISTINCT {n})", "sum(DISTINCT {n})", "min({s})", "bit_xor({n})"),
+)
+THREE: Columns = [("c0", "n"), ("c1", "n"), ("c2", "n")]
+
+
+@dataclass
+class _Random:
+    rng: random.Random
+    aliases: int = 0
+
+    def one_of(self, *values: Any) -> Any:
+        return self.rng.choice(values)
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def alias(self) -> str:
+        self.aliases += 1
+        return f"q{self.aliases}"
+
+    def relation(self, depth: int) -> tuple[str, str, Columns]:
+        """What FROM takes, its alias and its columns."""
+        alias = self.alias()
+        if depth <= 0 or self.chance(0.45):
+            table = self.one_of(*SCHEMAS)
+            kinds: Columns = [(one.name, "s" if str(one.type) == "string" else "n") for one in SCHEMAS[table]]
+            return f"{table} AS {alias}", alias, kinds
+        sql, columns = self.query(depth - 1)
+        return f"({sql}) AS {alias}", alias, columns
+
+    def column(self, scope: Scope, kind: str) -> str:
+        found = [f"{alias}.{name}" for alias, columns in scope for name, own in columns if own == kind]
+        return str(self.one_of(*found)) if found else ("1" if kind == "n" else "'x'")
+
+    def number(self, scope: Scope, depth: int = 1) -> str:
+        which = self.rng.random()
+        if which < 0.55 or depth <= 0:
+            return self.column(scope, "n")
+        if which < 0.65:
+            return str(self.rng.randrange(6))
+        if which < 0.8:
+            return f"({self.number(scope, depth - 1)} {self.one_of('+', '-', '*')} {self.number(scope, depth - 1)})"
+        if which < 0.9:
+            return f"coalesce({self.number(scope, depth - 1)}, {self.rng.randrange(4)})"
+        condition = self.condition(scope, depth - 1)
+        return f"CASE WHEN {condition} THEN {self.number(scope, depth - 1)} ELSE {self.rng.randrange(5)} END"
+
+    def text(self, scope: Scope) -> str:
+        found = self.column(scope, "s")
+        return found if self.chance(0.8) else f"coalesce({found}, 'n')"
+
+    def condition(self, scope: Scope, depth: int = 1) -> str:
+        which, kinds = self.rng.random(), {kind for _, columns in scope for _, kind in columns}
+        if "n" not in kinds:
+            return f"{self.column(scope, 's')} IS NOT NULL"
+        if which < 0.45 or (which < 0.55 and "s" not in kinds):
+            one, two = self.number(scope, depth - 1), self.number(scope, depth - 1)
+            two = str(self.rng.randrange(6)) if one == two else two
+            return f"{one} {self.one_of('<', '<=', '=', '<>', '>', '>=')} {two}"
+        if which < 0.55:
+            return f"{self.text(scope)} {self.one_of('=', '<>', '<')} '{self.one_of('x', 'y', 'z', 'w')}'"
+        if which < 0.65:
+            return f"{self.column(scope, self.one_of('n', 's'))} IS {self.one_of('', 'NOT ')}NULL"
+        if which < 0.75:
+            return f"{self.column(scope, 'n')} IN ({self.rng.randrange(3)}, {self.rng.randrange(3, 7)})"
+        if depth > 0 and which < 0.88:
+            word = self.one_of("AND", "OR")
+            return f"({self.condition(scope, depth - 1)} {word} {self.condition(scope, depth - 1)})"
+        if depth > 1:
+            return self.subquery(scope)
+        return f"NOT ({self.condition(scope, 0)})" if depth > 0 else f"{self.column(scope, 'n')} > 1"
+
+    def subquery(self, scope: Scope) -> str:
+        sql, alias, columns = self.relation(0)
+        inner: Scope = [(alias, columns)]
+        tied = f"{self.column(inner, 'n')} = {self.column(scope, 'n')}"
+        more = f" AND {self.condition(inner, 0)}" if self.chance(0.4) else ""
+        which, outer, function = (
+            self.rng.random(),
+            self.column(scope, "n"),
+            self.one_of("max", "min", "count", "sum"),
+        )
+        if which < 0.3:
+            return f"{self.one_of('', 'NOT ')}EXISTS (SELECT 1 FROM {sql} WHERE {tied}{more})"
+        if which < 0.55:
+            where = self.condition(inner, 0)
+            return f"{outer} {self.one_of('', 'NOT ')}IN (SELECT {self.column(inner, 'n')} FROM {sql} WHERE {where})"
+        where = tied if which < 0.8 else self.condition(inner, 0)
+        value = f"SELECT {function}({self.column(inner, 'n')}) FROM {sql} WHERE {where}"
+        return f"{outer} {self.one_of('<', '>=', '=')} ({value})"
+
+    def joined(self, depth: int) -> tuple[str, Scope]:
+        sql, alias, columns = self.relation(depth)
+        scope: Scope = [(alias, columns)]
+        for _ in range(self.one_of(0, 0, 0, 1, 1, 2) if depth > 0 else self.one_of(0, 1)):
+            other, alias, columns = self.relation(depth - 1 if self.chance(0.5) else 0)
+            inner: Scope = [(alias, columns)]
+            how = self.one_of("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN")
+            on = f"{self.column(scope, 'n')} {self.one_of('=', '=', '=', '<=>')} {self.column(inner, 'n')}"
+            if self.chance(0.3):
+                on += (
+                    f" AND {self.column(scope, 'n')} {self.one_of('<', '<>', '>=')} {self.column(inner, 'n')}"
+                )
+            sql, scope = f"{sql} {how} {other} ON {on}", scope + inner
+        return sql, scope
+
+    def picked(self, scope: Scope, count: int) -> str:
+        return ", ".join(f"{self.column(scope, 'n')} AS c{at}" for at in range(count))
+
+    def query(self, depth: int) -> tuple[str, Columns]:
+        if self.chance(0.12):
+            word = self.one_of("UNION ALL", "UNION", "INTERSECT", "EXCEPT", "INTERSECT ALL", "EXCEPT ALL")
+            (one, first), (two, second) = self.joined(max(depth - 1, 0)), self.joined(0)
+            sql = (
+                f"SELECT {self.picked(first, 2)} FROM {one} {word} SELECT {self.picked(second, 2)} FROM {two}"
+            )
+            return sql, THREE[:2]
+        given, scope = self.joined(depth)
+        rows = f"FROM {given}" + (f" WHERE {self.condition(scope, 2)}" if self.chance(0.6) else "")
+        which = self.rng.random()
+        if which < 0.4:
+            return self.grouped(rows, scope)
+        inner = f"(SELECT {self.picked(scope, 3)} {rows}) AS {self.alias()}"
+        if which < 0.53:
+            key = f"PARTITION BY c{self.one_of(0, 2)} " if self.chance(0.7) else ""
+            function = self.one_of("row_number", "row_number", "rank", "dense_rank")
+            number = f"{function}() OVER ({key}ORDER BY c1{self.one_of('', ' DESC')}, c0, c2) AS c3"
+            shown = "c0, c1, c2, c3" if self.chance(0.4) else "c0, c1, c2"
+            limit = self.one_of(1, 2, 3)
+            columns = [*THREE, ("c3", "n")] if "c3" in shown else THREE
+            return f"SELECT {shown} FROM (SELECT *, {number} FROM {inner}) WHERE c3 <= {limit}", columns
+        if which < 0.63:
+            over = self.one_of(*OVER)
+            ranks = ("rank()", "dense_rank()") if "ORDER" in over and "ROWS" not in over else ()
+            function = self.one_of("sum(c1)", "count(*)", "max(c2)", "min(c1)", *ranks)
+            return f"SELECT c0, c1, c2, {function} OVER ({over}) AS c3 FROM {inner}", [*THREE, ("c3", "n")]
+        if which < 0.7:
+            return (
+                f"SELECT c0, c1, c2 FROM {inner} ORDER BY c1 DESC, c0, c2 LIMIT {self.one_of(1, 3, 5)}",
+                THREE,
+            )
+        kinds = [self.one_of("n", "n", "n", "s") for _ in range(self.one_of(1, 2, 3))]
+        values = [self.number(scope) if kind == "n" else self.text(scope) for kind in kinds]
+        shown = ", ".join(f"{value} AS c{at}" for at, value in enumerate(values))
+        columns = [(f"c{at}", kind) for at, kind in enumerate(kinds)]
+        return f"SELECT {self.one_of('', '', '', '', 'DISTINCT ')}{shown} {rows}", columns
+
+    def grouped(self, rows: str, scope: Scope) -> tuple[str, Columns]:
+        number, text = self.column(scope, "n"), self.column(scope, "s")
+        keys = list(
+            dict.fromkeys(
+                self.one_of(number, number, text, f"{number} % 3") for _ in range(self.one_of(0, 1, 1, 2))
+            )
+        )
+        columns: Columns = [(f"c{at}", "s" if key == text else "n") for at, key in enumerate(keys)]
+        values = list(keys)
+        for _ in range(self.one_of(1, 2, 3)):
+            form = self.one_of(*AGGREGATES)
+            made = form.format(n=self.number(scope), s=self.column(scope, "s"))
+            if self.chance(0.2):
+                made += f" FILTER (WHERE {number} {self.one_of('<', '>', '=')} {self.rng.randrange(6)})"
+            columns.append((f"c{len(values)}", "s" if "{s}" in form else "n"))
+            values.append(made)
+        shown = ", ".join(f"{value} AS c{at}" for at, value in enumerate(values))
+        group = f" GROUP BY {', '.join(keys)}" if keys else ""
+        if len(keys) == 2 and self.chance(0.2):
+            group = f" GROUP BY {self.one_of('ROLLUP', 'CUBE')}({', '.join(keys)})"
+        having = f" HAVING {self.one_of('count(*) > 1', 'count(*) < 4', f'sum({number}) > 3')}"
+        return f"SELECT {shown} {rows}{group}{having if keys and self.chance(0.3) else ''}", columns
+
+
+def random_query(seed: int, depth: int = 2) -> tuple[str, str]:
+    """A query of Spark and the same of DuckDB."""
+    sql, _ = _Random(random.Random(seed)).query(depth)
+    return sql, sqlglot.transpile(sql, read="spark", write="duckdb")[0]
+
+
+def run(spark: Any, seed: int) -> None:
+    """Keep the query of a seed up to date over random changes, and check it. Raises AssertionError and SqlError."""
+    sql, oracle = random_query(seed)
+    rng = random.Random(seed)
+    tables = changing_tables(seed, size=8)
+    pipeline = sql_pipeline(sql, spark=spark)
+    kept_right(pipeline, tables, sql, oracle, async_enabled=rng.random() < 0.5, restarts=rng)
+
+
+def main() -> int:
+    """Run many; the number of wrong ones."""
+    from asyncstate.spark import build_session
+
+    count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    spark, wrong, refused = build_session("queries", "local[1]", conf={"spark.ui.enabled": "false"}), [], 0
+    for seed in range(first, first + count):
+        try:
+            run(spark, seed)
+        except SqlError as error:
+            refused += 1
+            print(f"seed {seed} is refused: {error}")
+        except Exception as error:
+            wrong.append(seed)
+            print(f"seed {seed}: {type(error).__name__}: {str(error)[:900]}")
+    print(f"{count - refused - len(wrong)} right, {refused} refused, wrong: {wrong or 'none'}")
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,22 @@
+"""Random queries over random changes, cut, restarted and rescaled at random, against DuckDB."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("duckdb")
+
+from tests.sql.random_queries import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_random_query_is_kept_right(spark: SparkSession, seed: int) -> None:
+    run(spark, seed)
