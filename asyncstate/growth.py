@@ -45,7 +45,7 @@ def rows_per_key(count: int | str) -> StateGrowth:
 
 def with_rows(taken_back: bool) -> StateGrowth:
     """All rows; ``taken_back``: without those that the input retracts."""
-    return StateGrowth(f"{WITH_ROWS.text} that is not taken back", 6) if taken_back else WITH_ROWS
+    return StateGrowth(f"{WITH_ROWS.text} that is not retracted", 6) if taken_back else WITH_ROWS
 
 
 def most(found: Iterable[StateGrowth]) -> StateGrowth:

@@ -285,8 +285,9 @@ class CallContext(Protocol):
         """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database.
 
         A coroutine function runs on an event loop (anyio), any other on a thread; at most ``async-state.call-limit`` at
-        once. Neither may touch state or the context. A call that takes longer than the timeout (seconds, a text such as
-        "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is cancelled and fails with TimeoutError.
+        once. Neither may touch state or the context. A call that takes longer than the timeout (seconds, a string such
+        as "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is cancelled and fails with a
+        TimeoutError.
         ``timeout_seconds`` is never passed on: for a function with a keyword of that name, use a lambda.
 
         At record grain the record stays in flight until the call has ended, so the next record of its key waits. At

@@ -52,15 +52,17 @@ class _Result(msgspec.Struct):
 def compare(
     before: Annotated[Path | None, typer.Argument(help="A file of --output, such as micro.json.")] = None,
     after: Annotated[Path | None, typer.Argument(help="The same file of a later run.")] = None,
-    threshold: Annotated[float, typer.Option(min=0, help="Changes up to this part are none.")] = 0.1,
+    threshold: Annotated[float, typer.Option(min=0, help="Ignore changes up to this fraction.")] = 0.1,
     same_machine: Annotated[
-        bool, typer.Option("--same-machine", help="Of two files: compare rates, too, not ratios alone.")
+        bool, typer.Option("--same-machine", help="With two files: compare rates too, not only ratios.")
     ] = False,
     results: Annotated[
         Path | None,
-        typer.Option(help="Folder of --output to hold against the baseline, instead of measuring."),
+        typer.Option(
+            help="Folder of an earlier --output to compare with the baseline, instead of measuring."
+        ),
     ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Make the results the baseline.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Store the results as the baseline.")] = False,
 ) -> None:
     """Show what has become worse; exit code 1 if a figure has.
 
@@ -69,15 +71,15 @@ def compare(
     """
     if (before is None) != (after is None) or (before is not None and (results is not None or update)):
         raise typer.BadParameter(
-            "give two files, or none and, if the benchmarks have run already, --results FOLDER"
+            "give two files, or none; if the benchmarks have already run, add --results FOLDER"
         )
     with Report("compare") as report:
         if before is not None and after is not None:
             old, new = (read_figures(path, same_machine) for path in (before, after))
             if not set(old) & set(new):
                 raise CaseError(
-                    f"{before} and {after} have no figure in common; give two files of the same benchmark (of Nexmark, "
-                    "which has rates only, with --same-machine)"
+                    f"{before} and {after} have no metric in common; give two files of the same benchmark (of "
+                    "Nexmark, which has rates only, with --same-machine)"
                 )
             _held_against(report, f"{after} against {before}", old, new, threshold)
         else:
@@ -133,7 +135,7 @@ def read_figures(path: Path, same_machine: bool = False) -> Figures:
         document = msgspec.json.decode(path.read_bytes(), type=_Result)
     except (OSError, msgspec.MsgspecError) as error:
         raise CaseError(
-            f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark has written with --output"
+            f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark wrote with --output"
         ) from None
     return {
         name: figure
@@ -152,7 +154,7 @@ def read_baseline(benchmark: str) -> Baseline:
         raise CaseError(f"{path}: there is no baseline of {benchmark}; --update writes it") from None
     except msgspec.MsgspecError as error:
         raise CaseError(
-            f"{path}: {error}; take it from version control again, or write it with --update"
+            f"{path}: {error}; restore it from version control, or write it with --update"
         ) from None
 
 
@@ -197,7 +199,7 @@ def results_in(folder: Path) -> dict[str, Figures]:
     figures = {name: read_figures(path) for name, path in found.items() if path.exists()}
     if not figures:
         names = ", ".join(path.name for path in found.values())
-        raise CaseError(f"{folder}: none of {names} is there; give a folder that was an --output")
+        raise CaseError(f"{folder}: none of {names} exists; give a folder that was an --output")
     return figures
 
 
@@ -209,7 +211,7 @@ def _measured(report: Report) -> dict[str, Figures]:
         if done.returncode:
             said = (done.stdout + done.stderr)[-LAST_WORDS:]
             raise CaseError(
-                f"bench {command[3]} has ended with {done.returncode}; the end of what it said:\n{said}"
+                f"bench {command[3]} ended with {done.returncode}; the end of its output:\n{said}"
             )
     return results_in(report.folder)
 

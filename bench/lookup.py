@@ -96,7 +96,7 @@ def measure(address: str, keys: int, rounds: int) -> list[Row]:
 
 def lookup(
     keys: Annotated[int, typer.Option(min=1, help="Distinct keys of a micro-batch.")] = 500,
-    latency: Annotated[float, typer.Option(min=0, help="Milliseconds until the service answers.")] = 10.0,
+    latency: Annotated[float, typer.Option(min=0, help="Latency of the service in milliseconds.")] = 10.0,
     rounds: Rounds = 7,
     output: Output = None,
 ) -> None:

@@ -47,8 +47,8 @@ _COLUMNS = (
     Column("auto on", "auto_local", percent),
 )
 _NOTE = (
-    "rows of a micro-batch behind the partial aggregation (what the exchange carries) and at the "
-    "operator; then what one phase takes by what the others do; on: how often auto took two"
+    "rows of a micro-batch after the partial aggregation (which the exchange carries) and at the operator; then what "
+    "one phase takes by what the others do; on: how often auto took two"
 )
 
 
@@ -165,7 +165,7 @@ def measure(
     for name, mode in modes.items():
         # Netted: with several bundles a micro-batch, one phase also puts out what was for a moment.
         if net(mode.output) != net(modes["one"].output):
-            raise WrongResult(f"{name} puts out other rows than one phase")
+            raise WrongResult(f"{name} emits other rows than one phase")
     exchanged = _exchanged(spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1))), case)
     facts: dict[str, Any] = {"rows": rows, "rows_exchanged": exchanged}
     facts |= {"rows_operator": int(modes["two"].metrics["rows_in"])}
@@ -194,7 +194,7 @@ def _exchanged(df: DataFrame, case: Case) -> int:
 
 
 def two_phase(
-    cases: Annotated[str, typer.Option(help=f"{', '.join(CASES)}; with commas, or 'all'.")] = "all",
+    cases: Annotated[str, typer.Option(help=f"{', '.join(CASES)}; separated by commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     rounds: Rounds = 7,
     cores: Cores = 2,

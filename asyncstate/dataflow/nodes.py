@@ -287,7 +287,7 @@ def array_of(
         found = found.combine_chunks()
     if not isinstance(found, pa.Array) or len(found) != batch.num_rows:
         raise SchemaError(
-            f"'{name}' returned {type(found).__name__}; return a pyarrow array with a value for each of the "
+            f"'{name}' returned {type(found).__name__}; return a pyarrow array with one value for each of the "
             f"{batch.num_rows} rows"
         )
     if kind is not None and found.type != kind:
@@ -354,6 +354,7 @@ def same_destinations(sinks: Sequence[Sink]) -> Iterator[str]:
         other = seen.setdefault(where, node)
         if other is not node:
             yield node.problem(
-                f"it writes where {other.called} does, by the same writer ({', '.join(map(str, where))}), so that each "
-                "would take the other's micro-batches for its own; give one of them another writer, or another table"
+                f"it writes where {other.called} does, by the same writer ({', '.join(map(str, where))}), so each "
+                "would mistake the other's micro-batches for its own; give one of them another writer or another "
+                "table"
             )

@@ -316,7 +316,7 @@ def _named(node: Node) -> Iterator[None]:
 def _check_source(node: Source, columns: Sequence[str]) -> None:
     for name in (node.times.event_time, *_names(node.times.sequence)):
         if name is not None and name not in columns:
-            raise SchemaError(f"there is no column '{name}'; there are {', '.join(columns)}")
+            raise SchemaError(f"there is no column '{name}'; the columns are {', '.join(columns)}")
 
 
 def _names(given: Any) -> list[str]:

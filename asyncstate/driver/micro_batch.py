@@ -581,9 +581,9 @@ class MicroBatch(Generic[R]):
         if ours.output.side_outputs:
             return f"'{first.uid}' has side outputs"
         if theirs.ready[index].broadcast:
-            return "each of its partitions gets all of them"
+            return "each of its partitions gets all rows"
         if not stepped and may_run_locally(following.operator, theirs.ready, theirs.config):
-            return "Spark may put them together before the exchange"
+            return "Spark may aggregate them before the exchange"
         return ""
 
     def _task_spec(self, call: Call, checked: _Checked, parallelism: int) -> TaskSpec:
@@ -658,7 +658,7 @@ def check_watermark(applied: Mapping[str, Applied], sources: Collection[str]) ->
     waiting = next((one.waiting for one in applied.values() if one.waiting is not None), None)
     if waiting is not None and not sources:
         raise JobError(
-            f"{waiting}, so its rows wait for the watermark, but no input of the job has a watermark_delay: they would "
-            "wait until finish(). Give the input watermark_delay (how late its rows may come, such as '10 seconds'), "
-            "or do without event time there; nothing was committed"
+            f"{waiting}, so its rows wait for the watermark, but no input of the job has a watermark_delay: they "
+            "would wait until finish(). Give the input a watermark_delay (how late its rows can arrive, such as '10 "
+            "seconds'), or do not use event time there; nothing was committed"
         )

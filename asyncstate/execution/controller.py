@@ -359,13 +359,14 @@ class ExecutionController(StateBackend):
     def _not_at_work(self, call: OutsideCall) -> str:
         if call.record is None:
             return (
-                f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is at work; use it in "
-                "process_bundle(), process_due() or on_watermark(), or in a callback chained to a future of the bundle"
+                f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is being processed; use it in "
+                "process_bundle(), process_due() or on_watermark(), or in a callback chained to a future of the "
+                "bundle"
             )
         return (
-            f"ctx.call({call.name}) of the record with key {call.record.key!r} was used while that record is not at "
-            "work; use it in process(), in on_timer(), or in a callback chained to a future of the record (in "
-            "on_watermark() there is no key to keep in order)"
+            f"ctx.call({call.name}) of the record with key {call.record.key!r} was used while that record is not "
+            "being processed; use it in process(), in on_timer(), or in a callback chained to a future of the record "
+            "(on_watermark() has no key)"
         )
 
     def guard(self) -> None:
@@ -424,8 +425,8 @@ class ExecutionController(StateBackend):
             return self._is_generator(record, result)
         return self.failures.misused(
             record,
-            f"the operator returned {result!r}, which goes nowhere; put rows out with ctx.emit(...), and return None "
-            "or a StateFuture (combine_all makes one of several)",
+            f"the operator returned {result!r}, which is ignored; emit rows with ctx.emit(...), and return None or a "
+            "StateFuture (combine_all combines several)",
         )
 
     def _is_generator(self, record: Record | None, result: Any) -> FutureStateError:

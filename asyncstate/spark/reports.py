@@ -151,7 +151,7 @@ def _check_read(report: Report, expected: Mapping[tuple[str, int], bytes], batch
         return
     other = sorted({stage for stage, at in expected if read.get((stage, at)) != expected[stage, at]})
     raise JobError(
-        f"operator '{report.stage}', batch {batch_id}: an executor was lost or tasks were run twice, and partition "
-        f"{report.partition} got output rows of operator {other} of another attempt than the one whose state is to be "
-        "committed; nothing was committed, start the query again: the batch will be replayed"
+        f"operator '{report.stage}', batch {batch_id}: an executor was lost or tasks ran twice, and partition "
+        f"{report.partition} got output rows of operator {other} from a different attempt than the one whose state "
+        "would be committed; nothing was committed, restart the query to replay the batch"
     )

@@ -170,7 +170,7 @@ def _checked_kinds(df: DataFrame, spec: InputSpec) -> DataFrame:
     """``df``, failing where a row's kind is invalid or null."""
     error = marked(
         SchemaError(
-            f"{spec.name}: column '{ROW_KIND_COLUMN}' has a value that no changelog has; write one of "
+            f"{spec.name}: column '{ROW_KIND_COLUMN}' has a value that is not a row kind; write one of "
             f"{', '.join(ROW_KIND_TEXTS)}, or drop the column if every row is an insert"
         )
     )

@@ -163,7 +163,7 @@ class EmptyStore(KeyedStore):
 
     def apply(self, changes: SortedChanges, version: int) -> None:
         """Never called: nothing is committed to it."""
-        raise AssertionError("what is written over an EmptyStore is not committed")
+        raise AssertionError("writes over an EmptyStore are never committed")
 
     def statistics(self) -> StoreStatistics:
         """See ``KeyedStore``."""

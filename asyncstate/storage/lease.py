@@ -134,7 +134,7 @@ class Lease:
             if error is None:
                 raise
             # A read that hangs keeps the store from closing; the task's own error is more useful.
-            error.add_note(f"giving the local store back failed as well: {releasing}")
+            error.add_note(f"releasing the local store failed as well: {releasing}")
 
 
 class LocalStores:

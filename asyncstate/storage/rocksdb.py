@@ -322,8 +322,8 @@ class RocksDBStore(KeyedStore):
     def _give_up_compaction(self, runs: int) -> None:
         self._let_compact(False)
         _log.warning(
-            "the RocksDB store %s cannot merge its %d sorted runs, and reads become slower: %s; the next "
-            "micro-batch tries again",
+            "the RocksDB store %s cannot merge its %d sorted runs, so reads become slower: %s; the next micro-batch "
+            "retries",
             self.path,
             runs,
             self._compaction_error(),
@@ -336,7 +336,7 @@ class RocksDBStore(KeyedStore):
         except OSError as error:
             return str(error)
         said = re.findall("Compaction error: (.*)", log)
-        return said[-1] if said else "see its file LOG"
+        return said[-1] if said else "see its LOG file"
 
     def _number(self, name: str) -> int:
         return self.db.property_int_value(f"rocksdb.{name}") or 0

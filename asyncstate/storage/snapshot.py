@@ -120,6 +120,6 @@ def hard_linked_copy(store: RocksDBStore, folder: Path) -> None:
         raise
     except Exception as error:
         raise StoreError(
-            f"no snapshot of the RocksDB store {store.path} could be taken: {error}. Check the disk's space "
-            f"and permissions, then retry"
+            f"cannot take a snapshot of the RocksDB store {store.path}: {error}. Check the disk's space and "
+            "permissions, then retry"
         ) from error

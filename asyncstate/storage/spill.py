@@ -130,9 +130,9 @@ class SpilledWrites:
 
     def _failed(self, error: StoreError) -> StoreError:
         return StoreError(
-            f"writes of this micro-batch could not be spilled to {self._place}: {error.__cause__ or error}. Make room "
-            "on that disk, put async-state.local-dir on a larger one, or raise async-state.write-cache-size if memory "
-            "allows"
+            f"writes of this micro-batch could not be spilled to {self._place}: {error.__cause__ or error}. Free "
+            "space on that disk, put async-state.local-dir on a larger one, or raise async-state.write-cache-size if "
+            "memory allows"
         )
 
 

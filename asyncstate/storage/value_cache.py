@@ -99,7 +99,7 @@ class ValueCache:
 
     def begin(self, limit_bytes: int) -> None:
         """Serve a micro-batch that may cache ``limit_bytes``."""
-        assert not (self.resting and len(self)), "a cache that rests is empty"
+        assert not (self.resting and len(self)), "a disabled cache is empty"
         self.limit_bytes, self.young_bytes_max = limit_bytes, limit_bytes // _YOUNG_OF
         self.carried = len(self)
         self.was_short = False

@@ -87,9 +87,7 @@ class FakeContext:
         processing_time: int = 0,
     ) -> None:
         if not isinstance(operator, RecordOperator):
-            raise JobError(
-                f"FakeContext takes a RecordOperator, and {operator!r} is none; use OperatorHarness"
-            )
+            raise JobError(f"FakeContext needs a RecordOperator, but got {operator!r}; use OperatorHarness")
         schemas = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         check_num_inputs(_UID, operator, len(schemas))
         keys = keys_of_inputs(_UID, key, len(schemas), operator.broadcast_input)
@@ -225,7 +223,7 @@ class FakeContext:
 
     def _at_hand(self) -> Record:
         if self._record is None:
-            raise JobError("FakeContext: there is no row at hand; make one with row(...)")
+            raise JobError("FakeContext: there is no current row; create one with row(...)")
         return self._record
 
     if not TYPE_CHECKING:  # type checkers must see the declarations only

@@ -212,7 +212,7 @@ class LocalExecutor:
         if isinstance(rows, pa.RecordBatch):
             return LocalRows.of(rows)
         if not isinstance(rows, LocalRows):
-            raise JobError(f"'{name}' is to start from {rows!r}; give a RecordBatch")
+            raise JobError(f"'{name}' would start from {rows!r}; give a RecordBatch")
         return rows
 
     def initial_of(self, uid: str, given: Any, inputs: Sequence[LocalRows]) -> InitialRows:
@@ -224,8 +224,8 @@ class LocalExecutor:
         each = list(given) if isinstance(given, list | tuple) else [given]
         if len(each) != len(inputs) or not any(one is not None for one in each):
             raise JobError(
-                f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give rows for each of "
-                "them or None in its place, or {name of a state: rows of its values}"
+                f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give for each of them "
+                "rows or None, or {name of a state: rows of its values}"
             )
         rows = [
             self.no_rows_like(own) if one is None else self.before(f"operator '{uid}'", one, own)

@@ -38,7 +38,7 @@ class MemoryFiles(CheckpointFiles):
 
     def get_file(self, name: str, local: str | Path) -> None:
         """There are no files: a job without a checkpoint cannot lose its local store."""
-        raise AssertionError(f"{name} was asked for, but was never stored")
+        raise AssertionError(f"{name} was requested, but was never stored")
 
     def get_bytes(self, name: str) -> bytes:
         """What was put."""

@@ -30,12 +30,12 @@ WIDTH = 80
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _MIB = 1 << 20
 
-Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")]
-Seed = Annotated[int, typer.Option(help="Seed of what is drawn.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Counted rounds; medians over them are shown.")]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick, to check that it runs.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random data.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Measured rounds; the table shows medians over them.")]
 Cores = Annotated[int, typer.Option(min=1, help="Cores for each engine, and partitions.")]
-Output = Annotated[Path | None, typer.Option(help="Folder for the figures as JSON, and the pictures.")]
-Folder = Annotated[Path | None, typer.Option(help="Where state is put; by default the temporary directory.")]
+Output = Annotated[Path | None, typer.Option(help="Folder for the results as JSON, and the charts.")]
+Folder = Annotated[Path | None, typer.Option(help="Folder for state; by default the temporary directory.")]
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -261,13 +261,13 @@ class Report:
             and (log := self.folder / "spark.log").exists()
             and (said := log.read_text(errors="replace"))
         ):
-            self.say(f"the end of what Spark said:\n{said[-LAST_WORDS:].strip()}")
+            self.say(f"the end of Spark's output:\n{said[-LAST_WORDS:].strip()}")
         for row in wrong:
             self.say("\n  ".join([f"{row.title}: WRONG result:", *row.wrong]), style="red")
         if self._path is not None and self.rows:
             self.say("written: " + ", ".join(map(str, [self._path, *self.pictures])))
         if wrong:
-            self.say(f"what the wrong ones have left is in {self.folder}")
+            self.say(f"the files of the wrong ones are in {self.folder}")
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
         told = isinstance(error, CaseError | AsyncStateError)
@@ -296,7 +296,9 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise typer.BadParameter(f"'{text}': give numbers from 1 on, with commas", param_hint=option)
+        raise typer.BadParameter(
+            f"'{text}': give numbers of at least 1, separated by commas", param_hint=option
+        )
     return found
 
 
@@ -318,9 +320,7 @@ def made(folder: Path | None) -> Path | None:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise typer.BadParameter(
-                f"{error}; give a folder that can be written to", param_hint="--folder"
-            ) from None
+            raise typer.BadParameter(f"{error}; give a writable folder", param_hint="--folder") from None
     return folder
 
 

@@ -188,8 +188,8 @@ def _match(begin: int) -> Match:
 
 
 MATCHES: dict[str, Callable[[], Operator]] = {
-    "Match, rows that begin nothing": lambda: _match(0),
-    "Match, one row of ten begins": lambda: _match(_VALUES // 10),
+    "Match, rows that start nothing": lambda: _match(0),
+    "Match, one row of ten starts": lambda: _match(_VALUES // 10),
 }
 """By what is measured."""
 

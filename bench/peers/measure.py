@@ -155,7 +155,7 @@ class _Bench:
         found = {}
         for name, process in running.items():
             if name in failed or process.timed is None:
-                why = failed.get(name, "it did not come to its end")
+                why = failed.get(name, "it did not finish")
                 found[name] = _blank(work, self._label, name, inputs[name][1].keys, failed=why)
             else:
                 self._tell(f"comparing with DuckDB: {name}")

@@ -131,7 +131,7 @@ class Running:
         if said.what == "failed":
             logs = (self._log.with_name(name) for name in (LOG, self._log.name))
             text = "\n".join(log.read_text(errors="replace")[-LAST_WORDS:] for log in logs if log.exists())
-            raise CaseError(f"{said.error}; the end of what it said:\n{text.strip()}")
+            raise CaseError(f"{said.error}; the end of its output:\n{text.strip()}")
         self.timed = said.timed
 
 

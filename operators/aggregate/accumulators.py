@@ -93,8 +93,8 @@ class Sum(MergingAggregator):
                 return [pc.if_else(pa.array(signs < 0), pc.negate(values), values)]
             raise GroupOverflowError(
                 self.owner,
-                f"the smallest int64 of column '{self.column}' cannot be taken back; cast the column to decimal(38, 0) "
-                "before the operator",
+                f"the smallest int64 of column '{self.column}' cannot be retracted; cast the column to decimal(38, "
+                "0) before the operator",
                 int(smallest[0]),
             ) from error
 

@@ -28,7 +28,7 @@ from .aggregate_states import AggregateStates
 AGGREGATE: Final = "aggregate "
 _ALL, _LATER = "of all rows", "of the rows since it was added"
 _START_NOW: Final = (
-    "the rows before are gone: .starting_now() has it of the rows from now on, over insert-only inputs"
+    "earlier rows are gone: .starting_now() aggregates the rows from now on, over insert-only inputs"
 )
 
 
@@ -47,8 +47,8 @@ class AggregateOperator(Named, BundleOperator):
         for aggregate in aggregates:
             if aggregate.starts_now and (aggregate.kind.makes_rows or not self.takes_later):
                 raise SchemaError(
-                    f"{self.owner}: '{aggregate.name}' is to start now, but only values of GroupAggregate and "
-                    "WindowAggregate can be added to state that is there; give the operator a new uid"
+                    f"{self.owner}: '{aggregate.name}' has starting_now(), but only values of GroupAggregate and "
+                    "WindowAggregate can be added to existing state; give the operator a new uid"
                 )
         self.aggregates = tuple(aggregates)
 

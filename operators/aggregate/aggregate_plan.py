@@ -268,11 +268,13 @@ def _late(parts: Parts, aggregate: Aggregate) -> AggregateOutput:
     output = aggregate.kind.bind(binding)
     if parts.retract:
         raise binding.refuse(
-            "starts now, but the input is a changelog, and nobody knows of a row that is taken back whether it was "
-            "counted; give the operator a new uid"
+            "has starting_now(), but the input is a changelog, and a retracted row may not have been counted; give "
+            "the operator a new uid"
         )
     if own.distincts or any(part.keeps_more for part in own.all):
-        raise binding.refuse("starts now, which neither distinct() nor a function with views can")
+        raise binding.refuse(
+            "has starting_now(), which neither distinct() nor a function with views supports"
+        )
     at = parts.add_apart(own, f"{aggregate.name}:")
     read, part = output.values, output.part or 0
 

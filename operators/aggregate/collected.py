@@ -49,7 +49,7 @@ def string_agg(column: str, separator: str = ",") -> Aggregate:
     """The texts of a column in order of arrival, with ``separator`` between them; null without a value. State and cost
     are those of ``collect``."""
     if not isinstance(separator, str):
-        raise SchemaError(f"string_agg: separator is {separator!r}; give a text")
+        raise SchemaError(f"string_agg: separator is {separator!r}; give a string")
     return Aggregate(_Kept("string_agg", separator), (column,))
 
 

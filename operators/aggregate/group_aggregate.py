@@ -106,9 +106,7 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         """Key columns and one column per aggregate."""
         spec = inputs[0]
         if not spec.key and not self.aggregates:
-            raise SchemaError(
-                f"{self.owner}: there are neither key columns nor aggregates; give at least one"
-            )
+            raise SchemaError(f"{self.owner}: it has neither key columns nor aggregates; give at least one")
         fields = [*spec.key_schema, *self._plan(spec).result_fields]
         check_distinct_names([field.name for field in fields], self.owner)
         if not self.aggregates and not spec.changelog and self.ttl is None:

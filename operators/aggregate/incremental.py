@@ -69,8 +69,8 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         spec = inputs[0]
         if self.bucket not in spec.key:
             raise SchemaError(
-                f"{self.owner}: bucket column '{self.bucket}' is no key column of {spec.name}; key it by the columns "
-                "of the group and by the bucket"
+                f"{self.owner}: bucket column '{self.bucket}' is not a key column of {spec.name}; use the columns of "
+                "the group and the bucket as its key"
             )
         plan = self._plan(spec)
         self._check_parts(AggregatePlan(self.aggregates, spec.schema, self.owner), spec)
@@ -135,7 +135,7 @@ class _FinalGroupAggregate(GroupAggregate):
     def _plan(self, spec: InputSpec) -> AggregatePlan:
         if spec.changelog:
             raise SchemaError(
-                f"{self.owner}: {spec.name} is a changelog; give it what the first part puts out"
+                f"{self.owner}: {spec.name} is a changelog; give it the output of the first part"
             )
         columns = columns_of(self.aggregates)
         schema = pa.schema([pa.field(name, self._type_of(name, spec)) for name in sorted(columns)])
@@ -151,8 +151,8 @@ class _FinalGroupAggregate(GroupAggregate):
         ]
         if missing:
             raise SchemaError(
-                f"{self.owner}: {spec.name} has no column '{missing[0]}'; give it what an IncrementalGroupAggregate of "
-                "the same aggregates puts out"
+                f"{self.owner}: {spec.name} has no column '{missing[0]}'; give it the output of an "
+                "IncrementalGroupAggregate of the same aggregates"
             )
         return plan
 

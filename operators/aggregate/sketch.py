@@ -159,7 +159,8 @@ class _ApproximateCount(AggregateKind):
             raise binding.wrong_type("a number, string, binary, boolean, date or timestamp") from None
         if binding.retract:
             raise binding.refuse(
-                f"cannot take rows back, but the input is a changelog; use count('{binding.column}').distinct()"
+                "does not support retractions, but the input is a changelog; use "
+                f"count('{binding.column}').distinct()"
             )
         registers = Registers(
             binding.owner, binding.column, binding.condition, self.precision, binding.input_type

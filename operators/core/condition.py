@@ -82,8 +82,8 @@ def _mask(result: Any, num_rows: int, owner: str) -> BoolArray:
     array = result if isinstance(result, pa.Array) else pa.array(result)
     if not pa.types.is_boolean(array.type) or len(array) != num_rows:
         raise OperatorError(
-            f"{owner}: the condition gave {len(array)} values of type {array.type} for {num_rows} rows; return one "
-            "boolean a row"
+            f"{owner}: the condition returned {len(array)} values of type {array.type} for {num_rows} rows; return "
+            "one boolean per row"
         )
     mask: BoolArray = array.fill_null(False).to_numpy(zero_copy_only=False)
     return mask

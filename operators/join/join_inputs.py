@@ -113,8 +113,8 @@ def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:
     """Raise SchemaError if the keys of the inputs cannot be compared."""
     if len(left.key) != len(right.key):
         raise SchemaError(
-            f"{owner}: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); "
-            "give both inputs equally many key columns"
+            f"{owner}: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); give "
+            "both inputs the same number of key columns"
         )
     for one, other in zip(left.key_schema, right.key_schema, strict=True):
         if one.type != other.type:

@@ -97,8 +97,8 @@ class TemporalJoin(TwoInputJoin):
         self.ttl = as_bundle_ttl(self.owner, ttl)
         if time == "processing" and self.ttl is not None and self.ttl.time is TtlTime.EVENT:
             raise SchemaError(
-                f"{self.owner}: ttl counts event time, but the join is one of processing time; give "
-                "StateTtl(..., time=TtlTime.PROCESSING)"
+                f"{self.owner}: ttl is in event time, but the join is in processing time; give StateTtl(..., "
+                "time=TtlTime.PROCESSING)"
             )
         self.time: TimeDomain = time
         self.late_output = late_output
@@ -113,7 +113,7 @@ class TemporalJoin(TwoInputJoin):
         if self.time == "processing" and left.changelog:
             raise SchemaError(
                 f"{self.owner}: the rows of {left.changes.origin or left.name} are changes ({left.changes.text}), and "
-                "a row that is taken back would be joined with the right row of then, not with that of before; give "
+                "a retraction would join with the current right row, not with the one of the insertion; give "
                 "insertions, join with time='event', or use Join"
             )
         shown = self._shown_schema(inputs)

@@ -296,7 +296,7 @@ class _Search:
         matcher = self._matcher
         return OperatorError(
             f"{matcher._owner}: pattern '{matcher._automaton.pattern}' has tried rows as variables {matcher._budget} "
-            f"times for the match that begins at row {self._given.rows[start]!r}; what has failed cannot be "
-            "remembered where conditions look back. Let fewer variables take the same row, bound quantifiers or "
-            "give within=..., put what looks at the row alone into an expression, or raise budget="
+            f"times for the match that begins at row {self._given.rows[start]!r}; failed attempts cannot be cached "
+            "where conditions look back. Let fewer variables match the same row, bound quantifiers, give within=..., "
+            "move conditions on the row alone into an expression, or raise budget="
         )

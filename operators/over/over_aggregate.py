@@ -93,7 +93,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
     ) -> None:
         super().__init__(aggregates)
         if not self.aggregates:
-            raise SchemaError(f"{self.owner}: there are no aggregates; give at least one")
+            raise SchemaError(f"{self.owner}: it has no aggregates; give at least one")
         self.frame = unbounded() if frame is None else frame
         check_frame(self.frame, self.owner)
         check_time_domain(time, self.owner)
@@ -116,8 +116,8 @@ class OverAggregate(KeepsKey, AggregateOperator):
         self._check_places(plan, in_time)
         if self.ttl is not None and (not in_time or self.frame.kind != "unbounded"):
             raise SchemaError(
-                f"{self.owner}: ttl is for unbounded frames in order of time; the rows of other frames go by "
-                "themselves, and an order of its own needs all of them"
+                f"{self.owner}: ttl is for unbounded frames in order of time; other frames drop old rows by "
+                "themselves, and an own order needs all rows"
             )
         schema = pa.schema([*spec.schema, *plan.result_fields])
         return with_late_output(schema, self.late_output, spec, self._changes(spec))
@@ -130,8 +130,8 @@ class OverAggregate(KeepsKey, AggregateOperator):
             return Changelog.retract(*keys)
         if not keys:
             raise SchemaError(
-                f"{self.owner}: with emit_update_before=False a row replaces the one before it, but nothing is known "
-                f"that identifies a row of {spec.name}; give the source primary_key=, or leave emit_update_before out"
+                f"{self.owner}: with emit_update_before=False a row replaces the previous one, but no key identifies "
+                f"a row of {spec.name}; give the source primary_key=, or leave emit_update_before out"
             )
         return Changelog.upsert(*spec.key, *(name for name in keys[0] if name not in spec.key))
 
@@ -223,8 +223,8 @@ class OverAggregate(KeepsKey, AggregateOperator):
             )
             if more or first.descending or not is_time:
                 raise SchemaError(
-                    f"{self.owner}: a range needs one ascending timestamp column to be ordered by; use rows(...), or "
-                    "order by such a column alone"
+                    f"{self.owner}: a range needs an order by one ascending timestamp column; use rows(...), or order "
+                    "by such a column alone"
                 )
 
     def _check_places(self, plan: OverPlan, in_time: bool) -> None:
@@ -232,13 +232,13 @@ class OverAggregate(KeepsKey, AggregateOperator):
             name = self.aggregates[at].name
             if place.name == "lead" and in_time:
                 raise SchemaError(
-                    f"{self.owner}: '{name}' needs rows that have not come yet; give order_by, so that rows are kept"
+                    f"{self.owner}: '{name}' needs later rows; give order_by, so that rows are kept"
                 )
             if place.name == "lag" and in_time:
                 if self.frame.kind != "rows" or self.frame.before < place.distance:
                     raise SchemaError(
                         f"{self.owner}: '{name}' needs the row {place.distance} before; use the frame "
-                        f"rows({place.distance}) or one of more rows, or give order_by"
+                        f"rows({place.distance}) or a larger one, or give order_by"
                     )
             elif in_time and self.frame.kind != "unbounded":
                 raise SchemaError(

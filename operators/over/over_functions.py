@@ -42,7 +42,7 @@ class PlaceFunction(AggregateKind):
         """Its output column. Raises SchemaError for a missing column, a filter or DISTINCT."""
         if aggregate.condition is not None or aggregate.is_distinct:
             raise SchemaError(
-                f"{owner}: '{aggregate.name}' takes no where() and no distinct(); leave them out"
+                f"{owner}: '{aggregate.name}' does not support where() and distinct(); leave them out"
             )
         if not self.is_offset:
             return pa.field(aggregate.name, pa.int64(), nullable=False)

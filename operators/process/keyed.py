@@ -120,7 +120,7 @@ class KeyedFilter(_PlainOperator):
         def pass_on(stays: Any) -> None:
             if stays is None:
                 raise SchemaError(
-                    "KeyedFilter: the function returned None; return True for rows that stay, or False"
+                    "KeyedFilter: the function returned None; return True to keep a row, or False"
                 )
             if stays:
                 ctx.emit(*row, kind=ctx.row_kind)

@@ -213,7 +213,7 @@ class BestRows(RankState):
         levels = order_levels(codes, len(outcome.alive))
         if bool((levels[newest] > levels[:stored])[replaced].any()):
             raise OperatorError(
-                f"{self._plan.owner}: a row is worse than the one before it with the same unique key, but "
-                "monotonic=True promises that rows only get better; leave monotonic out, which keeps all rows, with a "
-                "new uid"
+                f"{self._plan.owner}: a row is worse than the previous one with the same unique key, but "
+                "monotonic=True promises that rows only get better; leave monotonic out, which keeps all rows, and "
+                "use a new uid"
             )

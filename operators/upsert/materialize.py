@@ -93,7 +93,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         spec = inputs[0]
         if not spec.key:
             raise SchemaError(
-                f"{self.owner}: {spec.name} has no key; give the primary key of the table that is written"
+                f"{self.owner}: {spec.name} has no key; give the primary key of the target table"
             )
         for name in self.upsert_key or ():
             spec.column(name)

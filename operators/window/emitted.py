@@ -66,8 +66,7 @@ class WindowEmission:
             )
         if late is not None and not allowed:
             raise SchemaError(
-                f"{owner}: late is {late!r}, but rows that come after the window's end are dropped; give "
-                "allowed_lateness too"
+                f"{owner}: late is {late!r}, but rows after the window's end are dropped; give allowed_lateness too"
             )
         return cls(
             None if early is None else _duration(early, "early", owner),
@@ -298,5 +297,5 @@ def _select(columns: Columns, chosen: BoolArray) -> Columns:
 def _duration(duration: Duration, name: str, owner: str) -> int:
     length = microseconds(duration, owner, name)
     if length < 0:
-        raise SchemaError(f"{owner}: {name} is {duration!r}; give a duration from 0 on")
+        raise SchemaError(f"{owner}: {name} is {duration!r}; give a duration of at least 0")
     return length

@@ -98,13 +98,13 @@ class GroupWindowAggregate(WindowAggregate):
         rows = next((one.name for one in self.aggregates if one.kind.makes_rows), None)
         if rows is not None and not emit_update_before:
             raise SchemaError(
-                f"{self.owner}: '{rows}' makes rows, which have no key by which one could replace another; leave "
+                f"{self.owner}: '{rows}' returns rows, which have no key to replace each other by; leave "
                 "emit_update_before=False out"
             )
         if self.counts is not None and self.emission.updates:
             raise SchemaError(
-                f"{self.owner}: early and allowed_lateness are not for count windows, which are put out when their "
-                "last row has come; leave them out"
+                f"{self.owner}: early and allowed_lateness are not for count windows, which emit when their last row "
+                "arrives; leave them out"
             )
 
     nets_output = True
@@ -132,7 +132,7 @@ class GroupWindowAggregate(WindowAggregate):
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         if self.shows_again:
-            self._check_none_later("windows that are shown more than once")
+            self._check_none_later("windows that emit more than once")
         return super()._plan(spec)
 
     @property

@@ -137,7 +137,8 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         later = next((one.name for one in self.aggregates if one.starts_now), None)
         if later is not None:
             raise SchemaError(
-                f"{self.owner}: '{later}' is to start now, which it cannot in {what}; give the operator a new uid"
+                f"{self.owner}: '{later}' has starting_now(), which {what} do not support; give the operator a new "
+                "uid"
             )
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:

@@ -112,7 +112,7 @@ def check_window_names(shown: pa.Schema, owner: str) -> None:
         if name in shown.names:
             raise SchemaError(
                 f"{owner}: column '{name}' has the name of an output column; rename it before the operator, or leave "
-                "the window out if it tells the window of a row"
+                "window out if the column is the window of a row"
             )
 
 

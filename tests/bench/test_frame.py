@@ -153,7 +153,7 @@ def test_a_wrong_result_outweighs_a_failure(tmp_path: Path, capsys: pytest.Captu
     assert _run(tmp_path, ValueError("x"), WrongResult("3 rows are missing"))[0] == 1
     said = capsys.readouterr().out
     assert "bad 1: WRONG: 3 rows are missing" in said
-    (kept,) = (line for line in said.splitlines() if "what the wrong ones have left" in line)
+    (kept,) = (line for line in said.splitlines() if "the files of the wrong ones" in line)
     assert Path(kept.rsplit(" ", 1)[1]).is_dir()
 
 

@@ -127,14 +127,14 @@ def test_a_peer_that_fails_stands_in_the_table_and_takes_nothing_from_the_others
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     failed = _result(
-        "spark-changelog", [], failed="its process has ended; the end of what it said:\nlast words"
+        "spark-changelog", [], failed="its process has ended; the end of its output:\nlast words"
     )
     measured = [[_result("ours-sync", [1.0]), failed, _result("spark-heap", [2.0])]]
     monkeypatch.setattr(measure, "measure", lambda *_: measured.pop())
     works = ["peers", "--tiny", "--work", "a,b", "--output", str(tmp_path)]
     done = CliRunner().invoke(app, works)  # of work b there is nothing: measuring it fails
     assert done.exit_code == 2
-    assert "Spark, RocksDB, changelog: FAILED: its process has ended; the end of what it said:" in done.output
+    assert "Spark, RocksDB, changelog: FAILED: its process has ended; the end of its output:" in done.output
     assert "last words" in done.output
     assert "b: FAILED: IndexError: pop from empty list" in done.output
     results = msgspec.json.decode((tmp_path / "peers.json").read_bytes())["results"]

@@ -89,7 +89,7 @@ def test_rollback_takes_files_of_spark_by_what_the_offsets_say(place: str, tmp_p
         (['v1\n{}\n{"logOff'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
         (['v1\n{}\n{"logOffset":null}'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
         (['v1\n{}\n{"logOffset":"x"}'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
-        (["v3\n{}\nsomething"] * 3, [0, 1, 2], "offsets/1 cannot be read: it is of version v3"),
+        (["v3\n{}\nsomething"] * 3, [0, 1, 2], "offsets/1 cannot be read: it has version v3"),
     ],
 )
 def test_rollback_changes_nothing_if_spark_cannot_follow(
@@ -126,7 +126,7 @@ def test_rollback_to_a_version_that_is_not_whole_loses_no_other(place: str) -> N
     for ask in ("--yes", "--dry-run"):
         done = run("rollback", place, "0", ask)
         assert done.exit_code == 2
-        assert f"version 0 is not whole: checkpoint file {file.name} is missing" in done.stderr
+        assert f"version 0 is damaged: checkpoint file {file.name} is missing" in done.stderr
     assert Inspection(place).versions == [0, 1, 2]
 
 
@@ -144,7 +144,7 @@ def test_rollback_that_stops_at_spark_s_files_says_how_far_it_came(
     assert done.exit_code == 2
     assert "the state of job 'harness' is back at version 0, but Spark's checkpoint is not" in done.stderr
     assert "could not delete commits/.2.crc" in done.stderr
-    assert "Mend that and give this command again, before the query is started" in done.stderr
+    assert "Fix that and run this command again before you start the query" in done.stderr
     assert run("rollback", place, "0", "--yes", "--spark-checkpoint", str(query)).exit_code == 0
     assert "commits/1" not in names_in(query)
 
@@ -163,7 +163,7 @@ def test_rollback_reads_lists_behind_a_compaction_and_sources_with_names(tmp_pat
     assert rewind.files == [*order, "sources/b/.11.crc", "sources/b/11", "offsets/.11.crc", "offsets/11"]
     with pytest.raises(CheckpointError, match="sources/b/0 no longer"):
         QueryCheckpoint(str(query)).rewind_to(7)
-    with pytest.raises(CheckpointError, match="stands at batch 11"):
+    with pytest.raises(CheckpointError, match="is at batch 11"):
         QueryCheckpoint(str(query)).rewind_to(13)
 
 

@@ -104,7 +104,7 @@ def test_the_first_value_that_does_not_fit_is_named(row: int) -> None:
         (
             "\ud800",
             pa.string(),
-            "'\\ud800' (str), which does not fit its type string: a str that UTF-8 can hold",
+            "'\\ud800' (str), which does not fit its type string: a str that UTF-8 can encode",
         ),
         (b"a", pa.string(), "a str"),
         ("a", pa.binary(), "bytes"),
@@ -117,7 +117,7 @@ def test_the_first_value_that_does_not_fit_is_named(row: int) -> None:
         ([1, 3.7], pa.list_(LONG), "in 'item' a whole number from"),
         ("abc", pa.list_(pa.string()), "a list is expected"),
         ({1}, pa.list_(LONG), "a list is expected"),
-        ({"a": 1}, PAIR, "the fields a, b is expected (None for null), and it is one without b"),
+        ({"a": 1}, PAIR, "the fields a, b is expected (None for null), but it is one without b"),
         ({"a": 1, "b": "x", "c": 1}, PAIR, "and it is one with c"),
         ({"a": 3.7, "b": "x"}, PAIR, "in 'a' a whole number"),
         ((1,), PAIR, "a dict with the fields a, b"),

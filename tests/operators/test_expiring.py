@@ -329,7 +329,7 @@ def test_a_ttl_may_be_a_duration_alone(name: str) -> None:
     given: Any = MAKERS[name]("1 hour").ttl  # type: ignore[attr-defined, arg-type]
     assert StateTtl("1 hour") in (given if isinstance(given, tuple) else (given,))
     with pytest.raises(
-        StateDeclarationError, match=f"^[A-Z][A-Za-z]+: {argument}='an hour' is no time to live"
+        StateDeclarationError, match=f"^[A-Z][A-Za-z]+: {argument}='an hour' is not a time to live"
     ):
         MAKERS[name]("an hour")  # type: ignore[arg-type]
 

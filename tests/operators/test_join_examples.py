@@ -164,14 +164,14 @@ def test_bad_inputs_are_refused() -> None:
         Runner(Join(left_unique=["number"]))
     with pytest.raises(SchemaError, match="does not fit the joined columns"):
         Runner(Join(condition=pc.field("nothing") > 1))
-    with pytest.raises(SchemaError, match="return one boolean a row"):
+    with pytest.raises(SchemaError, match="return one boolean per row"):
         Runner(Join(condition=pc.field("w") + 1))
 
 
 def test_a_condition_that_gives_no_booleans_is_refused() -> None:
     runner = Runner(Join(condition=lambda batch: batch.column("w")))
     runner.run(0, [("+I", (1, 1, "a"))])
-    with pytest.raises(OperatorError, match="return one boolean a row"):
+    with pytest.raises(OperatorError, match="return one boolean per row"):
         runner.run(1, [("+I", (1, 9, 5))])
 
 

@@ -73,7 +73,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(SchemaError, match="Limit: n is 0; give a number from 1 on"):
         Limit(0)
     with pytest.raises(
-        SchemaError, match=r"Limit: input 0 has the key \(v\), but the limit is one of all rows"
+        SchemaError, match=r"Limit: input 0 has the key \(v\), but the limit is over all rows"
     ):
         OperatorHarness(Limit(1), ROWS, ["v"])
     with pytest.raises(SchemaError, match="SortLimit: order_by"):

@@ -421,10 +421,10 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
-        (lambda: OverAggregate([]), {}, "there are no aggregates"),
-        (lambda: OverAggregate([count()], 3), {}, "3 is no frame"),
+        (lambda: OverAggregate([]), {}, "it has no aggregates"),
+        (lambda: OverAggregate([count()], 3), {}, "3 is not a frame"),
         (lambda: OverAggregate([count()]), {"event_time": None}, "needs an event time"),
-        (lambda: OverAggregate([lead("v")]), {}, "needs rows that have not come yet"),
+        (lambda: OverAggregate([lead("v")]), {}, "needs later rows"),
         (lambda: OverAggregate([lag("v")]), {}, "use the frame rows"),
         (lambda: OverAggregate([lag("v", 3)], rows(2)), {}, "needs the row 3 before"),
         (lambda: OverAggregate([rank_()], rows(2)), {}, "counts all rows of a key"),
@@ -433,15 +433,19 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
         (
             lambda: OverAggregate([count()], range_(5), order_by="v"),
             {},
-            "a range needs one ascending timestamp",
+            "a range needs an order by one ascending timestamp",
         ),
-        (lambda: OverAggregate([OWN("v")], rows(2)), {}, "which NoRetract cannot: write its method retract"),
+        (
+            lambda: OverAggregate([OWN("v")], rows(2)),
+            {},
+            "which NoRetract does not support: write its method retract",
+        ),
         (
             lambda: OverAggregate([count()], rows(2), ttl=StateTtl("1 hour")),
             {},
             "ttl is for unbounded frames",
         ),
-        (lambda: OverAggregate([count().alias("v")]), {}, "two output columns are called 'v'"),
+        (lambda: OverAggregate([count().alias("v")]), {}, "two output columns have the name 'v'"),
         (lambda: rows(-1), {}, "before is -1"),
         (lambda: lag("v", 0), {}, "distance is 0"),
     ],

@@ -430,7 +430,7 @@ def test_blocks_are_read_up_to_the_first_that_is_larger_than_those_before() -> N
 @pytest.mark.parametrize(
     ("rows", "kind", "message"),
     [
-        ([(1, "a", 9)], "+U", "a row is worse than the one before it with the same unique key"),
+        ([(1, "a", 9)], "+U", "a row is worse than the previous one with the same unique key"),
         ([(1, "a", 10)], "-D", "a row is deleted .-D., but monotonic=True promises"),
     ],
 )
@@ -484,8 +484,8 @@ def test_wrong_declarations() -> None:
         },
         "order_by is empty": {"order_by": []},
         "names a column twice": {"order_by": ["price", desc("price")]},
-        "order_by has 7, which is no column": {"order_by": [7]},
-        "order_by has 8, which is no column": {"order_by": 8},
+        "order_by has 7, which is not a column": {"order_by": [7]},
+        "order_by has 8, which is not a column": {"order_by": 8},
     }
     for match, make in wrong.items():
         arguments: dict[str, Any] = {"order_by": "price", "n": 1, **make}

@@ -200,7 +200,11 @@ def test_what_is_late_or_has_no_window(async_enabled: bool) -> None:
     ("make", "settings", "text"),
     [
         (lambda: WindowRank("v", 0), {}, "WindowRank: n is 0; give a number from 1 on"),
-        (lambda: WindowRank("v", 1, window=session("1 second")), {}, "make one with tumble, hop or cumulate"),
+        (
+            lambda: WindowRank("v", 1, window=session("1 second")),
+            {},
+            "create one with tumble, hop or cumulate",
+        ),
         (lambda: WindowRank("w", 1, window=WINDOWS[0]), {}, "WindowRank: order_by: .*'w'"),
         (lambda: WindowRank("v", 1), {}, "has no column 'window_start'"),
         (lambda: WindowRank("v", 1, window=WINDOWS[0]), {"event_time": None}, "needs an event time"),

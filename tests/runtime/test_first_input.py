@@ -437,7 +437,7 @@ def test_the_broadcast_input_and_an_only_input_are_refused() -> None:
         num_inputs = 1
         first_input = 0
 
-    with pytest.raises(JobError, match="first_input is 0.*not the broadcast input"):
+    with pytest.raises(JobError, match="first_input is 0.*other than the broadcast input"):
         OperatorHarness(First(), [ROWS] * 3, [[], ["k"], ["k"]])
     with pytest.raises(JobError, match="first_input is 0 with num_inputs 1"):
         OperatorHarness(Only(), ROWS, ["k"])

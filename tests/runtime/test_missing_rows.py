@@ -102,4 +102,4 @@ def test_rows_that_were_put_together_are_missing_without_an_example(
     ):
         harness.push([(1, 5), (1, 6)], kind="-D")
         harness.end_batch()
-        assert "batch 0: 2 retractions find no row to take back; dropped" in caplog.records[0].getMessage()
+        assert "batch 0: 2 retractions find no matching row; dropped" in caplog.records[0].getMessage()

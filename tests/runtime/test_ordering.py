@@ -525,7 +525,7 @@ class Bundles(BundleOperator):
         ("score", "begins with column 'score', but must begin with the event time column 'ts', ascending"),
         (
             [("ts", "desc"), "score"],
-            "begins with column 'ts', descending, but rows can only be put in ascending",
+            "begins with column 'ts', descending, but rows can only be in ascending",
         ),
     ],
 )
@@ -557,8 +557,8 @@ def test_a_column_that_cannot_be_sorted_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "inputs", "message"),
     [
-        (["ts", 3], 1, "order_by has 3, which is no column"),
-        ([("ts", "down")], 1, r"order_by has \('ts', 'down'\), which is no column"),
+        (["ts", 3], 1, "order_by has 3, which is not a column"),
+        ([("ts", "down")], 1, r"order_by has \('ts', 'down'\), which is not a column"),
         (["ts", ("ts", "desc")], 1, "names a column twice"),
         ("ts", 2, "has 2 inputs, so order_by needs one entry for each"),
         (["ts"], 2, "has 2 inputs, so order_by needs one entry for each"),

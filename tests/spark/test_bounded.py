@@ -139,7 +139,7 @@ def test_errors_and_what_is_refused(spark: SparkSession) -> None:
     with pytest.raises(JobError, match="takes 1 inputs but got 0"):
         apply_batch(GroupAggregate([count()]))
     with pytest.raises(
-        JobError, match=r"operator 'GroupAggregate': GroupAggregate is a class; give an object"
+        JobError, match=r"operator 'GroupAggregate': GroupAggregate is a class; give an instance"
     ):
         apply_batch(GroupAggregate, rows)  # type: ignore[arg-type]
     with pytest.raises(JobError, match="got 'rows' as an input; give a DataFrame"):

@@ -239,7 +239,7 @@ def test_what_cannot_be_started_from_is_said_before_a_row_is_read(
         (
             GroupAggregate([count()]),
             {"accumulators": table.selectExpr("id", "1L value")},
-            "cannot be given values",
+            "does not accept initial values",
         ),
         (KeyedMap(lambda row: row, ID), {"none": table.selectExpr("id", "1L value")}, "it has none"),
         (

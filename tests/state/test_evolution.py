@@ -158,8 +158,10 @@ def test_an_older_program_goes_on_after_a_rollback_and_is_refused_before() -> No
             second.end_batch()
             with pytest.raises(
                 StateDeclarationError,
-                match="'operator', state 'single': .*'value' changed from int64 to int32.*version 0 of the state; a "
-                "newer program has gone on to version 1: run that, or roll the checkpoint back",
+                match=(
+                    "'operator', state 'single': .*'value' changed from int64 to int32.*version 0 of the state; a "
+                    "newer program has written version 1: run that, or roll the checkpoint back"
+                ),
             ):
                 second.restore(second.snapshot(), operator=old)
         with first.restore(before, operator=old) as again:

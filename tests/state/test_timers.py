@@ -244,7 +244,7 @@ def test_misuse_is_named() -> None:
     sink.current = record(1)
     with pytest.raises(StateAccessError, match="a name is empty"):
         timers.register_event_time(1, "")
-    with pytest.raises(StateAccessError, match="is no time"):
+    with pytest.raises(StateAccessError, match="is not a time"):
         timers.register_event_time(2**63)
     for what, delete in (
         ("event time", timers.delete_event_time),

@@ -85,7 +85,7 @@ def test_a_home_is_not_a_folder_of_that_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigurationError, match=r"begins with ~, which nobody replaces; write the whole path"
+        ConfigurationError, match=r"begins with ~, which is not expanded; write the full path"
     ):
         checkpoint_files(place)
     assert not list(tmp_path.iterdir())

@@ -214,7 +214,7 @@ def test_a_restart_refuses_what_a_job_refuses(async_enabled: bool) -> None:
             ({"pipeline": by_time}, "the key .* was .* and is"),
             ({"pipeline": sums}, "nothing"),
             ({"pipeline": waits, "sources": still}, "its rows wait for the watermark, but no source"),
-            ({"sources": other}, "has other columns, and rows"),
+            ({"sources": other}, "has other columns, but unprocessed rows"),
             ({"parallelism": 1000}, "parallelism 1000 is more"),
         ):
             with pytest.raises(AsyncStateError, match=message):

@@ -131,7 +131,7 @@ def read_state(
             own = list(opened.store.iterate(BROADCAST_GROUP))
         if partition and own != broadcast:
             raise StoreError(
-                f"operator '{spec.uid}': partitions 0 and {partition} hold different broadcast state; let "
+                f"operator '{spec.uid}': partitions 0 and {partition} hold different broadcast state; make "
                 "process_broadcast depend on its row and on broadcast state alone, and start with a new checkpoint"
             )
         broadcast = own

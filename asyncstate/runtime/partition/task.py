@@ -319,6 +319,6 @@ def _folder(spec: TaskSpec) -> tempfile.TemporaryDirectory[str]:
         )
     except OSError as error:
         raise StoreError(
-            f"operator '{spec.uid}': no folder for what exceeds memory: {error}. Check the disk's space and "
+            f"operator '{spec.uid}': cannot create a folder for spilled rows: {error}. Check the disk's space and "
             "permissions, or set async-state.local-dir to another folder"
         ) from error

@@ -114,7 +114,8 @@ class TaskContext:
             )
         if name in self._declared:
             raise StateDeclarationError(
-                f"operator '{self.uid}': two states are called '{name}'; give each state of an operator its own name"
+                f"operator '{self.uid}': two states have the name '{name}'; give each state of an operator its own "
+                "name"
             )
         stored = self._stored.get(name)
         spec = self._spec(descriptor, stored)
@@ -202,6 +203,6 @@ def closed_at_the_end(uid: str, operator: Operator) -> Iterator[None]:
         operator.close()
     except Exception as closing:
         raise OperatorError(
-            f"operator '{uid}' ({type(operator).__name__}): close() failed: {type(closing).__name__}: {closing}. "
-            "The micro-batch is not committed; fix the operator and start the query again"
+            f"operator '{uid}' ({type(operator).__name__}): close() failed: {type(closing).__name__}: {closing}. The "
+            "micro-batch is not committed; fix the operator and restart the query"
         ) from closing

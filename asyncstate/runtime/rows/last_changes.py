@@ -77,7 +77,7 @@ class LastChanges:
 
     def _add(self, gathering: SpillingInputBuffer, batch: pa.RecordBatch) -> None:
         for _ in gathering.add(self._prepared(batch)):
-            raise AssertionError("rows that wait for others of their key do not leave before these have come")
+            raise AssertionError("buffered rows stay until all rows of their key have arrived")
 
     def _prepared(self, batch: pa.RecordBatch) -> PreparedBatch:
         payload = pa.RecordBatch.from_arrays(batch.columns[:-1], schema=self._rows.schema)

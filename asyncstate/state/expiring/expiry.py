@@ -223,8 +223,8 @@ def checked_time(ttl: StateTtl, context: OperatorContext, owner: str) -> int:
     """``time_of``; StateDeclarationError naming ``owner`` for a time to live in event time where no input has any."""
     if ttl.time is TtlTime.EVENT and all(spec.event_time is None for spec in context.inputs):
         raise StateDeclarationError(
-            f"{owner}: its time to live is in event time, but no input has an event time; declare event_time (and a "
-            "watermark delay) on an input, or use StateTtl(..., time='processing')"
+            f"{owner}: its ttl is in event time, but no input has an event time; declare event_time (and a "
+            "watermark_delay) on an input, or use StateTtl(..., time='processing')"
         )
     return time_of(ttl, context)
 

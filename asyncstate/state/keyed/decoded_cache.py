@@ -234,4 +234,4 @@ class DecodedCache(WriteBackCache):
         if not self.resting:
             self._judge()
         else:
-            assert len(self.values) + len(self.old) == 0, "something is known though it rests"
+            assert len(self.values) + len(self.old) == 0, "a disabled cache has entries"

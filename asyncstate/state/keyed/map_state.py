@@ -310,8 +310,8 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
     def _refuse_none(self, key: K) -> NoReturn:
         raise StateAccessError(
-            f"{self._binding.label}: a map value cannot be None (user key {key!r}); "
-            "use remove() to delete the entry, or leave the put out"
+            f"{self._binding.label}: a map value cannot be None (user key {key!r}); use remove() to delete the entry, "
+            "or skip put()"
         )
 
 

@@ -186,7 +186,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
     def _bytes_of(self, value: Any) -> bytes:
         if value is None:
             raise StateAccessError(
-                f"{self._binding.label}: {_name(self._function)} gave None, which cannot be stored; return the "
+                f"{self._binding.label}: {_name(self._function)} returned None, which cannot be stored; return the "
                 "combined value, or use clear() to remove it"
             )
         return self._encode(value)  # type: ignore[no-any-return]
@@ -199,7 +199,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         return OperatorError(
             f"{place if key is None else f'{place}, key {key!r}'}: {_name(self._function)}{method} raised "
             f"{type(error).__name__}: {error}. The micro-batch is not committed; fix the function or the input and "
-            "start the query again"
+            "restart the query"
         )
 
 

@@ -90,7 +90,7 @@ class KeyedState:
         if not isinstance(binding, StateContext):
             kind = type(self).__name__
             raise StateDeclarationError(
-                f"{kind}({binding!r}, ...) declares no state; get one in open(), as "
+                f"{kind}({binding!r}, ...) is not declared; declare it in open(), as "
                 f"context.get_state({kind}Descriptor({binding!r}, ...))"
             )
         self._binding = binding

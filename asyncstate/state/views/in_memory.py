@@ -119,8 +119,8 @@ def _element(element: T) -> T:
 def _map_value(key: object, value: V) -> V:
     if value is None:
         raise StateAccessError(
-            f"a MapView: a map value cannot be None (user key {key!r}); use remove() to delete the entry, or leave "
-            "the put out"
+            f"a MapView: a map value cannot be None (user key {key!r}); use remove() to delete the entry, or skip "
+            "put()"
         )
     return value
 

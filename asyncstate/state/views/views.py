@@ -307,7 +307,7 @@ def _backing(view: object, state: Any, kinds: tuple[type, ...], in_memory: type)
     if not isinstance(state, kinds):
         names = " or ".join(kind.__name__ for kind in kinds if kind is not in_memory)
         raise StateAccessError(
-            f"a {type(view).__name__} is over a {names}, not over {state!r}; leave the argument out for one in memory"
+            f"a {type(view).__name__} wraps a {names}, not {state!r}; leave the argument out for a view in memory"
         )
     return state
 

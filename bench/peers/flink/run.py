@@ -208,7 +208,7 @@ class Flink:
             if line.startswith(_PREFIX):
                 return [Spent(*seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
         said = (done.stdout + done.stderr)[-3_000:]
-        raise CaseError(f"Flink failed with exit code {done.returncode}; the end of what it said:\n{said}")
+        raise CaseError(f"Flink failed with exit code {done.returncode}; the end of its output:\n{said}")
 
 
 def _time_text(column: str, name: str) -> str:

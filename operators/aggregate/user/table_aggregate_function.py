@@ -70,8 +70,8 @@ class TableAggregator(UserAggregator):
         if not has_method(self.function, "emit_value"):
             name = type(self.function).__name__
             raise SchemaError(
-                f"{owner}: {name} lacks emit_value, which windows ask for all rows of an accumulator; write it beside "
-                "emit_update_with_retract, which GroupTableAggregate alone asks"
+                f"{owner}: {name} lacks emit_value, which windows call for all rows of an accumulator; write it in "
+                "addition to emit_update_with_retract, which only GroupTableAggregate calls"
             )
 
     def update(
@@ -95,7 +95,8 @@ class TableAggregator(UserAggregator):
         found = self.function.emit_value(accumulator)
         if isinstance(found, str | bytes | dict) or not isinstance(found, Iterable):
             raise SchemaError(
-                f"{self.form.owner}: emit_value returned {found!r}, which is no iterable of rows; return a list of rows"
+                f"{self.form.owner}: emit_value returned {found!r}, which is not an iterable of rows; return "
+                "a list of rows"
             )
         return [self._named_row(row) for row in found]
 

@@ -272,7 +272,7 @@ class UserAggregator(FunctionAggregator):
         """Raise OperatorError for the result of a method that should change the accumulator in place."""
         if result is not None and result is not accumulator:
             raise OperatorError(
-                f"{self.form.owner}: {method} returned {result!r}, which would be forgotten; change the accumulator in "
+                f"{self.form.owner}: {method} returned {result!r}, which would be ignored; change the accumulator in "
                 "place and return nothing"
             )
 
@@ -384,8 +384,8 @@ class UserAggregator(FunctionAggregator):
         except UnfitValueError as error:
             at = error.row if owners is None else int(owners[error.row])
             raise OperatorError(
-                f"{self.form.owner}{key_text(keys, at)}: the function returned {error}; let it return what the result "
-                "type says, or declare another type"
+                f"{self.form.owner}{key_text(keys, at)}: the function returned {error}; return values of the result "
+                "type, or declare another type"
             ) from error
 
     @contextmanager

@@ -261,12 +261,14 @@ def _interval(lower: Duration, upper: Duration, lateness: Duration, owner: str) 
     ]
     for name, bound in zip(("lower", "upper", "allowed_lateness"), bounds, strict=True):
         if abs(bound) > BOUND_MAX_US:
-            raise SchemaError(f"{owner}: {name} is {bound} us; give at most {BOUND_MAX_US} us either way")
+            raise SchemaError(
+                f"{owner}: {name} is {bound} us; give at most {BOUND_MAX_US} us before or after"
+            )
     interval = Interval(*bounds)
     if interval.lower > interval.upper:
         raise SchemaError(
-            f"{owner}: lower ({lower!r}) is above upper ({upper!r}), so that nothing could match; swap them"
+            f"{owner}: lower ({lower!r}) is above upper ({upper!r}), so nothing can match; swap them"
         )
     if interval.lateness < 0:
-        raise SchemaError(f"{owner}: allowed_lateness is {lateness!r}; give a length of time, or 0")
+        raise SchemaError(f"{owner}: allowed_lateness is {lateness!r}; give a duration, or 0")
     return interval

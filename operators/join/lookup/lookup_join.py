@@ -124,8 +124,8 @@ class LookupJoin(Named, BundleOperator):
         columns = read_schema(columns, f"{self.owner}: columns")
         if not isinstance(columns, pa.Schema) or not len(columns):
             raise SchemaError(
-                f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows found, or a text such as "
-                "'name string'"
+                f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows that the lookup returns, "
+                "or a string such as 'name string'"
             )
         _check_type(retry, Retry, "retry", "Retry(attempts=3, delay='1 second')", self.owner)
         _check_type(retry_empty, Retry, "retry_empty", "Retry(attempts=3, delay='1 second')", self.owner)

@@ -179,7 +179,7 @@ class TriggeredRows(WindowRows):
         for window in windows:
             if window.end <= window.start:
                 raise OperatorError(
-                    f"the assigner gave the window {window}, which ends before it begins; check its lengths"
+                    f"the assigner returned the window {window}, which ends before it starts; check its sizes"
                 )
             one = await self._opened(TimeWindow(*window), open_windows, ctx)
             if one is None:

@@ -162,7 +162,7 @@ class Overflow:
             return bounds, touched
         touched[table.key] = True
         blocks = block_of(self._plan, table, np.arange(len(table)), bounds)
-        assert bool((blocks >= 0).all()), "rows behind the best are in a block"
+        assert bool((blocks >= 0).all()), "rows below the best are in a block"
         bounds = bounds.grown(np.bincount(blocks, np.where(added, 1, -1), len(bounds)).astype(np.int64))
         events = _Events(self._events(table, hashes, added), table.key, bounds.block[blocks])
         lists = keys.in_namespaces(events.block, events.key)
@@ -285,8 +285,8 @@ class Overflow:
         out = occurs_in(found.pair, found.table.arrival, found.pairs.inverse, arrival)
         if int(out.sum()) != len(key):
             raise CodecError(
-                f"{self._plan.owner}: rows that the order of a key names are missing; restore the checkpoint from an "
-                "older version"
+                f"{self._plan.owner}: rows in the order of a key are missing; restore the checkpoint from an older "
+                "version"
             )
         changed = np.zeros(len(found.pairs), np.bool_)
         changed[found.pair[out]] = True
