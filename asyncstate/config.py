@@ -430,7 +430,7 @@ def _shown(given: object) -> object:
 
 
 def _is_ours(key: str) -> bool:
-    """Whether a setting is meant for us, also one whose prefix is misspelled: it is to be told, not left alone."""
+    """Whether a setting is meant for asyncstate; a misspelled prefix counts, so that it is reported."""
     return _MEANT.match(key) is not None
 
 

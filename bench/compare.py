@@ -35,7 +35,7 @@ Figures = dict[str, Figure]
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The figures of one benchmark by name; of which commit, when, and where they were measured."""
+    """The metrics of one benchmark by name, with their commit, date and machine."""
 
     commit: str
     date: str
@@ -130,7 +130,7 @@ def _change(name: str, before: Figure | None, after: Figure | None, threshold: f
 
 
 def read_figures(path: Path, same_machine: bool = False) -> Figures:
-    """The figures in a file of ``--output``, by name. Raises CaseError."""
+    """The metrics in a file of ``--output``, by name. Raises CaseError."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Result)
     except (OSError, msgspec.MsgspecError) as error:
@@ -159,10 +159,10 @@ def read_baseline(benchmark: str) -> Baseline:
 
 
 def write_baseline(benchmark: str, figures: Figures) -> Path:
-    """Keep figures of this commit and machine; a line a figure, so that a difference of versions shows what has
+    """Store the metrics of this commit and machine, one per line, so that a diff of versions shows what has
     changed.
 
-    The path of the file, which no longer has those of before.
+    Returns the path of the file, which it replaces.
     """
 
     def encoded(value: object) -> str:
@@ -194,7 +194,7 @@ def _commit() -> str:
 
 
 def results_in(folder: Path) -> dict[str, Figures]:
-    """The figures of each benchmark of ``MEASURED`` that has left its results in ``folder``. Raises CaseError."""
+    """The metrics of each benchmark of ``MEASURED`` that wrote its results to ``folder``. Raises CaseError."""
     found = {name: folder / f"{name}.json" for name in MEASURED}
     figures = {name: read_figures(path) for name, path in found.items() if path.exists()}
     if not figures:

@@ -100,7 +100,7 @@ def lookup(
     rounds: Rounds = 7,
     output: Output = None,
 ) -> None:
-    """Ask an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed beside sync."""
+    """Query an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed by that of sync."""
     with Report("lookup", output, keys=keys, latency_ms=latency) as report, service(latency) as address:
         title = f"{keys:,} distinct keys a micro-batch, {latency:g} ms an answer, medians of {rounds}"
         report.section(title, costs("ms", ""))

@@ -1,7 +1,7 @@
-"""What a benchmark says: rows, as a table of 80 columns and as JSON, and the exit code.
+"""The report of a benchmark: rows, as a table of 80 columns and as JSON, and the exit code.
 
 Owns: ``Row``, ``Figure``, ``Column``, ``table``, ``Report``, and the options that all command lines have. Invariant: a
-case that fails or is wrong stands in the table with the reason and takes nothing from the others; the JSON is written
+case that fails or is wrong is in the table with the reason and does not affect the others; the JSON is written
 after each row.
 """
 
@@ -132,7 +132,7 @@ class Column(NamedTuple):
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Lines of at most ``WIDTH`` characters; a name that the figures leave no room for has a line of its own."""
+    """Lines of at most ``WIDTH`` characters; a name that does not fit next to the values gets its own line."""
     cells = [[column.cell(row) for column in columns] for row in rows]
     used = [at for at in range(len(columns)) if any(line[at] for line in cells)]
     heads = [(" " + columns[at].heading).rpartition(" ")[::2] for at in used]
@@ -168,7 +168,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 
 def _instead(row: Row) -> str:
-    """What stands in the place of the figures."""
+    """The text that replaces the values."""
     for what, why in (("FAILED", row.failed), ("left out", row.skipped), ("WRONG", "; ".join(row.wrong))):
         if why:
             return f"{what}: {why.splitlines()[0]}"
@@ -225,7 +225,7 @@ class Report:
         try:
             for found in measure():
                 self.add(found)
-        except Exception as error:  # of one case: the others have their figures all the same
+        except Exception as error:  # of one case: the others keep their results
             if isinstance(error, WrongResult):
                 row.wrong = [str(error)]
             else:

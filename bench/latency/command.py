@@ -60,7 +60,7 @@ def latency(
     tiny: Tiny = False,
     output: Output = None,
 ) -> None:
-    """What a small micro-batch costs, and how long events take, beside Spark's own stateful operators."""
+    """Measure small micro-batches and the latency of events, compared with Spark's own stateful operators."""
     works = chosen(work, ENGINES, "--work")
     sizes = numbers(rows, "--rows") if rows else ()
     known = dict.fromkeys(engine.name for each in ENGINES.values() for engine in each)

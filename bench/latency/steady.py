@@ -87,7 +87,7 @@ class _Seen:
 
 
 def latencies(spark: SparkSession, work: str, plan: SteadyPlan, report: Report) -> None:
-    """A row an engine of a work, one behind the other. All have the sink that notes what comes."""
+    """One row per engine of a work, one after the other. All use the sink that records the output."""
     for peer in dict.fromkeys(engine.peer for engine in chosen(work, plan.engines)):
         engine = Engine(peer, PEERS[peer].title, peer)
         group = f"{work}: {WORKS[work].title}"

@@ -90,8 +90,8 @@ def nexmark(
 
 
 def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence[bool], repeat: int) -> None:
-    """A row a mode, of the run of median duration, a wrong one before all others. The order turns round each time: a
-    JVM is quicker at what it did before. What a mode fails with stands in its row."""
+    """One row per mode, of the run of median duration; a wrong run takes precedence. The order alternates: a
+    JVM is faster at repeated work. The error of a mode is in its row."""
     runs: dict[bool, list[QueryResult]] = {mode: [] for mode in modes}
     rows = {mode: Row(name="async" if mode else "sync", group=query) for mode in modes}
     for number in range(repeat):
@@ -130,7 +130,7 @@ def _fill(row: Row, run: QueryResult) -> None:
 
 
 def draw_results(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Throughput and micro-batch time of each query, sync beside async."""
+    """Measure throughput and micro-batch time of each query, sync and async."""
     modes = {mode: [row for row in rows if row.name == mode and row.facts] for mode in ("sync", "async")}
     rates, batches = [], []
     for mode, found in modes.items():

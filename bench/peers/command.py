@@ -116,7 +116,7 @@ def peers(
 
 
 def _lines(work: str, amount: _Amount) -> list[tuple[str, str, int]]:
-    """Label, work and keys of each line that a letter stands for."""
+    """Label, work and keys of each line of a letter."""
     if work == "a":
         return [(f"a, {keys:,} keys", "a", keys) for keys in amount.keys]
     if work == "e":

@@ -43,8 +43,8 @@ class IcebergTarget:
         self.properties = properties or {}
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
-        """See ``Target``. Iceberg enforces no primary keys: that ``keys`` are one is for the caller to know. Rows must
-        have all columns of the table, since a changed row is written anew."""
+        """See ``Target``. Iceberg enforces no primary keys, so the caller must choose unique ``keys``. Rows must have
+        all columns of the table, since a changed row is replaced."""
         if "." not in self.table:
             raise ConfigurationError(
                 f"IcebergTarget: table {self.table!r} has no namespace; give both, such as 'db.totals'"

@@ -49,7 +49,7 @@ class ParquetTarget:
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. Types must be those of the micro-batch before. The files of another checkpoint are not taken
-        over, since nothing would tell which of two rows of a key is the newer one."""
+        over, since nothing says which of two rows of a key is newer."""
         _check_types(self.folder, changes.upserts.schema)
         files, root = self._opened()
         with self._failing():

@@ -120,7 +120,7 @@ class _Engines:
         self._tell(f"f: {self._spec.name}, {doing}: {before.peer}")
         try:
             return work(before)
-        except Exception as error:  # the other queries and engines have figures all the same
+        except Exception as error:  # the other queries and engines have results nevertheless
             return msgspec.structs.replace(before, failed=reason(error), seconds=[])
 
     def _checked(self, result: Throughput) -> Throughput:
@@ -185,7 +185,7 @@ def share_of_good(rows: Sequence[Row]) -> list[Row]:
 
 
 def _with_difference(result: Throughput, spent: tuple[Spent, Spent], sizes: Sizes) -> Throughput:
-    """What the rows by which the long input is longer took; all of it when that is not to be told (tiny inputs)."""
+    """The time of the additional rows of the long input; its whole time if that is too small (tiny inputs)."""
     before, long = spent
     rows = sizes.long - sizes.short
     if long.seconds <= before.seconds:
