@@ -156,7 +156,7 @@ class Failures:
         )
         remedies = []
         if reads:
-            remedies.append("check the disk under the local store, or raise async-state.watchdog-timeout")
+            remedies.append("check the disk under the local store")
         if calls:
             remedies.append(
                 "in functions of ctx.call, await all waits and react to cancellation, or make them plain functions, "

@@ -110,7 +110,7 @@ def outside_calls(state: int, unique: int, rounds: int, seed: int) -> list[Row]:
             lambda: draws(10 * calls, calls, seed),
             calls,
             rounds,
-            lambda place: lambda keys: calls_by_hand(keys, place.config.call_limit),
+            lambda place: lambda keys: calls_by_hand(keys, Operator.call_limit),
             lambda place: place.filled(make()),  # noqa: B023
         )
     ]
