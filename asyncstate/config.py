@@ -128,8 +128,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _UpToHour, "A buffer that does not fill is sent to the store after this time."
     ] = 1_000
     iterate_response_batch_size: Annotated[_Count, "Entries that a state iterator loads at a time."] = 1_000
-    bundle_size: Annotated[_Rows, "Rows of a bundle, at most."] = 500_000
-    bundled_agg_size: Annotated[_Rows, "Rows that a BundledAggregateFunction gets at a time, at most."] = (
+    bundle_size: Annotated[_Rows, "Maximum rows of a bundle."] = 500_000
+    bundled_agg_size: Annotated[_Rows, "Maximum rows that a BundledAggregateFunction gets at a time."] = (
         100_000
     )
     bundled_agg_allow_latency_ms: Annotated[
@@ -350,12 +350,12 @@ _REMOVED: Mapping[str, str] = {
         "Tuning"
     ),
     "rocksdb.direct-reads": "RocksDB reads through the operating system's page cache",
-    "rocksdb.block-cache-size": "RocksDB's blocks have an eighth of async-state.memory, so set that",
-    "column-cache-size": "rows of column states have an eighth of async-state.memory, so set that",
-    "open-stores-size": "stores that stay open have a sixteenth of async-state.memory, so set that",
-    "gather-memory": "rows that wait for others have a quarter of async-state.memory, so set that",
-    "bundle-memory": "a bundle has a sixteenth of async-state.memory, so set that, or async-state.bundle-size",
-    "broadcast-size-limit": "broadcast rows have a sixteenth of async-state.memory, so set that",
+    "rocksdb.block-cache-size": "RocksDB's block cache gets an eighth of async-state.memory; set that",
+    "column-cache-size": "column states get an eighth of async-state.memory; set that",
+    "open-stores-size": "open stores get a sixteenth of async-state.memory; set that",
+    "gather-memory": "buffered rows get a quarter of async-state.memory; set that",
+    "bundle-memory": "a bundle gets a sixteenth of async-state.memory; set that, or async-state.bundle-size",
+    "broadcast-size-limit": "broadcast rows get a sixteenth of async-state.memory; set that",
     "io-parallelism": "the number of threads that read follows from how long a read takes",
     "watchdog-timeout": "a micro-batch fails if records wait and no read completes for a minute",
     "call-limit": "set the attribute call_limit of the operator, or LookupJoin(call_limit=)",

@@ -581,9 +581,9 @@ class MicroBatch(Generic[R]):
         if ours.output.side_outputs:
             return f"'{first.uid}' has side outputs"
         if theirs.ready[index].broadcast:
-            return "each of its partitions gets all of them"
+            return "each of its partitions gets all rows"
         if not stepped and may_run_locally(following.operator, theirs.ready):
-            return "Spark may put them together before the exchange"
+            return "Spark may aggregate them before the exchange"
         return ""
 
     def _task_spec(self, call: Call, checked: _Checked, parallelism: int) -> TaskSpec:

@@ -40,7 +40,7 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 _CALLS_MAX: Final = 10_000
 _CALL_SECONDS_MAX: Final = 86_400
 _LOCAL_AGGREGATION: Final = ("auto", "always", "never")
-_NEXT: Final = "the next operator that has state"
+_NEXT: Final = "the next stateful operator"
 
 
 def check_is_operator(uid: str, operator: object) -> None:
@@ -50,7 +50,7 @@ def check_is_operator(uid: str, operator: object) -> None:
             f"operator '{uid}': {operator.__name__} is a class; give an instance: {operator.__name__}(...)"
         )
     if not isinstance(operator, Operator):
-        raise JobError(f"operator '{uid}': {operator!r} is no Operator; give an object of one")
+        raise JobError(f"operator '{uid}': {operator!r} is not an Operator; give an instance of one")
     _check_settings(f"operator '{uid}'", operator)
 
 
