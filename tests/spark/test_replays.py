@@ -131,7 +131,7 @@ def test_state_rolled_back_alone_is_refused(query: Query) -> None:
     )
     assert "Forget versions 1, 2 of job" in done.stdout
     query.add(1)
-    query.refused("runs batch 3, but .* is at batch 0; the batches between have not been seen")
+    query.refused("runs batch 3, but .* is at batch 0; the batches in between are missing")
     roll_back(query.state, query.query, 0)
     query.run()
     assert query.sink == query.expected
