@@ -244,11 +244,11 @@ class OutputSpec:
                 f"side output '{late_output}' should get the late rows of {spec.name}, but is declared with other "
                 "columns; use another output for the late rows"
             )
-        beside = [self.side_changes[late_output]] if late_output in self.side_changes else []
+        existing = [self.side_changes[late_output]] if late_output in self.side_changes else []
         return replace(
             self,
             side_outputs={**self.side_outputs, late_output: spec.schema},
-            side_changes={**self.side_changes, late_output: late_changes([*beside, spec.changes])},
+            side_changes={**self.side_changes, late_output: late_changes([*existing, spec.changes])},
         )
 
 

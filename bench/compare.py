@@ -123,8 +123,8 @@ def _change(name: str, before: Figure | None, after: Figure | None, threshold: f
     if before is None or after is None:
         return Row(name=name, facts=facts | {"verdict": "gone" if after is None else "new"})
     gain = after.value / before.value if after.rate else before.value / after.value
-    apart = after.low > before.high or after.high < before.low
-    if apart and not 1 / (1 + threshold) <= gain <= 1 + threshold:
+    disjoint = after.low > before.high or after.high < before.low
+    if disjoint and not 1 / (1 + threshold) <= gain <= 1 + threshold:
         facts["verdict"] = "better" if gain > 1 else "worse"
     return Row(name=name, facts=facts | {"gain": gain})
 

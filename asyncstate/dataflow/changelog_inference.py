@@ -1,6 +1,6 @@
 """Changelog inference: the changelog mode and the unique keys of each node's rows.
 
-Owns: ``changes_behind``, which derives the properties of a node's output from those of its inputs, and the check of
+Owns: ``node_changes``, which derives the properties of a node's output from those of its inputs, and the check of
 what a source declares.
 Invariant: jobs and tests both infer here, from the same declarations; an invalid declaration is refused. A property
 that is not certain is left out.
@@ -52,12 +52,12 @@ def declared_mode(
         )
     if changelog is None:
         return found
-    told = ChangelogMode.RETRACT if changelog else ChangelogMode.INSERT_ONLY
+    declared = ChangelogMode.RETRACT if changelog else ChangelogMode.INSERT_ONLY
     if found is not None and (found is ChangelogMode.INSERT_ONLY) == bool(changelog):
         raise JobError(
             f"source '{source}': mode is {found.text!r} and changelog is {changelog}; give one of them"
         )
-    return told if found is None else found
+    return declared if found is None else found
 
 
 def declared_key(source: str, primary_key: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -111,7 +111,7 @@ def operator_changes(node: Node, changes: Changelog) -> Changelog:
     return replace(changes, origin=f"side output '{node.name}'")
 
 
-def changes_behind(
+def node_changes(
     node: Node, inputs: Sequence[Changelog], columns: Sequence[str], has_kinds: bool
 ) -> Changelog:
     """The changelog properties downstream of a transformation, a union or a sink.
@@ -180,7 +180,7 @@ def _dropped(node: Transform, given: Changelog, columns: Sequence[str]) -> Chang
             "insertions; keep the column. To treat the changes themselves as rows, use transform(...)"
         )
     gone = {name.lower() for name in node.expressions if isinstance(name, str)}
-    return _behind(given, {name: (name,) for name in columns if name.lower() not in gone})
+    return _passed_through(given, {name: (name,) for name in columns if name.lower() not in gone})
 
 
 def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Changelog:
@@ -198,7 +198,7 @@ def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Cha
             passed[old] = (*passed.get(old, ()), new)
     if makes_kinds:  # computed by a user's expression
         return replace(RETRACT, origin=f"'{node.name}'").filtered(None)
-    return _behind(given, passed)
+    return _passed_through(given, passed)
 
 
 def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -236,7 +236,7 @@ def _left_out(star: exp.Star, columns: Sequence[str]) -> set[str]:
     return {name for name in columns if name.lower() in hidden}
 
 
-def _behind(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
+def _passed_through(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
     found = given.projected(passed)
     if found is None:
         lost = [name for name in given.upsert_key or () if not passed.get(name)]

@@ -85,7 +85,7 @@ def _tail_of(
     if isinstance(following, Apply) and not following.operator.stateless:
         # Initial state needs a separate exchange.
         if len(following.inputs) == 1 and following.initial_state is None:
-            joined = batch.behind(call_of(node), inputs, call_of(following), empty[last], routes)
+            joined = batch.downstream(call_of(node), inputs, call_of(following), empty[last], routes)
             if joined is not None:
                 return tail._replace(joined=joined)
             first = batch.first_step(call_of(following), empty[last])
@@ -129,16 +129,16 @@ def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...]
 def places_of(tails: Mapping[Apply, FusedChain]) -> dict[Node, str]:
     """Where nodes run that do not run in their kind's usual place, and why others are not fused."""
     places: dict[Node, str] = {}
-    behind: dict[Apply, list[tuple[Apply, FusedChain]]] = {}
+    downstream: dict[Apply, list[tuple[Apply, FusedChain]]] = {}
     for node, tail in tails.items():
         places |= {inner: f"in the task of '{node.name}'" for inner in tail.inside}
         if tail.joined is not None and tail.next is not None:
             places[tail.next] = f"in the task of '{node.name}', {_why(tail.joined)}; no exchange, state"
         elif isinstance(tail.next, Apply):
-            behind.setdefault(tail.next, []).append((node, tail))
+            downstream.setdefault(tail.next, []).append((node, tail))
         elif tail.stopped and isinstance(tail.next, Transform):
             places[tail.next] = f"in Spark's plan of the reader: {tail.stopped}"
-    return places | {node: _exchanged(before) for node, before in behind.items()}
+    return places | {node: _exchanged(before) for node, before in downstream.items()}
 
 
 def _exchanged(before: Sequence[tuple[Apply, FusedChain]]) -> str:

@@ -75,7 +75,7 @@ class JobDriver(Generic[R]):
         self._make_batch = make_batch
 
     @contextmanager
-    def trial(self) -> Iterator[Any]:
+    def dry_run(self) -> Iterator[Any]:
         """The next micro-batch, for checks only: nothing runs in it."""
         base = self._ledger.latest()
         number = 0 if base is None else base.batch_id + 1

@@ -257,7 +257,7 @@ class MicroBatch(Generic[R]):
     def _enter(self, task: FusedTask) -> None:
         """Reserve the operators' uids."""
         with self._lock:
-            for one in (task.call, *(behind.call for behind in task.then)):
+            for one in (task.call, *(downstream.call for downstream in task.then)):
                 self._check_open(one.uid)
                 check_uid(one.uid)
                 check_not_taken(one.uid, self._uids)
@@ -313,9 +313,9 @@ class MicroBatch(Generic[R]):
         elif not any(isinstance(one, Feed) for one in inputs):
             checked = self._done_before(call.operator, seen, checked)
         chain = [self._prepare(call, checked, after)]
-        for behind in then:
-            checked = self._check(behind.call, [behind.rows], behind.route)
-            chain.append(self._prepare(behind.call, checked, behind.after))
+        for downstream in then:
+            checked = self._check(downstream.call, [downstream.rows], downstream.route)
+            chain.append(self._prepare(downstream.call, checked, downstream.after))
         return chain
 
     def _planned(self, task: FusedTask, inputs: Sequence[R | Feed]) -> Planned:
@@ -518,7 +518,7 @@ class MicroBatch(Generic[R]):
         at = [own.key.index(name) for name in own.route]
         return [tuple(key[i] for i in at) for key in call.operator.keyed_output(checked.ready)]
 
-    def behind(
+    def downstream(
         self,
         first: Call,
         inputs: Sequence[R],
@@ -643,7 +643,7 @@ def _both(first: Applied, then: Applied) -> Applied:
     records = [report_of_both(before[record.partition], record) for record in then.records]
     stage = then.stage
     if stage is not None and first.stage is not None:
-        stage = stage.behind(first.stage, then.output.changes.upsert_key)
+        stage = stage.preceded_by(first.stage, then.output.changes.upsert_key)
     return replace(
         then,
         stage=stage,

@@ -50,7 +50,7 @@ from asyncstate.spark.jvm_plans import calls_of
 from asyncstate.spark.python_task import PartitionTask, regular_inputs
 from asyncstate.spark.report_accumulator import ReportAccumulator
 from asyncstate.spark.reports import ShuffleWriter
-from asyncstate.spark.sql_partial_aggregation import first_rows, put_together
+from asyncstate.spark.sql_partial_aggregation import first_rows, partial_aggregate
 from asyncstate.spark.task_errors import marked
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _sent(spec: InputSpec) -> StructType:
 def _rows(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
     if spec.limit is not None:
         return first_rows(df, spec.limit)
-    return df if spec.local is None else put_together(df, spec, parallelism)
+    return df if spec.local is None else partial_aggregate(df, spec, parallelism)
 
 
 def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) -> str:
@@ -333,7 +333,7 @@ class Stage:
             )
         return self.sides[name]
 
-    def behind(self, first: Stage, key: Key | None = None) -> Stage:
+    def preceded_by(self, first: Stage, key: Key | None = None) -> Stage:
         """This stage after the rows of ``first``, which is released separately; ``key``: as of ``both``."""
         sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
         return replace(self, rows=both(first.rows, self.rows, key), sides=sides)
@@ -388,10 +388,10 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     perhaps with other results than those committed; checkpointed rows make the micro-batch fail and be replayed.
     """
     spec, calls = tasks.task.spec, calls_of(tasks.exchanged)
-    with ReportAccumulator(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as told:
-        planned = _through(tasks, replace(tasks.task, reports=told.reports), schema)
+    with ReportAccumulator(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as accumulator:
+        planned = _through(tasks, replace(tasks.task, reports=accumulator.reports), schema)
         stage = calls.keep(planned)
-        found = told.found()
+        found = accumulator.found()
     try:
         found = _reports_in(stage) if found is None else found
     except BaseException:

@@ -199,7 +199,7 @@ class StreamingJob:
 
     def check(self) -> None:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
-        with self._driver.trial() as batch:
+        with self._driver.dry_run() as batch:
             self._graph.check(batch)
 
     def explain(self) -> str:

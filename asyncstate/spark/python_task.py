@@ -62,7 +62,7 @@ _GC_YOUNG_ALLOCATIONS = 50_000
 
 _log = logging.getLogger(__name__)
 _settled = False
-_told: set[tuple[str, str, str]] = set()
+_logged: set[tuple[str, str, str]] = set()
 """The counters of stateless operators that this worker has already reported, by job, uid and name."""
 
 
@@ -200,9 +200,9 @@ class StatelessTask:
 def _tell(spec: TaskSpec, counters: Mapping[str, int]) -> None:
     """Log the operator's counters once per worker: a sum over runs that may be repeated would be wrong."""
     for name, value in counters.items():
-        told = (spec.job_id, spec.uid, name)
-        if value and told not in _told:
-            _told.add(told)
+        counter = (spec.job_id, spec.uid, name)
+        if value and counter not in _logged:
+            _logged.add(counter)
             _log.warning(
                 "operator '%s' keeps no state, so its counters are not in the progress: %s is %d in one part of "
                 "batch %d. Each worker logs this once.",

@@ -121,14 +121,14 @@ def reports_of(
     partition of each has reported once, and if tasks have read rows of an attempt other than the one whose report came.
     """
     found: dict[str, dict[int, Report]] = {stage: {} for stage in parallelism}
-    told: dict[str, list[int]] = {stage: [] for stage in parallelism}
+    reported: dict[str, list[int]] = {stage: [] for stage in parallelism}
     waiting = [msgspec.msgpack.decode(one, type=Report) for one in packed]
     while waiting:
         report = waiting.pop()
         found[report.stage][report.partition] = report
-        told[report.stage].append(report.partition)
+        reported[report.stage].append(report.partition)
         waiting += report.carried
-    for stage, partitions in told.items():
+    for stage, partitions in reported.items():
         if sorted(partitions) != list(range(parallelism[stage])):
             raise JobError(
                 f"operator '{stage}': partitions {sorted(partitions)} reported, expected each of "

@@ -118,13 +118,13 @@ class _Ran(NamedTuple):
     aside: list[SideBatch]
     records: list[CommitRecord]
 
-    def then(self, behind: _Ran, key: Key | None) -> _Ran:
+    def then(self, downstream: _Ran, key: Key | None) -> _Ran:
         """This, followed by a later run in the same micro-batch over its results; ``key``: its rows are upserts by
         it."""
         first = {record.partition: record for record in self.records}
-        records = [report_of_both(first[record.partition], record) for record in behind.records]
-        older = list(not_replaced(self.rows, behind.rows, key))
-        return _Ran(older + behind.rows, self.aside + behind.aside, records)
+        records = [report_of_both(first[record.partition], record) for record in downstream.records]
+        older = list(not_replaced(self.rows, downstream.rows, key))
+        return _Ran(older + downstream.rows, self.aside + downstream.aside, records)
 
 
 class OperatorHarness:
@@ -539,15 +539,15 @@ class OperatorHarness:
             for writer, given, values in self._initial.values:
                 writing = replace(spec, operator=writer, inputs=(given,))
                 written = self._collected(self._partitions(writing, [values], copies_of(writer)))
-                spec = self._behind(spec, written)
+                spec = self._downstream(spec, written)
             before = self._initial.rows if before is None else before
         if before is not None:
             first = self._collected(self._partitions(spec, before, self._operator))
-            spec = self._behind(spec, first)
+            spec = self._downstream(spec, first)
         ran = self._collected(self._partitions(spec, self._pending, self._operator))
         return ran if first is None else first.then(ran, self._output.changes.upsert_key)
 
-    def _behind(self, spec: TaskSpec, ran: _Ran) -> TaskSpec:
+    def _downstream(self, spec: TaskSpec, ran: _Ran) -> TaskSpec:
         """The same micro-batch, starting from the result of ``ran``."""
         return replace(spec, base=self._operator_after(spec, ran.records), first_arrival=FIRST_ARRIVAL)
 

@@ -100,7 +100,7 @@ class _Stage:
             raise JobError(f"there is no side output {name!r}; there are {', '.join(self.sides) or 'none'}")
         return self.sides[name]
 
-    def behind(self, first: _Stage, key: Key | None = None) -> _Stage:
+    def preceded_by(self, first: _Stage, key: Key | None = None) -> _Stage:
         sides = {name: _joined(first.sides[name], rows) for name, rows in self.sides.items()}
         older = LocalRows(first.rows.schema, tuple(not_replaced(first.rows.batches, self.rows.batches, key)))
         return _Stage(_joined(older, self.rows), sides, self.observed)

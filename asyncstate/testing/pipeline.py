@@ -33,7 +33,7 @@ from asyncstate.dataflow import (
     draw,
     explain,
 )
-from asyncstate.dataflow.changelog_inference import changes_behind, operator_changes, source_changes
+from asyncstate.dataflow.changelog_inference import node_changes, operator_changes, source_changes
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.display import html_table, time_text
@@ -153,8 +153,8 @@ class PipelineHarness:
         times = Times(
             source.event_time, source.watermark_delay, source.sequence, source.drop_stale, source.idle_after
         )
-        told = None if source.mode is not None and not source.changelog else source.changelog
-        return self.flow.add_source(name, times, told, source.schema, source.mode, source.primary_key)
+        is_changelog = None if source.mode is not None and not source.changelog else source.changelog
+        return self.flow.add_source(name, times, is_changelog, source.schema, source.mode, source.primary_key)
 
     # -- rows ---------------------------------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class PipelineHarness:
         if not isinstance(node, Apply):
             found = _through(node, inputs)
             kinds = has_kinds(found.schema.names)
-            self.changes[node] = changes_behind(node, known, inputs[0].schema.names, kinds)
+            self.changes[node] = node_changes(node, known, inputs[0].schema.names, kinds)
             return found
         check_one_start(node, self._starts)
         arguments = node.arguments()

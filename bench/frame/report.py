@@ -270,10 +270,10 @@ class Report:
             self.say(f"the files of the wrong ones are in {self.folder}")
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
-        told = isinstance(error, CaseError | AsyncStateError)
-        if error is not None and told:
+        expected = isinstance(error, CaseError | AsyncStateError)
+        if error is not None and expected:
             self.say(reason(error), style="red")
-        if error is None or told:
+        if error is None or expected:
             code = WRONG_RESULT if wrong else CANNOT_RUN if failed or error is not None else 0
             if code:
                 raise typer.Exit(code) from None

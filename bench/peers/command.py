@@ -16,7 +16,7 @@ from bench.peers.fairness import facts
 from bench.peers.flink.nexmark import FLINK_PEERS, PYFLINK, NexmarkPlan, keyed, nexmark, share_of_good
 from bench.peers.flink.queries import FLINK_QUERIES
 from bench.peers.peers import PEERS
-from bench.peers.results import COLUMNS, Throughput, beside, draw_throughput
+from bench.peers.results import COLUMNS, Throughput, compared, draw_throughput
 from bench.peers.works import WORKS, Scale
 
 _SPARK_WORK = ("a", "b", "c", "d", "e", "g")
@@ -109,7 +109,7 @@ def peers(
                     found = measure.measure(WORKS[name], scale, label, names, plan, report.tell)  # noqa: B023
                     if name in PYFLINK and "pyflink" in names:  # noqa: B023
                         found += [keyed(name, label, WORKS[name].title, scale, flink, report.tell)]  # noqa: B023
-                    yield from beside(found)
+                    yield from compared(found)
 
                 report.case(label, results)
         report.draw("peers.png", lambda path: draw_throughput(path, report.rows, title))

@@ -1,6 +1,6 @@
 """What was measured, how far it is from what was aimed at, and its table and picture.
 
-Owns: ``Throughput``, ``beside``, the aims, ``COLUMNS`` and ``draw_throughput``.
+Owns: ``Throughput``, ``compared``, the aims, ``COLUMNS`` and ``draw_throughput``.
 Invariant: a ratio is a median over pairs of micro-batches that followed each other; what was not found right has none.
 Must not import Spark or asyncstate.
 """
@@ -86,7 +86,7 @@ _AIMED_KEYS = {"a": 1_000_000}
 PYFLINK_AIM, FLINK_AIM, FLINK_GOOD = 15.0, 1.0, 1.5
 
 
-def beside(results: Sequence[Throughput]) -> list[Throughput]:
+def compared(results: Sequence[Throughput]) -> list[Throughput]:
     """The results of one piece of work with their facts; those of each asyncstate variant, with the peers, in
     sequence.
 

@@ -185,12 +185,12 @@ class Parts:
             self.sources.append(source)
         return index
 
-    def add_apart(self, parts: Parts, prefix: str) -> range:
+    def add_prefixed(self, parts: Parts, prefix: str) -> range:
         """Add parts that are not shared; return their indices. Their state columns start with ``prefix`` and are
         nullable: null if nothing has been counted."""
         added = range(len(self.all), len(self.all) + len(parts.all))
         for part in parts.all:
-            part.call_apart(prefix)
+            part.prefix_fields(prefix)
             self.add(part)
         self.float_sums |= {added[total]: added[counter] for total, counter in parts.float_sums.items()}
         return added

@@ -118,7 +118,7 @@ class Aggregator(ABC):
     may_lack: frozenset[str] = frozenset()
     """Names of fields that states of an older layout do not have: such states read as null, with its usual meaning."""
 
-    def call_apart(self, prefix: str) -> None:
+    def prefix_fields(self, prefix: str) -> None:
         """Add ``prefix`` to the names of the state columns, and allow states of an older layout to lack them."""
         names = [prefix + field.name for field in self.fields]
         pairs = zip(self.fields, names, strict=True)

@@ -78,18 +78,18 @@ class _Sample(NamedTuple):
         """With the values of ``other``."""
         count = self.number + other.number
         share = other.number / np.where(count == 0, 1, count)
-        apart = other.mean - self.mean
-        squares = self.squares + other.squares + apart**2 * self.number * share
-        return _Sample(count, self.mean + apart * share, squares)
+        difference = other.mean - self.mean
+        squares = self.squares + other.squares + difference**2 * self.number * share
+        return _Sample(count, self.mean + difference * share, squares)
 
     def without(self, other: _Sample) -> _Sample:
         """Without the values of ``other``, which are among these."""
         count = self.number - other.number
         share = other.number / np.where(count <= 0, 1, count)
         mean = self.mean + (self.mean - other.mean) * share
-        apart = other.mean - mean
+        difference = other.mean - mean
         total = np.where(self.number == 0, 1, self.number)
-        squares = self.squares - other.squares - apart**2 * count * other.number / total
+        squares = self.squares - other.squares - difference**2 * count * other.number / total
         left = count > 0
         return _Sample(
             np.where(left, count, 0.0),

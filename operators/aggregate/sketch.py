@@ -65,9 +65,9 @@ class Registers(MergingAggregator):
         self._precision = precision
         self._kind = kind
 
-    def call_apart(self, prefix: str) -> None:
+    def prefix_fields(self, prefix: str) -> None:
         """See ``Aggregator``."""
-        super().call_apart(prefix)
+        super().prefix_fields(prefix)
         self.name = prefix + self.name
 
     def open(self, context: OperatorContext, time_first: bool = False) -> None:

@@ -66,7 +66,7 @@ class TwoInputJoin(Named, BundleOperator):
         """Whether only the columns of left rows are emitted."""
         return self.kind in ("semi", "anti")
 
-    def _shown_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def _output_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Left columns, then right columns; only the left ones for semi and anti. Raises SchemaError for keys,
         names or a condition that do not fit."""
         left, right = inputs

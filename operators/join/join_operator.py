@@ -106,13 +106,13 @@ class Join(TwoInputJoin):
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Left columns, then right columns; only the left ones for semi and anti."""
-        shown = self._shown_schema(inputs)
+        shown = self._output_schema(inputs)
         for unique, spec in zip(self.unique, inputs, strict=True):
             for column in unique if isinstance(unique, tuple) else ():
                 spec.column(column)
-        return OutputSpec(shown, changes=self._shown_changes(inputs, shown))
+        return OutputSpec(shown, changes=self._output_changes(inputs, shown))
 
-    def _shown_changes(self, inputs: Sequence[InputSpec], shown: pa.Schema) -> Changelog:
+    def _output_changes(self, inputs: Sequence[InputSpec], shown: pa.Schema) -> Changelog:
         # New rows make pairs, and let a left row be shown; where one is padded or left out they retract it.
         only_adds = self.kind in ("inner", "semi") and not any(spec.changelog for spec in inputs)
         mode = ChangelogMode.INSERT_ONLY if only_adds else ChangelogMode.RETRACT
@@ -199,8 +199,8 @@ class Join(TwoInputJoin):
             return np.ones(num_keys, np.bool_)
         full = np.zeros(num_keys, np.bool_)
         if not bundle.insert_only:
-            taken_back = row_keys[~bundle.accumulate]
-            full[taken_back[taken_back >= 0]] = True
+            retracted = row_keys[~bundle.accumulate]
+            full[retracted[retracted >= 0]] = True
         return full
 
     def _join(
@@ -217,17 +217,17 @@ class Join(TwoInputJoin):
         matchable = np.flatnonzero(row_keys >= 0)
         changes = self._changes(bundle, matchable, row_keys, own)
         self._count(bundle, side, matchable[changes.missing])
-        driving, kinds = _driving(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
+        probe, kinds = _probe(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
         others = JoinRows(found.columns, found.key_index)
         residual = oriented(self._residual, side)
-        matches = Matches(driving, others, equal_keys(driving, others, len(keys)), residual)
+        matches = Matches(probe, others, equal_keys(probe, others, len(keys)), residual)
         before = None
         if rule.watch:
             expired = matchable[changes.believed]
             gone = JoinRows(take_rows(bundle.batch.columns, expired), row_keys[expired])
             before = self._partners_before(own, gone, others, len(keys), residual)
         for emission in join(rule, kinds, matches, before):
-            mine, theirs = (driving.columns, emission.driving), (others.columns, emission.other)
+            mine, theirs = (probe.columns, emission.probe), (others.columns, emission.other)
             self._emit(side, mine, theirs, emission.kinds, ctx)
         added = matchable[changes.added]
         state = self._states[side]
@@ -291,7 +291,7 @@ class Join(TwoInputJoin):
         return before_bundle
 
 
-def _driving(
+def _probe(
     bundle: Bundle,
     matchable: Int64Array,
     row_keys: Int64Array,

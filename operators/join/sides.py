@@ -26,7 +26,7 @@ from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.consolidation import ConsolidatedRows, net_by_content
-from ..core.expiry_options import row_stamps, stamps_behind
+from ..core.expiry_options import concat_stamps, row_stamps
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class ListSide(SideState):
         rows = Added(
             concat_rows(stay.columns, come.columns),
             np.concatenate([stay.key_index, come.key_index]),
-            stamps_behind(stay.stamps, come.stamps),  # rows that stay keep their time
+            concat_stamps(stay.stamps, come.stamps),  # rows that stay keep their time
         ).by_key()
         self._state.put(
             keys.select(chosen), rows.columns, rows.key_index, own.heads.select(chosen), rows.stamps

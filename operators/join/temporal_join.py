@@ -116,7 +116,7 @@ class TemporalJoin(TwoInputJoin):
                 "a retraction would join with the current right row, not with the one of the insertion; give "
                 "insertions, join with time='event', or use Join"
             )
-        shown = self._shown_schema(inputs)
+        shown = self._output_schema(inputs)
         kept = dict(zip(left.schema.names, shown.names[: len(left.schema)], strict=True))
         keys = (tuple(kept[name] for name in key) for key in left.changes.unique_keys)
         return with_late_output(shown, self.late_output, left, left.changes.with_keys(keys))

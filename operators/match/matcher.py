@@ -262,10 +262,10 @@ class _Search:
             unknown.append({one for one in after if not _suffices(known.get(row * places + one), limit)})
         for row in range(first + len(unknown) - 1, first - 1, -1):
             for place in unknown[row - first]:
-                known[row * places + place] = self._behind(row, place, limit)
+                known[row * places + place] = self._memo_of(row, place, limit)
         return known[state]
 
-    def _behind(self, row: int, place: int, limit: int) -> tuple[int, int, int]:
+    def _memo_of(self, row: int, place: int, limit: int) -> tuple[int, int, int]:
         """The memo of a state, from the memos of all states that can follow it before ``limit``."""
         matcher = self._matcher
         if matcher._accepts[place]:

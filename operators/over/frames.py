@@ -98,10 +98,10 @@ def first_in_range(starts: Int64Array, times: Int64Array, before: int) -> Int64A
     earliest = np.maximum(times, np.iinfo(np.int64).min + before) - before
     values = np.concatenate([earliest, times])
     order = rows_by(keys, values, ~asked)
-    behind = np.cumsum(order >= count)  # rows before it, over all keys
+    ended_before = np.cumsum(order >= count)  # rows before it, over all keys
     first = np.empty(count, np.int64)
     is_asked = order < count
-    first[order[is_asked]] = behind[is_asked]
+    first[order[is_asked]] = ended_before[is_asked]
     return first
 
 

@@ -159,7 +159,7 @@ def _hints(method: Callable[..., Any], owner: str) -> Mapping[str, Any]:
 
 def _parameter(name: str, hint: Any, owner: str) -> tuple[type, Any]:
     """The kind of a parameter, and its name or its declaration."""
-    kind, more = _taken_apart(hint)
+    kind, more = _unwrapped(hint)
     if kind in (RecordContext, TableContext, Timer):
         return kind, name
     table = next((one for one in more if isinstance(one, TableHint)), None)
@@ -175,7 +175,7 @@ def _parameter(name: str, hint: Any, owner: str) -> tuple[type, Any]:
     raise SchemaError(f"{owner}: parameter '{name}' has {shown}; give {_EXPECTED}")
 
 
-def _taken_apart(hint: Any) -> tuple[Any, list[Any]]:
+def _unwrapped(hint: Any) -> tuple[Any, list[Any]]:
     """A hint without ``| None`` and ``Annotated``, and its annotations."""
     more: list[Any] = []
     while True:
@@ -217,7 +217,7 @@ def _struct(name: str, kind: type, owner: str) -> pa.StructType:
 
 
 def _field_type(name: str, hints: Mapping[str, Any], owner: str, kind: type) -> pa.DataType:
-    hint, more = _taken_apart(hints[name])
+    hint, more = _unwrapped(hints[name])
     arrow = next((one for one in more if isinstance(one, (pa.DataType, str))), hint)
     try:
         return ValueStateDescriptor(name, arrow).type

@@ -31,7 +31,7 @@ from ..core.sort_orders import ARRIVAL, OrderBy, order_columns
 from ..core.state_meaning import meaning
 from .append_only import BestRows, MergedRanking, RankState
 from .limits import RankLimits, check_limit
-from .rank_changes import Identity, shown_changes
+from .rank_changes import Identity, output_changes
 from .rank_plan import RankPlan, RankRows, RankSettings, partial_top_n
 from .retractable.all_rows import AllRows
 from .row_numbers import Ranked, RankFunction, RankTable
@@ -237,10 +237,10 @@ class Rank(KeepsKey, BundleOperator):
         self._emit(bundle, merged, ends, ctx)
 
     def _emit(self, bundle: Bundle, merged: MergedRanking, ends: Int64Array, ctx: BundleContext) -> None:
-        changes = shown_changes(
+        changes = output_changes(
             merged.table,
-            self._shown(merged.table, merged.before, ends),
-            self._shown(merged.table, merged.after, ends),
+            self._in_output(merged.table, merged.before, ends),
+            self._in_output(merged.table, merged.after, ends),
             self._identity,
             self._plan.unique_at,
             self.rank_column is not None,
@@ -257,7 +257,7 @@ class Rank(KeepsKey, BundleOperator):
             columns.append(pa.array(changes.numbers))
         ctx.emit(columns, changes.kinds)
 
-    def _shown(self, table: RankTable, ranked: Ranked, ends: Int64Array) -> Ranked:
+    def _in_output(self, table: RankTable, ranked: Ranked, ends: Int64Array) -> Ranked:
         last: npt.NDArray[np.int64] = ends[table.key[ranked.rows]]
         return ranked.chosen((ranked.numbers > self.settings.offset) & (ranked.numbers <= last))
 

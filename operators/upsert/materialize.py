@@ -31,7 +31,7 @@ from ..core.consolidation import (
     net_by_unique_key,
     net_by_upsert_key,
 )
-from ..core.expiry_options import row_stamps, stamps_behind
+from ..core.expiry_options import concat_stamps, row_stamps
 from ..core.operator_checks import KeepsKey, check_one_change, keyed_changes
 from ..core.row_kinds import arrival_order, distinct_rows, net_changes, take_changes
 from ..core.state_meaning import meaning
@@ -158,7 +158,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         if changed.any():
             written = rows[changed[key[rows]]]
             new = row_stamps(self._rows, bundle, self.ttl, np.arange(bundle.num_rows))
-            stamps = stamps_behind(stored.stamps, new)
+            stamps = concat_stamps(stored.stamps, new)
             self._rows.put(
                 bundle.keys.select(changed),
                 take_rows(columns, written),

@@ -67,7 +67,7 @@ class GroupWindowAggregate(WindowAggregate):
 
     ``late_output``: as of ``WindowAggregate``, for rows of windows that have expired.
 
-    State: as that of ``WindowAggregate``; with updates also ``shown``, one row per window that has been emitted or is
+    State: as that of ``WindowAggregate``; with updates also ``emitted``, one row per window that has been emitted or is
     scheduled to be, and ``firings``; for count windows see ``CountAggregation``.
 
     Source: Flink's group windows, ``AggregateWindowOperator``. Raises SchemaError for what does not fit.

@@ -34,7 +34,7 @@ from asyncstate.testing import FaultyStore
 from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, MiniJob, key
 from tests.storage.test_lease import child
-from tests.storage.test_overlay import KEYS, VALUES, OverlayMachine
+from tests.storage.test_memtable import KEYS, VALUES, OverlayMachine
 
 KEY_LISTS = st.lists(KEYS, max_size=8)
 

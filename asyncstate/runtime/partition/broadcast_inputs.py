@@ -100,7 +100,7 @@ class BroadcastRows:
             prepared = prepare(self._spec.uid, self._spec.inputs[index], given)
             self._runner.count(prepared, first)
             if index in ordered:
-                yield from self._runner.put_to_wait(prepared, first)
+                yield from self._runner.buffer_rows(prepared, first)
             else:
                 yield from self._run(prepared)
         if index in ordered:

@@ -203,7 +203,7 @@ class BundleRunner(Runner):
         """Rows of inputs without an order; the others are buffered, except late rows that have a side output."""
         for prepared in rows:
             if prepared.input_index in self.ordered:
-                yield from self.put_to_wait(prepared)
+                yield from self.buffer_rows(prepared)
             else:
                 yield prepared
 

@@ -108,7 +108,7 @@ class RecordRunner(Runner):
     def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[OutBatch]:
         for prepared in chain(self._arriving(batches), self._waiting()):
             if prepared.input_index in self.ordered:
-                yield from self.put_to_wait(prepared)
+                yield from self.buffer_rows(prepared)
                 continue
             records = self._records(prepared)
             rows = 1

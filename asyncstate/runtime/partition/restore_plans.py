@@ -63,7 +63,7 @@ class PartitionStore:
         return WriteBound(limit_bytes, self._lease.open_scratch, str(self._lease.scratch_folder))
 
     @property
-    def gathered_folder(self) -> str:
+    def buffer_folder(self) -> str:
         """The folder for rows of the micro-batch that do not fit into memory; it is deleted with the lease."""
         return str(self._lease.scratch_folder / "gathered")
 

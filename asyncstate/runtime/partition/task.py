@@ -93,7 +93,7 @@ def run_partition(
         with _controller(spec, overlay, memory) as controller:
             columns.entries.begin(columns.limit_bytes)
             cached = CachedColumns(columns.entries, opened.is_empty) if columns.limit_bytes else None
-            folder = opened.gathered_folder
+            folder = opened.buffer_folder
             runner = yield from _operated(spec, partition, controller, batches, folder, memory, cached)
             record = _commit(partition, opened, runner, columns.entries, time.perf_counter() - started)
             # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
@@ -171,7 +171,7 @@ def _opened_context(
         spec.watermark,
         spec.processing_time,
         spec.previous_watermark,
-        lambda state: memory.trial(spec, partition, state),
+        lambda state: memory.policy(spec, partition, state),
         columns,
     )
     spec.operator.open(context)

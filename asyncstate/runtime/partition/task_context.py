@@ -67,7 +67,7 @@ class TaskContext:
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
-        trial_of: Callable[[str], AdmissionPolicy] | None = None,
+        admission_of: Callable[[str], AdmissionPolicy] | None = None,
         columns: CachedColumns | None = None,
     ) -> None:
         self.uid = uid
@@ -91,7 +91,7 @@ class TaskContext:
         self._config = config
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
-        self._trial_of = trial_of
+        self._admission_of = admission_of
         self._columns = columns
         self._known_bytes = config.shares.decoded
         self._place = redact(config.checkpoint_dir or "")
@@ -124,8 +124,8 @@ class TaskContext:
         if self._columns is not None:
             is_new = self._columns.is_empty or stored is None
             state = with_column_cache(state, descriptor, self, self._columns.cache, is_new)
-        if self._trial_of is not None:
-            state = with_known_values(state, self._known_bytes, self._trial_of(name))
+        if self._admission_of is not None:
+            state = with_known_values(state, self._known_bytes, self._admission_of(name))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))

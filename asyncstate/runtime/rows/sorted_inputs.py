@@ -59,7 +59,7 @@ from asyncstate.runtime.rows.bundle_size import BundleSize
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state import merged_entries, pages_of
-from asyncstate.state.columnar.aligned_scan import Place, cut_alike
+from asyncstate.state.columnar.aligned_scan import Place, align_scans
 from asyncstate.state.ranges import range_pages
 from asyncstate.state_backend import Page, StateBackend
 from asyncstate.storage import StateSpec
@@ -233,7 +233,7 @@ class OrderedInputs:
         ]
         places = [waiting.place for waiting in self._inputs.values()]
         place = places[0] if len(places) == 1 else _time_place
-        for pieces in cut_alike(scans, place, _joined, lambda page: size.rows_of(page.bytes_each)):
+        for pieces in align_scans(scans, place, _joined, lambda page: size.rows_of(page.bytes_each)):
             parts: list[PreparedBatch | None] = [None] * (max(self._inputs) + 1)
             for (index, waiting), piece in zip(self._inputs.items(), pieces, strict=True):
                 if piece.store_keys:

@@ -136,8 +136,8 @@ class MySqlTarget:
         if kind != "BASE TABLE":
             raise SchemaError(f"{self.place} is a {kind.lower()}; name a table")
         columns, types = dict[str, Column](), dict[str, MySqlType]()
-        for name, shown, nullable, default, more, *told in _all(cursor, _COLUMNS, self.table):
-            types[name] = own = MySqlType(shown, *told)
+        for name, shown, nullable, default, more, *details in _all(cursor, _COLUMNS, self.table):
+            types[name] = own = MySqlType(shown, *details)
             required = nullable == "NO"
             computed = "GENERATED" in more.upper().replace("DEFAULT_GENERATED", "")
             filled = not required or default is not None or computed or "auto_increment" in more.lower()

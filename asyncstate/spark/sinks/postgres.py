@@ -180,10 +180,10 @@ class PostgresTarget:
                 "micro-batches; create it for the user, or grant CREATE on the schema"
             )
         columns, types = dict[str, Column](), dict[str, PostgresType]()
-        for name, shown, required, has_default, computed, *told in database.execute(
+        for name, shown, required, has_default, computed, *details in database.execute(
             _COLUMNS, {"table": self.table}
         ).fetchall():
-            types[name] = own = PostgresType(*told)
+            types[name] = own = PostgresType(*details)
             filled = has_default or computed or not required
             columns[name] = Column(name, shown, required, filled, computed)._replace(**text_rules(own))
         unique = [

@@ -149,9 +149,9 @@ class ColumnMapState(ColumnState):
         return [(start, prefix_end(start)) for start in keys.store_keys(self._id)]
 
     def _entries(self, page: _Page) -> MapEntries:
-        shown, chosen = self._shown(page.entries)
-        store_keys = [key for key, _ in shown]
-        columns, _ = self._codec.decode([row for _, row in shown])
+        unexpired, chosen = self._unexpired(page.entries)
+        store_keys = [key for key, _ in unexpired]
+        columns, _ = self._codec.decode([row for _, row in unexpired])
         return MapEntries(
             store_keys=store_keys,
             key_index=np.array(page.key_index, np.int64)[chosen],

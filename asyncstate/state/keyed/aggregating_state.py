@@ -73,7 +73,7 @@ class AggregatingState(FoldingState[IN, OUT], Generic[IN, OUT]):
         except Exception as error:
             raise self._failed(".merge", error) from error
 
-    def _shown(self, stored: Any) -> Any:
+    def _result(self, stored: Any) -> Any:
         try:
             return self._function.get_result(stored)
         except Exception as error:

@@ -162,7 +162,7 @@ class BundleViews(ABC, Generic[B]):
 
     def expire_with(self, state: ColumnState) -> None:
         """Remove the views when the rows of the same keys in ``state`` expire."""
-        state.take_along(self.state)
+        state.cascade_expiry(self.state)
 
     def one(self, key: int) -> KeyBatch:
         """A key batch of one key of the bundle."""

@@ -21,7 +21,7 @@ from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session
 from bench.peers.flink.queries import FLINK_QUERIES
 from bench.peers.flink.run import Flink, Sizes, find_flink
-from bench.peers.results import FLINK_GOOD, Throughput, beside
+from bench.peers.results import FLINK_GOOD, Throughput, compared
 from bench.peers.works import Scale
 from bench.processor_time import Spent
 
@@ -72,7 +72,7 @@ def nexmark(names: Sequence[str], plan: NexmarkPlan, report: Report) -> None:
         events = runner.prepare().path
         for query in plan.queries:
             engines = _Engines(QUERIES[query], runner, python, events, plan, report.tell)
-            report.add(*beside(engines.run([name for name in (*_OURS, *FLINK_PEERS) if name in names])))
+            report.add(*compared(engines.run([name for name in (*_OURS, *FLINK_PEERS) if name in names])))
     finally:
         runner.close()
         spark.stop()

@@ -112,7 +112,7 @@ class IntervalJoin(TwoInputJoin):
         for spec in inputs:
             check_insert_only(spec, self.owner, "Join")
             check_has_time(spec, self.time, self.owner)
-        shown = self._shown_schema(inputs)
+        shown = self._output_schema(inputs)
         return OutputSpec(shown, changes=Changelog.insert_only(*joined_keys(self.kind, inputs, shown)))
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
@@ -200,8 +200,8 @@ class IntervalJoin(TwoInputJoin):
         )
         found, heads = read[0]
         matches = IntervalMatches(self.kind, side, rows, waits, found.columns, found.keys, found.times)
-        for driving, stored in matches.parts(arrival.first, arrival.last, oriented(self._residual, side)):
-            self._emit(side, (rows.columns, driving), (found.columns, stored), RowKind.INSERT, ctx)
+        for probe, stored in matches.parts(arrival.first, arrival.last, oriented(self._residual, side)):
+            self._emit(side, (rows.columns, probe), (found.columns, stored), RowKind.INSERT, ctx)
             yield None
         yield others.async_note(bundle.keys, found, matches.partners)
         yield own.async_add(bundle.keys, arrival.cells, heads, rows, waits, matches.matched)

@@ -44,7 +44,7 @@ from ...core.arrays import (
 )
 from ...core.condition import ConditionLike, RowCondition, check_condition
 from ...core.consolidation import ConsolidatedRows, net_by_content
-from ...core.expiry_options import row_stamps, stamps_behind
+from ...core.expiry_options import concat_stamps, row_stamps
 from ...core.operator_checks import Named, check_choice, check_insert_only, check_number
 from ...core.state_meaning import meaning
 from ...core.stored_columns import StoredColumns
@@ -432,7 +432,7 @@ class LookupJoin(Named, BundleOperator):
         marks = [pa.array(first), pa.array(new.at >= 0)]
         added = [*take_rows(self._payload.of(bundle.batch), new.rows), *new.found, *marks]
         columns = take_rows(concat_rows(stored.rows.columns, added), rows)
-        stamps = stamps_behind(stored.rows.stamps, row_stamps(state, bundle, self.ttl, new.rows))
+        stamps = concat_stamps(stored.rows.stamps, row_stamps(state, bundle, self.ttl, new.rows))
         state.put(
             bundle.keys.select(changed),
             columns,

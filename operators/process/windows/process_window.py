@@ -138,16 +138,18 @@ class _WindowOperator(FunctionOperator):
     def open(self, context: OperatorContext) -> None:
         """Declare the windows' rows, then open the function."""
         time = WindowTime.of(self.time, self.allowed_lateness, context)
-        told = WindowCallbacks(self._fire, self._expire, self.late_output)
+        callbacks = WindowCallbacks(self._fire, self._expire, self.late_output)
         self._windows: WindowRows
         if self.chosen.any or self.window is None:
             span = () if self.window is None else (self.window.time_span,)
             evictor = self.chosen.evictor
-            self._windows = TriggeredRows(self.assigner, self._trigger(), evictor, time, context, told, *span)
+            self._windows = TriggeredRows(
+                self.assigner, self._trigger(), evictor, time, context, callbacks, *span
+            )
         elif isinstance(self.window, SessionWindow):
-            self._windows = ProcessSessionRows(self.window, time, context, told)
+            self._windows = ProcessSessionRows(self.window, time, context, callbacks)
         else:
-            self._windows = AlignedRows(self.window, time, context, told)
+            self._windows = AlignedRows(self.window, time, context, callbacks)
         super().open(context)
         self._shape = RowShape(self.output, self.owner)
         self._emitted = RowShape(self.output, "the window's function", emits=True)

@@ -33,9 +33,9 @@ from ..row_numbers import RankTable
 from .blocks import (
     BlockSizes,
     Bounds,
+    block_numbers,
     block_of,
     blocks_to_read,
-    cut_blocks,
     live_events,
     occurs_in,
 )
@@ -274,8 +274,8 @@ class Overflow:
         enough = np.bincount(owners[shown], minlength=len(ends)) + self._sizes.spare_least
         needed = np.zeros(len(both), np.bool_)
         needed[order] = place_in_run(owners) < enough[owners]
-        behind = order[order >= len(best)] - len(best)
-        return needed[len(best) :], behind
+        spilled = order[order >= len(best)] - len(best)
+        return needed[len(best) :], spilled
 
     def _take_out(
         self, keys: KeyBatch, key: Int64Array, arrival: Int64Array, hashes: Int64Array
@@ -298,7 +298,7 @@ class Overflow:
         self, keys: KeyBatch, events: list[pa.Array], key: Int64Array, left: Bounds, read: Bounds
     ) -> Generator[StateFuture[Any], None, Bounds]:
         """Write the events (by key, in rank order) as new blocks on top of those that are ``left``."""
-        piece = cut_blocks(key, self._sizes)
+        piece = block_numbers(key, self._sizes)
         pieces, below = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
         np.maximum.at(pieces, key, piece + 1)
         np.maximum.at(below, left.key, left.block)
