@@ -20,7 +20,7 @@ _PAGES = [
     ROOT / "docs" / "decisions" / "README.md",
 ]
 """All but the records of decisions, which say what was thought when they were written, and generated pages."""
-_GENERATED = {"errors.md", "CHANGELOG.md"}
+_GENERATED = {"errors.md"}
 _SOURCES = [
     path
     for package in ("asyncstate", "operators", "bench")
