@@ -393,10 +393,10 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     committed; checkpointed rows make the micro-batch fail and be replayed.
     """
     spec = tasks.task.spec
-    with ReportAccumulator(context_of(tasks.exchanged.sparkSession), spec.parallelism) as told:
-        planned = _through(tasks, replace(tasks.task, reports=told.reports), schema)
+    with ReportAccumulator(context_of(tasks.exchanged.sparkSession), spec.parallelism) as accumulator:
+        planned = _through(tasks, replace(tasks.task, reports=accumulator.reports), schema)
         stage = planned.localCheckpoint()
-        found = told.found()
+        found = accumulator.found()
     try:
         found = _reports_in(stage) if found is None else found
     except BaseException:

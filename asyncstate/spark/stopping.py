@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.02
 INTERRUPTED: Final = (
-    "the job is being stopped; Spark knows that by: py4j.protocol.Py4JJavaError: An error occurred while calling the "
-    "micro-batch: java.lang.InterruptedException"
+    "the job is being stopped; Spark recognizes that by: py4j.protocol.Py4JJavaError: An error occurred while "
+    "calling the micro-batch: java.lang.InterruptedException"
 )
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..core.arrays import Int64Array, int64_values
 from ..core.segments import Groups
 from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
-from .aggregates import counts_of, masked
+from .aggregates import counts_of, null_where
 from .aggregator import State
 from .bag import Counted, Reader, retractable
 
@@ -96,5 +96,5 @@ class _Bits(AggregateKind):
         kind = binding.input_type
         return AggregateOutput(
             pa.field(binding.aggregate.name, kind),
-            lambda states: masked(read(states)[0].cast(kind), counts_of(states[counter]) == 0),
+            lambda states: null_where(read(states)[0].cast(kind), counts_of(states[counter]) == 0),
         )

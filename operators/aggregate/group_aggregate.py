@@ -119,9 +119,7 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         """Key columns and one column per aggregate."""
         spec = inputs[0]
         if not spec.key and not self.aggregates:
-            raise SchemaError(
-                f"{self.owner}: there are neither key columns nor aggregates; give at least one"
-            )
+            raise SchemaError(f"{self.owner}: it has neither key columns nor aggregates; give at least one")
         if spec.key and self.empty_row:
             raise SchemaError(
                 f"{self.owner}: empty_row is for an input without key columns, but {spec.name} is keyed by "
