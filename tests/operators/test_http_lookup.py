@@ -328,8 +328,8 @@ def test_errors_have_no_credential(async_enabled: bool, answer: Any) -> None:
     [
         (lambda: HttpLookup(7), "url is 7; give an address that begins with http://"),  # type: ignore[arg-type]
         (lambda: HttpLookup("ftp://svc/{0}"), r"url is 'ftp://svc/\{0\}'"),
-        (lambda: HttpLookup("http://svc/{name}"), r"with \{0\}, \{1\} in place of the values"),
-        (lambda: HttpLookup("http://{0}/x"), "the host of url has a place for a value"),
+        (lambda: HttpLookup("http://svc/{name}"), r"with \{0\}, \{1\} as placeholders for the values"),
+        (lambda: HttpLookup("http://{0}/x"), "the host of url has a placeholder"),
         (lambda: HttpLookup("http://svc/{0}", headers=7), "headers is not a dict"),  # type: ignore[arg-type]
         (lambda: HttpLookup("http://svc/{0}", connections=0), "connections is 0; give a number above 0"),
         (lambda: HttpLookup("http://svc/{0}", requests_per_second=-1), "requests_per_second is -1"),

@@ -360,7 +360,7 @@ def test_a_job_is_not_entered_twice(job: StreamingJob, rows: DataFrame) -> None:
 Apply = Callable[[MicroBatch, DataFrame, str], Any]
 
 REFUSED: dict[str, tuple[Apply, type[AsyncStateError], str]] = {
-    "no operator": (lambda b, d, f: b.apply("sum", d, uid="e"), JobError, "no Operator"),  # type: ignore[arg-type]
+    "no operator": (lambda b, d, f: b.apply("sum", d, uid="e"), JobError, "not an Operator"),  # type: ignore[arg-type]
     "odd uid": (lambda b, d, f: b.apply(Echo(f), d, uid="../e"), JobError, r"uid '../e' cannot be used"),
     "one input missing": (
         lambda b, d, f: b.apply(Echo(f, 2), d, uid="e"),
@@ -444,7 +444,7 @@ REFUSED: dict[str, tuple[Apply, type[AsyncStateError], str]] = {
     "option of the job": (
         lambda b, d, f: b.apply(Echo(f), d, uid="e", options={"async-state.max-parallelism": 8}),
         ConfigurationError,
-        "holds for the whole job",
+        "applies to the whole job",
     ),
     "unknown option": (
         lambda b, d, f: b.apply(Echo(f), d, uid="e", options={"async-state.fast": 8}),

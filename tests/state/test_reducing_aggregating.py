@@ -374,7 +374,7 @@ def test_a_failing_function_fails_its_own_call_only(deferred: bool) -> None:
 @pytest.mark.parametrize(
     ("descriptor", "given", "error", "text"),
     [
-        (ReducingStateDescriptor("s", lambda a, b: None, int), 2, StateAccessError, "gave None"),
+        (ReducingStateDescriptor("s", lambda a, b: None, int), 2, StateAccessError, "returned None"),
         (ReducingStateDescriptor("s", lambda a, b: "2", int), 2, CodecError, "operator 'op', state 's'"),
         (ReducingStateDescriptor("s", max, int), None, StateAccessError, "None cannot be added"),
         (

@@ -178,7 +178,7 @@ def test_all_problems_at_once() -> None:
         [
             "where nothing > 2",
             "'texts'",
-            "not a value of one row",
+            "not computed from one row",
             "'sorted'",
             "not the same",
             "not Spark SQL",
