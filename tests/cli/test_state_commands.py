@@ -190,7 +190,7 @@ def test_show_refuses_a_key_of_another_shape(place: str) -> None:
 def test_show_refuses_a_key_of_another_type(place: str, number: str) -> None:
     done = run("show", place, "seen", "--key", "b", "--key", number)
     assert done.exit_code == 2
-    assert f"--key {number!r} is no int32, the type of key column 'n'" in done.stderr
+    assert f"--key {number!r} is not a value of int32, the type of key column 'n'" in done.stderr
 
 
 @pytest.mark.parametrize(

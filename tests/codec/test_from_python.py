@@ -118,7 +118,7 @@ def test_the_first_value_that_does_not_fit_is_named(row: int) -> None:
         ("abc", pa.list_(pa.string()), "a list is expected"),
         ({1}, pa.list_(LONG), "a list is expected"),
         ({"a": 1}, PAIR, "the fields a, b is expected (None for null), but it is one without b"),
-        ({"a": 1, "b": "x", "c": 1}, PAIR, "and it is one with c"),
+        ({"a": 1, "b": "x", "c": 1}, PAIR, "but it is one with c"),
         ({"a": 3.7, "b": "x"}, PAIR, "in 'a' a whole number"),
         ((1,), PAIR, "a dict with the fields a, b"),
         ({"k": 3.7}, pa.map_(pa.string(), LONG), "in 'value' a whole number"),

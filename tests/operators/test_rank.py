@@ -499,7 +499,7 @@ def test_wrong_declarations() -> None:
         Rank("price", 1, unique=["cost"]).bind([spec])
     with pytest.raises(SchemaError, match="n is column 'k' of type string; give an integer column"):
         Rank("price", "k").bind([spec])
-    with pytest.raises(SchemaError, match="has a column 'id' already; give another rank_column"):
+    with pytest.raises(SchemaError, match="already has a column 'id'; give another rank_column"):
         Rank("price", 1, rank_column="id").bind([spec])
     nested = pa.schema([("k", pa.string()), ("v", pa.list_(pa.int64()))])
     with pytest.raises(SchemaError, match="Rank: order_by"):

@@ -646,7 +646,7 @@ class TimerRow(ProcessTableFunction):
         (variadic, "is variadic; name each parameter"),
         (two_contexts, "parameters 'a' and 'b' are all RecordContext"),
         (timer_in_eval, "parameter 'timer' is a Timer; those are for on_timer"),
-        (needy, "state 'state': a new Needy cannot be made"),
+        (needy, "state 'state': cannot create a Needy"),
         (untyped_field, "field 'value' of Untyped has the hint <class 'object'>"),
         (dataclass_with_default, "is a dataclass, which has defaults and types of its own"),
         (unknown_name, "its type hints cannot be read: NameError"),
@@ -805,7 +805,7 @@ def test_a_state_of_a_set_in_a_broadcast_row_is_named(async_enabled: bool) -> No
         with harness_of(function, [SCORES, TEXTS], [["name"], None], async_enabled) as harness:
             harness.push([("rule",)], 1)
             with pytest.raises(
-                OperatorError, match=r"broadcast table 'rule' there is no set, .* \(times\) are None"
+                OperatorError, match=r"broadcast table 'rule' has no set, .* \(times\) are None"
             ):
                 harness.end_batch()
 

@@ -424,7 +424,7 @@ def test_rows_that_wait_keep_their_order_of_arrival_on_disk_too(
 @pytest.mark.parametrize("first", [2, -1, "right"])
 def test_an_input_that_is_not_there_is_refused(first: Any) -> None:
     with pytest.raises(
-        JobError, match=f"RecordLookup.*: first_input is {first!r} with num_inputs 2; it is the"
+        JobError, match=f"RecordLookup.*: first_input is {first!r} with num_inputs 2; give the"
     ):
         OperatorHarness(RecordLookup(first), [ROWS, ROWS], KEYS)
 

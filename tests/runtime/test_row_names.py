@@ -91,7 +91,7 @@ def test_a_column_called_datetime_is_a_column() -> None:
     ("column", "value", "message"),
     [
         ("n", 1, "the row's column 'n' is of type int64, not a timestamp; declare or cast it as one"),
-        ("n", None, "the row's column 'n' is of type int64, no timestamp"),
+        ("n", None, "the row's column 'n' is of type int64, not a timestamp"),
         ("tiem", 1, "the row has no column 'tiem'; its columns are: n, time"),
         (
             "time",

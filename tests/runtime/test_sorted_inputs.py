@@ -489,9 +489,7 @@ def test_another_order_is_refused_for_rows_may_wait(waiting: Any, order_by: Any)
 
 def test_a_column_of_another_type_is_refused(waiting: Any) -> None:
     changed = pa.schema([("ts", TIME), ("name", pa.int64()), ("score", pa.int64())])
-    with pytest.raises(
-        SchemaError, match=r"operator 'operator', rows that wait in the order of input 0.*'name'"
-    ):
+    with pytest.raises(SchemaError, match=r"operator 'operator', buffered rows of input 0.*'name'"):
         waiting(changed)
 
 

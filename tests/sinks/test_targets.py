@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(database: Place
     target = database.target()
     cases: list[tuple[pa.Schema, tuple[str, ...], str]] = [
         (SCHEMA, ("nope",), "key column 'nope' is not one of the rows' columns"),
-        (SCHEMA, (), "key column '' is none"),
+        (SCHEMA, (), "key column '' is not one"),
         (SCHEMA, ("name",), r"no primary key or unique index over \(name\)"),
         (
             SCHEMA.append(pa.field("more", pa.int64())),
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(database: Place
             target.check(SCHEMA, ("total",))
         database.run("DROP INDEX other ON totals")
         database.run("ALTER TABLE totals ENGINE = MyISAM")
-        with pytest.raises(SchemaError, match="of the engine MyISAM, which has no transactions"):
+        with pytest.raises(SchemaError, match="uses the engine MyISAM, which has no transactions"):
             target.check(SCHEMA, ("id",))
     else:
         target.check(SCHEMA, ("total",))
@@ -144,7 +144,7 @@ def test_what_does_not_fit_elsewhere(kind: str, request: pytest.FixtureRequest, 
     if kind == "parquet":
         assert target.write("w", 0, changes([(1, "one", None)]))
         rows = pa.table({"id": ["a"]})
-        with pytest.raises(SchemaError, match="column 'id' is of type string, and was int64"):
+        with pytest.raises(SchemaError, match="column 'id' is of type string, but was int64"):
             target.write("w", 1, TargetChanges(rows, rows.slice(1), ("id",)))
         assert place.rows() == {1: "one"}
         return

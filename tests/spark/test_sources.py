@@ -595,8 +595,8 @@ def test_operation_columns(spark: SparkSession) -> None:
     kinds = {"0": "+I", "1": "-D"}
     assert rows(operation_column(given, "op", kinds, malformed="drop")) == [(1, "+I"), (2, "-D")]
     assert rows(operation_column(given, "op", kinds, malformed="only")) == [
-        (3, 7, "operation '7' in column 'op' is none of 0, 1"),
-        (4, None, "operation 'null' in column 'op' is none of 0, 1"),
+        (3, 7, "operation '7' in column 'op' is not one of 0, 1"),
+        (4, None, "operation 'null' in column 'op' is not one of 0, 1"),
     ]
     own = operation_column(spark.createDataFrame([("add",)], "row_kind string"), "row_kind", {"add": "+U"})
     assert rows(own) == [("+U",)]
@@ -616,7 +616,7 @@ def test_operation_columns(spark: SparkSession) -> None:
         ({"keep": ["n", "offset"]}, SchemaError, "no column 'offset'"),
         ({"upsert_key": "key"}, SchemaError, "upsert_key names 'key'"),
         ({"malformed": "ignore"}, ConfigurationError, "none of fail, drop, only"),
-        ({"connector": "oracle"}, ConfigurationError, "known are postgresql, mysql, sqlserver"),
+        ({"connector": "oracle"}, ConfigurationError, "supported are postgresql, mysql, sqlserver"),
         ({"schema": "p decimal(9, 2)"}, ConfigurationError, "'base64' for decimal.handling.mode=precise"),
         ({"decimals": "float"}, ConfigurationError, "decimals='float'"),
         ({"timestamps": "seconds"}, ConfigurationError, "the units are iso, ms, us, ns"),

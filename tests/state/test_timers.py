@@ -251,5 +251,5 @@ def test_misuse_is_named() -> None:
         ("processing time", timers.delete_processing_time),
     ):
         for arguments in ({}, {"time_us": 1, "name": "a"}):
-            with pytest.raises(StateAccessError, match=f"a timer of {what} .*; pass one of the two"):
+            with pytest.raises(StateAccessError, match=f"a {what} timer .*; pass one of the two"):
                 delete(**arguments)  # type: ignore[arg-type]
