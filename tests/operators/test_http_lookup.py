@@ -195,7 +195,9 @@ def test_answers_are_bounded_also_after_they_are_unpacked(async_enabled: bool, c
                 joined(lookup, [size], async_enabled)
 
 
-@pytest.mark.parametrize(("coding", "said"), [("br", "as 'br'; gzip and deflate"), ("gzip", "is no gzip")])
+@pytest.mark.parametrize(
+    ("coding", "said"), [("br", "with 'br'; only gzip and deflate"), ("gzip", "is not valid gzip")]
+)
 def test_an_answer_that_cannot_be_unpacked(async_enabled: bool, coding: str, said: str) -> None:
     with (
         service(lambda *_: (200, {"Content-Encoding": coding}, BODY)) as (url, _),

@@ -132,10 +132,10 @@ def test_what_is_malformed_and_the_rest(spark: SparkSession) -> None:
     given = events(spark, *bad, change("c", None, A))
     found = dict(reasons(debezium_json(given, ITEMS, malformed="only")))
     expected = [
-        "not an event", "not an event", "not an event", "has no operation", "operation 't' is no change",
+        "not an event", "not an event", "not an event", "has no operation", "operation 't' is not a change",
         "no row after", "no row before the change; configure full row images at the source", "no row before",
-        "column 'id': 'x' is no bigint", "column 'id' has no value",
-        "column 'name' has a value that is not in the log", "not an event", "column 'id': '1.5' is no bigint",
+        "column 'id': 'x' is not of type bigint", "column 'id' has no value",
+        "column 'name' has a value that is not in the log", "not an event", "column 'id': '1.5' is not of type bigint",
     ]  # fmt: skip
     assert sorted(found) == list(range(len(bad)))
     for number, reason in enumerate(expected):
@@ -415,7 +415,7 @@ def test_zero_dates_of_maxwell_and_canal_are_malformed(spark: SparkSession, raw:
     )
     for read in (maxwell, canal):
         ((_, reason),) = reasons(read)
-        assert reason == f"column 'd': '{raw}' is not a {kind} in the declared form"
+        assert reason == f"column 'd': '{raw}' is not of type {kind} in the declared form"
 
 
 @pytest.mark.parametrize("zero_dates", ["0000-00-00", 0, dt.datetime(1970, 1, 1), "NULL"])
@@ -466,9 +466,9 @@ def test_numbers_beyond_the_largest_float_are_malformed(spark: SparkSession) -> 
     given = events(spark, *(change("c", None, {"f": f, "d": d}) for f, d in pairs))
     found = dict(reasons(debezium_json(given, "f float, d double", malformed="only")))
     assert found == {
-        0: "column 'f': '1.0E39' is not a float in the declared form",
-        1: "column 'f': '-1e39' is not a float in the declared form",
-        2: "column 'd': '1e400' is not a double in the declared form",
+        0: "column 'f': '1.0E39' is not of type float in the declared form",
+        1: "column 'f': '-1e39' is not of type float in the declared form",
+        2: "column 'd': '1e400' is not of type double in the declared form",
     }
     read = rows(debezium_json(given, "f float, d double", malformed="drop").selectExpr("f", "string(d)"))
     assert read == [(math.inf, "-Infinity"), (math.inf, "NaN"), (None, "1.0E300")]
@@ -513,7 +513,7 @@ def test_texts_of_numbers_and_times_in_any_session(spark: SparkSession) -> None:
         events(session, change("c", None, {"at": 2**62})), "at timestamp", timestamps="ms", malformed="only"
     )
     assert [reason for _, reason in reasons(far)] == [
-        f"column 'at': '{2**62}' is not a timestamp in the declared form"
+        f"column 'at': '{2**62}' is not of type timestamp in the declared form"
     ]
 
 

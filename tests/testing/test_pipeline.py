@@ -151,7 +151,7 @@ def test_side_outputs(async_enabled: bool) -> None:
         assert "side output 'late'" in harness.explain()
     with pytest.raises(JobError, match="other"):
         PipelineHarness(lambda orders, payments: _asking_for(orders, "other"), SOURCES)
-    with pytest.raises(JobError, match="is no operator"):
+    with pytest.raises(JobError, match="is not an operator"):
         PipelineHarness(lambda orders, payments: orders.output("late"), SOURCES)
 
 

@@ -133,7 +133,7 @@ class Typing:
         given, made = f"{raw}.{quoted(column.name)}", f"{typed}.{quoted(column.name)}"
         kind = column.dataType.simpleString()
         shown = f"substr(cast({given} as string), 1, {_SHOWN_CHARS})"
-        head, tail = text(f"column '{column.name}': '"), text(f"' is not a {kind} in the declared form")
+        head, tail = text(f"column '{column.name}': '"), text(f"' is not of type {kind} in the declared form")
         first, fits = "", "false"
         if self.special is not None:
             value = self._plain(column, given)

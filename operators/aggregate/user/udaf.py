@@ -230,7 +230,7 @@ def _made(
         function = function()
     if not isinstance(function, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise SchemaError(f"{maker}: {function!r} is not a {wanted}; give one, or its class")
+        raise SchemaError(f"{maker}: {function!r} is not of type {wanted}; give an instance, or the class")
     return UserAggregate(
         function,
         as_type(result_type, f"{maker}: result_type"),
