@@ -32,11 +32,11 @@ class ArrowType(Protocol):
 
     @property
     def num_fields(self) -> int:
-        """See ``pyarrow.DataType``."""
+        """The number of child fields of a ``pyarrow.DataType``."""
 
     @property
     def bit_width(self) -> int:
-        """See ``pyarrow.DataType``."""
+        """The bits per value of a ``pyarrow.DataType``."""
 
 
 TypeLike: TypeAlias = type[P] | ArrowType | str | None

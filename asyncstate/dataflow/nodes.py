@@ -90,7 +90,7 @@ class Source(Node):
 
     @property
     def times(self) -> Times:
-        """See ``Node``."""
+        """The time attributes of its rows."""
         return self.declared
 
     @property
@@ -101,7 +101,7 @@ class Source(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         times = self.declared
         key = f" by {key_text(self.primary_key)}" if self.primary_key else ""
         said = ["a changelog" + key] if self.mode is ChangelogMode.RETRACT else []
@@ -126,19 +126,19 @@ class Transform(Node):
 
     @property
     def times(self) -> Times:
-        """See ``Node``."""
+        """The time attributes of its rows."""
         return self.inputs[0].times
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         said = [expression_text(one) for one in self.expressions]
         said += [f"{expression_text(one)} AS {name}" for name, one in self.named.items()]
         return f"{self.kind} {', '.join(said)}"
 
     @property
     def called(self) -> str:
-        """See ``Node``."""
+        """Its name in error messages."""
         return self.text
 
 
@@ -158,7 +158,7 @@ class Union(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         return "union"
 
 
@@ -180,13 +180,13 @@ class Apply(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         key = f" by {key_text(self.key)}" if self.key is not None else ""
         return f"{type(self.operator).__name__}{key}"
 
     @property
     def called(self) -> str:
-        """See ``Node``."""
+        """Its name in error messages."""
         return f"operator '{self.name}'"
 
     def arguments(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Output(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         return f"side output '{self.side}'"
 
 
@@ -249,7 +249,7 @@ class Sink(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         return "sink"
 
 

@@ -154,7 +154,7 @@ class ProgressFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
+        """The record as one line of JSON."""
         progress: Progress | None = getattr(record, "progress", None)
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),

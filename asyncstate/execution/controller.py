@@ -290,7 +290,7 @@ class ExecutionController(StateBackend):
     # -- the first level of the cache -----------------------------------------------------------------
 
     def attach(self, level_one: WriteBackCache) -> None:
-        """See ``StateBackend``."""
+        """Collect the buffered writes of ``level_one`` before every scan, and at the end of the micro-batch."""
         self._level_ones.append(level_one)
 
     def finish_states(self) -> None:
@@ -301,7 +301,7 @@ class ExecutionController(StateBackend):
     # -- the sink's calls that never wait ------------------------------------------------------------
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
-        """See ``StateBackend``."""
+        """At most ``limit`` entries with start <= key < end, ascending."""
         for level_one in self._level_ones:
             level_one.write_back()
         try:
@@ -311,7 +311,7 @@ class ExecutionController(StateBackend):
             raise
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """See ``StateBackend``."""
+        """Values for ``keys`` (sorted, unique), None where there is none."""
         try:
             return self.overlay.get_many(keys)
         except Exception as error:
@@ -319,19 +319,20 @@ class ExecutionController(StateBackend):
             raise
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """See ``StateBackend``."""
+        """Write one value per key."""
         self.overlay.put_many(keys, values)
         if self.overlay.exceeds(len(keys), keys, values) and self.may_spill:
             self.overlay.spill()
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """See ``StateBackend``."""
+        """Remove many keys."""
         self.overlay.delete_many(keys)
         if self.overlay.exceeds(len(keys), keys) and self.may_spill:
             self.overlay.spill()
 
     def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
-        """See ``StateBackend``."""
+        """Write or remove (None) many keys (sorted, unique), in ``WriteBackCache.finish``: they are not read any more
+        in this micro-batch."""
         if not self.overlay.finish_many(keys, values, size_bytes):
             self.overlay.put_many(keys, values)
             if self.overlay.exceeds(len(keys), keys, values):

@@ -68,7 +68,7 @@ class RangeChunk(ReadRequest):
         self._landed(self._requests)
 
     def about(self, start: int) -> tuple[bytes, Any]:
-        """See ``ReadRequest``."""
+        """The error context of the keys from ``start`` on: a store key, and the requesting record (or None)."""
         request = self._requests[start]
         return request.key, request.record
 

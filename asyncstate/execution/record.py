@@ -147,23 +147,23 @@ class Record:
 
     @property
     def watermark(self) -> int:
-        """See ``RecordContext``."""
+        """The watermark of this micro-batch, microseconds."""
         return self.frame.watermark
 
     @property
     def processing_time(self) -> int:
-        """See ``RecordContext``."""
+        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
         return self.frame.processing_time
 
     @property
     def timers(self) -> Timers:
-        """See ``RecordContext``."""
+        """Timers of this record's key."""
         return self.frame.timers
 
     def emit(
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
     ) -> None:
-        """See ``RecordContext``."""
+        """Emit one row of the output schema, or of that of the side output ``output``."""
         out = self.out
         if out is None:
             raise StateAccessError(
@@ -197,7 +197,7 @@ class Record:
         timeout_seconds: Any = None,
         **keywords: Any,
     ) -> StateFuture[Any]:
-        """See ``RecordContext``."""
+        """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database."""
         caller = self.frame.caller
         if caller is None:
             raise StateAccessError(f"the record with key {self.key!r} has no controller for outside calls")

@@ -124,7 +124,7 @@ class HttpLookup(Lookup):
             )
 
     async def open(self) -> None:
-        """See ``Lookup``."""
+        """Create clients and connections; runs on the event loop of the calls, before the first request of a task."""
         try:
             import aiohttp
         except ImportError as error:
@@ -140,11 +140,11 @@ class HttpLookup(Lookup):
         self._pace = _Pace(self.requests_per_second)
 
     async def close(self) -> None:
-        """See ``Lookup``."""
+        """Close what ``open`` created; runs on the same event loop, also when the task fails."""
         await self._session.close()
 
     async def lookup(self, keys: Sequence[Key]) -> list[Rows]:
-        """See ``Lookup``."""
+        """The rows of each key, in the order of ``keys``; None means no rows."""
         return [await self._rows(key) for key in keys]
 
     async def _rows(self, key: Key) -> Rows:

@@ -44,7 +44,8 @@ class TableLookup(Lookup):
         return {**self.__dict__, "_index": None}
 
     def check(self, keys: pa.Schema, columns: pa.Schema) -> None:
-        """See ``Lookup``."""
+        """Raise SchemaError if it does not support such ``keys``, or has no such ``columns``; called once, before
+        rows."""
         for what, own, other in (("key", self.key, keys), ("columns", self.columns, columns)):
             if len(own) != len(other):
                 raise SchemaError(
@@ -60,7 +61,7 @@ class TableLookup(Lookup):
                 )
 
     def lookup(self, keys: Sequence[Key]) -> list[Rows]:
-        """See ``Lookup``."""
+        """The rows of each key, in the order of ``keys``; None means no rows."""
         if self._index is None:
             values = [self.table.column(name).to_pylist() for name in (*self.key, *self.columns)]
             rows = list(zip(*values, strict=True))

@@ -162,7 +162,7 @@ class RocksDBStore(KeyedStore):
         return [] if blocks is None else list(filter(blocks.key_may_exist, positions))
 
     def warm(self, positions: list[bytes]) -> None:
-        """See ``KeyedStore``."""
+        """Load what a scan reads at ``positions`` (sorted); a hint, for threads other than the scanning one."""
         blocks = self._blocks
         if blocks is None:
             return
@@ -173,12 +173,12 @@ class RocksDBStore(KeyedStore):
 
     @property
     def warm_positions_max(self) -> int:
-        """See ``KeyedStore``."""
+        """How many positions can be loaded at the same time; known once ``cold`` has been called."""
         return self._positions_max
 
     @property
     def block_bytes(self) -> int:
-        """See ``KeyedStore``."""
+        """How many bytes one read of the device returns; 0 for a store that has none."""
         return self.options.block_bytes
 
     def _range_blocks(self) -> Rdict | None:

@@ -188,37 +188,38 @@ class FakeContext:
 
     @property
     def key(self) -> Key:
-        """See ``RecordContext``."""
+        """The values of the key columns: a tuple, whose values are also available by the columns' names (those of the
+        first keyed input)."""
         return self._at_hand().key
 
     @property
     def input_index(self) -> int:
-        """See ``RecordContext``."""
+        """0 or 1: the input the record came from."""
         return self._at_hand().input_index
 
     @property
     def row_kind(self) -> RowKind:
-        """See ``RecordContext``."""
+        """The changelog kind of the record."""
         return self._at_hand().row_kind
 
     @property
     def timestamp(self) -> int | None:
-        """See ``RecordContext``."""
+        """Event time in microseconds; None without an event time column."""
         return self._at_hand().timestamp
 
     @property
     def watermark(self) -> int:
-        """See ``RecordContext``."""
+        """The watermark of this micro-batch, microseconds."""
         return self._frame.watermark
 
     @property
     def processing_time(self) -> int:
-        """See ``RecordContext``."""
+        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
         return self._frame.processing_time
 
     @property
     def timers(self) -> Any:
-        """See ``RecordContext``."""
+        """Timers of this record's key."""
         return self._frame.timers
 
     def _at_hand(self) -> Record:

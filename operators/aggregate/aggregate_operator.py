@@ -76,7 +76,7 @@ class AggregateOperator(Named, BundleOperator):
 
     @property
     def is_bundled(self) -> bool:
-        """See ``BundleOperator``."""
+        """Whether it runs a BundledAggregateFunction, for which ``async-state.bundled-agg`` bounds its bundles."""
         return any(aggregate.kind.is_bundled for aggregate in self.aggregates)
 
     @property
@@ -100,7 +100,7 @@ class AggregateOperator(Named, BundleOperator):
             await function.open_calls()
 
     async def close_calls(self) -> None:
-        """See ``Operator``."""
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
         for function in functions_of(self.aggregates):
             await function.close_calls()
 
@@ -118,7 +118,7 @@ class KeyAggregateOperator(AggregateOperator):
         return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._states.prefetch(bundle.keys)
 
     def _plan(self, spec: InputSpec) -> AggregatePlan:

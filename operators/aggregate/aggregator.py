@@ -209,7 +209,7 @@ class MergingAggregator(Aggregator):
             return self.combine(lifted, rows.groups)
 
     def update(self, state: State, rows: KeyedRows, prepared: State, ctx: BundleContext) -> Updated:
-        """See ``Aggregator``."""
+        """The states (u) after the rows; ``prepared`` is the result of ``prepare``."""
         with naming(rows.keys):
             return Updated(self.merge(state, prepared))
 

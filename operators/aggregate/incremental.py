@@ -61,7 +61,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         return _FinalGroupAggregate(self.aggregates, emit_update_before)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return {**super().state_meaning(inputs), "bucket": self.bucket}
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
@@ -87,7 +87,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         self._codec = KeyCodec([field.type for field in fields], names, context.max_parallelism)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         if not bundle.num_rows:
             return None
         changed = self._states.async_add(Addition.of(bundle), ctx)

@@ -35,7 +35,8 @@ class KeepsKey(Named):
     """An operator whose output has the columns of its input's key under their names."""
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
+        """The output columns that contain, in each row, the values of the key for which it was emitted, in the key's
+        order: none, or several where columns are equal."""
         return [inputs[0].key]
 
 

@@ -34,7 +34,7 @@ class OrderColumn(SortKey):
     __slots__ = ()
 
     def __new__(cls, column: str, descending: bool = False, nulls_first: bool = True) -> OrderColumn:
-        """See ``SortKey``."""
+        """Create the column of an order; see ``SortKey`` for the fields."""
         return super().__new__(cls, column, descending, nulls_first)
 
     @property

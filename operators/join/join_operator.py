@@ -126,7 +126,7 @@ class Join(TwoInputJoin):
         ]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         unique = {f"{side}_unique": said(key) for side, key in zip(_SIDES, self.unique, strict=True)}
         return {**super().state_meaning(inputs), **unique}
 
@@ -146,7 +146,7 @@ class Join(TwoInputJoin):
         return [None if unique is None else _columns_of(unique) for unique in self.unique]
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
+        """Declare state with ``context.get_state``."""
         self._inputs = tuple(context.inputs)
         self._states: tuple[SideState, ...] = tuple(
             (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context, ttl)
@@ -159,7 +159,7 @@ class Join(TwoInputJoin):
     # -- one bundle ---------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         keys, _ = self._matchable(bundle)
         if len(keys):
             self._states[1 - bundle.input_index].prefetch(keys)
@@ -167,7 +167,7 @@ class Join(TwoInputJoin):
                 self._states[bundle.input_index].prefetch(keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         side = bundle.input_index
         keys, row_keys = self._matchable(bundle)
         full = self._full(bundle, len(keys), row_keys)

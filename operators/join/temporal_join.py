@@ -140,7 +140,7 @@ class TemporalJoin(TwoInputJoin):
         return [InputOrder("event"), InputOrder("event", late="deliver")]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return {**super().state_meaning(inputs), "time": self.time}
 
     def change_refusal(
@@ -167,7 +167,7 @@ class TemporalJoin(TwoInputJoin):
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         if bundle.input_index == 0:
             keys, _ = self._keys([bundle])
             self._state.prefetch(keys)

@@ -161,7 +161,7 @@ class Match(KeepsKey, AggregateOperator):
         return with_late_output(pa.schema(fields), self.late_output, spec, Changelog.insert_only())
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``."""
+        """For each input in order of event time, the side output for rows that are too late for it; None: dropped."""
         return [self.late_output]
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:

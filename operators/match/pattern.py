@@ -105,11 +105,11 @@ class Variable(Pattern):
 
     @property
     def text(self) -> str:
-        """See ``Pattern``."""
+        """The pattern in the language of ``parse_pattern``."""
         return self.name
 
     def variables(self) -> Iterator[str]:
-        """See ``Pattern``."""
+        """The variables in order, each as often as it occurs."""
         yield self.name
 
 
@@ -121,11 +121,11 @@ class Concatenation(Pattern):
 
     @property
     def text(self) -> str:
-        """See ``Pattern``."""
+        """The pattern in the language of ``parse_pattern``."""
         return " ".join(_grouped(part, Concatenation, Alternation) for part in self.parts)
 
     def variables(self) -> Iterator[str]:
-        """See ``Pattern``."""
+        """The variables in order, each as often as it occurs."""
         for part in self.parts:
             yield from part.variables()
 
@@ -138,11 +138,11 @@ class Alternation(Pattern):
 
     @property
     def text(self) -> str:
-        """See ``Pattern``."""
+        """The pattern in the language of ``parse_pattern``."""
         return " | ".join(_grouped(part, Alternation) for part in self.parts)
 
     def variables(self) -> Iterator[str]:
-        """See ``Pattern``."""
+        """The variables in order, each as often as it occurs."""
         for part in self.parts:
             yield from part.variables()
 
@@ -173,12 +173,12 @@ class Quantified(Pattern):
 
     @property
     def text(self) -> str:
-        """See ``Pattern``."""
+        """The pattern in the language of ``parse_pattern``."""
         part = _grouped(self.part, Concatenation, Alternation, Quantified)
         return f"{part}{self._times}{'?' if self.reluctant else ''}"
 
     def variables(self) -> Iterator[str]:
-        """See ``Pattern``."""
+        """The variables in order, each as often as it occurs."""
         yield from self.part.variables()
 
     @property

@@ -194,7 +194,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         return None if bundle is None else self._form.process(bundle, ctx)
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Called once per micro-batch and partition, after all bundles (also when there was none)."""
         self._form.clean_up(ctx)
 
     def _plan(self, spec: InputSpec) -> OverPlan:

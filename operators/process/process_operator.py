@@ -108,12 +108,13 @@ class FunctionOperator(Named, RecordOperator):
             self.function.close()
 
     async def open_calls(self) -> None:
-        """See ``RecordOperator``."""
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before the
+        task's first call."""
         if isinstance(self.function, Function):
             await self.function.open_calls()
 
     async def close_calls(self) -> None:
-        """See ``RecordOperator``."""
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
         if isinstance(self.function, Function):
             await self.function.close_calls()
 

@@ -176,7 +176,7 @@ class TableFunction(FunctionOperator):
         return spec.key_schema
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``."""
+        """For each input in order of event time, the side output for rows that are too late for it; None: dropped."""
         return [self._late_names.get(parameter.name) for parameter in self.signature.tables]
 
     def open(self, context: OperatorContext) -> None:
@@ -210,7 +210,7 @@ class TableFunction(FunctionOperator):
     # -- rows and timers ------------------------------------------------------------------------------
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         given = {**self._in_set, self._table(ctx): row}
         return self._evaluate(given, self._values, self._passing(row, ctx))
 
@@ -247,11 +247,11 @@ class TableFunction(FunctionOperator):
 
     @property
     def handles_timers(self) -> bool:
-        """See ``RecordOperator``."""
+        """Whether timers may be registered: there is an ``on_timer`` for them."""
         return self.timer_signature is not None
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle a timer of ``ctx.key`` that is due."""
         signature = self.timer_signature
         assert signature is not None  # else no timer can be registered
         asked = {state.name for state in signature.states}

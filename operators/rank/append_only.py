@@ -107,7 +107,7 @@ class BestRows(RankState):
         self._ttl = ttl
 
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
-        """See ``RankState``."""
+        """Merge a bundle's rows into the rankings of ``keys``; ``ends`` (u) is the last number that each shows."""
         heads, found = yield from self._read_top(keys)
         stored, rows, owners = self._ranked_separately(found, rows, len(keys))
         ends = ends[owners]

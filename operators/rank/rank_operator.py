@@ -186,7 +186,9 @@ class Rank(KeepsKey, BundleOperator):
         return None if self.settings.unique is not None else self.settings.partial_limit()
 
     def partial_step(self, given: InputSpec) -> PartialStep:
-        """See ``BundleOperator``."""
+        """The step that makes the rows of ``given.row_schema`` from some rows of the input, if ``given.local`` is
+        what ``partial_aggregation`` returned; or selects those that ``given.limit``, what ``partial_limit`` returned,
+        lets through."""
         return partial_top_n(given)
 
     def open(self, context: OperatorContext) -> None:
@@ -199,12 +201,12 @@ class Rank(KeepsKey, BundleOperator):
         self._limits = RankLimits(self.settings.n, self.settings.offset, context)
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._state.prefetch(bundle.keys)
         self._limits.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         chosen = np.flatnonzero(self._taken(bundle))
         return self._rank(bundle, chosen, ctx) if len(chosen) else None
 

@@ -109,7 +109,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         return [self.upsert_key]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return meaning(self, upsert_key=self.upsert_key)
 
     def open(self, context: OperatorContext) -> None:
@@ -132,11 +132,11 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         )
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._rows.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         return self._steps(bundle, ctx) if bundle.num_rows else None
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Generator[StateFuture[Any], None, None]:

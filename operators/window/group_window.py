@@ -137,7 +137,7 @@ class GroupWindowAggregate(WindowAggregate):
 
     @property
     def shows_again(self) -> bool:
-        """See ``WindowAggregate``."""
+        """Whether a window may be emitted more than once."""
         return self.emission.updates
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:

@@ -154,7 +154,7 @@ class WindowJoin(TwoInputJoin):
         return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         windows = GivenWindows() if self.window is None else self.window
         return {**super().state_meaning(inputs), "window": windows.text}
 
@@ -185,12 +185,12 @@ class WindowJoin(TwoInputJoin):
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         arrival = self._ahead[id(bundle)] = self._arrival(bundle)
         self._sides[bundle.input_index].lists.prefetch(arrival.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         arrival = self._ahead.pop(id(bundle), None) or self._arrival(bundle)
         self._late[bundle.input_index].add(bundle, arrival.late, int(arrival.late.sum()), ctx)
         if not len(arrival.rows):

@@ -184,7 +184,9 @@ class WindowRank(KeepsKey, BundleOperator):
         return self._ranking(inputs[0]).settings.partial_limit((START, END))
 
     def partial_step(self, given: InputSpec) -> PartialStep:
-        """See ``BundleOperator``."""
+        """The step that makes the rows of ``given.row_schema`` from some rows of the input, if ``given.local`` is
+        what ``partial_aggregation`` returned; or selects those that ``given.limit``, what ``partial_limit`` returned,
+        lets through."""
         return partial_top_n(given)
 
     def open(self, context: OperatorContext) -> None:
@@ -206,7 +208,7 @@ class WindowRank(KeepsKey, BundleOperator):
     # -- rows ---------------------------------------------------------------------------------------
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         rows, ends = self._assigned(bundle, ctx)
         return self._rank(bundle, rows, ends) if len(rows) else None
 

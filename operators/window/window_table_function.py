@@ -128,7 +128,7 @@ class WindowTableFunction(Named, BundleOperator):
         self._spec = context.inputs[0]
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         times = np.full(bundle.num_rows, self._now, np.int64) if self.time == "processing" else bundle.times
         assert times is not None  # ``bind`` requires an event time
         assert isinstance(self.window, SlicedWindow)

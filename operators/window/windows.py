@@ -139,12 +139,12 @@ class WholeWindow(SlicedWindow):
 
     @property
     def shares_slices(self) -> bool:
-        """See ``SlicedWindow``."""
+        """Whether a slice belongs to several windows."""
         return False
 
     @property
     def text(self) -> str:
-        """See ``SlicedWindow``."""
+        """The window as stored in the state's declaration."""
         return f"whole {super().text}"
 
 
@@ -164,7 +164,7 @@ class SessionWindow:
 
     @property
     def time_span(self) -> tuple[int, int]:
-        """See ``SlicedWindow``."""
+        """The first and the last time whose windows, and all intermediate results, fit int64."""
         return MIN_WATERMARK + 2 * self.gap, MAX_WATERMARK - 2 * self.gap
 
     @property

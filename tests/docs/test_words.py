@@ -32,6 +32,8 @@ _NO_PROSE = re.compile(
 _SEVERAL_WORDS = re.compile(r"(?:[A-Za-z]{2,} ){2}")
 """A string with fewer words is a name, a key or a part of a text, not a sentence."""
 
+_ONLY_A_REFERENCE = re.compile(r"See `+[\w.]+`+\.?")
+
 
 def found_in(text: str, first_line: int = 1) -> list[str]:
     """What of the list is in the prose of a text, with its line; the text begins in ``first_line``."""
@@ -59,7 +61,7 @@ def prose_of(source: str) -> Iterator[tuple[int, str]]:
             text = node.value
         else:
             continue
-        if _SEVERAL_WORDS.search(text):
+        if _SEVERAL_WORDS.search(text) or text.startswith("See "):
             yield node.lineno, text
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -81,6 +83,16 @@ def test_docstrings_comments_and_messages_use_the_words_of_the_field() -> None:
         for path in _SOURCES
         for line, text in prose_of(path.read_text("utf-8"))
         for one in found_in(text, line)
+    ]
+    assert found == []
+
+
+def test_a_docstring_says_more_than_where_to_look() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}, line {line}"
+        for path in _SOURCES
+        for line, text in prose_of(path.read_text("utf-8"))
+        if _ONLY_A_REFERENCE.fullmatch(text.strip())
     ]
     assert found == []
 

@@ -95,7 +95,7 @@ class RecordRunner(Runner):
         yield from self._outputs(1)
 
     def _rows_max(self, batch: pa.RecordBatch) -> int:
-        """See ``Runner``."""
+        """How many buffered rows like those of ``batch`` are processed together."""
         return _PART_ROWS
 
     def _process_broadcast(self) -> Iterator[OutBatch]:

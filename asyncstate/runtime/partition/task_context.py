@@ -101,7 +101,7 @@ class TaskContext:
         self._open = True
 
     def get_state(self, descriptor: StateDescriptor[S]) -> S:
-        """See ``OperatorContext``."""
+        """The state that ``descriptor`` declares."""
         if not isinstance(descriptor, StateDescriptor):
             raise StateDeclarationError(
                 f"operator '{self.uid}': get_state got {descriptor!r}, which declares no state; give a descriptor, "
@@ -137,11 +137,11 @@ class TaskContext:
             raise AttributeError(hint_for("the context of open()", name))
 
     def counter(self, name: str) -> Counter:
-        """See ``OperatorContext``."""
+        """A counter that is summed over partitions and shown in the batch's statistics."""
         return self.counters.setdefault(name, Counter(name))
 
     def missing_rows(self) -> UnmatchedRetractions:
-        """See ``OperatorContext``."""
+        """Reports retractions whose row does not exist."""
         if self.missing is None:
             self.missing = UnmatchedRetractions(self.uid, self.counter(COUNTER), self._config)
         return self.missing

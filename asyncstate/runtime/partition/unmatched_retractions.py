@@ -42,14 +42,14 @@ class UnmatchedRetractions:
         self.example: str | None = None
 
     def add(self, rows: npt.NDArray[np.int64], bundle: Bundle) -> None:
-        """See ``operator.UnmatchedRetractions``."""
+        """Count retractions without a matching row: their indices (n) in the bundle."""
         if len(rows):
             if self.example is None:
                 self.example = _row_text(bundle, int(rows[0]))
             self.count(len(rows))
 
     def count(self, number: int) -> None:
-        """See ``operator.UnmatchedRetractions``."""
+        """Count ``number`` retractions without a matching row."""
         self._counter.add(number)
         if number and self._refuses:
             raise OperatorError(

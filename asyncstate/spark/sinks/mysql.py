@@ -97,7 +97,8 @@ class MySqlTarget:
             self._check(self._described(cursor), schema, keys)
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
-        """See ``Target``."""
+        """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
+        has been written already, as ``is_written`` decides."""
         sql = statements(self.table, changes.upserts.column_names, changes.keys)
         key = [origin.job, writer, self.table]
         with self._cursor() as cursor:

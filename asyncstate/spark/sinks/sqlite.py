@@ -97,7 +97,8 @@ class SqliteTarget:
             database.execute("ROLLBACK")
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
-        """See ``Target``."""
+        """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
+        has been written already, as ``is_written`` decides."""
         names, keys = changes.upserts.column_names, changes.keys
         with self._connected() as database:
             database.execute("BEGIN IMMEDIATE")

@@ -171,7 +171,7 @@ class ColumnState(BundleState):
         ttl."""
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
-        """See ``DependentState``."""
+        """Remove all data of the keys of ``owners``: ascending store keys of the other state."""
         self.remove_entries(of_state(owners, self._id))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:

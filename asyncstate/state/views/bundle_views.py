@@ -110,7 +110,7 @@ class BundleViews(ABC, Generic[B]):
 
     @abstractmethod
     def _view(self, key: int, new: bool, given: Any) -> Any:
-        """See ``view``."""
+        """Create the view of a key; see ``view``."""
 
     def made(self, view: Any) -> None:
         """Register a view that ``create_accumulator`` has made: it must not change afterwards."""

@@ -77,7 +77,7 @@ class TableAggregator(UserAggregator):
     def update(
         self, state: State, rows: KeyedRows, prepared: tuple[Segments, list[list[Any]]], ctx: BundleContext
     ) -> Updated:
-        """See ``Aggregator``."""
+        """The states (u) after the rows; ``prepared`` is the result of ``prepare``."""
         if not self.incremental:
             return super().update(state, rows, prepared, ctx)
         segments, columns = prepared
@@ -111,7 +111,7 @@ class TableAggregator(UserAggregator):
 
 
 class _Collector:
-    """See ``RetractableCollector``."""
+    """Collects the rows that a function emits and retracts (see ``RetractableCollector``)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, bool]] = []

@@ -59,12 +59,12 @@ class UserAggregate(AggregateKind):
 
     @property
     def user_function(self) -> AnyFunction:
-        """See ``AggregateKind``."""
+        """The user-defined function that it runs."""
         return self.function
 
     @property
     def makes_rows(self) -> bool:
-        """See ``AggregateKind``."""
+        """Whether the function is a TableAggregateFunction."""
         return isinstance(self.function, TableAggregateFunction)
 
     @property

@@ -149,7 +149,7 @@ class IntervalJoin(TwoInputJoin):
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         arrival = self._ahead[id(bundle)] = self._arrival(bundle)
         self._sides[1 - bundle.input_index].prefetch(arrival.asked)
         self._sides[bundle.input_index].prefetch(arrival.cells)
@@ -209,7 +209,7 @@ class IntervalJoin(TwoInputJoin):
     # -- time ---------------------------------------------------------------------------------------
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Called once per micro-batch and partition, after all bundles (also when there was none)."""
         before, passed = ctx.previous_watermark, ctx.watermark
         if self.time == "processing":
             before = max(ctx.previous_processing_time - 1, MIN_WATERMARK)

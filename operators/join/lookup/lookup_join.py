@@ -234,22 +234,23 @@ class LookupJoin(Named, BundleOperator):
         self._state = context.get_state(ListColumnStateDescriptor("joined", stored, ttl=self.ttl))
 
     async def open_calls(self) -> None:
-        """See ``Operator``."""
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before the
+        task's first call."""
         if isinstance(self.lookup, Lookup):
             await self.lookup.open()
 
     async def close_calls(self) -> None:
-        """See ``Operator``."""
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
         if isinstance(self.lookup, Lookup):
             await self.lookup.close()
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         if self._state is not None:
             self._state.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         if not bundle.num_rows:
             return None
         if self._state is not None:

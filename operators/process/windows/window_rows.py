@@ -138,7 +138,7 @@ class AlignedRows(WindowRows):
         return self._fire_again(fired, ctx) if fired else None
 
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
-        """See ``WindowRows``."""
+        """Fire or expire the window whose timer is due."""
         assert timer.namespace is not None
         await self._come_due(timer, ctx, self._spanned(timer.namespace), timer.namespace)
 
@@ -193,7 +193,7 @@ class ProcessSessionRows(WindowRows):
         await adding
 
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
-        """See ``WindowRows``."""
+        """Fire or expire the window whose timer is due."""
         sessions = await self._open_sessions()
         due = next(one for one in sessions if one.namespace == timer.namespace)
         if await self._come_due(timer, ctx, TimeWindow(due.start, due.end), due.namespace):

@@ -78,7 +78,7 @@ class AllRows(RankState):
         self._overflow = Overflow(plan, context, SIZES)
 
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
-        """See ``RankState``."""
+        """Merge a bundle's rows into the rankings of ``keys``; ``ends`` (u) is the last number that each shows."""
         heads, entries = yield from self._read_top(keys)
         stored = self._unpack(entries, len(keys))
         rows = rows.with_table(_arrived(rows.table, stored.next_arrival))
