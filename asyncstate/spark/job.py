@@ -296,7 +296,7 @@ class StreamingJob:
         return self._statements
 
     def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
-        with self._driver.trial() as batch:
+        with self._driver.dry_run() as batch:
             return self._graph.facts_of(stream.node, batch)
 
     def check(self) -> None:

@@ -133,7 +133,7 @@ class Join(TwoInputJoin):
         for unique, spec in zip(self.unique, inputs, strict=True):
             for column in unique if isinstance(unique, tuple) else ():
                 spec.column(column)
-        changes = self._shown_changes(inputs, shown)
+        changes = self._output_changes(inputs, shown)
         if self.kind == "mark":
             check_distinct_names([*shown.names, self.mark], self.owner)
             shown = shown.append(pa.field(self.mark, pa.bool_(), nullable=self.null_aware))
@@ -248,18 +248,18 @@ class Join(TwoInputJoin):
         probe, kinds = _probe(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
         others = JoinRows(found.columns, found.key_index)
         residuals = self._residuals(side)
-        candidates = equal_keys(driving, others, len(keys))
-        found_pairs = [Matches(driving, others, candidates, residual) for residual in residuals]
+        candidates = equal_keys(probe, others, len(keys))
+        found_pairs = [Matches(probe, others, candidates, residual) for residual in residuals]
         before = None
         if rule.watch:
             expired = matchable[changes.believed]
             gone = JoinRows(take_rows(bundle.batch.columns, expired), row_keys[expired])
             before = [self._partners_before(own, gone, others, len(keys), one) for one in residuals]
         if self.kind == "mark":
-            self._emit_marked(driving if side == 0 else others, kinds, found_pairs, before, ctx)
+            self._emit_marked(probe if side == 0 else others, kinds, found_pairs, before, ctx)
         else:
             for emission in join(rule, kinds, found_pairs[0], None if before is None else before[0]):
-                mine, theirs = (driving.columns, emission.driving), (others.columns, emission.other)
+                mine, theirs = (probe.columns, emission.probe), (others.columns, emission.other)
                 self._emit(side, mine, theirs, emission.kinds, ctx)
         added = matchable[changes.added]
         state = self._states[side]

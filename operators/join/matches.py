@@ -264,8 +264,8 @@ def marked_again(kinds: Int8Array, found: Sequence[Matches], before: Sequence[In
     after = [counts.copy() for counts in before]
     for counts, matches in zip(after, found, strict=True):
         for chunk in matches.chunks:
-            driving, other = matches.pairs(chunk)
-            counts += np.bincount(other, sign[driving], len(counts)).astype(np.int64)
+            probe, other = matches.pairs(chunk)
+            counts += np.bincount(other, sign[probe], len(counts)).astype(np.int64)
     old, new = _marks(before), _marks(after)
     rows = np.flatnonzero(distinct([old], [new], len(old)))
     marks = pa.concat_arrays([old.take(pa.array(rows)), new.take(pa.array(rows))])

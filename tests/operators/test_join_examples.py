@@ -253,7 +253,7 @@ def test_marks_that_cannot_be_are_refused() -> None:
     with pytest.raises(SchemaError, match="null_aware is for the kind 'mark'"):
         Join("semi", pc.field("v") == pc.field("w"), null_aware=True)
     one = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-    with pytest.raises(SchemaError, match="two output columns are called 'v'"):
+    with pytest.raises(SchemaError, match="two output columns have the name 'v'"):
         OperatorHarness(Join("mark", mark="v"), [one, one], [["k"], ["k"]])
     with pytest.raises(SchemaError, match="kind is 'mark'; choose"):
         IntervalJoin("mark", lower=0, upper=1)

@@ -440,7 +440,7 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
             {},
             "ttl is for unbounded frames",
         ),
-        (lambda: OverAggregate([count().alias("v")]), {}, "two output columns are called 'v'"),
+        (lambda: OverAggregate([count().alias("v")]), {}, "two output columns have the name 'v'"),
         (lambda: rows(-1), {}, "the frame starts 1 after its row and ends 0 after it"),
         (lambda: lag("v", -1), {}, "distance is -1"),
     ],
