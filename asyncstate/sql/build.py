@@ -136,7 +136,7 @@ class Built:
 
     @property
     def changes(self) -> Changelog:
-        """See ``Facts``."""
+        """The changelog mode and keys of the stream."""
         return self.facts.changes
 
 

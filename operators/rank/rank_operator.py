@@ -290,7 +290,7 @@ class SortLimit(Rank):
 
     def __init__(self, order_by: OrderBy, n: int, *, offset: int = 0) -> None:
         if isinstance(n, str):
-            raise SchemaError(f"{self.owner}: n is {n!r}; give a number from 1 on")
+            raise SchemaError(f"{self.owner}: n is {n!r}; give a number of at least 1")
         super().__init__(order_by, n, offset=offset)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:

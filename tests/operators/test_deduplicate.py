@@ -242,5 +242,7 @@ def test_another_choice_is_refused(
     harness = open_harness(before, folder=tmp_path)
     harness.push([("v1", "b", 20), ("v2", "b", 30), ("v3", "b", 10)])
     harness.end_batch()
-    with pytest.raises(StateDeclarationError, match="another program: (keep|time) was .* and is "):
+    with pytest.raises(
+        StateDeclarationError, match="another program wrote its state: (keep|time) was .* and is "
+    ):
         open_harness(after, folder=tmp_path)

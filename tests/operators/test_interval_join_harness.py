@@ -471,6 +471,6 @@ def test_a_checkpoint_is_never_read_with_another_interval_or_kind(changed: Inter
         harness.end_batch()
         with pytest.raises(
             StateDeclarationError,
-            match="another program: (kind was left and is full|interval was .* and is )",
+            match="another program wrote its state: (kind was left and is full|interval was .* and is )",
         ):
             harness.restore(harness.snapshot(), operator=changed)

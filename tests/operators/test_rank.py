@@ -462,7 +462,7 @@ def test_the_state_of_another_ranking_is_refused(other: Rank) -> None:
         snapshot = harness.snapshot()
         with pytest.raises(
             StateDeclarationError,
-            match="another program: ranking was row_number 2 from 1 by price desc.* and is ",
+            match="another program wrote its state: ranking was row_number 2 from 1 by price desc.* and is ",
         ):
             harness.restore(snapshot, operator=other)
 
@@ -471,9 +471,9 @@ def test_wrong_declarations() -> None:
     spec = InputSpec(SCHEMA, ("k",), changes=RETRACT)
     wrong: dict[str, dict[str, Any]] = {
         "function is 'ntile'; choose 'row_number', 'rank' or 'dense_rank'": {"function": "ntile"},
-        "n is 0; give a number from 1 on": {"n": 0},
+        "n is 0; give a number of at least 1": {"n": 0},
         "n is True; give": {"n": True},
-        "offset is -1; give a number from 0 on": {"offset": -1},
+        "offset is -1; give a number of at least 0": {"offset": -1},
         "unique is 'id'; give a list of columns": {"unique": "id"},
         "unique is \\[\\]; give": {"unique": []},
         "name its columns with unique": {"monotonic": True},

@@ -199,7 +199,7 @@ def test_what_is_late_or_has_no_window(async_enabled: bool) -> None:
 @pytest.mark.parametrize(
     ("make", "settings", "text"),
     [
-        (lambda: WindowRank("v", 0), {}, "WindowRank: n is 0; give a number from 1 on"),
+        (lambda: WindowRank("v", 0), {}, "WindowRank: n is 0; give a number of at least 1"),
         (
             lambda: WindowRank("v", 1, window=session("1 second")),
             {},

@@ -422,7 +422,7 @@ def test_a_broadcast_row_has_no_key_and_no_output(
 def test_other_rows_do_not_write_broadcast_state(async_enabled: bool) -> None:
     with harness(Careless("value"), async_enabled=async_enabled) as made:
         made.push([("ann", 1)])
-        with pytest.raises(OperatorError, match=r"state 'rules' .* process_broadcast\(\) only"):
+        with pytest.raises(OperatorError, match=r"state 'rules' .* only in process_broadcast\(\)"):
             made.end_batch()
 
 
@@ -437,7 +437,7 @@ def test_a_notification_does_not_write_broadcast_state(async_enabled: bool) -> N
         made.end_batch()
         made.push([("x", 1)], input=1)
         with pytest.raises(
-            OperatorError, match=r"key \('ann',\).*state 'rules' .* process_broadcast\(\) only"
+            OperatorError, match=r"key \('ann',\).*state 'rules' .* only in process_broadcast\(\)"
         ):
             made.end_batch()
 
@@ -498,7 +498,7 @@ class Bundles(BundleOperator):
         (NoRegularInput(), {"inputs": [RULES], "key": [None]}, "at least one other input"),
         (NoSuchInput(), {"key": None}, "broadcast_input is 2 with num_inputs 2"),
         (NotifiesWithout(), {"key": ["user", "rule"]}, "notify_stateful_sets but has no broadcast input"),
-        (Bundles(), {}, "record grain only"),
+        (Bundles(), {}, "only record-grain operators"),
     ],
 )
 def test_what_is_refused_on_the_driver(operator: Any, settings: dict[str, Any], message: str) -> None:

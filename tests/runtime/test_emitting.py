@@ -170,7 +170,7 @@ def test_a_struct_with_a_field_of_its_columns_name_is_given_as_it_is() -> None:
 
 
 WRONG: dict[str, tuple[Emit, str]] = {
-    "too few": (lambda row, ctx: ctx.emit("a"), r"emit\(\) got 'a' for a row of 2 columns: name, n; give a value"),
+    "too few": (lambda row, ctx: ctx.emit("a"), r"emit\(\) got 'a' for a row of 2 columns: name, n; give one value"),
     "too many": (lambda row, ctx: ctx.emit(1, 2, 3), r"got 3 values for a row of 2 columns"),
     "none": (lambda row, ctx: ctx.emit(), r"got 0 values"),
     "a list": (lambda row, ctx: ctx.emit(["a", 1]), r"got \['a', 1\] for a row"),

@@ -51,7 +51,7 @@ def test_one_warning_a_micro_batch_shows_an_example(
         harness.end_batch()
         assert harness.statistics()["counter.retractions_without_state"] == 3
         (record,) = caplog.records
-        assert "operator 'operator', batch 0: 3 retractions find no row" in record.getMessage()
+        assert "operator 'operator', batch 0: 3 retractions find no matching row" in record.getMessage()
         assert "k=7" in record.getMessage() or "k=9" in record.getMessage()
         assert "docs/order-and-time.md" in record.getMessage()
         caplog.clear()

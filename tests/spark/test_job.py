@@ -487,7 +487,7 @@ CHANGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
         "k",
         "'text' was string and is int32",
     ),
-    "another key": (lambda df: df, "id", r"the key \(key0\) was \(k: int64\) and is \(id: int64\)"),
+    "another key": (lambda df: df, "id", r"the key \(key0\) was \(k: int64\) and is now \(id: int64\)"),
 }
 
 

@@ -487,7 +487,7 @@ def test_a_full_disk_loses_nothing_and_says_what_to_do() -> None:
     overlay.spill()
     overlay.put(b"a", b"2")
     overlay.put(b"b", b"2")
-    with pytest.raises(StoreError, match="the scratch folder: No space left on device. Make room"):
+    with pytest.raises(StoreError, match="the scratch folder: No space left on device. Free space"):
         overlay.spill()
     assert overlay.get_many([b"a", b"b"]) == [b"2", b"2"]
     assert list(overlay.changes()) == [(b"a", b"2"), (b"b", b"2")]

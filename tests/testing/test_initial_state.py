@@ -265,7 +265,7 @@ def test_a_pipeline_refuses_what_a_job_refuses() -> None:
     texts = {
         "source 'wrong' has, in column 'k', 'a'",
         "its source 'rows' has initial rows; give one of them",
-        "to start from <object object",
+        "would start from <object object",
     }
     assert len(messages) == len(texts)
     assert {text for text in texts if any(text in message for message in messages)} == texts
