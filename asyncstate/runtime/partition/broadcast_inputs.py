@@ -87,7 +87,7 @@ def broadcast_rows(runner: Runner, index: int) -> Iterator[PreparedBatch | OutBa
         prepared = prepare(spec.uid, spec.inputs[index], given)
         runner.count(prepared, first)
         if index in ordered:
-            yield from runner.put_to_wait(prepared, first)
+            yield from runner.buffer_rows(prepared, first)
         else:
             yield prepared
     if index in ordered:
