@@ -595,7 +595,7 @@ def test_what_a_function_lacks_is_refused(aggregate: Any, changelog: bool, text:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: udaf(lambda value: value), "is not an AggregateFunction or BundledAggregateFunction"),
+        (lambda: udaf(lambda value: value), "is not of type AggregateFunction or BundledAggregateFunction"),
         (lambda: udaf(NoRetract, **TYPES)(1), "1 is not a column"),
         (lambda: udaf(NoRetract, **TYPES)().distinct(), "name the column whose values to count"),
         (lambda: count().distinct(), "name the column whose values to count"),

@@ -208,7 +208,7 @@ def test_what_is_late_or_has_no_window(async_enabled: bool) -> None:
         (lambda: WindowRank("w", 1, window=WINDOWS[0]), {}, "WindowRank: order_by: .*'w'"),
         (lambda: WindowRank("v", 1), {}, "has no column 'window_start'"),
         (lambda: WindowRank("v", 1, window=WINDOWS[0]), {"event_time": None}, "needs an event time"),
-        (lambda: WindowRank("v", 1, window=WINDOWS[0]), {"changelog": True}, "cannot"),
+        (lambda: WindowRank("v", 1, window=WINDOWS[0]), {"changelog": True}, "does not accept"),
         (lambda: WindowRank(asc("v"), 1, window=WINDOWS[0], rank_column="v"), {}, "name of an output column"),
         (lambda: WindowDeduplicate("any"), {}, "WindowDeduplicate: keep is 'any'; choose 'first' or 'last'"),  # type: ignore[arg-type]
     ],
