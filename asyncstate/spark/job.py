@@ -66,7 +66,8 @@ class StreamingJob:
     ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here. ``name`` is
     stored in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch id with which a job
     without a checkpoint may start, for a query that has already run without it. ``on_progress`` is called with the
-    ``last_progress`` of each committed micro-batch; it cannot fail the batch.
+    ``last_progress`` of each committed micro-batch; it cannot fail the batch. Arguments with an underscore are for
+    tests and benchmarks.
 
     Raises ConfigurationError for invalid settings and CheckpointError for a checkpoint that cannot be used.
     """
@@ -79,9 +80,9 @@ class StreamingJob:
         name: str = "asyncstate",
         *,
         first_batch_id: int = 0,
-        clock: Clock | None = None,
         on_progress: OnProgress | None = None,
-        run: RunPartition | None = None,
+        _clock: Clock | None = None,
+        _run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)
         check_session(spark, f"job '{name}'")
@@ -106,7 +107,7 @@ class StreamingJob:
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
-        self._executor = SparkExecutor(spark, run)
+        self._executor = SparkExecutor(spark, _run)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
             job_id=self._ledger.job_id,
@@ -115,13 +116,13 @@ class StreamingJob:
             resolve=lambda own: resolve({**given, **own}, session),
             executor=self._executor,
         )
-        self._driver = JobDriver(frame, self._ledger, clock or SystemClock(), on_progress, MicroBatch)
+        self._driver = JobDriver(frame, self._ledger, _clock or SystemClock(), on_progress, MicroBatch)
         self._arguments = {
             "options": given,
             "name": name,
             "first_batch_id": first_batch_id,
-            "clock": clock,
-            "run": run,
+            "_clock": _clock,
+            "_run": _run,
         }
         self._client: ConnectClient | None = None
         """Over Spark Connect: the micro-batches of the job's query run in another process."""

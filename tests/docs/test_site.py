@@ -67,6 +67,17 @@ def test_links_are_those_of_the_place_where_a_page_is_shown(monkeypatch: pytest.
     assert shown == "[here](../state.md#views) and a folder\n```python\n[x](../y)\n```\n[](../state.md)"
 
 
+def test_the_front_page_links_the_reference_and_records_are_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contents = _site("contents", monkeypatch)
+    front = contents.on_site("index", (DOCS / "index.md").read_text("utf-8"), _names(), DOCS)
+    assert "[API reference](api/index.rst)" in front
+    record = "decisions/0001-a-decision"
+    assert contents.on_site(record, "# 1", {*_names(), record}, DOCS) == "---\nnosearch: true\n---\n\n# 1"
+    assert not contents.on_site("decisions/README", "# Decisions", _names(), DOCS).startswith("---")
+
+
 def test_columns_add_nothing_to_a_page_and_take_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = _site("columns", monkeypatch)
     marked = [page for page in PAGES if _MARKS.search(page.read_text("utf-8"))]
