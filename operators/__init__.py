@@ -27,9 +27,19 @@ from .match.measures import first, last, match_number
 from .match.partial_match import MatchSoFar
 from .match.pattern import Pattern, variable
 from .match.skips import skip_past_last, skip_to_first, skip_to_last, skip_to_next
-from .over.frames import range_, rows, unbounded
+from .over.frames import range_, rows, unbounded, whole
 from .over.over_aggregate import OverAggregate
-from .over.over_functions import dense_rank, lag, lead, rank_, row_number
+from .over.over_functions import (
+    cume_dist,
+    dense_rank,
+    lag,
+    lead,
+    nth_value,
+    ntile,
+    percent_rank,
+    rank_,
+    row_number,
+)
 from .process.keyed import (
     BroadcastProcess,
     CoFlatMap,
@@ -116,6 +126,7 @@ __all__ = [
     "count_tumble",
     "covar_pop",
     "covar_samp",
+    "cume_dist",
     "cumulate",
     "dense_rank",
     "desc",
@@ -136,6 +147,9 @@ __all__ = [
     "min_",
     "min_by",
     "mode",
+    "nth_value",
+    "ntile",
+    "percent_rank",
     "percentile",
     "percentile_disc",
     "range_",
@@ -160,4 +174,5 @@ __all__ = [
     "var_pop",
     "var_samp",
     "variable",
+    "whole",
 ]
