@@ -70,8 +70,7 @@ class StreamingJob:
     ``options`` are ``async-state.*`` settings; they win over the session's, which are read once, here. ``name`` is
     stored in the checkpoint: another job's checkpoint is refused. ``first_batch_id`` is the batch id with which a job
     without a checkpoint may start, for a query that has already run without it. ``on_progress`` is called with the
-    ``last_progress`` of each committed micro-batch; it cannot fail the batch. Arguments with an underscore are for
-    tests and benchmarks.
+    ``last_progress`` of each committed micro-batch; it cannot fail the batch.
 
     Raises ConfigurationError for invalid settings and CheckpointError for a checkpoint that cannot be used.
     """
@@ -85,7 +84,7 @@ class StreamingJob:
         *,
         first_batch_id: int = 0,
         on_progress: OnProgress | None = None,
-        _clock: Clock | None = None,
+        _clock: Clock | None = None,  # of tests and benchmarks, like the next one
         _run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)

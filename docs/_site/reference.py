@@ -276,21 +276,36 @@ def types_page() -> str:
     """The page of ``ALIASES``: what each stands for, as its assignment says, and the text below that."""
     text = TYPES
     for name, module in ALIASES.items():
-        tree = ast.parse(Path(importlib.import_module(module).__file__ or "").read_text("utf-8"))
-        value = next(
-            node.value
-            for node in tree.body
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            and name
-            in [
-                getattr(target, "id", "")
-                for target in getattr(node, "targets", [getattr(node, "target", None)])
-            ]
-        )
+        assigned = _assigned(module)
         doc = ModuleAnalyzer.for_module(module).find_attr_docs().get(("", name), [])
-        text += f".. py:type:: {name}\n   :canonical: {ast.unparse(value) if value else ''}\n\n"
+        meaning = ast.unparse(_Spelled(assigned).visit(assigned[name]))
+        text += f".. py:type:: {name}\n   :canonical: {meaning}\n\n"
         text += "".join(f"   {line}\n" for line in doc) + "\n"
     return text
+
+
+def _assigned(module: str) -> dict[str, ast.expr]:
+    """What a module assigns to names, by name."""
+    tree = ast.parse(Path(importlib.import_module(module).__file__ or "").read_text("utf-8"))
+    found = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and isinstance(value, ast.expr):
+            found[target.id] = value
+    return found
+
+
+class _Spelled(ast.NodeTransformer):
+    """Writes out names of types that have no entry of their own."""
+
+    def __init__(self, assigned: dict[str, ast.expr]) -> None:
+        self._assigned = assigned
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        value = self._assigned.get(node.id)
+        is_type = isinstance(value, ast.BinOp | ast.Subscript) and node.id not in ALIASES
+        return self.visit(value) if is_type and value is not None else node
 
 
 def _fields(thing: Any) -> str:

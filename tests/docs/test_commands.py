@@ -165,9 +165,9 @@ _NAMES = {
     "UID": "totals",
     "NEW_UID": "totals-2",
     "STATE": "accumulators",
-    "FIELD": "count",
+    "FIELD": "count1",
     "NAME": "renamed",
-    "TYPE": "decimal128(20,0)",
+    "TYPE": "float64",
     "SINK": "report",
     "1041": "1",
 }

@@ -107,6 +107,33 @@ def test_the_reference_has_every_public_name_once(monkeypatch: pytest.MonkeyPatc
     assert len(set(paths)) == len(paths)
 
 
+def test_types_of_arguments_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = _site("reference", monkeypatch)
+    page = reference.types_page()
+    entries = page.split(".. py:type:: ")[1:]
+    assert [entry.partition("\n")[0] for entry in entries] == list(reference.ALIASES)
+    for entry in entries:
+        name, canonical, *text = [line.strip() for line in entry.splitlines() if line.strip()]
+        assert canonical.startswith(":canonical: "), name
+        assert text, f"{name} has no text below its assignment"
+    assert "\n   :canonical: StateTtl | Duration | None\n\n   A time to live" in page
+
+
+@pytest.mark.parametrize(
+    ("signature", "shown"),
+    [
+        ("(spark, *, name='a', _clock=None)", "(spark, *, name='a')"),
+        ("(*, _run=None)", "()"),
+        ("(a, *args, b=1, **named)", "(a, *args, b=1, **named)"),
+        ("(a=<object>, *, _b=1)", "(a=<object>, *, _b=1)"),
+    ],
+)
+def test_arguments_of_tests_are_not_in_the_reference(
+    signature: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _site("reference", monkeypatch)._without_hooks(signature) == shown
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_external_links_are_well_formed(page: Path) -> None:
     for link in _EXTERNAL.findall(_FENCED.sub("", page.read_text("utf-8"))):
