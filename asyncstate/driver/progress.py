@@ -59,6 +59,7 @@ class Progress(TypedDict):
 
 
 OnProgress = Callable[[Progress], object]
+"""Called on the driver with the progress of each micro-batch after its commit; its result is ignored."""
 
 LOGGER: Final = "asyncstate.progress"
 """The name of the logger that gets one record per micro-batch, at level INFO."""

@@ -83,9 +83,9 @@ class StreamingJob:
         name: str = "asyncstate",
         *,
         first_batch_id: int = 0,
-        clock: Clock | None = None,
         on_progress: OnProgress | None = None,
-        run: RunPartition | None = None,
+        _clock: Clock | None = None,  # of tests and benchmarks, like the next one
+        _run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)
         check_session(spark, f"job '{name}'")
@@ -111,7 +111,7 @@ class StreamingJob:
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
         self._statements: JobSql | None = None
-        self._executor = SparkExecutor(spark, run)
+        self._executor = SparkExecutor(spark, _run)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
             job_id=self._ledger.job_id,
@@ -120,13 +120,13 @@ class StreamingJob:
             resolve=lambda own: resolve({**given, **own}, session),
             executor=self._executor,
         )
-        self._driver = JobDriver(frame, self._ledger, clock or SystemClock(), on_progress, MicroBatch)
+        self._driver = JobDriver(frame, self._ledger, _clock or SystemClock(), on_progress, MicroBatch)
         self._arguments = {
             "options": given,
             "name": name,
             "first_batch_id": first_batch_id,
-            "clock": clock,
-            "run": run,
+            "_clock": _clock,
+            "_run": _run,
         }
         self._client: ConnectClient | None = None
         """Over Spark Connect: the micro-batches of the job's query run in another process."""
