@@ -56,8 +56,8 @@ class Catalyst:
     def __init__(self, spark: SparkSession) -> None:
         if int(spark.version.split(".")[0]) < _SPARK_MIN:
             raise EnvironmentSetupError(
-                f"a statement is compiled by Spark {_SPARK_MIN} or newer, and this is {spark.version}; compile it there, "
-                "and run the stored plan here"
+                f"a statement is compiled by Spark {_SPARK_MIN} or newer, and this is {spark.version}; compile it "
+                "there, and run the stored plan here"
             )
         try:
             java = spark._jsparkSession
