@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+QUICK = {"q1", "q4", "q13", "q22"}
+"""Queries of TPC-H that `make test` runs, too."""
 IN_SPARK = {"q10", "q13", "q14", "q15", "q16", "q17", "q21", "q22"}
 """Queries of Nexmark with functions that a harness does not have."""
 
 
-@pytest.mark.parametrize("name", tpch.QUERIES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in tpch.QUERIES]
+)
 def test_tpch_is_kept_right(spark: SparkSession, name: str) -> None:
     sql, tables = tpch.QUERIES[name], tpch.changing_tables()
     begins_async = list(tpch.QUERIES).index(name) % 2 == 1
