@@ -16,18 +16,23 @@ from asyncstate.dataflow.changelog_inference import source_changes
 from asyncstate.errors import SqlError
 from asyncstate.sql.build import Built, Facts
 from asyncstate.sql.statements import Compiled, SqlContext, Table
+from asyncstate.state.expiring.ttl import Ttl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def sql_pipeline(
-    *statements: str, spark: SparkSession | None = None, plans: Sequence[Compiled] = (), sink: str = "out"
+    *statements: str,
+    spark: SparkSession | None = None,
+    plans: Sequence[Compiled] = (),
+    sink: str = "out",
+    state_ttl: Ttl = None,
 ) -> Callable[..., None]:
     """A pipeline for ``PipelineHarness``: the last of the statements goes to a sink called ``sink``.
 
     ``spark``: the classic session that compiles; with ``plans``, compiled before, none is needed. The function keeps
-    what it has compiled in ``plans`` of its own, so that a restart uses the same.
+    what it has compiled in ``plans`` of its own, so that a restart uses the same. ``state_ttl``: as in ``job.sql``.
     """
     kept: list[Compiled] = list(plans)
 
@@ -37,11 +42,11 @@ def sql_pipeline(
             context.add(name, table_of(stream))
         if kept:
             for plan in kept:
-                built = context.build(plan)
+                built = context.build(plan, state_ttl)
                 context.add(plan.name, Table(built))
             stream = context.tables[kept[-1].name].built.stream
         else:
-            found = [context.run(text) for text in statements]
+            found = [context.run(text, state_ttl=state_ttl) for text in statements]
             if not isinstance(found[-1], Stream):
                 raise SqlError("the last statement of a pipeline is to be a query")
             stream = found[-1]

@@ -47,3 +47,20 @@ def test_a_stored_plan_runs_without_a_session_and_says_the_same(spark: SparkSess
     with PipelineHarness(sql_pipeline(plans=stored), tables.sources(["t", "u"])) as harness:
         assert harness.explain() == compiled
     assert kept_right(sql_pipeline(plans=stored), tables, sql, sql, async_enabled=True)
+
+
+def test_state_that_expires_is_that_of_groups_and_joins(spark: SparkSession, async_enabled: bool) -> None:
+    sources = changing_tables(seed=3).sources(["t"])
+    counted = sql_pipeline("SELECT a, count(*) AS n FROM t GROUP BY a", spark=spark, state_ttl="1 hour")
+    with PipelineHarness(counted, sources, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 1, "x"), (1, 2, "y")])
+        assert harness.end_batch()["out"] == [("+I", 1, 2)]
+        harness.advance_processing_time("30 minutes")
+        harness.push("t", [(1, 3, "x")])
+        assert harness.end_batch()["out"] == [("-U", 1, 2), ("+U", 1, 3)]
+        harness.advance_processing_time("2 hours")
+        harness.push("t", [(1, 4, "x")])
+        assert harness.end_batch()["out"] == [("+I", 1, 1)]
+    over = sql_pipeline("SELECT a, sum(b) OVER (PARTITION BY a) AS s FROM t", spark=spark, state_ttl="1 hour")
+    with pytest.raises(SqlError, match="OVER needs all rows, so state_ttl would make it wrong; leave"):
+        PipelineHarness(over, sources)
