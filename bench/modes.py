@@ -29,11 +29,10 @@ from asyncstate.functions import (
 )
 from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
-from asyncstate.spark.python_task import settle_worker
 from asyncstate.state import ValueStateDescriptor
-from bench.frame import Column, Figure, Report, Row, isolated, medians, turns
+from bench.frame import Column, Figure, Report, Row, medians, turns
 from bench.frame.report import Output, Rounds, Seed, Tiny, times
-from bench.job import Job
+from bench.job import MODES, Job
 from bench.processor_time import Spent
 from operators import (
     CoProcess,
@@ -75,11 +74,6 @@ class Case:
     share: float = 1.0
     keys_share: float | None = None
 
-    @property
-    def specs(self) -> list[InputSpec]:
-        """What the operator is told of its inputs."""
-        return [InputSpec(_SCHEMA, ("key",), "time" if self.event_time else None)] * self.inputs
-
 
 def rows(keys: np.ndarray, number: int) -> pa.RecordBatch:
     """Micro-batch ``number``: a row a key, values of its own, times in its span."""
@@ -91,11 +85,6 @@ def rows(keys: np.ndarray, number: int) -> pa.RecordBatch:
         pa.array(times).cast(_SCHEMA.field("time").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-
-
-def watermark(number: int) -> int:
-    """Of micro-batch ``number``: the end of the one before."""
-    return _BASE_US + number * _SPAN_US - 1
 
 
 class _Total(MapFunction):
@@ -180,7 +169,7 @@ _PIECES = 4
 _COLUMNS = (
     Column("sync CPU us", "sync"),
     Column("async CPU us", "async"),
-    Column("sync /async", "ratio", times),
+    Column("sync /async", "ratio", times, "low high"),
     Column("95% interval", "low high"),
     Column("aim", "aim", times),
     Column("met", "met"),
@@ -189,23 +178,17 @@ _COLUMNS = (
 
 def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: int) -> list[Row]:
     """The row of a case; ``size``: rows a micro-batch and keys in the state."""
-    settle_worker()
     case = CASES[name]
     number_of_rows = max(10, int(size[0] * case.share / _PIECES))
     keys = max(10, int(size[1] * (case.share if case.keys_share is None else case.keys_share)))
-    jobs = {
-        mode: Job(
-            Path(folder) / mode,
-            case.make(),
-            resolve({"async-state.enabled": mode == "async"}, {}),
-            case.specs,
-        )
-        for mode in ("sync", "async")
-    }
+    specs = [InputSpec(_SCHEMA, ("key",), "time" if case.event_time else None)] * case.inputs
 
-    def side(job: Job) -> Callable[[tuple[int, pa.RecordBatch]], Spent]:
+    def side(mode: str) -> Callable[[tuple[int, pa.RecordBatch]], Spent]:
+        config = resolve({"async-state.enabled": mode == "async"}, {})
+        job = Job(Path(folder) / mode, case.make(), config, specs)
+
         def run(given: tuple[int, pa.RecordBatch]) -> Spent:
-            job.watermark = watermark(given[0])
+            job.watermark = _BASE_US + given[0] * _SPAN_US - 1  # the end of the micro-batch before
             return job.timed(InputBatch(given[1], None, index) for index in range(case.inputs))
 
         return run
@@ -216,16 +199,14 @@ def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: in
         for number in range(1, rounds * _PIECES + 2):
             yield number, rows(random.integers(0, keys, number_of_rows), number)
 
-    sides = {mode: side(job) for mode, job in jobs.items()}
-    spent = turns(sides, rounds * _PIECES, drawn(), warm_up=2)
+    spent = turns({mode: side(mode) for mode in MODES}, rounds * _PIECES, drawn(), warm_up=2)
     pairs = zip(spent["sync"], spent["async"], strict=True)
     ratios = [(sync.cpu_seconds or 0.0) / (mine.cpu_seconds or 1.0) for sync, mine in pairs]
     found, (low, high) = statistics.median(ratios), interval_of_median(ratios)
     met = "yes" if round(found, 2) >= AIM else "even" if low <= AIM <= high else "no"
-    units = case.inputs * number_of_rows
-    facts = {mode: medians(each, units)[1] for mode, each in spent.items()}
-    facts |= {"ratio": found, "low": low, "high": high, "aim": AIM}
-    return [Row(name=name, facts={**facts, "met": met}, figures={name: Figure(found, low, high, rate=True)})]
+    facts: dict[str, Any] = {"ratio": found, "low": low, "high": high, "aim": AIM, "met": met}
+    facts |= {mode: medians(each, case.inputs * number_of_rows)[1] for mode, each in spent.items()}
+    return [Row(name=name, facts=facts, figures={name: Figure(found, low, high, rate=True)})]
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
@@ -258,6 +239,5 @@ def modes(
     with Report("modes", output, rows=rows, keys=keys, rounds=rounds) as report:
         report.section(f"Async by sync, {rows:,} rows, {keys:,} keys, one core, without Spark", _COLUMNS)
         for number, name in enumerate(CASES):
-            folder = report.folder / str(number)
-            how = name, str(folder), (rows, keys), rounds, seed
-            report.case(name, lambda: measure(*how) if tiny else isolated(measure, *how))  # noqa: B023
+            folder = str(report.folder / str(number))
+            report.case(name, measure, name, folder, (rows, keys), rounds, seed, alone=not tiny)

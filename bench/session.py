@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncstate.spark import build_session
+from bench.frame.report import LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PROGRESS_UPDATES = 100_000
-LOG = "spark.log"
 
 
 def local_conf(folder: Path, cores: int) -> dict[str, str]:

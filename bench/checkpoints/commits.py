@@ -8,11 +8,9 @@ does, and its driver keeps the few bytes of its manifests in memory.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +19,20 @@ import pyarrow.parquet as pq
 from asyncstate.driver import commit_log as driver
 from asyncstate.driver.chain import RunPartition
 from asyncstate.spark import MicroBatch, StreamingJob
-from bench.checkpoints.bare import memory_files, run_without_checkpoint, without_checkpoint
-from bench.checkpoints.driven import BATCH_ROWS, DrivenJob, aggregate, fill_keys, settings
-from bench.frame import Column, Row, turns
+from bench.checkpoints.driven import (
+    DrivenJob,
+    MemoryFiles,
+    aggregate,
+    fill_keys,
+    instead,
+    run_without_checkpoint,
+    settings,
+    without_checkpoint,
+)
+from bench.frame import Column, Report, Row, turns
 from bench.frame.report import ms, percent
-from bench.job import Job
+from bench.job import Job, batches, draws
 from bench.processor_time import Spent, TreeClocks
-from bench.rows import INPUT, batches, draws
 from bench.session import session
 
 if TYPE_CHECKING:
@@ -44,9 +49,9 @@ COLUMNS = (
     Column("with ms", "plain_s", ms),
     Column("CPU ms", "plain_cpu_s", ms),
     Column("snap ms", "snapshot_s", ms),
-    Column("over plain", "plain", percent),
+    Column("over plain", "plain", percent, ""),
     Column("over snap", "snapshot", percent),
-    Column("over mean", "every", percent),
+    Column("over mean", "every", percent, ""),
     Column("aim", "aim", lambda aim: f"{aim:.0%}"),
 )
 NOTE = (
@@ -59,62 +64,51 @@ NOTE = (
 
 def commit_cost(
     folder: Path, enabled: bool, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
-) -> Row:
+) -> list[Row]:
     """Measure one partition, without Spark. Both jobs open their stores and give them back in each micro-batch."""
     driven = DrivenJob(folder / "with", settings(folder / "with", enabled))
-    bare = Job(folder / "without", aggregate(), settings(folder / "without", enabled), INPUT)
+    bare = Job(folder / "without", aggregate(), settings(folder / "without", enabled))
     snapshots: list[bool] = []
-
-    def run_driven(rows: Sequence[pa.RecordBatch]) -> None:
-        snapshots.append(driven.snapshot_with(rows))
 
     def run_bare(rows: Sequence[pa.RecordBatch]) -> None:
         with without_checkpoint():
             bare.run(rows)
 
+    driven.fill(state_keys)
     for keys in fill_keys(state_keys):
-        driven.run(batches(keys, BATCH_ROWS))
-        run_bare(batches(keys, BATCH_ROWS))
-    drawn = (batches(keys, BATCH_ROWS) for keys in draws(state_keys, changed, seed))
-    spent = turns({"with": run_driven, "without": run_bare}, rounds, drawn, warm_up=_WARM_UP)
+        run_bare(batches(keys))
+    sides = {"with": lambda rows: snapshots.append(driven.snapshot_with(rows)), "without": run_bare}
+    spent = turns(sides, rounds, map(batches, draws(state_keys, changed, seed)), warm_up=_WARM_UP)
     facts = {"changed_keys": changed, "state_keys": state_keys, "aim": aim}
-    return commit_row(
-        "async" if enabled else "sync", spent, snapshots[_WARM_UP:], facts, settings(folder).snapshot_interval
-    )
+    return [commit_row("async" if enabled else "sync", spent, snapshots[_WARM_UP:], facts)]
 
 
 def commit_row(
-    name: str,
-    spent: Mapping[str, list[Spent]],
-    snapshots: Sequence[bool],
-    facts: dict[str, Any],
-    interval: int,
+    name: str, spent: Mapping[str, list[Spent]], snapshots: Sequence[bool], facts: Mapping[str, Any]
 ) -> Row:
     """``plain`` are micro-batches without a snapshot, ``snapshot`` those with one; what a checkpoint adds is a share
     of the time without, ``cpu`` the plain one of processor time."""
     pairs = list(zip(spent["with"], spent["without"], snapshots, strict=True))
-    over: dict[bool, float] = {}
+    found = dict(facts)
+
+    def median(values: Sequence[float]) -> float | None:
+        return statistics.median(values) if values else None
+
+    def times(name: str, of: Sequence[Spent]) -> None:
+        found[f"{name}_s"] = median([each.seconds for each in of])
+        found[f"{name}_cpu_s"] = median([each.cpu_seconds for each in of if each.cpu_seconds is not None])
+
+    times("without", spent["without"])
     for which, kind in ((False, "plain"), (True, "snapshot")):
-        mine = [with_it for with_it, _, snapshot in pairs if snapshot == which]
-        over[which] = statistics.median(a.seconds / b.seconds - 1 for a, b, snap in pairs if snap == which)
-        facts |= {f"{kind}_s": statistics.median(each.seconds for each in mine), kind: over[which]}
-        facts[f"{kind}_cpu_s"] = _median_cpu(mine)
-    facts["without_s"] = statistics.median(each.seconds for each in spent["without"])
-    facts["without_cpu_s"] = _median_cpu(spent["without"])
-    facts["every"] = ((interval - 1) * over[False] + over[True]) / interval
-    facts["snapshots"] = sum(snapshots)
-    cpu = [
-        a.cpu_seconds / b.cpu_seconds - 1
-        for a, b, snap in pairs
-        if not snap and a.cpu_seconds and b.cpu_seconds
-    ]
-    facts["cpu"] = statistics.median(cpu) if cpu else None
-    return Row(name=name, facts=facts)
-
-
-def _median_cpu(spent: Sequence[Spent]) -> float | None:
-    known = [each.cpu_seconds for each in spent if each.cpu_seconds is not None]
-    return statistics.median(known) if known else None
+        these = [(with_it, without) for with_it, without, snapshot in pairs if snapshot == which]
+        times(kind, [with_it for with_it, _ in these])
+        found[kind] = statistics.median(a.seconds / b.seconds - 1 for a, b in these)
+    interval = settings(Path()).snapshot_interval
+    found["every"] = ((interval - 1) * found["plain"] + found["snapshot"]) / interval
+    found["snapshots"] = sum(snapshots)
+    cpu = [(a.cpu_seconds, b.cpu_seconds) for a, b, snapshot in pairs if not snapshot]
+    found["cpu"] = median([one / other - 1 for one, other in cpu if one and other])
+    return Row(name=name, facts=found)
 
 
 class BothJobs:
@@ -125,7 +119,7 @@ class BothJobs:
         self._folder = folder
         self._batches = {"with": 0, "without": 0}
         self.jobs = {"with": self._job("with")}
-        with patch.object(driver, "checkpoint_files", memory_files):
+        with instead(MemoryFiles, driver):
             self.jobs["without"] = self._job("without", run=run_without_checkpoint)
         self._functions = {name: job.micro_batch(_drop) for name, job in self.jobs.items()}
 
@@ -137,7 +131,7 @@ class BothJobs:
     def rows(self, keys: np.ndarray) -> DataFrame:
         """A row a key, as a Parquet file."""
         path = self._folder / f"input-{self._batches['with']}.parquet"
-        pq.write_table(pa.Table.from_batches(batches(keys, BATCH_ROWS)), path)
+        pq.write_table(pa.Table.from_batches(batches(keys)), path)
         return self._spark.read.parquet(str(path))
 
     def side(self, name: str) -> Callable[[DataFrame], None]:
@@ -164,27 +158,25 @@ def _drop(rows: DataFrame, batch: MicroBatch) -> None:
     out.write.format("noop").mode("overwrite").save()
 
 
-def spark_commit_cost(
-    folder: Path, state_keys: int, changed: int, rounds: int, seed: int, tell: Callable[[str], None]
-) -> Row:
+def spark_commit_cost(report: Report, state_keys: int, changed: int, rounds: int, seed: int) -> Iterator[Row]:
     """Measure ``CORES`` partitions, each with ``state_keys`` of which a micro-batch changes ``changed``.
 
     A micro-batch is timed from the call of its function to its return; the input is a Parquet file, the sink takes
     every row and drops it.
     """
-    tell("commits: starting Spark and filling the state")
-    with session("asyncstate-checkpoints", folder, CORES) as spark:
-        both = BothJobs(spark, folder)
+    report.tell("commits: starting Spark and filling the state")
+    with session("asyncstate-checkpoints", report.folder / "spark", CORES) as spark:
+        both = BothJobs(spark, report.folder / "spark")
         sides = {name: both.side(name) for name in both.jobs}
         fills = fill_keys(CORES * state_keys)
         for keys in fills:
             rows = both.rows(keys)
             for side in sides.values():
                 side(rows)
-        tell(f"commits: {rounds} micro-batches on Spark")
+        report.tell(f"commits: {rounds} micro-batches on Spark")
         drawn = map(both.rows, draws(CORES * state_keys, CORES * changed, seed))
-        spent = turns(sides, rounds, islice(drawn, _WARM_UP + rounds), warm_up=_WARM_UP, clocks=TreeClocks)
+        spent = turns(sides, rounds, drawn, warm_up=_WARM_UP, clocks=TreeClocks)
         first = len(fills) + _WARM_UP
         snapshots = [both.has_snapshot(batch_id) for batch_id in range(first, first + rounds)]
     facts = {"changed_keys": changed, "state_keys": state_keys, "aim": AIM}
-    return commit_row(f"Spark, {CORES} tasks", spent, snapshots, facts, settings(folder).snapshot_interval)
+    yield commit_row(f"Spark, {CORES} tasks", spent, snapshots, facts)

@@ -23,10 +23,13 @@ import typer
 from rich.console import Console
 
 from asyncstate.errors import AsyncStateError
-from bench.frame.measure import LAST_WORDS, CaseError, Ratio, WrongResult, medians, ratio
+from bench.frame.measure import LAST_WORDS, CaseError, Ratio, WrongResult, isolated, medians, ratio, reason
+from bench.frame.picture import draw
 from bench.processor_time import Spent
 
 WIDTH = 80
+LOG = "spark.log"
+"""What Spark says in a benchmark, in its scratch folder."""
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _MIB = 1 << 20
 
@@ -105,30 +108,26 @@ def ms(value: float) -> str:
 
 
 class Column(NamedTuple):
-    """``heading`` (its last word has a line of its own) over a fact; ``fact`` may name two for a spread, ``low
-    high``."""
+    """``heading`` (its last word has a line of its own) over a fact; ``fact`` may name two for a spread, ``low high``.
+
+    With ``bars`` the column is drawn; they name the facts where the whiskers end, or are empty.
+    """
 
     heading: str
     fact: str
     shown: Callable[[Any], str] = plain
+    bars: str | None = None
 
     def cell(self, row: Row) -> str:
         """The fact of the row; empty if it has none."""
         values = [row.facts.get(name) for name in self.fact.split()]
-        return (
-            "-".join(
-                ""
-                if value is None
-                else value
-                if isinstance(value, str)
-                else self.shown(value).removesuffix("x")
-                if len(values) > 1
-                else self.shown(value)
-                for value in values
-            )
-            if any(value is not None for value in values)
-            else ""
-        )
+        if all(value is None for value in values):
+            return ""
+        texts = [self._text(value) for value in values]
+        return texts[0] if len(texts) == 1 else "-".join(text.removesuffix("x") for text in texts)
+
+    def _text(self, value: Any) -> str:
+        return value if isinstance(value, str) else "" if value is None else self.shown(value)
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
@@ -168,7 +167,6 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 
 def _instead(row: Row) -> str:
-    """What stands in the place of the figures."""
     for what, why in (("FAILED", row.failed), ("left out", row.skipped), ("WRONG", "; ".join(row.wrong))):
         if why:
             return f"{what}: {why.splitlines()[0]}"
@@ -179,14 +177,14 @@ class Report:
     """The rows of one run of a benchmark. Use as a context manager: at its end the tables are shown, and the command
     ends with 1 if a result is wrong, 2 if a case failed.
 
-    ``folder`` is scratch room. With ``output`` all rows and ``facts`` are written to ``BENCH.json`` after each row.
+    ``folder`` is scratch room. With ``output`` all rows and ``facts`` are written to ``BENCH.json`` after each row, and
+    at the end a picture a table, ``BENCH.png``, ``BENCH-2.png`` and so on.
     """
 
     def __init__(
         self, bench: str, output: Path | None = None, folder: Path | None = None, **facts: Any
     ) -> None:
         self.rows: list[Row] = []
-        self.pictures: list[Path] = []
         self._sections: list[tuple[str, Sequence[Column], str, int]] = []
         self._path = None if output is None else output / f"{bench}.json"
         self._facts = {**facts, "machine": platform.platform(), "load_at_start": os.getloadavg()[0]}
@@ -218,12 +216,20 @@ class Report:
             document = msgspec.json.encode({**self._facts, "results": self.rows})
             self._path.write_bytes(msgspec.json.format(document, indent=2) + b"\n")
 
-    def case(self, name: str, measure: Callable[[], Iterable[Row]], group: str = "") -> bool:
-        """Take in the rows of a case as they come. One that fails has a row that says why; whether it did not."""
+    def case(
+        self,
+        name: str,
+        measure: Callable[..., Iterable[Row]],
+        *arguments: Any,
+        group: str = "",
+        alone: bool = False,
+    ) -> bool:
+        """Take in the rows of ``measure(*arguments)`` as they come; ``alone``: in a process of its own. A case that
+        fails has a row that says why. Returns whether it did not."""
         row = Row(name=name, group=group)
         self.tell(row.title)
         try:
-            for found in measure():
+            for found in isolated(measure, *arguments) if alone else measure(*arguments):
                 self.add(found)
         except Exception as error:  # of one case: the others have their figures all the same
             if isinstance(error, WrongResult):
@@ -232,12 +238,6 @@ class Report:
                 row.failed = reason(error)
             self.add(row)
         return not (row.failed or row.wrong)
-
-    def draw(self, name: str, write: Callable[[Path], object]) -> None:
-        """With an output folder: write a picture into it."""
-        if self._path is not None and (good := self._path.with_name(name)):
-            write(good)
-            self.pictures.append(good)
 
     def __enter__(self) -> Self:
         if self._status is not None:
@@ -249,23 +249,27 @@ class Report:
     ) -> None:
         if self._status is not None:
             self._status.stop()
+        written = [] if self._path is None or not self.rows else [self._path]
         ends = [*(start for *_, start in self._sections[1:]), len(self.rows)]
-        for (title, columns, note, start), end in zip(self._sections, ends, strict=False):
-            if rows := self.rows[start:end]:
+        for number, ((title, columns, note, start), end) in enumerate(
+            zip(self._sections, ends, strict=False)
+        ):
+            rows = self.rows[start:end]
+            if rows:
                 self.say("\n".join(["", title, *table(rows, columns), *textwrap.wrap(note, WIDTH)]))
+            if written and error is None:
+                picture = written[0].with_name(f"{written[0].stem}{f'-{number + 1}' if number else ''}.png")
+                written += [picture] if draw(picture, title, rows, columns) else []
         wrong, failed = ([row for row in self.rows if getattr(row, what)] for what in ("wrong", "failed"))
         for row in failed:
             self.say(f"{row.title}: {row.failed}", style="red")
-        if (
-            failed
-            and (log := self.folder / "spark.log").exists()
-            and (said := log.read_text(errors="replace"))
-        ):
+        log = self.folder / LOG
+        if failed and log.exists() and (said := log.read_text(errors="replace")):
             self.say(f"the end of what Spark said:\n{said[-LAST_WORDS:].strip()}")
         for row in wrong:
             self.say("\n  ".join([f"{row.title}: WRONG result:", *row.wrong]), style="red")
-        if self._path is not None and self.rows:
-            self.say("written: " + ", ".join(map(str, [self._path, *self.pictures])))
+        if written:
+            self.say("written: " + ", ".join(map(str, written)))
         if wrong:
             self.say(f"what the wrong ones have left is in {self.folder}")
         else:
@@ -273,18 +277,13 @@ class Report:
         told = isinstance(error, CaseError | AsyncStateError)
         if error is not None and told:
             self.say(reason(error), style="red")
-        if error is None or told:
-            code = WRONG_RESULT if wrong else CANNOT_RUN if failed or error is not None else 0
-            if code:
-                raise typer.Exit(code) from None
+        if (error is None or told) and (
+            code := WRONG_RESULT if wrong else CANNOT_RUN if failed or told else 0
+        ):
+            raise typer.Exit(code) from None
 
 
-def reason(error: BaseException) -> str:
-    """What a case failed with."""
-    return str(error) if isinstance(error, CaseError) else f"{type(error).__name__}: {error}"[:2_000]
-
-
-def figure(found: Ratio | None, rate: bool = False) -> dict[str, Any]:
+def figure(found: Ratio | None) -> dict[str, Any]:
     """The facts ``ratio``, ``low`` and ``high``."""
     return {} if found is None else {"ratio": found.value, "low": found.low, "high": found.high}
 
@@ -329,7 +328,7 @@ def costs(unit: str, of: str = "a row") -> tuple[Column, ...]:
     return (
         Column(f"{unit} {of}".strip(), "cost"),
         Column(f"CPU {unit}", "cpu"),
-        Column("ratio", "ratio"),
+        Column("ratio", "ratio", bars="low high"),
         Column("spread", "low high"),
     )
 

@@ -9,8 +9,7 @@ import typer
 from bench.frame import Column, Report
 from bench.frame.report import Cores, Output, Tiny, chosen, numbers, plain
 from bench.latency.engines import ENGINES
-from bench.latency.fixed import FixedPlan, fixed_costs
-from bench.latency.steady import SteadyPlan, latencies
+from bench.latency.measure import Plan, fixed_costs, latencies
 from bench.session import session
 
 _WARM_UP_SECONDS = 8.0
@@ -26,7 +25,7 @@ def _whole(value: float) -> str:
 
 _STEADY = (
     Column("events /s", "rate"),
-    Column("p50 ms", "p50_ms", _whole),
+    Column("p50 ms", "p50_ms", _whole, "p50_ms p95_ms"),
     Column("p95 ms", "p95_ms", _whole),
     Column("max ms", "max_ms", _whole),
     Column("events a batch", "batch_events", _whole),
@@ -64,31 +63,38 @@ def latency(
     known = dict.fromkeys(engine.name for each in ENGINES.values() for engine in each)
     names = chosen(engines, known, "--engines")
     with Report("latency", output, cores=cores, keys=keys) as report:
-        fixed = FixedPlan(report.folder, sizes, batches, turns, keys, names)
-        steady = SteadyPlan(
-            report.folder, rate, seconds, _WARM_UP_SECONDS, min(keys, _KEY_SECONDS * rate), names
+        plan = Plan(
+            folder=report.folder,
+            engines=names,
+            keys=keys,
+            steady_keys=min(keys, _KEY_SECONDS * rate),
+            sizes=sizes,
+            batches=batches,
+            turns=turns,
+            rate=rate,
+            seconds=seconds,
+            warm_up=_WARM_UP_SECONDS,
         )
         if tiny:
             works, names = ["a"], ["ours-sync", "spark"]
-            fixed = FixedPlan(report.folder, (10,), 1, 1, 100, names, opening=1)
-            steady = SteadyPlan(report.folder, 100, 0.5, 0.5, 100, names)
+            small = {"sizes": (10,), "batches": 1, "turns": 1, "opening": 1}
+            plan = Plan(report.folder, names, 100, 100, **small, rate=100, seconds=0.5, warm_up=0.5)  # type: ignore[arg-type]
         for each in works:
             for engine in ENGINES[each]:
                 if engine.missing and engine.name in names:
                     report.say(f"{each}: left out: {engine.title}: {engine.missing}")
         report.tell("starting Spark")
         with session("latency", report.folder, cores, _CONF) as spark:
-            headings = (("ms", "ms_{}"), ("spread", "low_{} high_{}"), ("CPU ms", "cpu_ms_{}"))
-            columns = [
-                Column(
-                    f"{size:,} {heading}" if heading != "CPU ms" else heading, fact.format(size, size), _whole
-                )
-                for size in fixed.sizes
-                for heading, fact in headings
-            ]
+            columns = []
+            for size in plan.sizes:
+                columns += [
+                    Column(f"{size:,} ms", f"ms_{size}", _whole, f"low_{size} high_{size}"),
+                    Column(f"{size:,} spread", f"low_{size} high_{size}", _whole),
+                    Column("CPU ms", f"cpu_ms_{size}", _whole),
+                ]
             report.section("A micro-batch of few rows, ms from trigger to commit; medians", columns)
-            for each in works if fixed.sizes else ():
-                fixed_costs(spark, each, fixed, report)
+            for each in works if plan.sizes else ():
+                fixed_costs(spark, each, plan, report)
             report.section("From event to output, default trigger, at a steady rate", _STEADY)
-            for each in works if steady.rate else ():
-                latencies(spark, each, steady, report)
+            for each in works if plan.rate else ():
+                latencies(spark, each, plan, report)

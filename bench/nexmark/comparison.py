@@ -23,17 +23,8 @@ _INSTANT = "TIMESTAMP WITH TIME ZONE"
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """What the comparison found. It holds if ``problems`` is empty.
-
-    Attributes:
-        expected_rows: Rows of the expected table.
-        changelog_rows: Rows of the changelog, of any kind.
-        missing_rows: Expected rows that the netted changelog does not have.
-        unexpected_rows: Rows it has and should not have.
-        overdrawn_rows: Distinct rows that were retracted more often than they were emitted.
-        problems: One sentence each.
-        examples: The first few differing rows, as text.
-    """
+    """What the comparison found. It holds if ``problems`` (a sentence each) is empty; ``examples`` are the first few
+    differing rows, as text. ``overdrawn_rows``: distinct ones that were retracted more often than they were emitted."""
 
     expected_rows: int
     changelog_rows: int
@@ -47,6 +38,11 @@ class ComparisonResult:
     def ok(self) -> bool:
         """True if the result is right."""
         return not self.problems
+
+    @property
+    def wrong(self) -> list[str]:
+        """All that is to be said of it."""
+        return [*self.problems, *self.examples]
 
 
 def compare(connection: duckdb.DuckDBPyConnection, expected_sql: str, actual: Path | str) -> ComparisonResult:

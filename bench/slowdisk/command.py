@@ -1,15 +1,13 @@
-"""``python -m bench slow-disk``: its options, table and picture."""
+"""``python -m bench slow-disk``: its options and table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench.frame import Column, Report, Row
-from bench.frame.picture import Panel, Series, draw
+from bench.frame import Column, Report
 from bench.frame.report import CANNOT_RUN, Folder, Output, Rounds, Seed, Tiny, chosen, times
 from bench.slowdisk import shim
 from bench.slowdisk.measure import DEVICES, Plan, run
@@ -21,7 +19,7 @@ COLUMNS = (
     Column("CPU us", "sync_cpu_us"),
     Column("async us", "async_us"),
     Column("CPU us", "async_cpu_us"),
-    Column("sync /async", "speedup", times),
+    Column("sync /async", "speedup", times, ""),
     Column("reads /record", "async_reads"),
     Column("threads", "threads"),
     Column("device us", "device_us"),
@@ -57,8 +55,7 @@ def slow_disk(
     title = f"{plan.records:,} records on {plan.state_keys:,} keys, medians of {plan.rounds}"
     with Report("slow-disk", output, folder, records=plan.records, state_keys=plan.state_keys) as report:
         report.section(title, COLUMNS)
-        run(report, names, places, plan, report.folder, delaying(report))
-        report.draw("slow-disk.png", lambda path: _draw(path, report.rows, title))
+        run(report, names, places, plan, delaying(report))
     if not report.rows:
         raise typer.Exit(CANNOT_RUN)
 
@@ -70,19 +67,3 @@ def delaying(report: Report) -> Path | None:
     except shim.ShimError as error:
         report.say(f"no rows with added latency: {error}")
         return None
-
-
-def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    """How many times as fast async is, a line a workload over the devices."""
-    lines: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.facts:
-            lines.setdefault(row.group, []).append(row)
-    series = [
-        Series(name, [row.name for row in found], [row.facts["speedup"] for row in found])
-        for name, found in lines.items()
-    ]
-    panel = Panel(
-        "1: as fast as sync", series, "where a read goes", "time of a record, sync / async", log=True
-    )
-    draw(path, f"Async against sync state: {title}", [panel])

@@ -14,15 +14,13 @@ from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.storage.manifest import batch_of
 from bench.__main__ import app
 from bench.checkpoints import recovery as recoveries
-from bench.checkpoints.bare import without_checkpoint
 from bench.checkpoints.commits import BothJobs, commit_row
-from bench.checkpoints.driven import aggregate, settings
+from bench.checkpoints.driven import aggregate, settings, without_checkpoint
 from bench.checkpoints.recovery import Recovered, Recovery, recover
 from bench.checkpoints.sizes import checkpoint_bytes
 from bench.frame import CaseError, Row, WrongResult, isolated
-from bench.job import Job
+from bench.job import Job, batches
 from bench.processor_time import Spent
-from bench.rows import INPUT, batches
 
 
 @pytest.mark.long
@@ -56,14 +54,13 @@ def test_without_a_checkpoint_the_state_is_kept_and_nothing_else_is_written(tmp_
         tmp_path,
         aggregate(),
         settings(tmp_path, snapshot_interval=1),
-        INPUT,
         on_output=lambda out: rows.extend(out.to_pylist()),
     )
     keys = np.arange(5, dtype=np.int64)
     with without_checkpoint():
         for _ in range(3):
             rows.clear()
-            job.run(batches(keys, 10))
+            job.run(batches(keys))
     assert [row["n"] for row in rows if row["row_kind"] == "+U"] == [3] * 5
     assert not (tmp_path / "checkpoint").exists()
     assert job.base is not None
@@ -97,7 +94,7 @@ def test_the_mean_over_a_snapshot_interval_weighs_both_kinds() -> None:
     with_it = [*(Spent(1.0 + over, 2.0 + over) for over in overs), Spent(3.0, 3.0)]
     without = [*(Spent(1.0, 2.0) for _ in overs), Spent(2.0, 2.0)]
     snapshots = [False, False, False, True]
-    facts = commit_row("x", {"with": with_it, "without": without}, snapshots, {}, 10).facts
+    facts = commit_row("x", {"with": with_it, "without": without}, snapshots, {}).facts
     expected = {"cpu": 0.02, "without_cpu_s": 2.0, "plain_cpu_s": 2.04, "plain": 0.04, "snapshot": 0.5}
     expected["every"] = (9 * 0.04 + 0.5) / 10
     assert {name: facts[name] for name in expected} == pytest.approx(expected)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from bench import compare
 from bench.__main__ import app
 from bench.frame import Row
-from bench.growth import Growth, facts
+from bench.large_states import Growth, facts
 from bench.modes import CASES, interval_of_median
 
 

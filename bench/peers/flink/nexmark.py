@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from bench.frame import CaseError, Report, Row
-from bench.frame.report import reason
+from bench.frame.measure import reason
 from bench.nexmark.comparison import ComparisonResult
 from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session

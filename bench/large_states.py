@@ -1,0 +1,246 @@
+"""Memory and time of large states: ``python -m bench growth``, as a state grows, and ``python -m bench backfill``, of a
+first micro-batch of millions of keys as its writes are bounded.
+
+Invariant: each run has a process of its own, so that its memory is not another's; backfills that are compared have
+stored the same bytes. Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import typer
+import xxhash
+
+from asyncstate.config import Config, Tuning, resolve
+from asyncstate.operator import Operator
+from asyncstate.runtime import read_state
+from bench.frame import Column, Report, Row, WrongResult, isolated, ratio
+from bench.frame.report import Folder, Output, Rounds, Tiny, figure, mib, numbers, times
+from bench.job import INPUT, MODES, Job, batches
+from bench.micro.operators import CountPerKey
+from bench.processor_time import Clocks, Spent
+from operators import GroupAggregate, count, max_, sum_
+
+_MIB = 1 << 20
+# Of a row of count, sum and maximum under an int64 key, in the column cache and in RocksDB's blocks.
+_COLUMN_BYTES, _BLOCK_BYTES = 70, 40
+_GROWTH = (
+    Column("wall s", "wall_median"),
+    Column("wall max", "wall_max", times),
+    Column("wall mean", "wall_mean", times),
+    Column("us a row", "wall_us", bars=""),
+    Column("by first", "wall_by_first", times),
+    Column("CPU us", "cpu_us"),
+    Column("by first", "cpu_by_first", times),
+    Column("wait s", "waited_max"),
+    Column("state MiB", "state_bytes", mib),
+    Column("RSS MiB", "rss_bytes", mib),
+    Column("peak MiB", "rss_bytes_peak", mib, bars=""),
+)
+_BACKFILL = (
+    Column("spills", "spills"),
+    Column("s", "seconds"),
+    Column("ratio", "ratio", bars="low high"),
+    Column("spread", "low high"),
+    Column("CPU s", "cpu_seconds"),
+    Column("CPU ratio", "cpu_ratio"),
+    Column("writes MiB", "write_cache_bytes", mib),
+    Column("process MiB", "memory_bytes", mib, bars=""),
+)
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """What a state took: seconds and processor seconds of each counted micro-batch, and the seconds that it waited for
+    a compaction; bytes of memory at the end (``parts`` of it by owner), and the highest one."""
+
+    seconds: list[float]
+    processor_seconds: list[float]
+    waited_seconds: list[float]
+    rss_bytes: int
+    rss_bytes_peak: int
+    state_bytes: int
+    parts: dict[str, float]
+
+
+def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: float | None) -> Growth:
+    """Fill ``keys`` keys by micro-batches of ``rows``, then count ``micro_batches`` of them with uniform keys.
+
+    ``cache_share`` is the part of the rows that the caches have room for; None: as configured by default.
+    """
+    tuning = Tuning()
+    if cache_share is not None:
+        blocks = max(_MIB, int(cache_share * keys * _BLOCK_BYTES))
+        tuning = Tuning(columns_bytes=int(cache_share * keys * _COLUMN_BYTES), blocks_bytes=blocks)
+    operator = GroupAggregate([count(), sum_("value"), max_("value")])
+    job = Job(Path(folder), operator, resolve({}, {}, tuning))
+    random = np.random.default_rng(1)
+    for part in np.array_split(random.permutation(keys), max(1, keys // rows)):
+        job.run(batches(part, len(part)))
+    spent, waited = [], []
+    for _ in range(micro_batches):
+        drawn = batches(random.integers(0, keys, rows), rows)
+        clocks = Clocks()
+        job.run(drawn)
+        spent.append(clocks.spent())
+        waited.append(job.statistics["compaction_seconds"])
+    return Growth(
+        [each.seconds for each in spent],
+        [each.cpu_seconds or 0.0 for each in spent],
+        waited,
+        int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        _memory(),
+        int(job.statistics["state_bytes"]),
+        {name: value for name, value in job.statistics.items() if "bytes" in name},
+    )
+
+
+def _memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def facts(found: Growth, rows: int) -> dict[str, Any]:
+    """The median micro-batch, and the slowest and the mean by it; what a row costs."""
+    shown: dict[str, Any] = {"waited_max": max(found.waited_seconds)}
+    for clock, seconds in (("wall", found.seconds), ("cpu", found.processor_seconds)):
+        median = statistics.median(seconds)
+        shown |= {f"{clock}_median": median, f"{clock}_us": median / rows * 1e6}
+        shown |= {f"{clock}_max": max(seconds) / median, f"{clock}_mean": statistics.mean(seconds) / median}
+    return {**shown, **msgspec.to_builtins(found)}
+
+
+def growth(
+    keys: Annotated[str, typer.Option(help="Keys in the state, sizes with commas.")] = "1000000,10000000",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a counted micro-batch.")] = 250_000,
+    micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
+    cache_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Room for this part of the rows in the caches.")
+    ] = None,
+    tiny: Tiny = False,
+    folder: Folder = None,
+    output: Output = None,
+) -> None:
+    """Fill a state, then update keys of it at random: a row's cost, the slowest micro-batch, and memory, by size."""
+    if tiny:
+        keys, rows, micro_batches = "2000", 500, 3
+    with Report("growth", output, folder, rows=rows, cache_share=cache_share) as report:
+        report.section(f"Micro-batches of {rows:,} rows, by keys in the state", _GROWTH)
+
+        def measure(size: int) -> Iterator[Row]:
+            place = report.folder / str(size)
+            place.mkdir()
+            found = facts(isolated(grown, str(place), size, rows, micro_batches, cache_share), rows)
+            first = next((row.facts for row in report.rows if row.facts), found)
+            for clock in ("wall", "cpu"):
+                found[f"{clock}_by_first"] = found[f"{clock}_us"] / first[f"{clock}_us"]
+            yield Row(name=f"{size:,} keys", facts={"keys": size, **found})
+
+        for size in numbers(keys, "--keys"):
+            report.case(f"{size:,} keys", measure, size)
+
+
+GRAINS: dict[str, Callable[[], Operator]] = {
+    "bundle": lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total")]),
+    "record": CountPerKey,
+}
+UNBOUNDED = "512gb"
+_USUAL = Config().shares
+_TUNING = Tuning(
+    columns_bytes=_USUAL.columns,
+    blocks_bytes=_USUAL.blocks,
+    open_stores_bytes=_USUAL.open_stores,
+    gathered_bytes=_USUAL.gathered,
+    bundle_bytes=_USUAL.bundle,
+)
+"""Everything but the writes has what it usually has."""
+_BATCH_ROWS = 10_000  # what Spark sends at a time
+_SCATTERED = 2_654_435_761  # prime, so that its multiples meet each key once, far from the one before
+
+
+class Backfill(msgspec.Struct):
+    """One run; ``memory_bytes`` is by how much the process has grown at most, ``content`` names all that was stored."""
+
+    seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    write_cache_bytes: int
+    spills: int
+    content: str
+
+
+def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> Backfill:
+    """The backfill as the first micro-batch of a job: ``keys`` new keys, a row each."""
+    options = {
+        "async-state.enabled": mode == "async",
+        "async-state.memory": "1024gb",
+        "async-state.cache-size": _USUAL.cache,
+        "async-state.read-cache-size": _USUAL.decoded,
+        "async-state.write-cache-size": write_cache,
+    }
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for start in range(0, keys, _BATCH_ROWS):
+            numbers = np.arange(start, min(start + _BATCH_ROWS, keys), dtype=np.int64)
+            columns = [pa.array(numbers * _SCATTERED % keys), pa.array(numbers)]
+            yield pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)
+
+    with tempfile.TemporaryDirectory(prefix="asyncstate-backfill-") as folder:
+        job = Job(Path(folder), GRAINS[grain](), resolve(options, {}, _TUNING))
+        memory, cpu = _memory(), time.process_time()
+        seconds = job.run(rows())
+        memory, cpu = _memory() - memory, time.process_time() - cpu
+        found = job.statistics
+        digest = xxhash.xxh3_128()
+        for key, value in read_state(job.spec(), 1):
+            digest.update(b"%d %d " % (len(key), len(value)) + key + value)
+    written, spills = int(found["write_cache_bytes_peak"]), int(found["spills"])
+    return Backfill(seconds, cpu, memory, written, spills, digest.hexdigest())
+
+
+def _compared(grain: str, mode: str, keys: int, sizes: list[str], rounds: int) -> Iterator[Row]:
+    """Each write cache by turns, the unbounded one first."""
+    runs: dict[str, list[Backfill]] = {size: [] for size in sizes}
+    for number in range(rounds):
+        for size in sizes[:: -1 if number % 2 else 1]:
+            runs[size].append(isolated(backfilled, grain, mode, keys, size))
+    if len({run.content for found in runs.values() for run in found}) > 1:
+        raise WrongResult("other bytes were stored when writes were spilled")
+    spent = {size: [Spent(run.seconds, run.cpu_seconds) for run in found] for size, found in runs.items()}
+    for size, found in runs.items():
+        cpu = ratio(spent[size], spent[UNBOUNDED], cpu=True)
+        facts: dict[str, Any] = {"spills": found[0].spills, "cpu_ratio": cpu and cpu.value}
+        for fact in ("seconds", "cpu_seconds", "write_cache_bytes", "memory_bytes"):
+            facts[fact] = statistics.median(getattr(run, fact) for run in found)
+        facts |= figure(ratio(spent[size], spent[UNBOUNDED]))
+        name = "no bound" if size == UNBOUNDED else size
+        yield Row(name=name, group=f"{grain} grain, {mode}", facts=facts)
+
+
+def backfill(
+    keys: Annotated[int, typer.Option(min=1_000, help="New keys in the micro-batch.")] = 4_000_000,
+    write_caches: Annotated[
+        str, typer.Option(help="Values of async-state.write-cache-size, with commas.")
+    ] = "256mb,64mb",
+    rounds: Rounds = 3,
+    tiny: Tiny = False,
+    output: Output = None,
+) -> None:
+    """Measure memory and time of a micro-batch of many new keys, with and without a bound for its writes."""
+    if tiny:
+        keys, write_caches, rounds = 120_000, "4mb", 1
+    sizes = [UNBOUNDED, *(size.strip() for size in write_caches.split(","))]
+    with Report("backfill", output, keys=keys, rounds=rounds) as report:
+        report.section(f"{keys:,} new keys by write cache, medians of {rounds}", _BACKFILL)
+        for grain in GRAINS:
+            for mode in MODES:
+                report.case(f"{grain} grain, {mode}", _compared, grain, mode, keys, sizes, rounds)
