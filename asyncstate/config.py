@@ -41,7 +41,6 @@ _Parallelism = Annotated[int, Meta(ge=1, le=32_768)]
 _Size = Annotated[int, Meta(ge=0, le=1 << 40)]
 _WritesSize = Annotated[int, Meta(ge=1 << 10, le=1 << 40)]
 _UpToHour = Annotated[int, Meta(ge=1, le=3_600_000)]
-_UpToDay = Annotated[int, Meta(ge=1, le=86_400_000)]
 _Path = Annotated[str, Meta(pattern=r"\S")]
 
 
@@ -50,13 +49,16 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ``batch_hot_reads``: no stored value is kept in memory and every read of the store waits, also while it is quick;
     this shows what relies on a read being answered at once. ``fusion``: parts of a graph may run in one task.
-    ``direct_reads``: RocksDB reads around the operating system's page cache. A field in bytes replaces a share of
-    ``async-state.memory``; None leaves it.
+    ``direct_reads``: RocksDB reads around the operating system's page cache. ``io_threads``: the most threads of a
+    partition that read at once. ``watchdog_ms``: the micro-batch fails if records wait and no read completes for this
+    long. A field in bytes replaces a share of ``async-state.memory``; None leaves it.
     """
 
     batch_hot_reads: bool = False
     fusion: bool = True
     direct_reads: bool = False
+    io_threads: int = 256
+    watchdog_ms: int = 60_000
     columns_bytes: int | None = None
     blocks_bytes: int | None = None
     open_stores_bytes: int | None = None
@@ -125,21 +127,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     buffer_timeout_ms: Annotated[
         _UpToHour, "A buffer that does not fill goes to the store after this long."
     ] = 1_000
-    io_parallelism: Annotated[
-        Annotated[int, Meta(ge=1, le=256)] | None,
-        "Threads of a partition that read, at most; `auto` follows how long a read takes.",
-    ] = None
     iterate_response_batch_size: Annotated[_Count, "Entries that a state iterator loads at a time."] = 1_000
-    watchdog_timeout_ms: Annotated[
-        Annotated[int, Meta(ge=1_000, le=86_400_000)],
-        "The micro-batch fails if records wait and no read completes for this long.",
-    ] = 60_000
-    call_limit: Annotated[
-        Annotated[int, Meta(ge=1, le=10_000)], "[Calls](calls.md) that a partition makes at once."
-    ] = 100
-    call_timeout_ms: Annotated[
-        _UpToDay, "A call that takes longer fails; also for `open_calls` and `close_calls`."
-    ] = 60_000
     bundle_size: Annotated[_Rows, "Rows of a bundle, at most."] = 500_000
     bundled_agg_size: Annotated[_Rows, "Rows that a BundledAggregateFunction gets at a time, at most."] = (
         100_000
@@ -147,10 +135,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bundled_agg_allow_latency_ms: Annotated[
         _UpToHour | None, "How long it waits for as many rows; `auto`: until the micro-batch ends."
     ] = None
-    local_aggregation: Annotated[
-        Literal["auto", "true", "false"],
-        "[Two-phase aggregation](operators/aggregate.md#two-phase-aggregation); `auto`: where it pays.",
-    ] = "auto"
     on_missing_row: Annotated[
         Literal["count", "warn", "fail"],
         "[Retractions without their row](order-and-time.md): count them, warn too, or fail.",
@@ -249,8 +233,6 @@ class Option:
             value = os.fspath(given)
         elif isinstance(given, str):
             value = self._parsed(given.strip())
-        elif isinstance(given, bool) and isinstance(self.kind, LiteralType):
-            value = str(given).lower()  # true and false may be two of the words
         elif isinstance(given, timedelta) and "ms" in self.units and not given % timedelta(milliseconds=1):
             value = given // timedelta(milliseconds=1)
         self.check(value, spelling, given)
@@ -371,6 +353,11 @@ _REMOVED: Mapping[str, str] = {
     "gather-memory": "rows that wait for others have a quarter of async-state.memory, so set that",
     "bundle-memory": "a bundle has a sixteenth of async-state.memory, so set that, or async-state.bundle-size",
     "broadcast-size-limit": "broadcast rows have a sixteenth of async-state.memory, so set that",
+    "io-parallelism": "the number of threads that read follows from how long a read takes",
+    "watchdog-timeout": "a micro-batch fails if records wait and no read completes for a minute",
+    "call-limit": "set the attribute call_limit of the operator, or LookupJoin(call_limit=)",
+    "call-timeout": "set the attribute call_timeout of the operator, or ctx.call(timeout_seconds=)",
+    "local-aggregation": "set the attribute local_aggregation of the operator: 'auto', 'always' or 'never'",
     "checkpoint.retry-attempts": "a request to an object store is always tried 5 times, within a minute",
     "checkpoint.retry-timeout": "a request to an object store is always tried 5 times, within a minute",
 }

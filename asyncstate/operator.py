@@ -19,6 +19,7 @@ from typing import (
     Any,
     ClassVar,
     Generic,
+    Literal,
     NamedTuple,
     ParamSpec,
     Protocol,
@@ -284,9 +285,10 @@ class CallContext(Protocol):
     ) -> StateFuture[Any]:
         """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database.
 
-        A coroutine function runs on an event loop (anyio), any other on a thread; at most ``async-state.call-limit`` at
-        once. Neither may touch state or the context. A call that takes longer than the timeout (seconds, a text such as
-        "2 minutes" or a timedelta; by default ``async-state.call-timeout``) is cancelled and fails with TimeoutError.
+        A coroutine function runs on an event loop (anyio), any other on a thread; at most the operator's
+        ``call_limit`` run at once. Neither may touch state or the context. A call that takes longer than the timeout
+        (seconds, a text such as "2 minutes" or a timedelta; by default the operator's ``call_timeout``) is cancelled
+        and fails with TimeoutError.
         ``timeout_seconds`` is never passed on: for a function with a keyword of that name, use a lambda.
 
         At record grain the record stays in flight until the call has ended, so the next record of its key waits. At
@@ -407,6 +409,11 @@ class Operator(NameHints, ABC, metaclass=Constructed):
     waits_for_watermark: bool = False
     """Whether rows have no result until the watermark has passed them, as for windows in event time: a job without any
     ``watermark_delay`` is refused then. An attribute of the class, or set in ``__init__``."""
+    call_limit: int = 100
+    """Calls (``ctx.call``) that a partition makes at once, 1 to 10,000. An attribute of the class or of an object."""
+    call_timeout: Seconds = "1 minute"
+    """How long a call may take that names no timeout, and ``open_calls`` and ``close_calls``: seconds, a text or a
+    timedelta, at most a day. An attribute of the class or of an object."""
     stateless: ClassVar[bool] = False
     """True for operators without state: rows are not exchanged, no store is opened, nothing is committed.
 
@@ -548,6 +555,10 @@ class RecordOperator(Operator):
 
 class BundleOperator(Operator):
     """Bundle grain: one call per Arrow batch, state as columns, no loop over rows."""
+
+    local_aggregation: Literal["auto", "always", "never"] = "auto"
+    """Whether what ``partial_aggregation`` and ``partial_limit`` return runs before the exchange: "auto" where the
+    previous micro-batches show that it pays. An attribute of the class or of an object."""
 
     @property
     def is_bundled(self) -> bool:

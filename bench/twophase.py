@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from asyncstate.operator import Operator
+from asyncstate.operator import BundleOperator
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.testing import net
 from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SLICE_SECONDS = 10
-MODES = {"one": "false", "two": "true", "auto": "auto"}
-"""What a mode is called here and what ``async-state.local-aggregation`` then is."""
+Setting = Literal["auto", "always", "never"]
+MODES: dict[str, Setting] = {"one": "never", "two": "always", "auto": "auto"}
+"""What a mode is called here, and the operator's ``local_aggregation`` in it."""
 WARM_UP = 2
 """Micro-batches that are not counted; ``auto`` has nothing to go by in the first."""
 _MINUTE = 60
@@ -63,7 +64,7 @@ class Case:
     windows: bool = False
     values: int = 0
 
-    def operator(self) -> Operator:
+    def operator(self) -> BundleOperator:
         """A new operator; its results are exact, so that both ways can be compared."""
         aggregates = [
             count().alias("rows"),
@@ -124,21 +125,23 @@ def _micro_batch(
 class _Mode:
     """A job in one mode; ``output`` of its warm-up, and whether each micro-batch had a local phase."""
 
-    def __init__(self, spark: SparkSession, case: Case, folder: Path, value: str, cores: int) -> None:
+    def __init__(self, spark: SparkSession, case: Case, folder: Path, value: Setting, cores: int) -> None:
         options = {
             "async-state.local-dir": str(folder / "local"),
-            "async-state.local-aggregation": value,
             "async-state.parallelism": cores,
         }
         self._job = StreamingJob(spark, str(folder / "checkpoint"), options)
         self._case = case
+        self._mode = value
         self.output: list[Any] = []
         self.local: list[bool] = []
         self._run = self._job.micro_batch(self._aggregate)
 
     def _aggregate(self, df: DataFrame, batch: MicroBatch) -> None:
         times: Any = {"event_time": "time", "watermark_delay": "5 seconds"}
-        out = batch.apply(self._case.operator(), df, key="k", uid="totals", **times)
+        operator = self._case.operator()
+        operator.local_aggregation = self._mode
+        out = batch.apply(operator, df, key="k", uid="totals", **times)
         if batch.batch_id < WARM_UP:
             self.output.extend(out.collect())
 

@@ -489,11 +489,11 @@ class MicroBatch(Generic[R]):
 
     def _done_before(self, operator: Operator, inputs: Sequence[R], checked: _Checked) -> _Checked:
         """Add the partial aggregation or limit that Spark applies to the inputs' rows before the exchange."""
-        ready, config = checked.ready, checked.config
-        phase = choose_partial_aggregation(operator, ready, config, checked.stored, self.batch_id)
+        ready = checked.ready
+        phase = choose_partial_aggregation(operator, ready, checked.stored, self.batch_id)
         if phase is not None:
             ready = (replace(ready[0], local=phase),)
-        limit = choose_partial_limit(operator, ready, config)
+        limit = choose_partial_limit(operator, ready)
         if limit is not None and self._frame.executor.has_exchanges:
             ready = (replace(ready[0], limit=limit),)
         return checked._replace(ready=ready)
@@ -552,12 +552,12 @@ class MicroBatch(Generic[R]):
         (spec,) = checked.ready
         if not checked.config.tuning.fusion or spec.ordering is not None or spec.sequence or spec.broadcast:
             return None
-        phase = task_partial_aggregation(call.operator, checked.ready, checked.config)
+        phase = task_partial_aggregation(call.operator, checked.ready)
         if phase is not None:
             local = replace(spec, local=phase)
             step: Step = PartialAggregate(call.operator, local)
             return step, local.row_schema, Upstream(rows, phase)
-        limit = task_partial_limit(call.operator, checked.ready, checked.config)
+        limit = task_partial_limit(call.operator, checked.ready)
         if limit is not None and self._frame.executor.has_exchanges:
             step = PartialTopN(call.operator, replace(spec, limit=limit))
             return step, self.schema(rows), Upstream(rows, None)
@@ -582,7 +582,7 @@ class MicroBatch(Generic[R]):
             return f"'{first.uid}' has side outputs"
         if theirs.ready[index].broadcast:
             return "each of its partitions gets all of them"
-        if not stepped and may_run_locally(following.operator, theirs.ready, theirs.config):
+        if not stepped and may_run_locally(following.operator, theirs.ready):
             return "Spark may put them together before the exchange"
         return ""
 

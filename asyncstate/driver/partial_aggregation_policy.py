@@ -2,7 +2,7 @@
 
 Owns: ``choose_partial_aggregation``, the rule of ``auto``, and ``choose_partial_limit``; their counterparts for rows
 from another operator's task.
-Invariant: the choice depends only on the configuration and the version that the micro-batch starts from, so every
+Invariant: the choice depends only on the operator and the version that the micro-batch starts from, so every
 attempt at a micro-batch, even after a restart, makes the same choice.
 Must not import Spark.
 
@@ -16,7 +16,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from asyncstate.config import Config
 from asyncstate.errors import SchemaError
 from asyncstate.operator import BundleOperator, InputSpec, Operator
 from asyncstate.partial_aggregation import LocalFunction, PartialAggregation, PartialLimit
@@ -34,47 +33,42 @@ TRIAL_BATCHES: Final = 32
 def choose_partial_aggregation(
     operator: Operator,
     inputs: Sequence[InputSpec],
-    config: Config,
     base: OperatorManifest | None,
     batch_id: int,
 ) -> PartialAggregation | None:
     """The partial aggregation for this micro-batch; None if rows go to the operator unchanged."""
-    phase = _possible_phase(operator, inputs, config)
-    if phase is None or config.local_aggregation == "true":
+    phase = _possible_phase(operator, inputs)
+    if phase is None or _always(operator):
         return phase
     return phase if base is not None and _pays(statistics_before(base), batch_id) else None
 
 
-def may_run_locally(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> bool:
+def may_run_locally(operator: Operator, inputs: Sequence[InputSpec]) -> bool:
     """Whether rows are reduced before the exchange in at least some micro-batches."""
-    limit = choose_partial_limit(operator, inputs, config)
-    return limit is not None or _possible_phase(operator, inputs, config) is not None
+    limit = choose_partial_limit(operator, inputs)
+    return limit is not None or _possible_phase(operator, inputs) is not None
 
 
-def _possible_phase(
-    operator: Operator, inputs: Sequence[InputSpec], config: Config
-) -> PartialAggregation | None:
-    phase = _phase(operator, inputs, config)
-    if phase is None or config.local_aggregation == "true":
+def _possible_phase(operator: Operator, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
+    phase = _phase(operator, inputs)
+    if phase is None or _always(operator):
         return phase
     # For a changelog, only the net change would be checked, which must not happen by default.
     return None if inputs[0].changelog or _sorts(phase) else phase
 
 
-def task_partial_aggregation(
-    operator: Operator, inputs: Sequence[InputSpec], config: Config
-) -> PartialAggregation | None:
+def task_partial_aggregation(operator: Operator, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
     """The partial aggregation for rows from another operator's task, where it needs no additional exchange."""
-    phase = _phase(operator, inputs, config)
-    if phase is None or config.local_aggregation == "true":
+    phase = _phase(operator, inputs)
+    if phase is None or _always(operator):
         return phase
     # With distinct values, the result has a row per set of values, which may be more rows than the input.
     return None if inputs[0].changelog or phase.values is not None else phase
 
 
-def _phase(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> PartialAggregation | None:
+def _phase(operator: Operator, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
     """The operator's partial aggregation; None for rows with a sequence, which aggregation would lose."""
-    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
+    if len(inputs) != 1 or not isinstance(operator, BundleOperator) or operator.local_aggregation == "never":
         return None
     phase = None if inputs[0].sequence else operator.partial_aggregation(inputs)
     if phase is not None and not _has_step(operator):
@@ -86,6 +80,10 @@ def _phase(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> P
     return phase
 
 
+def _always(operator: Operator) -> bool:
+    return isinstance(operator, BundleOperator) and operator.local_aggregation == "always"
+
+
 def _has_step(operator: Operator) -> bool:
     return (
         isinstance(operator, BundleOperator)
@@ -93,28 +91,24 @@ def _has_step(operator: Operator) -> bool:
     )
 
 
-def choose_partial_limit(
-    operator: Operator, inputs: Sequence[InputSpec], config: Config
-) -> PartialLimit | None:
+def choose_partial_limit(operator: Operator, inputs: Sequence[InputSpec]) -> PartialLimit | None:
     """Which rows suffice for the operator; None if it gets all."""
-    limit = None if inputs[0].key or inputs[0].broadcast else _limit(operator, inputs, config)
+    limit = None if inputs[0].key or inputs[0].broadcast else _limit(operator, inputs)
     # Spark can take the first rows only of all rows together, and without the ties of the last number.
     return None if limit is None or limit.within or limit.function != "row_number" else limit
 
 
-def task_partial_limit(
-    operator: Operator, inputs: Sequence[InputSpec], config: Config
-) -> PartialLimit | None:
+def task_partial_limit(operator: Operator, inputs: Sequence[InputSpec]) -> PartialLimit | None:
     """Which rows per key suffice for the operator, if they come from another operator's task; None if it gets
     all, or cannot choose them itself."""
-    limit = _limit(operator, inputs, config)
+    limit = _limit(operator, inputs)
     return limit if _has_step(operator) else None
 
 
-def _limit(operator: Operator, inputs: Sequence[InputSpec], config: Config) -> PartialLimit | None:
+def _limit(operator: Operator, inputs: Sequence[InputSpec]) -> PartialLimit | None:
     """Rows with an event time are all sent, since the watermark follows from them. So are rows with a sequence, which
     defines an order only within a key."""
-    if config.local_aggregation == "false" or len(inputs) != 1 or not isinstance(operator, BundleOperator):
+    if len(inputs) != 1 or not isinstance(operator, BundleOperator) or operator.local_aggregation == "never":
         return None
     given = inputs[0]
     all_travel = given.changelog or given.event_time or given.sequence or given.ordering is not None

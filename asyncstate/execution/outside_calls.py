@@ -51,7 +51,7 @@ class CallStatistics:
 
 @dataclass(frozen=True)
 class CallLimits:
-    """The bounds of OutsideCalls: ``async-state.call-limit``, ``call-timeout`` and ``watchdog-timeout``."""
+    """The bounds of OutsideCalls: the operator's ``call_limit`` and ``call_timeout``, and how long a read may take."""
 
     in_flight: int = 100
     timeout_ms: int = 60_000
@@ -270,7 +270,7 @@ class OutsideCalls:
         self._timeouts += 1
         raise TimeoutError(
             f"the call of {call.name} took longer than {call.timeout_seconds:g} seconds; recover() from it, pass "
-            "timeout_seconds, or raise async-state.call-timeout"
+            "timeout_seconds, or set the operator's call_timeout"
         )
 
     async def _invoke(self, call: OutsideCall) -> Any:

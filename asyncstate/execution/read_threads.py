@@ -71,8 +71,7 @@ class ReadThreads:
         self.threads_peak = max(self.threads_peak, len(self._threads))
         if not self._threads:
             raise StoreError(
-                f"no thread for reading state could be started: {failure}. Raise the machine's limit of threads, or "
-                "lower async-state.io-parallelism"
+                f"no thread for reading state could be started: {failure}. Raise the machine's limit of threads"
             ) from failure
 
     def _serve(self) -> None:

@@ -157,7 +157,7 @@ class Failures:
         )
         remedies = []
         if reads:
-            remedies.append("check the disk under the local store, or raise async-state.watchdog-timeout")
+            remedies.append("check the disk under the local store")
         if calls:
             remedies.append(
                 "let the functions of ctx.call await what they wait for and heed their cancellation, or make them "

@@ -36,13 +36,7 @@ from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch
 from asyncstate.state import ColumnCacheStatistics
 from asyncstate.storage import OperatorManifest
 
-_AUTO_IO_PARALLELISM: Final = 256  # at most; AdaptiveReads adapts it to the store's latency
 _KIB: Final = 1024
-
-
-def io_parallelism(config: Config) -> int:
-    """The maximum number of threads that read at once."""
-    return config.io_parallelism or _AUTO_IO_PARALLELISM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +94,7 @@ class LimitStatistics:
             in_flight_limit=config.in_flight_limit if many else 1,
             request_buffer_limit=config.buffer_size if many else 1,
             buffer_timeout_ms_limit=config.buffer_timeout_ms if many else 0,
-            io_parallelism_limit=io_parallelism(config) if many else 1,
+            io_parallelism_limit=config.tuning.io_threads if many else 1,
         )
 
 

@@ -614,7 +614,7 @@ class OperatorHarness:
         return pack_broadcast(self._uid, self._specs[index], sent, self._config.shares.broadcast)
 
     def _with_local_phase(self, spec: TaskSpec) -> tuple[InputSpec, ...]:
-        phase = choose_partial_aggregation(spec.operator, spec.inputs, spec.config, spec.base, spec.batch_id)
+        phase = choose_partial_aggregation(spec.operator, spec.inputs, spec.base, spec.batch_id)
         return spec.inputs if phase is None else (replace(spec.inputs[0], local=phase),)
 
     def _operator_after(self, spec: TaskSpec, records: list[CommitRecord]) -> OperatorManifest:

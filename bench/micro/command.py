@@ -64,7 +64,7 @@ def _calls(grain: str, make: Make) -> Case:
     return Case(
         f"ctx.call, {grain}",
         4.0,
-        lambda place, _: lambda keys: calls_by_hand(keys, place.config.call_limit),
+        lambda place, _: lambda keys: calls_by_hand(keys, Operator.call_limit),
         lambda place, _: place.filled(make()),
         given=lambda size: Size(10 * calls(size), calls(size), size.seed).drawn(),
         units=calls,

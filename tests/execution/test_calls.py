@@ -254,7 +254,7 @@ class TestTimeouts:
         with (
             pytest.raises(
                 OperatorError,
-                match=r"operator 'op', call of _never, key \(7,\): TimeoutError: .*call-timeout",
+                match=r"operator 'op', call of _never, key \(7,\): TimeoutError: .*call_timeout",
             ) as raised,
             Rig(mode) as rig,
         ):
@@ -551,9 +551,10 @@ def _forget() -> None:
     Calling.seen.clear()
 
 
-def _harness(operator: RecordOperator, async_enabled: bool, **options: str) -> OperatorHarness:
-    settings = {f"async-state.{name.replace('_', '-')}": value for name, value in options.items()}
-    return OperatorHarness(operator, SCHEMA, ["key"], async_enabled=async_enabled, options=settings)
+def _harness(operator: RecordOperator, async_enabled: bool, **attributes: Any) -> OperatorHarness:
+    for name, value in attributes.items():
+        setattr(operator, name, value)
+    return OperatorHarness(operator, SCHEMA, ["key"], async_enabled=async_enabled)
 
 
 class TestHooks:
@@ -697,7 +698,7 @@ def test_broadcast_rows_and_notifications_may_call(async_enabled: bool) -> None:
 
 
 def test_limits_come_from_the_configuration(async_enabled: bool) -> None:
-    with _harness(Calling(), async_enabled, call_limit="2") as harness:
+    with _harness(Calling(), async_enabled, call_limit=2) as harness:
         harness.push([(key, key) for key in range(20)])
         harness.end_batch()
         assert harness.statistics()["call_limit"] == 2

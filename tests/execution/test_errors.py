@@ -405,7 +405,7 @@ class TestWatchdog:
                     with pytest.raises(
                         StoreError,
                         match=r"operator 'op': 2 list gets have not answered; the oldest: state 'total', "
-                        r"key \(1,\), for \d.*; state 'total', key \(2,\).*watchdog-timeout",
+                        r"key \(1,\), for \d.*; state 'total', key \(2,\).*check the disk",
                     ):
                         rig.run([1, 2], lambda item, ctx: state.async_value())
             finally:

@@ -122,6 +122,6 @@ def test_a_machine_without_threads_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(read_threads.threading.Thread, "start", refuse)
     with (
         _threads(ReadThreads(_echo, 4, Completions())) as threads,
-        pytest.raises(StoreError, match=r"can't start new thread.*async-state\.io-parallelism"),
+        pytest.raises(StoreError, match=r"can't start new thread.*limit of threads"),
     ):
         threads.submit([_get(b"k")], 4)

@@ -365,9 +365,14 @@ def test_a_damaged_read_under_an_operator_is_named(mode: dict[str, Any]) -> None
 
 
 def test_limits_are_read_back_in_both_modes(async_enabled: bool) -> None:
-    options = {"async-state.in-flight-limit": "17", "async-state.io-parallelism": "3"}
+    options = {"async-state.in-flight-limit": "17"}
     with OperatorHarness(
-        Chain(lambda state, ctx: None), SCHEMA, ["k"], async_enabled=async_enabled, options=options
+        Chain(lambda state, ctx: None),
+        SCHEMA,
+        ["k"],
+        async_enabled=async_enabled,
+        options=options,
+        tuning=Tuning(io_threads=3),
     ) as harness:
         harness.end_batch()
         figures = harness.statistics()

@@ -29,15 +29,10 @@ DOCUMENTED_DEFAULTS = {
     "async-state.in-flight-limit": 6_000,
     "async-state.buffer-size": 1_000,
     "async-state.buffer-timeout": 1_000,
-    "async-state.io-parallelism": None,
     "async-state.iterate-response-batch-size": 1_000,
-    "async-state.watchdog-timeout": 60_000,
-    "async-state.call-limit": 100,
-    "async-state.call-timeout": 60_000,
     "async-state.bundle-size": 500_000,
     "async-state.bundled-agg.size": 100_000,
     "async-state.bundled-agg.allow-latency": None,
-    "async-state.local-aggregation": "auto",
     "async-state.on-missing-row": "warn",
     "async-state.unclaimed-state": "refuse",
     "async-state.snapshot-interval": 10,
@@ -179,6 +174,11 @@ def test_a_misspelled_prefix_is_told_and_not_left_alone(spelling: str) -> None:
         ("gather-memory", "async-state.memory"),
         ("bundle-memory", "async-state.memory"),
         ("broadcast-size-limit", "async-state.memory"),
+        ("io-parallelism", "how long a read takes"),
+        ("watchdog-timeout", "a minute"),
+        ("call-limit", r"LookupJoin\(call_limit=\)"),
+        ("call-timeout", r"ctx.call\(timeout_seconds=\)"),
+        ("local-aggregation", "'auto', 'always' or 'never'"),
         ("checkpoint.retry-attempts", "5 times"),
         ("checkpoint.retry-timeout", "minute"),
     ],
@@ -201,20 +201,17 @@ def test_an_operator_option_that_is_no_key_at_all_is_refused() -> None:
     [
         ("enabled", "TRUE", True),
         ("enabled", " false ", False),
-        ("local-aggregation", "TRUE", "true"),
-        ("local-aggregation", False, "false"),
-        ("local-aggregation", "auto", "auto"),
         ("buffer-timeout", "250ms", 250),
         ("buffer-timeout", "2s", 2_000),
         ("buffer-timeout", "3 min", 180_000),
-        ("watchdog-timeout", "1h", 3_600_000),
+        ("buffer-timeout", "1h", 3_600_000),
         ("cache-size", "0b", 0),
         ("cache-size", "512kb", 524_288),
         ("cache-size", "auto", None),
         ("memory", "1GB", 1_073_741_824),
-        ("io-parallelism", "auto", None),
-        ("io-parallelism", "Auto", None),
-        ("io-parallelism", "8", 8),
+        ("parallelism", "auto", None),
+        ("parallelism", "Auto", None),
+        ("parallelism", "8", 8),
         ("unclaimed-state", "Keep", "keep"),
         ("checkpoint-dir", "s3://bucket/x", "s3://bucket/x"),
     ],
@@ -245,9 +242,8 @@ def test_texts(key: str, text: object, value: object) -> None:
         ("cache-size", "64"),
         ("cache-size", "64 mib"),
         ("cache-size", "-1b"),
-        ("io-parallelism", "1000"),
-        ("io-parallelism", "0"),
-        ("io-parallelism", 0),
+        ("parallelism", "0"),
+        ("parallelism", 0),
         ("unclaimed-state", "parallel"),
         ("memory", "auto"),
         ("memory", "1mb"),
@@ -309,14 +305,14 @@ def test_a_default_is_shown_as_one_would_write_it() -> None:
     assert default_text("memory_bytes") == "1gb"
     assert default_text("cache_size_bytes") == "auto"
     assert default_text("checkpoint_dir") == "none; a job needs one"
-    assert default_text("io_parallelism") == "auto"
+    assert default_text("parallelism") == "auto"
 
 
 @pytest.mark.parametrize(
     "given", ["10 minutes", "600 seconds", timedelta(minutes=10), "10min", "600000ms", 600_000]
 )
 def test_durations_may_be_written_out(given: Any) -> None:
-    assert resolve({"async-state.watchdog-timeout": given}, {}).watchdog_timeout_ms == 600_000
+    assert resolve({"async-state.buffer-timeout": given}, {}).buffer_timeout_ms == 600_000
     latency = resolve({"async-state.bundled-agg.allow-latency": given}, {})  # a duration, or auto
     assert latency.bundled_agg_allow_latency_ms == 600_000
 
@@ -326,9 +322,9 @@ def test_durations_may_be_written_out(given: Any) -> None:
 )
 def test_what_is_no_duration_is_refused_with_how_to_write_one(given: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match="async-state.call-timeout: .* does not fit; write .*10 minutes"
+        ConfigurationError, match="async-state.buffer-timeout: .* does not fit; write .*10 minutes"
     ):
-        resolve({"async-state.call-timeout": given}, {})
+        resolve({"async-state.buffer-timeout": given}, {})
     with pytest.raises(ConfigurationError, match="async-state.cache-size"):
         resolve({"async-state.cache-size": timedelta(minutes=1)}, {})
 
@@ -377,14 +373,14 @@ def test_a_key_that_is_no_text_is_refused(key: object) -> None:
 )
 def test_options_windows_and_ttl_take_the_same_lengths(text: str, expected_us: int) -> None:
     assert microseconds(text, "tumble", "size") == expected_us
-    if expected_us <= 86_400_000_000:
-        config = resolve({"async-state.call-timeout": text}, {})
-        assert config.call_timeout_ms == expected_us // 1_000
+    if expected_us <= 3_600_000_000:
+        config = resolve({"async-state.buffer-timeout": text}, {})
+        assert config.buffer_timeout_ms == expected_us // 1_000
 
 
 @pytest.mark.parametrize("text", ["1", "h", "1 m", "1 hours ago", "1 secs", "5 mss", "1hour2", "1 month"])
 def test_what_is_no_length_is_refused_everywhere(text: str) -> None:
     with pytest.raises(ConfigurationError):
-        resolve({"async-state.watchdog-timeout": text}, {})
+        resolve({"async-state.buffer-timeout": text}, {})
     with pytest.raises(SchemaError, match="no duration"):
         microseconds(text, "tumble", "size")

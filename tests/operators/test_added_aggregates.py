@@ -38,6 +38,7 @@ from operators import (
     udaf,
     var_pop,
 )
+from tests.local_aggregation import in_phases
 
 SCHEMA = pa.schema(
     [
@@ -100,12 +101,11 @@ def test_an_added_aggregate_has_the_rows_from_then_on(kind: str, local: str, ena
     """Of a key from before it is null up to its first row; what it then adds up is never that of before."""
     added, first, second = LATER[kind]
     added = added.alias("new").starting_now()
-    options = {"async-state.local-aggregation": local}
-    with harness_of(GroupAggregate([sum_("v")]), enabled, options=options) as before:
+    with harness_of(in_phases(GroupAggregate([sum_("v")]), local), enabled) as before:
         before.push([row("x", 1, "a", False, 1), row("y", 2, "b", False, 1)])
         before.end_batch()
         snapshot = before.snapshot()
-    changed = GroupAggregate([added, sum_("v")])
+    changed = in_phases(GroupAggregate([added, sum_("v")]), local)
     with before.restore(snapshot, operator=changed) as harness:
         harness.push([row("x", 10, "c", True, 2), row("z", 10, "c", True, 2)])
         assert harness.end_batch() == [
@@ -114,7 +114,7 @@ def test_an_added_aggregate_has_the_rows_from_then_on(kind: str, local: str, ena
             ("+I", "z", first, 10),
         ]
         again = harness.snapshot()
-    with before.restore(again, operator=GroupAggregate([sum_("v"), added])) as harness:
+    with before.restore(again, operator=in_phases(GroupAggregate([sum_("v"), added]), local)) as harness:
         harness.push([row("x", 4, "d", False, 3)])
         assert harness.end_batch() == [("-U", "x", 11, first), ("+U", "x", 15, second)]
 

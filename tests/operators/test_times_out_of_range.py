@@ -30,6 +30,7 @@ from operators import (
     tumble,
 )
 from operators.window.windows import LENGTH_MAX_US, SlicedWindow, Window
+from tests.local_aggregation import in_phases
 from tests.operators.direct import DirectRunner
 from tests.operators.window_model import MAX, MIN, MS, WindowModel
 
@@ -167,9 +168,7 @@ def test_two_phases_drop_and_count_the_same_rows(window: Window) -> None:
     times = [MIN, MIN, first - 1, first, first + 1, 0, 0, last - 1, last, last + 1, MAX, MAX]
     rows = [(1, number, time) for number, time in enumerate(times)]
     operator = WindowAggregate(window, [count(), sum_("v")])
-    results = [
-        run(operator, rows, options={"async-state.local-aggregation": phase}) for phase in ("false", "true")
-    ]
+    results = [run(in_phases(operator, phase), rows) for phase in ("false", "true")]
     assert results[0] == results[1]
     assert results[0][1] == 6
 

@@ -37,6 +37,7 @@ from operators import (
 )
 from operators.window.windows import SlicedWindow
 from tests.examples import at_most
+from tests.local_aggregation import in_phases
 from tests.operators.window_model import MAX, MIN, MS, Batch, WindowModel, schedules
 
 SCHEMA = pa.schema(
@@ -101,17 +102,12 @@ STEPS = st.lists(st.lists(st.one_of(ROWS, st.integers(0, 10**6)), max_size=25), 
 """Micro-batches of steps: a row to insert, or a number that picks a row to take back."""
 
 
-def phases(value: bool | str) -> dict[str, str]:
-    return {"async-state.local-aggregation": str(value).lower()}
-
-
 def make(
     operator: GroupAggregate | WindowAggregate, two: bool, schema: pa.Schema = SCHEMA, **settings: Any
 ) -> OperatorHarness:
     """A harness that runs in one phase or in two."""
-    options = {**settings.pop("options", {}), **phases(two)}
     settings = {"key": ["k"], "changelog": False, **settings}
-    return OperatorHarness(operator, schema, options=options, **settings)
+    return OperatorHarness(in_phases(operator, two), schema, **settings)
 
 
 @pytest.fixture
@@ -175,7 +171,7 @@ def test_rows_and_bytes_are_those_of_one_phase(
             given_steps = list(pushes(batch, live, retract))
             expected = run_batch(one, given_steps)
             assert same(run_batch(two, given_steps), expected)
-            changing = changing.restore(changing.snapshot(), options=phases(turn))
+            changing = changing.restore(changing.snapshot(), operator=in_phases(operator, turn))
             assert same(run_batch(changing, given_steps), expected)
             assert one.state_entries() == two.state_entries() == changing.state_entries()
     finally:
@@ -488,7 +484,7 @@ def test_windows_of_distinct_values_are_those_of_one_phase(
     other = make(operator, False, WINDOW_SCHEMA, **settings)
     try:
         for batch in data.draw(schedules(False)):
-            other = other.restore(other.snapshot(), options=phases(data.draw(st.booleans())))
+            other = other.restore(other.snapshot(), operator=in_phases(operator, data.draw(st.booleans())))
             found = run_windows(two, batch)
             assert run_windows(other, batch) == found
             assert two.state_entries() == other.state_entries()
@@ -518,7 +514,7 @@ def test_windows_give_what_a_loop_gives(
         for batch in batches:
             late = model.late
             expected = model.run(batch)
-            other = other.restore(other.snapshot(), options=phases(data.draw(st.booleans())))
+            other = other.restore(other.snapshot(), operator=in_phases(operator, data.draw(st.booleans())))
             found = run_windows(two, batch)
             assert sorted(found, key=repr) == sorted(expected, key=repr)
             assert run_windows(other, batch) == found

@@ -22,6 +22,7 @@ from operators.process.windows.process_window import WindowApply
 from operators.window import slices
 from operators.window.window_aggregate import WindowAggregate
 from operators.window.windows import SessionWindow, Window, cumulate, hop, session, tumble
+from tests.local_aggregation import in_phases
 from tests.operators.direct import DirectRunner
 from tests.operators.function_runs import slow_reads
 from tests.operators.window_clock_model import ClockModel
@@ -342,8 +343,7 @@ def test_a_row_that_a_window_does_not_have_takes_another_of_its_key(async_enable
 def test_two_phases_give_the_same_rows_and_bytes(window: Window, async_enabled: bool) -> None:
     outputs, stored = [], []
     for phase in ("false", "true"):
-        options = {"async-state.local-aggregation": phase}
-        with make(operator_for(window, EXTREMES), options=options, async_enabled=async_enabled) as harness:
+        with make(in_phases(operator_for(window, EXTREMES), phase), async_enabled=async_enabled) as harness:
             batches = []
             for number, elapsed in enumerate((1_000, 0, 6_000, 9_000, 40_000)):
                 batches.append(

@@ -33,6 +33,7 @@ from operators import (
     sum_,
     udaf,
 )
+from tests.local_aggregation import in_phases
 from tests.properties.examples import MICROSECOND, Entries, Example, floats, nullable, small
 from tests.properties.histories import Change, History, Record, Row, Table, changelogs, insertions
 from tests.properties.models import aggregate, chosen, grouped
@@ -178,8 +179,9 @@ def aggregations(
     wanted = draw(wanted)
     key = [SHOP] if keyed else []
     return Example(
-        make=lambda: GroupAggregate(
-            [_made(one, number, makers) for number, one in enumerate(wanted)], emit=emit
+        make=lambda: in_phases(
+            GroupAggregate([_made(one, number, makers) for number, one in enumerate(wanted)], emit=emit),
+            two_phases,
         ),
         inputs=[SALES],
         key=[["shop"] if keyed else []],
@@ -187,7 +189,6 @@ def aggregations(
         expected=lambda tables: grouped(tables[0], key, [aggregate(*one) for one in wanted]),
         settings={
             "changelog": changelog,
-            "options": {"async-state.local-aggregation": str(two_phases).lower()},
         },
         view=summed_logs,
         output_key=lambda row: row[: len(key)],

@@ -13,6 +13,7 @@ import pytest
 from asyncstate.operator import Operator
 from asyncstate.testing import OperatorHarness, net
 from operators import GroupAggregate, Join, Rank, count, desc, max_, min_, sum_
+from tests.local_aggregation import in_phases
 from tests.properties.histories import Record, Table
 from tests.properties.runs import push
 
@@ -145,13 +146,12 @@ def test_aggregates_of_rows_in_disorder_over_bundles(
 ) -> None:
     aggregates = AGGREGATES[:2] if two_phases == "true" else AGGREGATES
     found = run(
-        GroupAggregate(aggregates),
+        in_phases(GroupAggregate(aggregates), two_phases),
         [PAYMENTS],
         [["customer"]],
         map(records, in_every_order([("+I", 5)], [("-U", 5), ("+U", 9), ("-D", 9), ("+I", 7)])),
         async_enabled,
         bundle_size,
-        options={"async-state.local-aggregation": two_phases},
     )
     figures = [1, *[7] * (len(aggregates) - 1)]
     assert found[:2] == (Counter({(customer, *figures): 1 for customer in range(24)}), Counter())

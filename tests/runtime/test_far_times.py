@@ -12,6 +12,7 @@ from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, Operator
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, WindowAggregate, count, tumble
+from tests.local_aggregation import in_phases
 
 SCHEMA = pa.schema([("k", pa.int64()), ("at", pa.timestamp("us"))])
 SECOND = 1_000_000
@@ -59,14 +60,13 @@ def test_what_is_written_for_ever_lives_on(operator: Operator, time: int, async_
 def test_rows_of_the_far_future_do_not_move_the_watermark(async_enabled: bool, parallelism: int) -> None:
     operator = WindowAggregate(tumble("10 seconds"), [count().alias("rows")])
     with OperatorHarness(
-        operator,
+        in_phases(operator, False),
         SCHEMA,
         ["k"],
         event_time="at",
         watermark_delay=0,
         parallelism=parallelism,
         async_enabled=async_enabled,
-        options={"async-state.local-aggregation": "false"},
     ) as harness:
         harness.push([(1, MAX_WATERMARK)])
         harness.end_batch()

@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT
-from asyncstate.config import resolve
 from asyncstate.driver.partial_aggregation_policy import (
     REDUCTION_MIN,
     ROWS_MIN,
@@ -17,6 +16,7 @@ from asyncstate.operator import InputSpec
 from asyncstate.partial_aggregation import PartialAggregation
 from asyncstate.storage import OperatorManifest, PartitionManifest
 from operators import Aggregate, Deduplicate, GroupAggregate, count, max_, min_, sum_
+from tests.local_aggregation import in_phases
 
 SCHEMA = pa.schema(
     [("k", pa.string()), ("n", pa.int64()), ("s", pa.string()), ("d", pa.decimal128(20, 2)), ("at", pa.timestamp("us"))]
@@ -33,8 +33,7 @@ def chosen(
     aggregates: tuple[Aggregate, ...] = (count(),),
 ) -> PartialAggregation | None:
     spec = InputSpec(SCHEMA, ("k",), changes=RETRACT if changelog else INSERT_ONLY)
-    config = resolve({"async-state.local-aggregation": mode}, {})
-    return choose_partial_aggregation(GroupAggregate(aggregates), [spec], config, base, batch_id)
+    return choose_partial_aggregation(in_phases(GroupAggregate(aggregates), mode), [spec], base, batch_id)
 
 
 def after(**figures: float) -> OperatorManifest:
@@ -97,7 +96,5 @@ def test_true_and_false_hold_whatever_was_before() -> None:
 
 
 def test_operators_that_aggregate_nothing_have_no_local_phase() -> None:
-    config = resolve({"async-state.local-aggregation": True}, {})
-    assert (
-        choose_partial_aggregation(Deduplicate(), [InputSpec(SCHEMA, ("k",), "at")], config, None, 1) is None
-    )
+    operator = in_phases(Deduplicate(), True)
+    assert choose_partial_aggregation(operator, [InputSpec(SCHEMA, ("k",), "at")], None, 1) is None

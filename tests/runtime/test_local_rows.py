@@ -19,7 +19,7 @@ from asyncstate import (
     RecordOperator,
     Row,
 )
-from asyncstate.errors import SchemaError
+from asyncstate.errors import JobError, SchemaError
 from asyncstate.partial_aggregation import (
     LocalColumn,
     LocalFunction,
@@ -29,6 +29,7 @@ from asyncstate.partial_aggregation import (
     local_rows,
 )
 from asyncstate.testing import OperatorHarness
+from tests.local_aggregation import in_phases
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 HIGHEST = PartialAggregation((LocalColumn(LocalFunction.MAX, pa.int64(), "n"),))
@@ -86,9 +87,8 @@ class Plain(RecordOperator):
 def test_local_rows_reach_the_operator_where_the_job_makes_them(
     setting: str, rows_in: int, async_enabled: bool
 ) -> None:
-    options = {"async-state.local-aggregation": setting}
     settings: dict[str, Any] = {"changelog": False, "async_enabled": async_enabled}
-    with OperatorHarness(Highest(), SCHEMA, ["k"], options=options, **settings) as harness:
+    with OperatorHarness(in_phases(Highest(), setting), SCHEMA, ["k"], **settings) as harness:
         harness.push([("a", 1), ("b", 7), ("a", 5)])
         harness.push([("b", 2), ("a", 3), ("b", 9)])
         assert sorted(harness.end_batch()) == [("+I", "a", 3, 5), ("+I", "b", 3, 9)]
@@ -103,8 +103,7 @@ class OnlyDescribed(Highest):
 
 
 def test_a_local_phase_without_its_step_is_refused() -> None:
-    options = {"async-state.local-aggregation": "true"}
-    with OperatorHarness(OnlyDescribed(), SCHEMA, ["k"], changelog=False, options=options) as harness:
+    with OperatorHarness(in_phases(OnlyDescribed(), True), SCHEMA, ["k"], changelog=False) as harness:
         harness.push([("a", 1)])
         with pytest.raises(
             SchemaError, match="OnlyDescribed: has a partial_aggregation but no partial_step.*write OnlyD"
@@ -113,8 +112,28 @@ def test_a_local_phase_without_its_step_is_refused() -> None:
 
 
 def test_record_grain_always_gets_rows() -> None:
-    with OperatorHarness(
-        Plain(), SCHEMA, ["k"], options={"async-state.local-aggregation": "true"}
-    ) as harness:
+    with OperatorHarness(Plain(), SCHEMA, ["k"]) as harness:
         harness.push([("a", 1), ("a", 2)])
         assert harness.end_batch() == [("+I", "a", 1), ("+I", "a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("call_limit", 0, "from 1 to 10000"),
+        ("call_limit", True, "from 1 to 10000"),
+        ("call_limit", 2.5, "from 1 to 10000"),
+        ("call_timeout", 0, "more than 0"),
+        ("call_timeout", "2 days", "a day at most"),
+        ("call_timeout", "soon", "no duration"),
+        ("local_aggregation", True, "'auto', 'always', 'never'"),
+        ("local_aggregation", "true", "'auto', 'always', 'never'"),
+    ],
+)
+def test_a_setting_of_the_operator_that_does_not_fit_is_refused(
+    name: str, value: object, advice: str
+) -> None:
+    operator = Highest()
+    setattr(operator, name, value)
+    with pytest.raises(JobError, match=f"operator 'operator': {name} is {value!r}.*{advice}"):
+        OperatorHarness(operator, SCHEMA, ["k"])

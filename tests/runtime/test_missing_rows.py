@@ -11,6 +11,7 @@ import pytest
 from asyncstate.errors import OperatorError
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, Join, Rank, WindowAggregate, count, desc, session, sum_, tumble
+from tests.local_aggregation import in_phases
 
 LOGGER = "asyncstate.runtime.partition.unmatched_retractions"
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string()), ("at", pa.timestamp("us"))])
@@ -89,14 +90,12 @@ def test_the_micro_batch_fails_and_nothing_is_committed(name: str, async_enabled
 def test_rows_that_were_put_together_are_missing_without_an_example(
     async_enabled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = {"async-state.local-aggregation": "true"}
     with (
         OperatorHarness(
-            GroupAggregate([sum_("v")]),
+            in_phases(GroupAggregate([sum_("v")]), True),
             pa.schema([("k", pa.int64()), ("v", pa.int64())]),
             ["k"],
             async_enabled=async_enabled,
-            options=options,
         ) as harness,
         caplog.at_level(logging.WARNING, LOGGER),
     ):

@@ -40,13 +40,13 @@ from operators import (
     sum_,
     tumble,
 )
+from tests.local_aggregation import in_phases
 from tests.spark.modes import ASYNC, SYNC
 from tests.spark.stored import stored_state
 
 pytestmark = pytest.mark.spark
 
 MakeJob = Callable[..., StreamingJob]
-LOCAL = "async-state.local-aggregation"
 ODD = "some text"
 """A column name that SQL must quote."""
 
@@ -141,14 +141,13 @@ def runs(
     """The same operator in one phase and in two, each with its checkpoint."""
     mode = {"async-state.enabled": async_enabled}
     return (
-        Run(job_at(make_job, tmp_path / "one", False, **mode), operator, **settings),
-        Run(job_at(make_job, tmp_path / "two", True, **mode), operator, **settings),
+        Run(job_at(make_job, tmp_path / "one", **mode), in_phases(operator, False), **settings),
+        Run(job_at(make_job, tmp_path / "two", **mode), in_phases(operator, True), **settings),
     )
 
 
-def job_at(make_job: MakeJob, folder: Path, two: object, **options: Any) -> StreamingJob:
+def job_at(make_job: MakeJob, folder: Path, **options: Any) -> StreamingJob:
     settings = {
-        LOCAL: two,
         "async-state.parallelism": 2,
         "async-state.local-dir": f"{folder}/local",
         **options,
@@ -168,9 +167,9 @@ def test_distinct_values_of_all_types_and_a_change_of_phases_at_a_restart(
 ) -> None:
     operator = GroupAggregate([*SUMS, max_("tiny").alias("most"), *DISTINCTS])
     mode = {"async-state.enabled": True}
-    one = Run(job_at(make_job, tmp_path / "one", False, **mode), operator, key="k")
+    one = Run(job_at(make_job, tmp_path / "one", **mode), in_phases(operator, False), key="k")
     for batch_id, two in enumerate((True, False, True)):
-        run = Run(job_at(make_job, tmp_path / "two", two, **mode), operator, key="k")
+        run = Run(job_at(make_job, tmp_path / "two", **mode), in_phases(operator, two), key="k")
         df = rows(spark, 150 * batch_id, 150 * batch_id + 200)
         expected, found = one(df, batch_id), run(df, batch_id)
         assert run.results[-1] == one.results[-1]
@@ -214,9 +213,9 @@ def test_all_aggregates_over_all_types_and_a_change_of_phases_at_a_restart(
 ) -> None:
     operator = GroupAggregate(SUMS if changelog else SUMS + EXTREMES)
     mode = {"async-state.enabled": async_enabled}
-    one = Run(job_at(make_job, tmp_path / "one", False, **mode), operator, key=["k", "day"])
+    one = Run(job_at(make_job, tmp_path / "one", **mode), in_phases(operator, False), key=["k", "day"])
     turns = [
-        Run(job_at(make_job, tmp_path / "two", two, **mode), operator, key=["k", "day"])
+        Run(job_at(make_job, tmp_path / "two", **mode), in_phases(operator, two), key=["k", "day"])
         for two in (True, False, True)
     ]
     for batch_id, two in enumerate(turns):
@@ -365,7 +364,7 @@ def test_sums_whose_parts_would_overflow(
     session.conf.set("spark.sql.ansi.enabled", ansi)
     numbers = session.sql("values (1, 9223372036854775807L), (1, 9223372036854775807L), (1, -9223372036854775808L), "
                           "(1, -9223372036854775807L), (1, 5L) as t(k, n)").coalesce(1)  # fmt: skip
-    run = Run(job_at(make_job, tmp_path, True), GroupAggregate([sum_("n")]), key="k")
+    run = Run(job_at(make_job, tmp_path), in_phases(GroupAggregate([sum_("n")]), True), key="k")
     run(numbers, 0)
     assert run.results == [Counter({("[1, 4]",): 1})]
     with pytest.raises(AsyncStateError, match="the sum of column 'n' does not fit int64"):
@@ -377,8 +376,10 @@ def test_floats_that_are_taken_back_leave_no_trace(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, column: str
 ) -> None:
     run = Run(
-        job_at(make_job, tmp_path, True),
-        GroupAggregate([sum_("x"), sum_("x").where("odd").alias("odd"), avg("x").alias("mean")]),
+        job_at(make_job, tmp_path),
+        in_phases(
+            GroupAggregate([sum_("x"), sum_("x").where("odd").alias("odd"), avg("x").alias("mean")]), True
+        ),
         key="k",
     )
 
@@ -406,7 +407,7 @@ def test_floats_that_are_taken_back_leave_no_trace(
 
 def test_a_kind_that_is_none_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     for value in ("'+X'", "cast(null as string)"):
-        run = Run(job_at(make_job, tmp_path, True), GroupAggregate([count()]), key="k")
+        run = Run(job_at(make_job, tmp_path), in_phases(GroupAggregate([count()]), True), key="k")
         with pytest.raises(SchemaError, match="row_kind.*no changelog has; write one of"):
             run(rows(spark, 0, 3).selectExpr("k", f"{value} as row_kind"), 0)
 
@@ -419,7 +420,7 @@ def test_auto_goes_by_the_micro_batch_before(
     operator = GroupAggregate([count().alias("c"), sum_("id")])
     local: list[bool] = []
     for batch_id, key in enumerate(["id % 3", "id % 3", "id", "id", "id % 3", "id % 3"]):
-        run = Run(job_at(make_job, tmp_path, "auto"), operator, key="k")  # a new driver each time
+        run = Run(job_at(make_job, tmp_path), in_phases(operator, "auto"), key="k")  # a new driver each time
         figures = run(
             spark.range(batch_id * 200, batch_id * 200 + 200, 1, 2).selectExpr("id", f"{key} as k"), batch_id
         )

@@ -9,6 +9,7 @@ import pytest
 
 from asyncstate import InputSpec, RecordContext, RecordOperator, Row, Timer, ValueStateDescriptor
 from asyncstate.clock import SystemClock
+from asyncstate.config import Tuning
 from asyncstate.errors import JobError, SchemaError, StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.testing import OperatorHarness
@@ -70,9 +71,8 @@ def test_the_limits_in_force_can_be_read_back() -> None:
     options = {
         "async-state.in-flight-limit": "17",
         "async-state.buffer-size": "5",
-        "async-state.io-parallelism": "3",
     }
-    with harness(True, options=options, parallelism=2) as h:
+    with harness(True, options=options, parallelism=2, tuning=Tuning(io_threads=3)) as h:
         h.push([("a", 1, 100), ("b", 1, 100)])
         h.end_batch()
         statistics = h.statistics()

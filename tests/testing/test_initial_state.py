@@ -24,6 +24,7 @@ from asyncstate.dataflow import Stream
 from asyncstate.errors import AsyncStateError, JobError, OperatorError
 from asyncstate.testing import OperatorHarness, PipelineHarness, PipelineSource, Tuning, net
 from operators import ChangelogNormalize, GroupAggregate, Join, count, sum_
+from tests.local_aggregation import in_phases
 
 ROWS = "k long, v long, ts timestamp"
 
@@ -204,13 +205,12 @@ def test_a_first_micro_batch_that_failed_runs_again_with_the_initial_rows(
     mode: dict[str, Any], local: str
 ) -> None:
     FailsOnce.failed.clear()
-    mode["options"] = {"async-state.local-aggregation": local}
     with OperatorHarness(FailsOnce(), ROWS, "k", initial_state=[(1, 5, 0)], **mode) as harness:
         harness.push([(1, 6, 0), (1, 7, 0)])
         with pytest.raises(OperatorError, match="the first time"):
             harness.end_batch()
         assert harness.end_batch() == [("+I", 1, 5, 0), ("+I", 1, 6, 1), ("+I", 1, 7, 2)]
-    sums = GroupAggregate([sum_("v")])
+    sums = in_phases(GroupAggregate([sum_("v")]), local)
     with OperatorHarness(sums, ROWS, "k", initial_state=[(1, 5, 0), (1, 6, 0)], **mode) as harness:
         harness.push([(1, 7, 0), (1, 8, 0)])
         assert net(harness.end_batch()) == {(1, 26): 1}

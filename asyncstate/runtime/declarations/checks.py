@@ -24,6 +24,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, has_kinds, upserts_way_out
 from asyncstate.codec import check_key_type
 from asyncstate.config import Config
+from asyncstate.durations import seconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.operator import BundleOperator, InputSpec, Operator, OutputSpec, RecordOperator
 from asyncstate.runtime.declarations.meaning import check_meaning
@@ -36,6 +37,9 @@ from asyncstate.state_backend import StateBackend, WriteBackCache
 from asyncstate.storage import OperatorManifest, StateSpec
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+_CALLS_MAX: Final = 10_000
+_CALL_SECONDS_MAX: Final = 86_400
+_LOCAL_AGGREGATION: Final = ("auto", "always", "never")
 _NEXT: Final = "the next operator that has state"
 
 
@@ -47,6 +51,21 @@ def check_is_operator(uid: str, operator: object) -> None:
         )
     if not isinstance(operator, Operator):
         raise JobError(f"operator '{uid}': {operator!r} is no Operator; give an object of one")
+    _check_settings(f"operator '{uid}'", operator)
+
+
+def _check_settings(label: str, operator: Operator) -> None:
+    """The attributes that users set instead of configuration keys."""
+    limit: object = operator.call_limit
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= _CALLS_MAX:
+        raise JobError(f"{label}: call_limit is {limit!r}; give a number from 1 to {_CALLS_MAX}")
+    if seconds(operator.call_timeout, label, "call_timeout", JobError, above_zero=True) > _CALL_SECONDS_MAX:
+        raise JobError(f"{label}: call_timeout is {operator.call_timeout!r}; give a day at most")
+    if isinstance(operator, BundleOperator) and operator.local_aggregation not in _LOCAL_AGGREGATION:
+        raise JobError(
+            f"{label}: local_aggregation is {operator.local_aggregation!r}; give one of "
+            f"{', '.join(map(repr, _LOCAL_AGGREGATION))}"
+        )
 
 
 def checked_inputs(

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncstate.durations import seconds
 from asyncstate.errors import StoreError
 from asyncstate.execution import (
     AsyncExecutionController,
@@ -51,7 +52,6 @@ from asyncstate.runtime.statistics import (
     RowStatistics,
     TaskStatistics,
     WorkerStatistics,
-    io_parallelism,
     sum_records,
 )
 from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch, TaskSpec, with_late_changes
@@ -134,7 +134,8 @@ def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> Exec
     """The controller that executes the operator's requests over ``overlay``, selected by the configuration."""
     config, operator = spec.config, spec.operator
     names = {state.id: state.name for state in spec.base.states} if spec.base is not None else {}
-    bounds = CallLimits(config.call_limit, config.call_timeout_ms, config.watchdog_timeout_ms)
+    timeout = seconds(operator.call_timeout, f"operator '{spec.uid}'", "call_timeout")
+    bounds = CallLimits(operator.call_limit, round(timeout * 1000), config.tuning.watchdog_ms)
     calls = OutsideCalls(spec.uid, bounds, operator.open_calls, operator.close_calls)
     if not config.enabled:
         return SyncExecutionController(overlay, spec.uid, names, calls)
@@ -142,8 +143,8 @@ def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> Exec
         in_flight=config.in_flight_limit,
         buffer_size=config.buffer_size,
         buffer_timeout_ms=config.buffer_timeout_ms,
-        io_parallelism=io_parallelism(config),
-        watchdog_timeout_ms=config.watchdog_timeout_ms,
+        io_parallelism=config.tuning.io_threads,
+        watchdog_timeout_ms=config.tuning.watchdog_ms,
         batch_hot_reads=config.tuning.batch_hot_reads,
     )
     return AsyncExecutionController(

@@ -66,7 +66,7 @@ class LookupJoin(Named, BundleOperator):
     key), and returns a list with the list of rows of each key, in their order: tuples, or dicts by the names of
     ``columns``, the schema of a found row. It is a function, plain or ``async def``, or a ``Lookup`` of
     ``asyncstate.lookups``. The distinct keys of a bundle are requested once, at most ``batch`` per request;
-    requests overlap up to ``async-state.call-limit``. A key with a null is not requested and finds nothing.
+    at most ``call_limit`` requests of a partition run at once. A key with a null is not requested and finds nothing.
 
     ``how``: left pads rows that find nothing with nulls, inner drops them. Rows that do not meet ``where`` (a pyarrow
     expression or a function, which must return the same for the same row) request nothing and find nothing.
@@ -106,6 +106,7 @@ class LookupJoin(Named, BundleOperator):
         ordered: bool = True,
         where: ConditionLike | None = None,
         batch: int = 1,
+        call_limit: int = 100,
         retry: Retry | None = None,
         retry_empty: Retry | None = None,
         timeout: Seconds | None = None,
@@ -117,6 +118,7 @@ class LookupJoin(Named, BundleOperator):
         check_choice(how, get_args(LookupJoinKind), "how", self.owner)
         check_condition(where, self.owner)
         check_number(batch, 1, "batch", self.owner)
+        check_number(call_limit, 1, "call_limit", self.owner)
         if not isinstance(lookup, Lookup) and not callable(lookup):
             raise SchemaError(
                 f"{self.owner}: lookup is {lookup!r}; give a function of a list of keys, or a Lookup"
@@ -137,6 +139,7 @@ class LookupJoin(Named, BundleOperator):
         if on is not None and (isinstance(on, str) or not isinstance(on, Sequence) or not on):  # type: ignore[redundant-expr]
             raise SchemaError(f"{self.owner}: on is {on!r}; give a list of columns, or None for the key")
         self.lookup = lookup
+        self.call_limit = call_limit
         self.columns = columns
         self.on = None if on is None else tuple(on)
         self.how: LookupJoinKind = how
