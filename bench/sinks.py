@@ -121,4 +121,4 @@ def sinks(
             return kept
 
         report.section(f"{keys:,} changed keys a micro-batch, medians of {rounds}", costs("ms", ""))
-        report.case("sinks", lambda: measure(conninfo, keys, rounds, seed, of))
+        report.case("sinks", measure, conninfo, keys, rounds, seed, of)

@@ -20,7 +20,7 @@ from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.testing import net
 from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
 from bench.frame.report import Cores, Output, Rounds, Seed, Tiny, chosen, ms, percent, short, times
-from bench.processor_time import Spent, TreeClocks
+from bench.processor_time import TreeClocks
 from bench.session import session
 from operators import GroupAggregate, WindowAggregate, avg, count, max_, sum_, tumble
 
@@ -41,9 +41,9 @@ _COLUMNS = (
     Column("CPU ms", "one_cpu_s", ms),
     Column("two ms", "two_s", ms),
     Column("CPU ms", "two_cpu_s", ms),
-    Column("two time", "two_ratio", times),
+    Column("two time", "two_ratio", times, ""),
     Column("two CPU", "two_cpu", times),
-    Column("auto time", "auto_ratio", times),
+    Column("auto time", "auto_ratio", times, ""),
     Column("auto CPU", "auto_cpu", times),
     Column("auto on", "auto_local", percent),
 )
@@ -169,31 +169,20 @@ def measure(
         # Netted: with several bundles a micro-batch, one phase also puts out what was for a moment.
         if net(mode.output) != net(modes["one"].output):
             raise WrongResult(f"{name} puts out other rows than one phase")
-    exchanged = _exchanged(spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1))), case)
-    facts: dict[str, Any] = {"rows": rows, "rows_exchanged": exchanged}
-    facts |= {"rows_operator": int(modes["two"].metrics["rows_in"])}
-    facts |= {"auto_local": statistics.mean(modes["auto"].local[WARM_UP:])}
+    # The rows behind a partial aggregation are not in the job's own figures.
+    last = spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1)))
+    parts = [f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"]
+    counted = (last.selectExpr("spark_partition_id()", "k", part) for part in ("user", "item") if case.values)
+    keyed = list(counted) or [last.selectExpr("spark_partition_id()", "k", *parts)]
+    facts: dict[str, Any] = {"rows": rows, "rows_exchanged": sum(one.distinct().count() for one in keyed)}
+    facts["rows_operator"] = int(modes["two"].metrics["rows_in"])
+    facts["auto_local"] = statistics.mean(modes["auto"].local[WARM_UP:])
     for name, found in spent.items():
         facts[f"{name}_s"], facts[f"{name}_cpu_s"] = medians(found, scale=1)
-        facts |= {
-            f"{name}_ratio": _value(spent["one"], found, False),
-            f"{name}_cpu": _value(spent["one"], found, True),
-        }
+        for fact, cpu in (("ratio", False), ("cpu", True)):
+            by_one = ratio(spent["one"], found, cpu)
+            facts[f"{name}_{fact}"] = by_one and by_one.value
     yield Row(name=case.name, facts=facts)
-
-
-def _value(mine: list[Spent], others: list[Spent], cpu: bool) -> float | None:
-    found = ratio(mine, others, cpu)
-    return found and found.value
-
-
-def _exchanged(df: DataFrame, case: Case) -> int:
-    """The rows behind a partial aggregation, which are not in the job's own figures."""
-    if case.values:
-        columns = (df.selectExpr("spark_partition_id()", "k", name) for name in ("user", "item"))
-        return sum(one.distinct().count() for one in columns)
-    part = f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"
-    return df.selectExpr("spark_partition_id()", "k", part).distinct().count()
 
 
 def two_phase(
@@ -214,6 +203,6 @@ def two_phase(
         session("asyncstate-two-phase", report.folder, cores) as spark,
     ):
         report.section(f"{rows:,} rows a micro-batch, {cores} cores, medians of {rounds}", _COLUMNS, _NOTE)
-        size = rows, rounds, cores, seed
         for case in (CASES[name] for name in names):
-            report.case(case.name, lambda: measure(spark, case, report.folder / case.name, *size))  # noqa: B023
+            folder = report.folder / case.name
+            report.case(case.name, measure, spark, case, folder, rows, rounds, cores, seed)

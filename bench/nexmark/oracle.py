@@ -23,39 +23,32 @@ EVENT_KINDS = ("person", "auction", "bid")
 PROCESSING_START_US, PROCESSING_STEP_US = 1_700_000_000_000_000, 10_000_000
 """Processing time of the first micro-batch of q12, and how much later each one is than the one before."""
 
-_BID = ("auction", "bidder", "price", "dateTime", "extra")
-_BID_ALL = ("auction", "bidder", "price", "channel", "url", "dateTime", "extra")
-_AUCTION_ALL = (
-    "id",
-    "itemName",
-    "description",
-    "initialBid",
-    "reserve",
-    "dateTime",
-    "expires",
-    "seller",
-    "category",
-    "extra",
-)
+_BID = "auction bidder price dateTime extra"
+_BID_ALL = "auction bidder price channel url dateTime extra"
+_AUCTION_ALL = "id itemName description initialBid reserve dateTime expires seller category extra"
 
 
 @dataclass(frozen=True)
 class QuerySpec:
-    """One query.
-
-    Attributes:
-        name: ``q0`` to ``q22``, or what else is asked of the same events.
-        description: One line.
-        sql: The result in DuckDB, over the views ``person``, ``auction`` and ``bid``.
-        columns: Output columns in order, with Spark's names for their types. Timestamps are in UTC.
-        needs: For each kind of event the fields the query reads.
-    """
+    """One query: ``sql`` is its result in DuckDB, over the views ``person``, ``auction`` and ``bid``; ``columns`` the
+    output's in order, with Spark's names for their types (timestamps in UTC); ``needs`` for each kind of event the
+    fields it reads."""
 
     name: str
     description: str
     sql: str
     columns: Mapping[str, str]
     needs: Mapping[str, tuple[str, ...]]
+
+
+def _spec(name: str, description: str, sql: str, columns: str, **needs: str) -> QuerySpec:
+    """``columns`` such as ``"a b: bigint; c: string"``."""
+    found: dict[str, str] = {}
+    for group in columns.split("; "):
+        names, kind = group.split(": ")
+        found.update(dict.fromkeys(names.split(), kind))
+    fields = {kind: tuple(names.split()) for kind, names in needs.items()}
+    return QuerySpec(name, description, sql, found, fields)
 
 
 def register_events(connection: duckdb.DuckDBPyConnection, path: Path | str) -> None:
@@ -82,15 +75,6 @@ def register_arrival(
         f"CREATE OR REPLACE TEMP VIEW bid_arrival AS SELECT bid.bidder AS bidder, {number} // {files_per_micro_batch} "
         f"AS micro_batch FROM read_parquet('{files}', filename = true) WHERE event_type = {EVENT_KINDS.index('bid')}"
     )
-
-
-def _columns(text: str) -> dict[str, str]:
-    """``"a b: bigint, c: string"`` as ``{"a": "bigint", "b": "bigint", "c": "string"}``."""
-    found: dict[str, str] = {}
-    for group in text.split("; "):
-        names, kind = group.split(": ")
-        found.update(dict.fromkeys(names.split(), kind))
-    return found
 
 
 _BID_COLUMNS = "auction bidder price: bigint; channel url: string; dateTime: timestamp; extra: string"
@@ -121,38 +105,39 @@ _WINNING_BIDS = """
     QUALIFY row_number() OVER (PARTITION BY A.id ORDER BY B.price DESC, B.dateTime) = 1"""
 
 _SPECS = (
-    QuerySpec(
+    _spec(
         "q0",
         "Pass through: every bid",
         "SELECT auction, bidder, price, dateTime, extra FROM bid",
-        _columns("auction bidder price: bigint; dateTime: timestamp; extra: string"),
-        {"bid": _BID},
+        "auction bidder price: bigint; dateTime: timestamp; extra: string",
+        bid=_BID,
     ),
-    QuerySpec(
+    _spec(
         "q1",
         "Currency conversion: every bid with its price in euros",
         "SELECT auction, bidder, CAST(0.908 * price AS DECIMAL(23, 3)) AS price, dateTime, extra FROM bid",
-        _columns("auction bidder: bigint; price: decimal(23,3); dateTime: timestamp; extra: string"),
-        {"bid": _BID},
+        "auction bidder: bigint; price: decimal(23,3); dateTime: timestamp; extra: string",
+        bid=_BID,
     ),
-    QuerySpec(
+    _spec(
         "q2",
         "Selection: the bids on every 123rd auction",
         "SELECT auction, price FROM bid WHERE auction % 123 = 0",
-        _columns("auction price: bigint"),
-        {"bid": ("auction", "price")},
+        "auction price: bigint",
+        bid="auction price",
     ),
-    QuerySpec(
+    _spec(
         "q3",
         "Local item suggestion: who sells in OR, ID or CA in category 10",
         """
         SELECT P.name, P.city, P.state, A.id
         FROM auction AS A JOIN person AS P ON A.seller = P.id
         WHERE A.category = 10 AND P.state IN ('OR', 'ID', 'CA')""",
-        _columns("name city state: string; id: bigint"),
-        {"person": ("id", "name", "city", "state"), "auction": ("id", "seller", "category")},
+        "name city state: string; id: bigint",
+        person="id name city state",
+        auction="id seller category",
     ),
-    QuerySpec(
+    _spec(
         "q4",
         "Average price for a category: mean of its auctions' highest bids in time, rounded down",
         """
@@ -164,10 +149,11 @@ _SPECS = (
             GROUP BY A.id, A.category
         )
         GROUP BY category""",
-        _columns("id final: bigint"),
-        {"auction": ("id", "category", "dateTime", "expires"), "bid": ("auction", "price", "dateTime")},
+        "id final: bigint",
+        auction="id category dateTime expires",
+        bid="auction price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q5",
         "Hot items: the auctions with the most bids in the last 10 s, every 2 s",
         """
@@ -178,10 +164,10 @@ _SPECS = (
         )
         SELECT auction, num FROM counts
         QUALIFY num = max(num) OVER (PARTITION BY window_number)""",
-        _columns("auction num: bigint"),
-        {"bid": ("auction", "dateTime")},
+        "auction num: bigint",
+        bid="auction dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q6",
         "Average selling price by seller, over this and the ten auctions before it",
         f"""
@@ -190,10 +176,11 @@ _SPECS = (
         WINDOW last AS (
             PARTITION BY seller ORDER BY bid_dateTime, id ROWS BETWEEN 10 PRECEDING AND CURRENT ROW
         )""",
-        _columns("seller avg_price: bigint"),
-        {"auction": ("id", "seller", "dateTime", "expires"), "bid": ("auction", "price", "dateTime")},
+        "seller avg_price: bigint",
+        auction="id seller dateTime expires",
+        bid="auction price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q7",
         "Highest bid of each 10 s",
         """
@@ -205,10 +192,10 @@ _SPECS = (
         SELECT B.auction, B.bidder, B.price, B.dateTime, B.extra
         FROM bid AS B JOIN highest AS H ON B.price = H.maxprice
         WHERE B.dateTime BETWEEN H.window_end - INTERVAL '10 s' AND H.window_end""",
-        _columns("auction bidder price: bigint; dateTime: timestamp; extra: string"),
-        {"bid": _BID},
+        "auction bidder price: bigint; dateTime: timestamp; extra: string",
+        bid=_BID,
     ),
-    QuerySpec(
+    _spec(
         "q8",
         "Monitor new users: people who registered and opened an auction in the same 10 s",
         """
@@ -216,33 +203,33 @@ _SPECS = (
         FROM (SELECT DISTINCT id, name, time_bucket(INTERVAL '10 s', dateTime) AS stime FROM person) AS P
         JOIN (SELECT DISTINCT seller, time_bucket(INTERVAL '10 s', dateTime) AS stime FROM auction) AS A
         ON P.id = A.seller AND P.stime = A.stime""",
-        _columns("id: bigint; name: string; stime: timestamp"),
-        {"person": ("id", "name", "dateTime"), "auction": ("seller", "dateTime")},
+        "id: bigint; name: string; stime: timestamp",
+        person="id name dateTime",
+        auction="seller dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q9",
         "Winning bids: each auction with its highest in-time bid, the earliest of equal ones",
         f"""
         SELECT A.*, B.auction, B.bidder, B.price, B.dateTime AS bid_dateTime, B.extra AS bid_extra
         {_WINNING_BIDS}""",
-        _columns(
-            "id: bigint; itemName description: string; initialBid reserve: bigint; "
-            "dateTime expires: timestamp; seller category: bigint; extra: string; "
-            "auction bidder price: bigint; bid_dateTime: timestamp; bid_extra: string"
-        ),
-        {"auction": _AUCTION_ALL, "bid": _BID},
+        "id: bigint; itemName description: string; initialBid reserve: bigint; "
+        "dateTime expires: timestamp; seller category: bigint; extra: string; "
+        "auction bidder price: bigint; bid_dateTime: timestamp; bid_extra: string",
+        auction=_AUCTION_ALL,
+        bid=_BID,
     ),
-    QuerySpec(
+    _spec(
         "q10",
         "Log to the file system: every bid with its day and minute",
         """
         SELECT auction, bidder, price, dateTime, extra,
             strftime(dateTime, '%Y-%m-%d') AS dt, strftime(dateTime, '%H:%M') AS hm
         FROM bid""",
-        _columns("auction bidder price: bigint; dateTime: timestamp; extra dt hm: string"),
-        {"bid": _BID},
+        "auction bidder price: bigint; dateTime: timestamp; extra dt hm: string",
+        bid=_BID,
     ),
-    QuerySpec(
+    _spec(
         "q11",
         "User sessions: bids of a bidder with no more than 10 s between two of them",
         """
@@ -258,10 +245,10 @@ _SPECS = (
         SELECT bidder, count(*) AS bid_count,
             min(dateTime) AS starttime, max(dateTime) + INTERVAL '10 s' AS endtime
         FROM sessions GROUP BY bidder, session""",
-        _columns("bidder bid_count: bigint; starttime endtime: timestamp"),
-        {"bid": ("bidder", "dateTime")},
+        "bidder bid_count: bigint; starttime endtime: timestamp",
+        bid="bidder dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q12",
         "Bids of each bidder in windows of 10 s of processing time",
         f"""
@@ -269,19 +256,19 @@ _SPECS = (
             make_timestamp({PROCESSING_START_US} + micro_batch * {PROCESSING_STEP_US}) AS starttime,
             make_timestamp({PROCESSING_START_US} + (micro_batch + 1) * {PROCESSING_STEP_US}) AS endtime
         FROM bid_arrival GROUP BY bidder, micro_batch""",
-        _columns("bidder bid_count: bigint; starttime endtime: timestamp"),
-        {"bid": ("bidder",)},
+        "bidder bid_count: bigint; starttime endtime: timestamp",
+        bid="bidder",
     ),
-    QuerySpec(
+    _spec(
         "q13",
         "Bounded side input: every bid with the text of its auction number modulo 10,000",
         """
         SELECT auction, bidder, price, dateTime, CAST(S.key AS VARCHAR) AS value
         FROM bid JOIN (SELECT unnest(range(10000)) AS key) AS S ON auction % 10000 = S.key""",
-        _columns("auction bidder price: bigint; dateTime: timestamp; value: string"),
-        {"bid": ("auction", "bidder", "price", "dateTime")},
+        "auction bidder price: bigint; dateTime: timestamp; value: string",
+        bid="auction bidder price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q14",
         "Calculation: bids of some price range in euros, with time of day and the number of c's in extra",
         """
@@ -294,32 +281,30 @@ _SPECS = (
             dateTime, extra, length(extra) - length(replace(extra, 'c', '')) AS c_counts
         FROM bid
         WHERE 0.908 * price > 1000000 AND 0.908 * price < 50000000""",
-        _columns(
-            "auction bidder: bigint; price: decimal(23,3); bidTimeType: string; dateTime: timestamp; "
-            "extra: string; c_counts: bigint"
-        ),
-        {"bid": _BID},
+        "auction bidder: bigint; price: decimal(23,3); bidTimeType: string; dateTime: timestamp; "
+        "extra: string; c_counts: bigint",
+        bid=_BID,
     ),
-    QuerySpec(
+    _spec(
         "q15",
         "Bidding statistics of a day: bids, bidders and auctions, by level of price",
         f"""
         SELECT strftime(dateTime, '%Y-%m-%d') AS day, {_RANK_COUNTS}, {_DISTINCT_COUNTS}
         FROM bid GROUP BY day""",
-        _columns(f"day: string; {_RANK_COLUMNS} {_DISTINCT_COLUMNS}: bigint"),
-        {"bid": ("auction", "bidder", "price", "dateTime")},
+        f"day: string; {_RANK_COLUMNS} {_DISTINCT_COLUMNS}: bigint",
+        bid="auction bidder price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q16",
         "Channel statistics of a day: as q15 for each channel, with the minute of its last bid",
         f"""
         SELECT channel, strftime(dateTime, '%Y-%m-%d') AS day, max(strftime(dateTime, '%H:%M')) AS minute,
             {_RANK_COUNTS}, {_DISTINCT_COUNTS}
         FROM bid GROUP BY channel, day""",
-        _columns(f"channel day minute: string; {_RANK_COLUMNS} {_DISTINCT_COLUMNS}: bigint"),
-        {"bid": ("auction", "bidder", "price", "channel", "dateTime")},
+        f"channel day minute: string; {_RANK_COLUMNS} {_DISTINCT_COLUMNS}: bigint",
+        bid="auction bidder price channel dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q17",
         "Auction statistics of a day: bids by level of price; lowest, highest, mean (rounded down), sum",
         f"""
@@ -327,31 +312,29 @@ _SPECS = (
             min(price) AS min_price, max(price) AS max_price,
             CAST(sum(price) // count(*) AS BIGINT) AS avg_price, CAST(sum(price) AS BIGINT) AS sum_price
         FROM bid GROUP BY auction, day""",
-        _columns(
-            f"auction: bigint; day: string; {_RANK_COLUMNS} min_price max_price avg_price sum_price: bigint"
-        ),
-        {"bid": ("auction", "price", "dateTime")},
+        f"auction: bigint; day: string; {_RANK_COLUMNS} min_price max_price avg_price sum_price: bigint",
+        bid="auction price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "q18",
         "Last bid of each bidder on each auction",
         """
         SELECT auction, bidder, price, channel, url, dateTime, extra FROM bid
         QUALIFY row_number() OVER (PARTITION BY bidder, auction ORDER BY dateTime DESC) = 1""",
-        _columns(_BID_COLUMNS),
-        {"bid": _BID_ALL},
+        _BID_COLUMNS,
+        bid=_BID_ALL,
     ),
-    QuerySpec(
+    _spec(
         "q19",
         "The ten highest bids of each auction with their rank, the earlier of equal ones first",
         """
         SELECT auction, bidder, price, channel, url, dateTime, extra,
             row_number() OVER (PARTITION BY auction ORDER BY price DESC, dateTime) AS rank_number
         FROM bid QUALIFY rank_number <= 10""",
-        _columns(f"{_BID_COLUMNS}; rank_number: bigint"),
-        {"bid": _BID_ALL},
+        f"{_BID_COLUMNS}; rank_number: bigint",
+        bid=_BID_ALL,
     ),
-    QuerySpec(
+    _spec(
         "q20",
         "Expand a bid with its auction, where the category is 10",
         """
@@ -360,14 +343,13 @@ _SPECS = (
             category, A.extra AS auction_extra
         FROM bid AS B JOIN auction AS A ON B.auction = A.id
         WHERE A.category = 10""",
-        _columns(
-            "auction bidder price: bigint; channel url: string; bid_dateTime: timestamp; bid_extra: string; "
-            "itemName description: string; initialBid reserve: bigint; auction_dateTime expires: timestamp; "
-            "seller category: bigint; auction_extra: string"
-        ),
-        {"bid": _BID_ALL, "auction": _AUCTION_ALL},
+        "auction bidder price: bigint; channel url: string; bid_dateTime: timestamp; bid_extra: string; "
+        "itemName description: string; initialBid reserve: bigint; auction_dateTime expires: timestamp; "
+        "seller category: bigint; auction_extra: string",
+        bid=_BID_ALL,
+        auction=_AUCTION_ALL,
     ),
-    QuerySpec(
+    _spec(
         "q21",
         "Add the channel id to a bid: of the four hot channels by name, of others from the url",
         f"""
@@ -378,30 +360,31 @@ _SPECS = (
             END AS channel_id
         FROM bid
         WHERE {_CHANNEL_ID} IS NOT NULL OR lower(channel) IN ('apple', 'google', 'facebook', 'baidu')""",
-        _columns("auction bidder price: bigint; channel channel_id: string"),
-        {"bid": ("auction", "bidder", "price", "channel", "url")},
+        "auction bidder price: bigint; channel channel_id: string",
+        bid="auction bidder price channel url",
     ),
-    QuerySpec(
+    _spec(
         "q22",
         "The first three directories of a bid's url",
         """
         SELECT auction, bidder, price, channel,
             split_part(url, '/', 4) AS dir1, split_part(url, '/', 5) AS dir2, split_part(url, '/', 6) AS dir3
         FROM bid""",
-        _columns("auction bidder price: bigint; channel dir1 dir2 dir3: string"),
-        {"bid": ("auction", "bidder", "price", "channel", "url")},
+        "auction bidder price: bigint; channel dir1 dir2 dir3: string",
+        bid="auction bidder price channel url",
     ),
-    QuerySpec(
+    _spec(
         "window_join",
         "Bids with the auctions that were opened in the same 10 s",
         """
         SELECT auction, bidder, price, category, B.dateTime
         FROM bid AS B JOIN auction AS A ON B.auction = A.id
             AND time_bucket(INTERVAL '10 s', B.dateTime) = time_bucket(INTERVAL '10 s', A.dateTime)""",
-        _columns("auction bidder price category: bigint; dateTime: timestamp"),
-        {"auction": ("id", "category", "dateTime"), "bid": ("auction", "bidder", "price", "dateTime")},
+        "auction bidder price category: bigint; dateTime: timestamp",
+        auction="id category dateTime",
+        bid="auction bidder price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "window_rank",
         "The three highest bids of each auction in each 10 s, the earlier of equal ones first",
         """
@@ -409,20 +392,21 @@ _SPECS = (
         QUALIFY row_number() OVER (
             PARTITION BY auction, time_bucket(INTERVAL '10 s', dateTime) ORDER BY price DESC, dateTime, bidder
         ) <= 3""",
-        _columns("auction bidder price: bigint; dateTime: timestamp"),
-        {"bid": ("auction", "bidder", "price", "dateTime")},
+        "auction bidder price: bigint; dateTime: timestamp",
+        bid="auction bidder price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "temporal_join",
         "Bids with their auction as it was at the time of the bid, to the millisecond",
         """
         SELECT auction, bidder, price, category, B.dateTime
         FROM bid AS B JOIN auction AS A ON B.auction = A.id
             AND date_trunc('millisecond', A.dateTime) <= date_trunc('millisecond', B.dateTime)""",
-        _columns("auction bidder price category: bigint; dateTime: timestamp"),
-        {"auction": ("id", "category", "dateTime"), "bid": ("auction", "bidder", "price", "dateTime")},
+        "auction bidder price category: bigint; dateTime: timestamp",
+        auction="id category dateTime",
+        bid="auction bidder price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "over_range",
         "Each bid with the number and the sum of its auction's bids in the ten seconds up to it, to the millisecond",
         """
@@ -431,10 +415,10 @@ _SPECS = (
             PARTITION BY auction ORDER BY date_trunc('millisecond', dateTime)
             RANGE BETWEEN INTERVAL 10 SECONDS PRECEDING AND CURRENT ROW
         )""",
-        _columns("auction bidder price bids total: bigint"),
-        {"bid": ("auction", "bidder", "price", "dateTime")},
+        "auction bidder price bids total: bigint",
+        bid="auction bidder price dateTime",
     ),
-    QuerySpec(
+    _spec(
         "match",
         "Three bids of an auction one behind the other within 10 s, to the millisecond: a low, a high and a low one",
         """
@@ -444,8 +428,8 @@ _SPECS = (
             FROM bid WINDOW next AS (PARTITION BY auction ORDER BY dateTime, bidder, price)
         ) WHERE price < 10000 AND high >= 1000000 AND back < 10000
             AND date_trunc('millisecond', until) - date_trunc('millisecond', dateTime) < INTERVAL 10 SECONDS""",
-        _columns("auction low high back bidder: bigint"),
-        {"bid": ("auction", "bidder", "price", "dateTime")},
+        "auction low high back bidder: bigint",
+        bid="auction bidder price dateTime",
     ),
 )
 

@@ -22,8 +22,8 @@ from asyncstate.dataflow import Stream
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
-from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
+from bench.nexmark.generator import GeneratorConfig
 from bench.nexmark.oracle import (
     PROCESSING_START_US,
     PROCESSING_STEP_US,

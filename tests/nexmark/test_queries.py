@@ -16,8 +16,8 @@ from asyncstate.errors import ConfigurationError
 from asyncstate.testing import net
 from bench.nexmark import runner as runner_module
 from bench.nexmark.comparison import ComparisonResult
-from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.events import narrow
+from bench.nexmark.generator import GeneratorConfig
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import ALL_PLANS, PLANS
 from bench.nexmark.runner import NexmarkRunner, RunSettings, check_queries, percentile

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from bench.nexmark.oracle import EVENT_KINDS, QuerySpec
+from bench.nexmark.oracle import EVENT_KINDS, QUERIES, QuerySpec
 
 NULL_TEXT = "~"
 """In a CSV file; an empty text is not none."""
@@ -60,9 +60,7 @@ _COUNTED = {"bids": "count(*)", "bidders": "count(DISTINCT bidder)", "auctions":
 _STATISTICS = ", ".join(_counts(counted, name) for name, counted in _COUNTED.items())
 
 _QUERIES = {
-    "q3": """
-        SELECT P.name, P.city, P.state, A.id FROM auction AS A JOIN person AS P ON A.seller = P.id
-        WHERE A.category = 10 AND P.state IN ('OR', 'ID', 'CA')""",
+    "q3": QUERIES["q3"].sql,
     "q4": """
         SELECT category AS id, AVG(final) AS final FROM (
             SELECT MAX(B.price) AS final, A.category FROM auction AS A, bid AS B
@@ -116,11 +114,8 @@ _QUERIES = {
         SELECT channel, DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`,
             max(DATE_FORMAT(dateTime, 'HH:mm')) AS `minute`, {_STATISTICS}
         FROM bid GROUP BY channel, DATE_FORMAT(dateTime, 'yyyy-MM-dd')""",
-    "q17": """
-        SELECT auction, DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`, count(*) AS total_bids,
-            count(*) FILTER (WHERE price < 10000) AS rank1_bids,
-            count(*) FILTER (WHERE price >= 10000 AND price < 1000000) AS rank2_bids,
-            count(*) FILTER (WHERE price >= 1000000) AS rank3_bids,
+    "q17": f"""
+        SELECT auction, DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`, {_counts("count(*)", "bids")},
             min(price) AS min_price, max(price) AS max_price, avg(price) AS avg_price, sum(price) AS sum_price
         FROM bid GROUP BY auction, DATE_FORMAT(dateTime, 'yyyy-MM-dd')""",
     "q18": """
@@ -132,11 +127,7 @@ _QUERIES = {
             SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC, dateTime ASC) AS rank_number
             FROM bid
         ) WHERE rank_number <= 10""",
-    "q20": """
-        SELECT B.auction, B.bidder, B.price, B.channel, B.url, B.dateTime AS bid_dateTime, B.extra AS bid_extra,
-            A.itemName, A.description, A.initialBid, A.reserve, A.dateTime AS auction_dateTime, A.expires,
-            A.seller, A.category, A.extra AS auction_extra
-        FROM bid AS B JOIN auction AS A ON B.auction = A.id WHERE A.category = 10""",
+    "q20": QUERIES["q20"].sql,
     "window_join": f"""
         SELECT B.auction, B.bidder, B.price, A.category, B.dateTime
         FROM (SELECT * FROM {_tumble("bid")}) AS B
