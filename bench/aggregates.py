@@ -64,8 +64,6 @@ class WeightedMeanByName(WeightedMean):
 
 
 class SegmentMean(BundledAggregateFunction):
-    """A mean, segment by segment."""
-
     def bundled_accumulate_retract(self, segments: KeySegments) -> Sequence[KeySegmentApplied]:
         applied = []
         for segment in segments:
@@ -160,7 +158,6 @@ def _batch(keys: np.ndarray, values: np.ndarray) -> list[pa.RecordBatch]:
 
 
 def means(folder: Path, mode: str, keys: int, rows_a_key: int, rounds: int, seed: int) -> list[Row]:
-    """Each way of writing a mean, over the same rows."""
     jobs = {name: _job(folder / name, make, mode) for name, make in WAYS.items()}
     random, each = np.random.default_rng(seed), np.repeat(np.arange(keys), rows_a_key)
 

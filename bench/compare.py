@@ -52,8 +52,6 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Result(msgspec.Struct):
-    """What is read of a file of ``--output``."""
-
     results: list[Row]
 
 

@@ -62,8 +62,6 @@ def config_of(mode: str, **options: object) -> Config:
 
 
 class _Base(msgspec.Struct, frozen=True):
-    """Where another process can go on, and the batch id that comes next."""
-
     manifest: OperatorManifest
     batch_id: int
 
@@ -130,7 +128,6 @@ class Job:
         return sum(self.statistics[name] for name in ("run_seconds", "commit_seconds", "compaction_seconds"))
 
     def timed(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> Spent:
-        """As ``run``, with the processor time of this process."""
         began = time.process_time()
         return Spent(self.run(batches), time.process_time() - began)
 
@@ -147,7 +144,6 @@ class Job:
         (self._folder / _BASE).write_bytes(msgspec.json.encode(_Base(self.base, self.batch_id)))
 
     def spec(self) -> TaskSpec:
-        """What the next micro-batch runs."""
         return TaskSpec(
             job_id=JOB,
             uid=UID,

@@ -208,7 +208,6 @@ def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> Backfill:
 
 
 def _compared(grain: str, mode: str, keys: int, sizes: list[str], rounds: int) -> Iterator[Row]:
-    """Each write cache by turns, the unbounded one first."""
     runs: dict[str, list[Backfill]] = {size: [] for size in sizes}
     for number in range(rounds):
         for size in sizes[:: -1 if number % 2 else 1]:

@@ -63,7 +63,6 @@ def _serve(line: Connection, latency: float) -> None:
 
 @contextmanager
 def service(latency_ms: float) -> Iterator[str]:
-    """The address of a service in a process of its own."""
     processes = multiprocessing.get_context("spawn")
     line, there = processes.Pipe()
     process = processes.Process(target=_serve, args=(there, latency_ms / 1000), daemon=True)
@@ -76,7 +75,6 @@ def service(latency_ms: float) -> Iterator[str]:
 
 
 def measure(address: str, keys: int, rounds: int) -> list[Row]:
-    """Both modes, micro-batches by turns."""
     with ExitStack() as open_:
 
         def side(enabled: bool) -> Callable[[int], Spent]:

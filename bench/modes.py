@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import typer
 
+import operators as ops
 from asyncstate.config import resolve
 from asyncstate.functions import (
     KeyedCoProcessFunction,
@@ -34,26 +35,6 @@ from bench.frame import Column, Figure, Report, Row, medians, turns
 from bench.frame.report import Output, Rounds, Seed, Tiny, times
 from bench.job import MODES, Job
 from bench.processor_time import Spent
-from operators import (
-    CoProcess,
-    Deduplicate,
-    GroupAggregate,
-    IntervalJoin,
-    Join,
-    KeyedMap,
-    KeyedProcess,
-    KeyedReduce,
-    Rank,
-    WindowAggregate,
-    WindowProcess,
-    count,
-    cumulate,
-    hop,
-    max_,
-    session,
-    sum_,
-    tumble,
-)
 
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
 _OUT = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -128,36 +109,39 @@ class _Rows(ProcessWindowFunction):
 
 def _window(window: Callable[[], Any]) -> Case:
     return Case(
-        lambda: WindowAggregate(window(), [count().alias("n"), sum_("value").alias("total")]), event_time=True
+        lambda: ops.WindowAggregate(window(), [ops.count().alias("n"), ops.sum_("value").alias("total")]),
+        event_time=True,
     )
 
 
 CASES: Mapping[str, Case] = {
     "GroupAggregate": Case(
-        lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total"), max_("value").alias("top")])
+        lambda: ops.GroupAggregate(
+            [ops.count().alias("n"), ops.sum_("value").alias("total"), ops.max_("value").alias("top")]
+        )
     ),
-    "GroupAggregate, DISTINCT": Case(GroupAggregate),
-    "Deduplicate, first": Case(lambda: Deduplicate(keep="first", time="processing")),
-    "Deduplicate, last": Case(lambda: Deduplicate(keep="last", time="event"), event_time=True),
-    "WindowAggregate, tumble": _window(lambda: tumble("10 seconds")),
-    "WindowAggregate, hop": _window(lambda: hop("10 seconds", "2 seconds")),
-    "WindowAggregate, cumulate": _window(lambda: cumulate("10 seconds", "2 seconds")),
-    "WindowAggregate, session": _window(lambda: session("5 seconds")),
-    "Join": Case(lambda: Join("inner", suffixes=("", "_right")), inputs=2, share=0.2),
+    "GroupAggregate, DISTINCT": Case(ops.GroupAggregate),
+    "Deduplicate, first": Case(lambda: ops.Deduplicate(keep="first", time="processing")),
+    "Deduplicate, last": Case(lambda: ops.Deduplicate(keep="last", time="event"), event_time=True),
+    "WindowAggregate, tumble": _window(lambda: ops.tumble("10 seconds")),
+    "WindowAggregate, hop": _window(lambda: ops.hop("10 seconds", "2 seconds")),
+    "WindowAggregate, cumulate": _window(lambda: ops.cumulate("10 seconds", "2 seconds")),
+    "WindowAggregate, session": _window(lambda: ops.session("5 seconds")),
+    "Join": Case(lambda: ops.Join("inner", suffixes=("", "_right")), inputs=2, share=0.2),
     "IntervalJoin": Case(
-        lambda: IntervalJoin(lower="0 seconds", upper="5 seconds", suffixes=("", "_right")),
+        lambda: ops.IntervalJoin(lower="0 seconds", upper="5 seconds", suffixes=("", "_right")),
         inputs=2,
         event_time=True,
         share=0.5,
     ),
-    "Rank": Case(lambda: Rank("value", 3, rank_column="place"), share=0.5),
-    "KeyedMap": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2),
-    "KeyedMap, beyond the read cache": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2, keys_share=1.0),
-    "KeyedReduce": Case(lambda: KeyedReduce(lambda a, b: (a[0], a[1] + b[1], b[2])), share=0.2),
-    "KeyedProcess": Case(lambda: KeyedProcess(_Process(), _OUT), share=0.2),
-    "CoProcess": Case(lambda: CoProcess(_BothSides(), _OUT), inputs=2, share=0.1),
+    "Rank": Case(lambda: ops.Rank("value", 3, rank_column="place"), share=0.5),
+    "KeyedMap": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2),
+    "KeyedMap, beyond the read cache": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2, keys_share=1.0),
+    "KeyedReduce": Case(lambda: ops.KeyedReduce(lambda a, b: (a[0], a[1] + b[1], b[2])), share=0.2),
+    "KeyedProcess": Case(lambda: ops.KeyedProcess(_Process(), _OUT), share=0.2),
+    "CoProcess": Case(lambda: ops.CoProcess(_BothSides(), _OUT), inputs=2, share=0.1),
     "WindowProcess": Case(
-        lambda: WindowProcess(_Rows(), tumble("10 seconds"), _OUT), event_time=True, share=0.1
+        lambda: ops.WindowProcess(_Rows(), ops.tumble("10 seconds"), _OUT), event_time=True, share=0.1
     ),
 }
 """By name. Operators whose work is all user code (flat map, filter, connected map, broadcast, apply) are left out: they

@@ -63,7 +63,6 @@ class Work:
     slow: bool = False
 
     def drawn(self, seed: int) -> Iterator[np.ndarray]:
-        """Keys of micro-batches without end."""
         random = np.random.default_rng(seed)
         while True:
             if self.zipf:

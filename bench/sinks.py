@@ -46,7 +46,6 @@ def changes_of(number: int, keys: int, seed: int) -> pa.Table:
 
 
 def by_hand(database: psycopg.Connection, table: str, rows: pa.Table) -> None:
-    """As one would write it for this table alone."""
     goes = pc.equal(rows["row_kind"], "-D")
     buffer = io.BytesIO()
     csv.write_csv(

@@ -146,13 +146,11 @@ class _Mode:
             self.output.extend(out.collect())
 
     def side(self, df: DataFrame) -> None:
-        """A micro-batch."""
         self._run(df, len(self.local))
         self.local.append(self.metrics["local_rows_in"] is not None)
 
     @property
     def metrics(self) -> Any:
-        """Of the operator in the last micro-batch."""
         return self._job.history[-1]["operators"]["totals"]
 
 

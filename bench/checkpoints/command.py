@@ -24,8 +24,6 @@ _LONG_RUN = 5
 
 
 class Part(enum.StrEnum):
-    """Values of ``--part``."""
-
     ALL = "all"
     COMMITS = "commits"
     RECOVERY = "recovery"

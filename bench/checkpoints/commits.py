@@ -129,14 +129,11 @@ class BothJobs:
         return StreamingJob(self._spark, place, options, name, run=run)
 
     def rows(self, keys: np.ndarray) -> DataFrame:
-        """A row a key, as a Parquet file."""
         path = self._folder / f"input-{self._batches['with']}.parquet"
         pq.write_table(pa.Table.from_batches(batches(keys)), path)
         return self._spark.read.parquet(str(path))
 
     def side(self, name: str) -> Callable[[DataFrame], None]:
-        """A micro-batch of one of them."""
-
         def run(rows: DataFrame) -> None:
             self._functions[name](rows, self._batches[name])
             self._batches[name] += 1
@@ -144,12 +141,10 @@ class BothJobs:
         return run
 
     def has_snapshot(self, batch_id: int) -> bool:
-        """Whether the checkpoint got a snapshot with this micro-batch."""
         written = self._folder.glob(f"with/checkpoint/state/*/*/snap/{batch_id:010d}-*")
         return next(written, None) is not None
 
     def rows_out(self, name: str) -> float:
-        """Rows that the last micro-batch put out."""
         return float(self.jobs[name].history[-1]["operators"][_UID]["rows_out"])
 
 

@@ -48,7 +48,6 @@ def settings(folder: Path, enabled: bool = False, snapshot_interval: int | None 
 
 
 def fill_keys(state_keys: int) -> list[np.ndarray]:
-    """The keys of the micro-batches that fill a state."""
     starts = range(0, state_keys, FILL_KEYS)
     return [np.arange(start, min(start + FILL_KEYS, state_keys), dtype=np.int64) for start in starts]
 
@@ -62,7 +61,6 @@ class DrivenJob(Job):
 
     @property
     def partition(self) -> PartitionManifest:
-        """The partition as the newest version has it."""
         assert self.base is not None
         return self.base.partition(0)
 
@@ -83,7 +81,6 @@ class DrivenJob(Job):
         return self.partition.snapshot != before
 
     def fill(self, state_keys: int) -> None:
-        """Give each key a row."""
         for keys in fill_keys(state_keys):
             self.run(batches(keys))
 
@@ -118,8 +115,6 @@ class MemoryFiles(CheckpointFiles):
 
 
 class CopiedFiles(LocalFiles):
-    """A folder whose files are copied out."""
-
     def get_file(self, name: str, local: str | Path) -> None:
         # Not shutil.copyfile, which lets some file systems share the blocks.
         with open(self.root / name, "rb") as source, open(local, "wb") as target:

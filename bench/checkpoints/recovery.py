@@ -72,7 +72,6 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch: bool
 
     def rows(self) -> list[pa.RecordBatch]:
-        """Of the micro-batch after the last one that is stored."""
         return batches(next(draws(self.state_keys, self.changed_keys, self.seed + 1)))
 
 
@@ -85,7 +84,6 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 def recover(task: Recovery) -> Recovered:
-    """Do what ``task`` says, in a folder for local stores that did not exist."""
     source = Path(task.folder)
     files = instead(CopiedFiles) if task.copied else contextlib.nullcontext()
     with tempfile.TemporaryDirectory(prefix="recovered-", dir=source.parent) as local, files:
@@ -103,8 +101,6 @@ def recover(task: Recovery) -> Recovered:
 
 
 def _into(digest: xxhash.xxh3_128) -> Callable[[pa.RecordBatch], None]:
-    """Takes a batch of output into a checksum."""
-
     def add(batch: pa.RecordBatch) -> None:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -153,7 +149,6 @@ def recovery(
 
 
 def _make(folder: Path, fill: list[np.ndarray], changes: list[np.ndarray]) -> PartitionManifest:
-    """Fill a state, take a snapshot of it, and lay deltas over it."""
     driven = DrivenJob(folder, settings(folder, snapshot_interval=_NEVER))
     for number, keys in enumerate([*fill, *changes]):
         driven.config = settings(folder, snapshot_interval=1 if number == len(fill) else _NEVER)

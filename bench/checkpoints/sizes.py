@@ -84,7 +84,6 @@ def checkpoint_bytes(
 
 
 def _tables(job: DrivenJob) -> set[str]:
-    """Names of the files of the newest snapshot that hold state."""
     snapshot = job.partition.snapshot
     assert snapshot is not None
     return {file.name for local, file in snapshot.files.items() if local.endswith(".sst")}

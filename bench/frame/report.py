@@ -68,7 +68,6 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def title(self) -> str:
-        """Group and name."""
         return f"{self.group}, {self.name}" if self.group else self.name
 
 
@@ -88,22 +87,18 @@ def short(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio."""
     return f"{value:.0f}x" if value >= 99.5 else f"{value:.3g}x" if value >= 10 else f"{value:.2f}x"
 
 
 def percent(value: float) -> str:
-    """A share."""
     return f"{100 * value:.1f}%"
 
 
 def mib(value: float) -> str:
-    """Bytes as MiB."""
     return plain(float(value) / _MIB)
 
 
 def ms(value: float) -> str:
-    """Seconds as milliseconds."""
     return f"{1e3 * value:,.0f}"
 
 
@@ -119,7 +114,6 @@ class Column(NamedTuple):
     bars: str | None = None
 
     def cell(self, row: Row) -> str:
-        """The fact of the row; empty if it has none."""
         values = [row.facts.get(name) for name in self.fact.split()]
         if all(value is None for value in values):
             return ""
@@ -198,18 +192,15 @@ class Report:
         self._sections.append((title, columns, note, len(self.rows)))
 
     def tell(self, text: str) -> None:
-        """What is being done."""
         if self._status is not None:
             self._status.update(text)
         else:
             self.say(f"{time.perf_counter() - self._started:7.1f} s  {text}", style="dim")
 
     def say(self, text: str, style: str | None = None) -> None:
-        """A line or more, as it is."""
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def add(self, *rows: Row) -> None:
-        """Take in and write down."""
         self.rows += rows
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +275,6 @@ class Report:
 
 
 def figure(found: Ratio | None) -> dict[str, Any]:
-    """The facts ``ratio``, ``low`` and ``high``."""
     return {} if found is None else {"ratio": found.value, "low": found.low, "high": found.high}
 
 
@@ -324,7 +314,6 @@ def made(folder: Path | None) -> Path | None:
 
 
 def costs(unit: str, of: str = "a row") -> tuple[Column, ...]:
-    """The columns of the rows of ``sides``."""
     return (
         Column(f"{unit} {of}".strip(), "cost"),
         Column(f"CPU {unit}", "cpu"),

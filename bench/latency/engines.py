@@ -97,7 +97,6 @@ class Running:
     job: StreamingJob | None
 
     def stop(self) -> None:
-        """End it; what it failed with is raised."""
         if self.job is not None:
             self.job.stop(self.query)
             return

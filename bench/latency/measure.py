@@ -58,12 +58,10 @@ class Plan:
 
     @property
     def first(self) -> int:
-        """The first event that counts."""
         return int(self.rate * self.warm_up)
 
     @property
     def count(self) -> int:
-        """All events."""
         return self.first + int(self.rate * self.seconds)
 
 

@@ -137,5 +137,4 @@ def micro(
 
 
 def measured(name: str, size: Size, rounds: int) -> list[Row]:
-    """The cases of this name."""
     return [row for case in CASES[name] for row in case.rows(size, rounds)]

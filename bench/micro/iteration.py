@@ -119,11 +119,9 @@ class HandIterations(ByHand):
         self.ingest(path)
 
     def scan(self, key: int) -> list[tuple[bytes, bytes]]:
-        """The entries of a key as bytes."""
         return self.range(_KEY.pack(0, 1, key), _KEY.pack(0, 1, key + 1))
 
     def decode_map(self, key: int) -> list[tuple[int, int]]:
-        """The entries of a key as numbers."""
         user_key, number = _MAP_ENTRY.unpack, _NUMBER.unpack
         return [(user_key(raw)[3], number(value)[0]) for raw, value in self.scan(key)]
 
@@ -133,8 +131,6 @@ class HandIterations(ByHand):
         return [number for chunk in chunks for (number,) in _NUMBER.iter_unpack(chunk)]
 
     def side(self, entries_of: Callable[[int], list[Any]]) -> Side:
-        """Over all keys."""
-
         def run(_: object) -> Spent:
             started = time.thread_time()
             for key in self._keys:

@@ -75,13 +75,11 @@ class CountPerPair(BundleOperator):
 
 
 def pair_rows(pairs: np.ndarray) -> list[pa.RecordBatch]:
-    """A row a number of a pair of key and value."""
     columns = [pa.array(column) for column in np.divmod(pairs, VALUES_A_KEY)]
     return [pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)]
 
 
 def packed_pairs(pairs: np.ndarray) -> list[bytes]:
-    """Store keys of pairs, by hand."""
     columns = [("group", ">u2"), ("state", "u1"), ("key", ">i8"), ("value", ">i8")]
     matrix = np.zeros(len(pairs), np.dtype(columns))
     matrix["key"], matrix["value"] = np.divmod(pairs, VALUES_A_KEY)
@@ -154,7 +152,6 @@ class CountBoth(BundleOperator):
 
 
 def both_inputs(keys: np.ndarray) -> list[InputBatch]:
-    """A row a key, of the two inputs in turn."""
     return [InputBatch(batch, input_index=at % 2) for at, batch in enumerate(batches(keys, 1_000))]
 
 

@@ -49,7 +49,6 @@ class Size(NamedTuple):
     seed: int
 
     def drawn(self) -> Iterator[Keys]:
-        """Unique keys of those in the state."""
         return draws(*self)
 
 
@@ -154,7 +153,6 @@ class ByHand:
         return writer, path
 
     def ingest(self, path: str) -> None:
-        """Make a finished file part of it."""
         self.db.ingest_external_file([path])
 
     def get_list(self, keys: list[bytes]) -> list[bytes | None]:
@@ -165,7 +163,6 @@ class ByHand:
         return values
 
     def range(self, start: bytes, end: bytes | None, limit: int | None = None) -> list[tuple[bytes, bytes]]:
-        """The first entries from ``start`` to ``end``."""
         options = ReadOptions()
         if end is not None:
             options.set_iterate_upper_bound(
@@ -182,7 +179,6 @@ class Floor(ByHand):
         self._pack = _packed if pack is None else pack
 
     def fill(self, state: int) -> Self:
-        """Store a row for each of so many keys."""
         keys = self._pack(np.arange(state, dtype=np.int64))
         self.ingest(self._write(keys, [bytes(17)] * len(keys)))
         return self

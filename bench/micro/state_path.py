@@ -23,6 +23,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+import operators as ops
 from asyncstate.changelog import RETRACT
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import InputSpec, Operator, OperatorContext
@@ -34,20 +35,6 @@ from bench.frame.measure import Side
 from bench.job import batches
 from bench.micro.sides import ByHand, Case, Place, Size
 from bench.processor_time import Spent
-from operators import (
-    ChangelogNormalize,
-    Rank,
-    SortLimit,
-    TemporalJoin,
-    TemporalSort,
-    UpsertMaterialize,
-    WindowDeduplicate,
-    WindowJoin,
-    WindowRank,
-    asc,
-    desc,
-    tumble,
-)
 
 _WINDOW = 1_000_000
 _SCHEMA = pa.schema(
@@ -164,8 +151,6 @@ class Stopwatch:
 
 
 class _Timed:
-    """An object whose methods are timed."""
-
     def __init__(self, under: Any, watch: Stopwatch) -> None:
         self._under = under
         self._watch = watch
@@ -176,8 +161,6 @@ class _Timed:
 
 
 class _TimedStates:
-    """A context whose states are timed."""
-
     def __init__(self, context: OperatorContext, watch: Stopwatch) -> None:
         self._context = context
         self._watch = watch
@@ -356,14 +339,21 @@ def _case(name: str, make: Callable[[], Operator], inputs: Sequence[InputSpec], 
 _TIMED, _TWO = [_spec(0, event_time="at")], [_spec(index, event_time="at") for index in range(2)]
 _CHANGES = [_spec(0, changes=RETRACT)]
 CASES: Final = [
-    _case("WindowJoin", lambda: WindowJoin(window=tumble(_WINDOW)), _TWO, _windows(2)),
-    _case("WindowRank", lambda: WindowRank(desc("value"), 3, window=tumble(_WINDOW)), _TIMED, _windows(1)),
-    _case("WindowDeduplicate", lambda: WindowDeduplicate(window=tumble(_WINDOW)), _TIMED, _windows(1)),
-    _case("TemporalSort", lambda: TemporalSort(asc("value")), _TIMED, _windows(1)),
-    _case("TemporalJoin", TemporalJoin, _TWO, _windows(2)),
-    _case("ChangelogNormalize", ChangelogNormalize, _CHANGES, _upserts),
-    _case("UpsertMaterialize", lambda: UpsertMaterialize(["id"]), _CHANGES, _upserts),
-    _case("Rank, all rows", lambda: Rank(desc("value"), 10), _CHANGES, _retractions),
-    _case("SortLimit", lambda: SortLimit(desc("value"), 20_000), [_spec(0, key=())], _inserts),
+    _case("WindowJoin", lambda: ops.WindowJoin(window=ops.tumble(_WINDOW)), _TWO, _windows(2)),
+    _case(
+        "WindowRank",
+        lambda: ops.WindowRank(ops.desc("value"), 3, window=ops.tumble(_WINDOW)),
+        _TIMED,
+        _windows(1),
+    ),
+    _case(
+        "WindowDeduplicate", lambda: ops.WindowDeduplicate(window=ops.tumble(_WINDOW)), _TIMED, _windows(1)
+    ),
+    _case("TemporalSort", lambda: ops.TemporalSort(ops.asc("value")), _TIMED, _windows(1)),
+    _case("TemporalJoin", ops.TemporalJoin, _TWO, _windows(2)),
+    _case("ChangelogNormalize", ops.ChangelogNormalize, _CHANGES, _upserts),
+    _case("UpsertMaterialize", lambda: ops.UpsertMaterialize(["id"]), _CHANGES, _upserts),
+    _case("Rank, all rows", lambda: ops.Rank(ops.desc("value"), 10), _CHANGES, _retractions),
+    _case("SortLimit", lambda: ops.SortLimit(ops.desc("value"), 20_000), [_spec(0, key=())], _inserts),
 ]
 """A micro-batch of other built-in operators against their reads and writes by hand; in the order of the table."""

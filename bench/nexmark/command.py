@@ -37,15 +37,12 @@ _NOTE = "batch: ms of a micro-batch; CPU: us of processor time an event, all pro
 
 
 class Enabled(enum.StrEnum):
-    """Values of ``--async-state.enabled``."""
-
     FALSE = "false"
     TRUE = "true"
     BOTH = "both"
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """The modes to run, sync first."""
         return {Enabled.FALSE: (False,), Enabled.TRUE: (True,), Enabled.BOTH: (False, True)}[self]
 
 

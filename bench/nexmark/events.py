@@ -33,17 +33,14 @@ def narrow(events: DataFrame, spec: QuerySpec) -> DataFrame:
 
 
 def people(events: Stream) -> Stream:
-    """The person events, a column a field."""
     return events.where(f"event_type = {PERSON}").select("person.*")
 
 
 def auctions(events: Stream) -> Stream:
-    """The auction events, a column a field."""
     return events.where(f"event_type = {AUCTION}").select("auction.*")
 
 
 def bids(events: Stream) -> Stream:
-    """The bid events, a column a field."""
     return events.where(f"event_type = {BID}").select("bid.*")
 
 

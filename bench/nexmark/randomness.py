@@ -36,7 +36,6 @@ class Draws:
     seed: int
 
     def bits(self, field: str) -> Column:
-        """A bigint from [0, 2**53)."""
         return F.shiftrightunsigned(
             F.xxhash64(F.lit(stable_hash(self.seed, field)), self.entity_id), 64 - _DRAW_BITS
         )
@@ -46,7 +45,6 @@ class Draws:
         return self.bits(field) % (F.lit(bound).cast("bigint") if isinstance(bound, int) else bound)
 
     def uniform(self, field: str) -> Column:
-        """A double from [0, 1)."""
         return self.bits(field) / F.lit(float(2**_DRAW_BITS))
 
     def chance(self, field: str, ratio: int) -> Column:
@@ -54,7 +52,6 @@ class Draws:
         return self.below(field, ratio) > 0
 
     def choice(self, field: str, values: Sequence[str]) -> Column:
-        """One of ``values``."""
         index = self.below(field, len(values)).cast("int")
         return F.get(F.array(*[F.lit(value) for value in values]), index)
 
@@ -71,7 +68,6 @@ class TextPool:
     @classmethod
     @lru_cache(maxsize=8)
     def letters(cls, seed: int, size: int) -> TextPool:
-        """Lower-case letters, each as likely."""
         return cls(_letters(seed, "letters", size))
 
     @classmethod

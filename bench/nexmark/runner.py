@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 
@@ -53,9 +53,6 @@ _TOTALS = {
 }
 """Facts that are sums over operators: of all micro-batches, or, of state, what there is at the end."""
 
-OnBatch = Callable[[int], None]
-"""Told the number of micro-batches done."""
-
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -88,7 +85,6 @@ class QueryResult:
 
     @property
     def checked(self) -> bool:
-        """Whether the result is right."""
         return not self.problems
 
 
@@ -129,7 +125,6 @@ class NexmarkRunner:
         self._warm_up: EventFiles | None = None
 
     def prepare(self) -> EventFiles:
-        """Write the events."""
         if self._source is None:
             self._source = self._write("events", self._settings.events, self._settings.micro_batch_events)
             register_events(self._duckdb, self._source.path)
@@ -144,7 +139,7 @@ class NexmarkRunner:
         self._stream(query, async_enabled, self._warm_up, folder, folder / "sink")
         shutil.rmtree(folder)
 
-    def run(self, query: str, async_enabled: bool, on_batch: OnBatch = lambda _: None) -> QueryResult:
+    def run(self, query: str, async_enabled: bool) -> QueryResult:
         """Run one query in one mode from nothing, and check its result.
 
         Raises whatever the streaming query fails with. A wrong result does not raise:
@@ -153,7 +148,7 @@ class NexmarkRunner:
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
         _reset_worker_peaks(self._spark)
-        run = self._stream(query, async_enabled, source, folder, folder / "sink", on_batch)
+        run = self._stream(query, async_enabled, source, folder, folder / "sink")
         comparison = self._compare(query, folder / "sink")
         if comparison.ok:
             shutil.rmtree(folder)
@@ -185,7 +180,6 @@ class NexmarkRunner:
         return run.batch_ms, run.spent.cpu_seconds
 
     def explain(self, query: str) -> str:
-        """How the query would run: its nodes and where each of them runs."""
         few = self._write("few", _WARM_UP_BATCHES, 1)
         job = StreamingJob(self._spark, str(self._settings.folder / "unused"))
         events = job.source("events", narrow(file_stream(self._spark, few), QUERIES[query]))
@@ -203,13 +197,7 @@ class NexmarkRunner:
         )
 
     def _stream(
-        self,
-        query: str,
-        async_enabled: bool,
-        source: EventFiles,
-        folder: Path,
-        sink: Path | None,
-        on_batch: OnBatch = lambda _: None,
+        self, query: str, async_enabled: bool, source: EventFiles, folder: Path, sink: Path | None
     ) -> _Run:
         """Every micro-batch and the final flush, into ``sink``; None drops them."""
         shutil.rmtree(folder, ignore_errors=True)
@@ -221,8 +209,6 @@ class NexmarkRunner:
             figures.append(progress)
             if clock is not None:
                 clock.advance(ms=PROCESSING_STEP_US // 1_000)
-            if not progress["final"]:
-                on_batch(progress["batch_id"] + 1)
 
         job = StreamingJob(
             self._spark, str(folder / "state"), own, f"nexmark-{query}", clock=clock, on_progress=keep
@@ -245,8 +231,7 @@ class NexmarkRunner:
         return compare(self._duckdb, f"SELECT * FROM {table}", sink)
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     spent: Spent
     batch_ms: list[float]
     figures: list[Progress]

@@ -38,12 +38,10 @@ class EventFiles:
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches a file stream makes of them."""
         return -(-self.events // self.micro_batch_events)
 
     @property
     def files(self) -> list[Path]:
-        """The files in event order."""
         return sorted(self.path.glob("*.parquet"))
 
 

@@ -58,7 +58,6 @@ class Paradigm(RecordOperator):
         return pa.schema([inputs[0].column("key"), *self.output])
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """Handle the row in the chosen form."""
         return getattr(self, self.form)(row, ctx)
 
     def with_calls(self, row: Row, ctx: RecordContext) -> None:

@@ -97,7 +97,6 @@ def carry_out(spark: SparkSession, peer: Peer, work: str, run: Run, turns: Turns
 
 
 def serve(line: Connection, name: str, work: str, folder: Path, cores: int) -> None:
-    """Carry out Runs until there are no more."""
     peer = PEERS[name]
     with session(f"peers-{name}", folder, cores, {} if peer.ours else spark_conf(peer.store)) as spark:
         while True:

@@ -161,7 +161,6 @@ class _Bench:
 
 
 def write_input(work: Work, scale: Scale, folder: Path, files: int) -> Input:
-    """Write all micro-batches of ``work`` into ``folder``."""
     counts: list[int] = []
     names: tuple[str, ...] = ()
     for batch in range(scale.micro_batches(work)):

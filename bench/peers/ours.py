@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+import operators as ops
 from asyncstate.functions import AggregateFunction, BundledAggregateFunction
 from asyncstate.operator import (
     Bundle,
@@ -26,19 +27,6 @@ from asyncstate.operator import (
 from asyncstate.state import ValueState, ValueStateDescriptor
 from bench.aggregates import SUMS, WeightedMean, WeightedMeans
 from bench.peers.works import BOUND, DELAY, FLOOR_SHARE, HOP, TUMBLE, Peer
-from operators import (
-    Aggregate,
-    Deduplicate,
-    GroupAggregate,
-    IntervalJoin,
-    WindowAggregate,
-    count,
-    hop,
-    max_,
-    sum_,
-    tumble,
-    udaf,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,8 +72,8 @@ def _keyed(uid: str, make: Callable[[], Operator]) -> Plan:
     return lambda batch, rows: batch.apply(make(), rows, key="key", uid=uid)
 
 
-def _aggregate(*aggregates: Aggregate) -> Callable[[], Operator]:
-    return lambda: GroupAggregate(aggregates, emit_update_before=False)
+def _aggregate(*aggregates: ops.Aggregate) -> Callable[[], Operator]:
+    return lambda: ops.GroupAggregate(aggregates, emit_update_before=False)
 
 
 def _join(batch: MicroBatch, rows: DataFrame) -> DataFrame:
@@ -94,7 +82,7 @@ def _join(batch: MicroBatch, rows: DataFrame) -> DataFrame:
         for number, name in enumerate(("left", "right"))
     )
     joined = batch.apply(
-        IntervalJoin(lower="0 seconds", upper=BOUND),
+        ops.IntervalJoin(lower="0 seconds", upper=BOUND),
         left,
         right,
         key=("left_key", "right_key"),
@@ -106,14 +94,14 @@ def _join(batch: MicroBatch, rows: DataFrame) -> DataFrame:
 
 
 def _means(function: AggregateFunction | BundledAggregateFunction) -> Plan:
-    mean = udaf(function, result_type=pa.float64(), accumulator_type=SUMS)
+    mean = ops.udaf(function, result_type=pa.float64(), accumulator_type=SUMS)
     plan = _keyed("mean", _aggregate(mean("value", "weight").alias("mean")))
     return lambda batch, rows: plan(batch, rows.selectExpr("*", "value % 7 + 1 AS weight"))
 
 
 def _windowed(window: Callable[[], Any]) -> Plan:
     def plan(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-        operator = WindowAggregate(window(), [count().alias("n"), sum_("value").alias("total")])
+        operator = ops.WindowAggregate(window(), [ops.count().alias("n"), ops.sum_("value").alias("total")])
         times: Any = {"event_time": "time", "watermark_delay": DELAY}
         counts = batch.apply(operator, rows, key="key", uid="windows", **times)
         return counts.select("key", "window_end", "n", "total", "row_kind")
@@ -121,20 +109,20 @@ def _windowed(window: Callable[[], Any]) -> Plan:
     return plan
 
 
-_COUNT = count().alias("n")
+_COUNT = ops.count().alias("n")
 _FLOOR = _keyed("floor", KeepSome)
 OURS: Mapping[tuple[str, str], Plan] = {
     ("a", ""): _keyed(
-        "aggregate", _aggregate(_COUNT, sum_("value").alias("total"), max_("value").alias("highest"))
+        "aggregate", _aggregate(_COUNT, ops.sum_("value").alias("total"), ops.max_("value").alias("highest"))
     ),
-    ("b", ""): _keyed("first", lambda: Deduplicate(keep="first", time="processing")),
+    ("b", ""): _keyed("first", lambda: ops.Deduplicate(keep="first", time="processing")),
     ("c", ""): _join,
     ("d", ""): _keyed("records", CountRecords),
     ("d", "bundle"): _keyed("counts", _aggregate(_COUNT)),
     ("g", ""): _means(WeightedMean()),
     ("g", "bundle"): _means(WeightedMeans()),
-    ("e-tumble", ""): _windowed(lambda: tumble(*TUMBLE)),
-    ("e-hop", ""): _windowed(lambda: hop(*HOP)),
+    ("e-tumble", ""): _windowed(lambda: ops.tumble(*TUMBLE)),
+    ("e-hop", ""): _windowed(lambda: ops.hop(*HOP)),
     **{(work, "floor"): _FLOOR for work in "abdg"},
 }
 """By work and result."""

@@ -82,14 +82,12 @@ class Running:
         self._tell(GO)
 
     def close(self) -> None:
-        """End it."""
         self._line.close()
         self._process.join(30)
         self._process.kill()
         self._process.join()
 
     def _tell(self, what: object) -> None:
-        """Say it, and wait for the answer."""
         try:
             self._line.send(what)
             answer = self._line.recv()
@@ -104,7 +102,6 @@ class Running:
 
 
 def _child(line: Connection, peer: str, work: str, folder: Path, cores: int) -> None:
-    """What a JVM or a library prints goes to the log."""
     with (folder / "log").open("wb") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
@@ -118,8 +115,6 @@ def _child(line: Connection, peer: str, work: str, folder: Path, cores: int) -> 
 
 
 class Stepping(Protocol):
-    """What takes turns."""
-
     def step(self) -> Any:
         """One micro-batch."""
 

@@ -46,17 +46,14 @@ class Throughput(Row, kw_only=True, omit_defaults=True):
 
     @property
     def right(self) -> bool:
-        """Whether it has figures."""
         return bool(self.seconds) and not (self.failed or self.wrong or self.skipped)
 
     @property
     def rates(self) -> list[float]:
-        """Rows a second of each counted micro-batch."""
         return [self.rows / seconds for seconds in self.seconds]
 
     @property
     def rate(self) -> float:
-        """The median of them."""
         return statistics.median(self.rates)
 
 

@@ -19,25 +19,21 @@ class _Sums(StatefulProcessor):
     columns: ClassVar[str]
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
         self.state = handle.getValueState("sums", self.columns)
 
     def close(self) -> None:
         """Nothing to give up."""
 
     def before(self) -> list[int]:
-        """The numbers of earlier micro-batches."""
         stored = self.state.get()
         return [0] * (self.columns.count(",") + 1) if stored is None else list(stored)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
-        """Take in the rows of one key in one micro-batch."""
         sums = self.before()
         yield from self.take(key[0], rows, sums)
         self.state.update(tuple(sums))
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Add the rows to ``sums``; what is put out."""
         raise NotImplementedError
 
 
@@ -47,7 +43,6 @@ class CountRows(_Sums):
     columns = "n bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Row by row."""
         for row in rows:
             sums[0] += 1
             yield Row(key=row.key, n=sums[0])
@@ -59,7 +54,6 @@ class CountFrames(_Sums):
     columns = "n bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Frame by frame."""
         import pandas as pd
 
         for frame in rows:
@@ -74,7 +68,6 @@ class MeanOfRows(_Sums):
     columns = "total bigint, weight bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Row by row."""
         for row in rows:
             weight = row.value % 7 + 1
             sums[0] += row.value * weight
@@ -88,7 +81,6 @@ class MeanOfFrames(_Sums):
     columns = "total bigint, weight bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Frame by frame."""
         import pandas as pd
 
         for frame in rows:

@@ -44,15 +44,12 @@ class Scale:
     seed: int = 1
 
     def fill(self, work: Work) -> int:
-        """Micro-batches that fill the state."""
         return -(-self.keys // _FILL_ROWS_MAX) if work.fills else 0
 
     def first_counted(self, work: Work) -> int:
-        """The first micro-batch that counts."""
         return self.fill(work) + self.warm_up
 
     def micro_batches(self, work: Work) -> int:
-        """All of them."""
         return self.first_counted(work) + self.counted + 1
 
 
@@ -71,8 +68,6 @@ class Result:
 
 @dataclass(frozen=True)
 class Work:
-    """One line of the table."""
-
     name: str
     title: str
     make: Callable[[Scale, int, np.random.Generator], Tables]
@@ -81,7 +76,6 @@ class Work:
     fills: bool = True
 
     def tables(self, scale: Scale, batch: int) -> Tables:
-        """The rows of micro-batch ``batch``."""
         random = np.random.default_rng((scale.seed, scale.rows, scale.keys, batch))
         fill = scale.fill(self)
         if batch < fill:
@@ -98,7 +92,6 @@ def _table(keys: npt.NDArray[np.int64], batch: int, times: npt.NDArray[np.int64]
 
 
 def _filling(scale: Scale, batch: int, fill: int, random: np.random.Generator) -> Tables:
-    """Each key once, in no order."""
     start, end = scale.keys * batch // fill, scale.keys * (batch + 1) // fill
     return {"rows": _table(random.permutation(np.arange(start, end, dtype=np.int64)), batch)}
 

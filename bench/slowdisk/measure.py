@@ -87,7 +87,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def config(self) -> Config:
-        """Of the job."""
         options: dict[str, object] = {
             "async-state.enabled": self.asynchronous,
             "async-state.snapshot-interval": 1_000,
@@ -166,8 +165,6 @@ def fill(task: Task) -> list[Row]:
 
 
 def measure(task: Task) -> Measured:
-    """Run the workload's micro-batches on a copy of the state."""
-
     def link_or_copy(source: str, target: str) -> None:
         """Table files never change, so a link will do; all others are copied."""
         (os.link if source.endswith(".sst") else shutil.copy2)(source, target)

@@ -122,7 +122,6 @@ def _run_mean(settings: dict[str, str], run: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Carry out the runs of the task, one behind the other."""
     task = json.loads(sys.argv[1])
     os.environ["TZ"] = "UTC"
     time.tzset()

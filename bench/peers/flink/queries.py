@@ -51,7 +51,6 @@ _LEVELS = {
 
 
 def _counts(counted: str, name: str) -> str:
-    """Over all prices and by level."""
     levels = [f"{counted} FILTER (WHERE {level}) AS {rank}_{name}" for rank, level in _LEVELS.items()]
     return ", ".join([f"{counted} AS total_{name}", *levels])
 
@@ -212,7 +211,6 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
 
 
 def dropping(spec: QuerySpec) -> str:
-    """The statement that runs the query and drops what comes out."""
     return f"INSERT INTO dropped {FLINK_QUERIES[spec.name]}"
 
 
