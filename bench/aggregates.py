@@ -149,7 +149,7 @@ DISTINCT: dict[str, Callable[[], Operator]] = {
 
 
 def _job(folder: Path, make: Callable[[], Operator], mode: str) -> Job:
-    return Job(folder, make(), config_of(mode, **{"bundled-agg.size": 1_000_000}), INPUT)
+    return Job(folder, make(), config_of(mode, {"bundled-agg.size": 1_000_000}), INPUT)
 
 
 def _batch(keys: np.ndarray, values: np.ndarray) -> list[pa.RecordBatch]:

@@ -10,14 +10,14 @@ Must not import Spark.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.config import Config, resolve
+from asyncstate.config import Config, Tuning, resolve
 from asyncstate.driver.operator_manifests import Fingerprint, operator_after
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, Operator
 from asyncstate.runtime import (
@@ -55,10 +55,11 @@ def draws(state_keys: int, unique: int, seed: int) -> Iterator[np.ndarray]:
         yield random.choice(state_keys, unique, replace=False).astype(np.int64)
 
 
-def config_of(mode: str, **options: object) -> Config:
+def config_of(mode: str, options: Mapping[str, object] | None = None, tuning: Tuning | None = None) -> Config:
     """No snapshots, which are no part of what most of them measure; ``options`` of ``async-state``."""
-    own = {f"async-state.{name.replace('_', '-')}": value for name, value in options.items()}
-    return resolve({"async-state.enabled": mode == "async", "async-state.snapshot-interval": 1000} | own, {})
+    own: dict[str, object] = {"async-state.enabled": mode == "async", "async-state.snapshot-interval": 1000}
+    own |= {f"async-state.{name}": value for name, value in (options or {}).items()}
+    return resolve(own, {}, tuning or Tuning())
 
 
 class _Base(msgspec.Struct, frozen=True):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import typer
@@ -25,7 +24,7 @@ import xxhash
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
-from bench.frame import Column, Report, Row, WrongResult, isolated, ratio
+from bench.frame import Column, Report, Row, WrongResult, ratio
 from bench.frame.report import Folder, Output, Rounds, Tiny, figure, mib, numbers, times
 from bench.job import INPUT, MODES, Job, batches
 from bench.micro.operators import CountPerKey
@@ -60,23 +59,12 @@ _BACKFILL = (
 )
 
 
-class Growth(msgspec.Struct, frozen=True):
-    """What a state took: seconds and processor seconds of each counted micro-batch, and the seconds that it waited for
-    a compaction; bytes of memory at the end (``parts`` of it by owner), and the highest one."""
-
-    seconds: list[float]
-    processor_seconds: list[float]
-    waited_seconds: list[float]
-    rss_bytes: int
-    rss_bytes_peak: int
-    state_bytes: int
-    parts: dict[str, float]
-
-
-def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: float | None) -> Growth:
+def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: float | None) -> dict[str, Any]:
     """Fill ``keys`` keys by micro-batches of ``rows``, then count ``micro_batches`` of them with uniform keys.
 
-    ``cache_share`` is the part of the rows that the caches have room for; None: as configured by default.
+    ``cache_share`` is the part of the rows that the caches have room for; None: as configured by default. The facts:
+    seconds and processor seconds of each counted micro-batch, and the seconds that it waited for a compaction; bytes of
+    memory at the end (``parts`` of it by owner), and the highest one.
     """
     tuning = Tuning()
     if cache_share is not None:
@@ -94,29 +82,35 @@ def grown(folder: str, keys: int, rows: int, micro_batches: int, cache_share: fl
         job.run(drawn)
         spent.append(clocks.spent())
         waited.append(job.statistics["compaction_seconds"])
-    return Growth(
-        [each.seconds for each in spent],
-        [each.cpu_seconds or 0.0 for each in spent],
-        waited,
-        int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
-        _memory(),
-        int(job.statistics["state_bytes"]),
-        {name: value for name, value in job.statistics.items() if "bytes" in name},
-    )
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "keys": keys,
+        **costs(spent, rows),
+        "waited_seconds": waited,
+        "waited_max": max(waited),
+        "rss_bytes": pages * os.sysconf("SC_PAGE_SIZE"),
+        "rss_bytes_peak": _memory(),
+        "state_bytes": int(job.statistics["state_bytes"]),
+        "parts": {name: value for name, value in job.statistics.items() if "bytes" in name},
+    }
 
 
 def _memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def facts(found: Growth, rows: int) -> dict[str, Any]:
+def costs(spent: list[Spent], rows: int) -> dict[str, Any]:
     """The median micro-batch, and the slowest and the mean by it; what a row costs."""
-    shown: dict[str, Any] = {"waited_max": max(found.waited_seconds)}
-    for clock, seconds in (("wall", found.seconds), ("cpu", found.processor_seconds)):
+    shown: dict[str, Any] = {}
+    processor = [each.cpu_seconds or 0.0 for each in spent]
+    for clock, name, seconds in (
+        ("wall", "seconds", [each.seconds for each in spent]),
+        ("cpu", "processor_seconds", processor),
+    ):
         median = statistics.median(seconds)
-        shown |= {f"{clock}_median": median, f"{clock}_us": median / rows * 1e6}
+        shown |= {name: seconds, f"{clock}_median": median, f"{clock}_us": median / rows * 1e6}
         shown |= {f"{clock}_max": max(seconds) / median, f"{clock}_mean": statistics.mean(seconds) / median}
-    return {**shown, **msgspec.to_builtins(found)}
+    return shown
 
 
 def growth(
@@ -133,17 +127,17 @@ def growth(
     """Fill a state, then update keys of it at random: a row's cost, the slowest micro-batch, and memory, by size."""
     if tiny:
         keys, rows, micro_batches = "2000", 500, 3
-    with Report("growth", output, folder, rows=rows, cache_share=cache_share) as report:
+    with Report("growth", output, folder, tiny, rows=rows, cache_share=cache_share) as report:
         report.section(f"Micro-batches of {rows:,} rows, by keys in the state", _GROWTH)
 
         def measure(size: int) -> Iterator[Row]:
             place = report.folder / str(size)
             place.mkdir()
-            found = facts(isolated(grown, str(place), size, rows, micro_batches, cache_share), rows)
+            found = report.alone(grown, str(place), size, rows, micro_batches, cache_share)
             first = next((row.facts for row in report.rows if row.facts), found)
             for clock in ("wall", "cpu"):
                 found[f"{clock}_by_first"] = found[f"{clock}_us"] / first[f"{clock}_us"]
-            yield Row(name=f"{size:,} keys", facts={"keys": size, **found})
+            yield Row(name=f"{size:,} keys", facts=found)
 
         for size in numbers(keys, "--keys"):
             report.case(f"{size:,} keys", measure, size)
@@ -167,19 +161,11 @@ _BATCH_ROWS = 10_000  # what Spark sends at a time
 _SCATTERED = 2_654_435_761  # prime, so that its multiples meet each key once, far from the one before
 
 
-class Backfill(msgspec.Struct):
-    """One run; ``memory_bytes`` is by how much the process has grown at most, ``content`` names all that was stored."""
+def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> dict[str, Any]:
+    """The backfill as the first micro-batch of a job: ``keys`` new keys, a row each.
 
-    seconds: float
-    cpu_seconds: float
-    memory_bytes: int
-    write_cache_bytes: int
-    spills: int
-    content: str
-
-
-def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> Backfill:
-    """The backfill as the first micro-batch of a job: ``keys`` new keys, a row each."""
+    ``memory_bytes`` is by how much the process has grown at most, ``content`` names all that was stored.
+    """
     options = {
         "async-state.enabled": mode == "async",
         "async-state.memory": "1024gb",
@@ -203,23 +189,27 @@ def backfilled(grain: str, mode: str, keys: int, write_cache: str) -> Backfill:
         digest = xxhash.xxh3_128()
         for key, value in read_state(job.spec(), 1):
             digest.update(b"%d %d " % (len(key), len(value)) + key + value)
-    written, spills = int(found["write_cache_bytes_peak"]), int(found["spills"])
-    return Backfill(seconds, cpu, memory, written, spills, digest.hexdigest())
+    facts = {"seconds": seconds, "cpu_seconds": cpu, "memory_bytes": memory, "content": digest.hexdigest()}
+    return facts | {"write_cache_bytes": found["write_cache_bytes_peak"], "spills": int(found["spills"])}
 
 
-def _compared(grain: str, mode: str, keys: int, sizes: list[str], rounds: int) -> Iterator[Row]:
-    runs: dict[str, list[Backfill]] = {size: [] for size in sizes}
+def _compared(
+    report: Report, grain: str, mode: str, keys: int, sizes: list[str], rounds: int
+) -> Iterator[Row]:
+    runs: dict[str, list[dict[str, Any]]] = {size: [] for size in sizes}
     for number in range(rounds):
         for size in sizes[:: -1 if number % 2 else 1]:
-            runs[size].append(isolated(backfilled, grain, mode, keys, size))
-    if len({run.content for found in runs.values() for run in found}) > 1:
+            runs[size].append(report.alone(backfilled, grain, mode, keys, size))
+    if len({run["content"] for found in runs.values() for run in found}) > 1:
         raise WrongResult("other bytes were stored when writes were spilled")
-    spent = {size: [Spent(run.seconds, run.cpu_seconds) for run in found] for size, found in runs.items()}
+    spent = {
+        size: [Spent(run["seconds"], run["cpu_seconds"]) for run in found] for size, found in runs.items()
+    }
     for size, found in runs.items():
         cpu = ratio(spent[size], spent[UNBOUNDED], cpu=True)
-        facts: dict[str, Any] = {"spills": found[0].spills, "cpu_ratio": cpu and cpu.value}
+        facts: dict[str, Any] = {"spills": found[0]["spills"], "cpu_ratio": cpu and cpu.value}
         for fact in ("seconds", "cpu_seconds", "write_cache_bytes", "memory_bytes"):
-            facts[fact] = statistics.median(getattr(run, fact) for run in found)
+            facts[fact] = statistics.median(run[fact] for run in found)
         facts |= figure(ratio(spent[size], spent[UNBOUNDED]))
         name = "no bound" if size == UNBOUNDED else size
         yield Row(name=name, group=f"{grain} grain, {mode}", facts=facts)
@@ -238,8 +228,8 @@ def backfill(
     if tiny:
         keys, write_caches, rounds = 120_000, "4mb", 1
     sizes = [UNBOUNDED, *(size.strip() for size in write_caches.split(","))]
-    with Report("backfill", output, keys=keys, rounds=rounds) as report:
+    with Report("backfill", output, tiny=tiny, keys=keys, rounds=rounds) as report:
         report.section(f"{keys:,} new keys by write cache, medians of {rounds}", _BACKFILL)
         for grain in GRAINS:
             for mode in MODES:
-                report.case(f"{grain} grain, {mode}", _compared, grain, mode, keys, sizes, rounds)
+                report.case(f"{grain} grain, {mode}", _compared, report, grain, mode, keys, sizes, rounds)

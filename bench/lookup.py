@@ -7,9 +7,8 @@ however many there are; both modes ask for the same keys, which they have not as
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import count
 from multiprocessing.connection import Connection
 from typing import Annotated
@@ -20,6 +19,7 @@ import typer
 from asyncstate.lookups import HttpLookup
 from asyncstate.testing import OperatorHarness
 from bench.frame import CaseError, Report, Row, turns
+from bench.frame.measure import serving
 from bench.frame.report import Output, Rounds, costs, sides
 from bench.processor_time import Clocks, Spent
 from operators import LookupJoin
@@ -61,19 +61,6 @@ def _serve(line: Connection, latency: float) -> None:
     asyncio.run(serve())
 
 
-@contextmanager
-def service(latency_ms: float) -> Iterator[str]:
-    processes = multiprocessing.get_context("spawn")
-    line, there = processes.Pipe()
-    process = processes.Process(target=_serve, args=(there, latency_ms / 1000), daemon=True)
-    process.start()
-    try:
-        yield f"http://127.0.0.1:{line.recv()}"
-    finally:
-        process.kill()
-        process.join()
-
-
 def measure(address: str, keys: int, rounds: int) -> list[Row]:
     with ExitStack() as open_:
 
@@ -102,7 +89,10 @@ def lookup(
     output: Output = None,
 ) -> None:
     """Ask an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed beside sync."""
-    with Report("lookup", output, keys=keys, latency_ms=latency) as report, service(latency) as address:
+    with (
+        Report("lookup", output, keys=keys, latency_ms=latency) as report,
+        serving(_serve, latency / 1000) as line,
+    ):
         title = f"{keys:,} distinct keys a micro-batch, {latency:g} ms an answer, medians of {rounds}"
         report.section(title, costs("ms", ""))
-        report.case("lookup", measure, address, keys, rounds)
+        report.case("lookup", measure, f"http://127.0.0.1:{line.recv()}", keys, rounds)

@@ -160,10 +160,10 @@ _COLUMNS = (
 )
 
 
-def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: int) -> list[Row]:
-    """The row of a case; ``size``: rows a micro-batch and keys in the state."""
+def measure(name: str, folder: str, size: tuple[int, int], pairs: int, seed: int) -> list[Row]:
+    """The row of a case; ``size``: rows of each of so many pairs of micro-batches, and keys in the state."""
     case = CASES[name]
-    number_of_rows = max(10, int(size[0] * case.share / _PIECES))
+    number_of_rows = max(10, int(size[0] * case.share))
     keys = max(10, int(size[1] * (case.share if case.keys_share is None else case.keys_share)))
     specs = [InputSpec(_SCHEMA, ("key",), "time" if case.event_time else None)] * case.inputs
 
@@ -180,12 +180,12 @@ def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: in
     def drawn() -> Iterator[tuple[int, pa.RecordBatch]]:
         random = np.random.default_rng(seed)
         yield 0, rows(np.arange(keys), 0)  # fills the state; the second warms up
-        for number in range(1, rounds * _PIECES + 2):
+        for number in range(1, pairs + 2):
             yield number, rows(random.integers(0, keys, number_of_rows), number)
 
-    spent = turns({mode: side(mode) for mode in MODES}, rounds * _PIECES, drawn(), warm_up=2)
-    pairs = zip(spent["sync"], spent["async"], strict=True)
-    ratios = [(sync.cpu_seconds or 0.0) / (mine.cpu_seconds or 1.0) for sync, mine in pairs]
+    spent = turns({mode: side(mode) for mode in MODES}, pairs, drawn(), warm_up=2)
+    both = zip(spent["sync"], spent["async"], strict=True)
+    ratios = [(sync.cpu_seconds or 0.0) / (mine.cpu_seconds or 1.0) for sync, mine in both]
     found, (low, high) = statistics.median(ratios), interval_of_median(ratios)
     met = "yes" if round(found, 2) >= AIM else "even" if low <= AIM <= high else "no"
     facts: dict[str, Any] = {"ratio": found, "low": low, "high": high, "aim": AIM, "met": met}
@@ -218,10 +218,11 @@ def modes(
     output: Output = None,
 ) -> None:
     """Compare async with sync for every built-in operator, on state in memory, in processor time."""
+    pairs = rounds * _PIECES
     if tiny:
-        rows, keys, rounds = 200, 100, 1
-    with Report("modes", output, rows=rows, keys=keys, rounds=rounds) as report:
+        rows, keys, pairs = 200, 100, 1
+    with Report("modes", output, tiny=tiny, rows=rows, keys=keys, rounds=rounds) as report:
         report.section(f"Async by sync, {rows:,} rows, {keys:,} keys, one core, without Spark", _COLUMNS)
         for number, name in enumerate(CASES):
             folder = str(report.folder / str(number))
-            report.case(name, measure, name, folder, (rows, keys), rounds, seed, alone=not tiny)
+            report.case(name, measure, name, folder, (rows // _PIECES, keys), pairs, seed, alone=True)

@@ -79,7 +79,7 @@ def checkpoints(
 ) -> None:
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""
     much = TINY if tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
-    with Report("checkpoints", output, folder, seed=seed) as report:
+    with Report("checkpoints", output, folder, tiny, seed=seed) as report:
         if part in (Part.ALL, Part.COMMITS):
             report.section(f"Commits, {much.commit_state:,} keys a partition", commits.COLUMNS, commits.NOTE)
             for number, changed in enumerate(much.commit_changed):
@@ -97,7 +97,7 @@ def checkpoints(
             title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {recovery.DELTAS} deltas of "
             report.section(f"{title}{much.recovery_changed:,} keys", recovery.COLUMNS, recovery.NOTE)
             size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
-            report.case("recovery", recovery.recovery, report.folder, *size, report.tell)
+            report.case("recovery", recovery.recovery, report, *size)
         if part in (Part.ALL, Part.BYTES):
             report.section("Bytes in the checkpoint", sizes.COLUMNS, sizes.NOTE)
             known: dict[tuple[int, int, int], dict[str, float]] = {}

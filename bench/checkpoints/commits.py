@@ -1,6 +1,6 @@
 """What a commit costs: the same micro-batches with and without a checkpoint, in turns.
 
-Owns: ``commit_cost`` (one partition, without Spark), ``BothJobs`` and ``spark_commit_cost``; ``commit_row``.
+Owns: ``commit_cost`` (one partition, without Spark), ``both_jobs`` and ``spark_commit_cost``; ``commit_row``.
 Invariant: both jobs get the same rows over the same history. The job on Spark without a checkpoint runs all that Spark
 does, and its driver keeps the few bytes of its manifests in memory.
 """
@@ -8,7 +8,8 @@ does, and its driver keeps the few bytes of its manifests in memory.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncstate.driver import commit_log as driver
-from asyncstate.driver.chain import RunPartition
-from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark import MicroBatch
 from bench.checkpoints.driven import (
     DrivenJob,
     MemoryFiles,
@@ -33,7 +33,7 @@ from bench.frame import Column, Report, Row, turns
 from bench.frame.report import ms, percent
 from bench.job import Job, batches, draws
 from bench.processor_time import Spent, TreeClocks
-from bench.session import session
+from bench.session import JobSide, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 AIM = 0.15
 CORES = 2
 _WARM_UP = 2
-_UID = "totals"
+TOTALS = "totals"
 COLUMNS = (
     Column("changed keys", "changed_keys"),
     Column("without ms", "without_s", ms),
@@ -111,46 +111,32 @@ def commit_row(
     return Row(name=name, facts=found)
 
 
-class BothJobs:
-    """A job with a checkpoint and one without on Spark, which get the same micro-batches."""
+def both_jobs(spark: SparkSession, folder: Path) -> dict[str, JobSide]:
+    """A job with a checkpoint and one without."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
-        self._folder = folder
-        self._batches = {"with": 0, "without": 0}
-        self.jobs = {"with": self._job("with")}
-        with instead(MemoryFiles, driver):
-            self.jobs["without"] = self._job("without", run=run_without_checkpoint)
-        self._functions = {name: job.micro_batch(_drop) for name, job in self.jobs.items()}
+    def apply(rows: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(aggregate(), rows, key="key", uid=TOTALS)
+        out.write.format("noop").mode("overwrite").save()
 
-    def _job(self, name: str, run: RunPartition | None = None) -> StreamingJob:
-        options = {"async-state.local-dir": str(self._folder / name / "local")}
-        place = str(self._folder / name / "checkpoint")
-        return StreamingJob(self._spark, place, options, name, run=run)
-
-    def rows(self, keys: np.ndarray) -> DataFrame:
-        path = self._folder / f"input-{self._batches['with']}.parquet"
-        pq.write_table(pa.Table.from_batches(batches(keys)), path)
-        return self._spark.read.parquet(str(path))
-
-    def side(self, name: str) -> Callable[[DataFrame], None]:
-        def run(rows: DataFrame) -> None:
-            self._functions[name](rows, self._batches[name])
-            self._batches[name] += 1
-
-        return run
-
-    def has_snapshot(self, batch_id: int) -> bool:
-        written = self._folder.glob(f"with/checkpoint/state/*/*/snap/{batch_id:010d}-*")
-        return next(written, None) is not None
-
-    def rows_out(self, name: str) -> float:
-        return float(self.jobs[name].history[-1]["operators"][_UID]["rows_out"])
+    with_it = JobSide(spark, folder / "with", apply)
+    with instead(MemoryFiles, driver):
+        return {
+            "with": with_it,
+            "without": JobSide(spark, folder / "without", apply, run=run_without_checkpoint),
+        }
 
 
-def _drop(rows: DataFrame, batch: MicroBatch) -> None:
-    out = batch.apply(aggregate(), rows, key="key", uid=_UID)
-    out.write.format("noop").mode("overwrite").save()
+def parquet_rows(spark: SparkSession, folder: Path, keys: np.ndarray) -> DataFrame:
+    """A row a key, as a new Parquet file."""
+    path = folder / f"input-{uuid.uuid4()}.parquet"
+    pq.write_table(pa.Table.from_batches(batches(keys)), path)
+    return spark.read.parquet(str(path))
+
+
+def has_snapshot(folder: Path, batch_id: int) -> bool:
+    """Whether the checkpoint got a snapshot with this micro-batch."""
+    written = folder.glob(f"with/checkpoint/state/*/*/snap/{batch_id:010d}-*")
+    return next(written, None) is not None
 
 
 def spark_commit_cost(report: Report, state_keys: int, changed: int, rounds: int, seed: int) -> Iterator[Row]:
@@ -160,18 +146,19 @@ def spark_commit_cost(report: Report, state_keys: int, changed: int, rounds: int
     every row and drops it.
     """
     report.tell("commits: starting Spark and filling the state")
-    with session("asyncstate-checkpoints", report.folder / "spark", CORES) as spark:
-        both = BothJobs(spark, report.folder / "spark")
-        sides = {name: both.side(name) for name in both.jobs}
+    folder = report.folder / "spark"
+    with session("asyncstate-checkpoints", folder, CORES) as spark:
+        sides = both_jobs(spark, folder)
         fills = fill_keys(CORES * state_keys)
         for keys in fills:
-            rows = both.rows(keys)
+            rows = parquet_rows(spark, folder, keys)
             for side in sides.values():
                 side(rows)
         report.tell(f"commits: {rounds} micro-batches on Spark")
-        drawn = map(both.rows, draws(CORES * state_keys, CORES * changed, seed))
-        spent = turns(sides, rounds, drawn, warm_up=_WARM_UP, clocks=TreeClocks)
+        drawn = draws(CORES * state_keys, CORES * changed, seed)
+        given = (parquet_rows(spark, folder, keys) for keys in drawn)
+        spent = turns(sides, rounds, given, warm_up=_WARM_UP, clocks=TreeClocks)
         first = len(fills) + _WARM_UP
-        snapshots = [both.has_snapshot(batch_id) for batch_id in range(first, first + rounds)]
+        snapshots = [has_snapshot(folder, batch_id) for batch_id in range(first, first + rounds)]
     facts = {"changed_keys": changed, "state_keys": state_keys, "aim": AIM}
     yield commit_row(f"Spark, {CORES} tasks", spent, snapshots, facts)

@@ -1,6 +1,6 @@
 """How long a new worker takes to have the state, against computing it again from the input.
 
-Owns: ``Recovery``, ``recover`` (in a process of its own, as on a worker that has just been started: no local store, no
+Owns: ``recover`` (in a process of its own, as on a worker that has just been started: no local store, no
 cached blocks; starting the interpreter and its imports are not counted) and ``recovery``. Invariant: what is recovered
 answers the next micro-batch as the job does that never stopped; else an error.
 """
@@ -29,7 +29,7 @@ from bench.checkpoints.driven import (
     settings,
     without_checkpoint,
 )
-from bench.frame import Column, Row, WrongResult, isolated
+from bench.frame import Column, Report, Row, WrongResult
 from bench.frame.report import mib, times
 from bench.job import Job, batches, draws
 from bench.processor_time import Clocks
@@ -58,23 +58,6 @@ NOTE = (
 )
 
 
-class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What to recover from ``folder``. ``micro_batch``: and run a first micro-batch, else read one key.
-
-    ``copied``: copy files out of the checkpoint as from another disk, where otherwise they are linked.
-    """
-
-    folder: str
-    state_keys: int
-    changed_keys: int
-    seed: int
-    copied: bool
-    micro_batch: bool
-
-    def rows(self) -> list[pa.RecordBatch]:
-        return batches(next(draws(self.state_keys, self.changed_keys, self.seed + 1)))
-
-
 class Recovered(msgspec.Struct, frozen=True):
     """``digest`` is of the output of the micro-batch, if there was one; ``cpu_seconds`` of all threads."""
 
@@ -83,21 +66,31 @@ class Recovered(msgspec.Struct, frozen=True):
     digest: str
 
 
-def recover(task: Recovery) -> Recovered:
-    source = Path(task.folder)
-    files = instead(CopiedFiles) if task.copied else contextlib.nullcontext()
+def recover(folder: str, size: tuple[int, int, int], copied: bool, micro_batch: bool) -> Recovered:
+    """Recover from ``folder``, in a folder for local stores that did not exist; ``size``: keys in the state, changed
+    keys and seed. Run a first micro-batch, or else read one key.
+
+    ``copied``: copy files out of the checkpoint as from another disk, where otherwise they are linked.
+    """
+    source = Path(folder)
+    files = instead(CopiedFiles) if copied else contextlib.nullcontext()
     with tempfile.TemporaryDirectory(prefix="recovered-", dir=source.parent) as local, files:
         output, config = xxhash.xxh3_128(), settings(source, snapshot_interval=_NEVER)
         job = Job(source, aggregate(), config, resumed=True, local=Path(local), on_output=_into(output))
-        rows = task.rows()
+        rows = _next_rows(*size)
         clocks = Clocks()
-        if task.micro_batch:
+        if micro_batch:
             job.run(rows)
             return Recovered(*clocks.spent(), output.hexdigest())
         with task_stores.open_store(job.spec(), 0) as opened:
             if not opened.store.scan(b"", None, 1):
                 raise AssertionError("the recovered state is empty")
             return Recovered(*clocks.spent(), "")
+
+
+def _next_rows(state_keys: int, changed: int, seed: int) -> list[pa.RecordBatch]:
+    """Of the micro-batch after the last one that is stored."""
+    return batches(next(draws(state_keys, changed, seed + 1)))
 
 
 def _into(digest: xxhash.xxh3_128) -> Callable[[pa.RecordBatch], None]:
@@ -110,31 +103,21 @@ def _into(digest: xxhash.xxh3_128) -> Callable[[pa.RecordBatch], None]:
     return add
 
 
-def recovery(
-    folder: Path, state_keys: int, changed: int, rounds: int, seed: int, tell: Callable[[str], None]
-) -> Iterator[Row]:
+def recovery(report: Report, state_keys: int, changed: int, rounds: int, seed: int) -> Iterator[Row]:
     """Make the state, replay it, and recover it ``rounds`` times in each way, after once that does not count."""
-    tell(f"recovery: making a state of {state_keys:,} keys")
+    report.tell(f"recovery: making a state of {state_keys:,} keys")
     drawn = draws(state_keys, changed, seed)
     fill, changes = fill_keys(state_keys), [next(drawn) for _ in range(DELTAS)]
-    made = _make(folder / "made", fill, changes)
+    made = _make(report.folder / "made", fill, changes)
     assert made.snapshot is not None
     files = [*made.snapshot.files.values(), *(delta.file for delta in made.deltas)]
-    task = Recovery(
-        folder=str(folder / "made"),
-        state_keys=state_keys,
-        changed_keys=changed,
-        seed=seed,
-        copied=False,
-        micro_batch=False,
-    )
-    tell(f"recovery: replaying {len(fill) + DELTAS} micro-batches")
-    replayed = _replay(folder / "replayed", [*fill, *changes], task.rows())
+    size = state_keys, changed, seed
+    report.tell(f"recovery: replaying {len(fill) + DELTAS} micro-batches")
+    replayed = _replay(report.folder / "replayed", [*fill, *changes], _next_rows(*size))
     for name, copied in (("files linked", False), ("files copied", True)):
-        tell(f"recovery: {name}")
-        read = msgspec.structs.replace(task, copied=copied)
-        first = msgspec.structs.replace(read, micro_batch=True)
-        runs = [(isolated(recover, read), isolated(recover, first)) for _ in range(rounds + 1)]
+        report.tell(f"recovery: {name}")
+        how = recover, str(report.folder / "made"), size, copied
+        runs = [(report.alone(*how, False), report.alone(*how, True)) for _ in range(rounds + 1)]
         if any(one.digest != replayed.digest for _, one in runs):
             raise WrongResult(f"{name}: the recovered state gives another output than the one replayed")
         facts = {"replay_s": replayed.seconds, "replay_cpu_s": replayed.cpu_seconds, "aim": AIM}

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -127,6 +130,20 @@ def isolated(function: Callable[..., T], *arguments: Any, environment: Mapping[s
             raise CaseError(f"its process has ended with {code}; the end of what it said:\n{said}")
         result: T = msgspec.json.decode(found.read_bytes(), type=get_type_hints(function)["return"])
         return result
+
+
+@contextmanager
+def serving(serve: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """``serve(line, *arguments)`` of a module in a process of its own, which is ended; the other end of its line."""
+    processes = multiprocessing.get_context("spawn")
+    line, there = processes.Pipe()
+    process = processes.Process(target=serve, args=(there, *arguments), daemon=True)
+    process.start()
+    try:
+        yield line
+    finally:
+        process.kill()
+        process.join()
 
 
 def main(what: str, name: str) -> None:

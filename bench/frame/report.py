@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 import typer
@@ -32,6 +32,7 @@ LOG = "spark.log"
 """What Spark says in a benchmark, in its scratch folder."""
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _MIB = 1 << 20
+T = TypeVar("T")
 
 Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")]
 Seed = Annotated[int, typer.Option(help="Seed of what is drawn.")]
@@ -171,13 +172,20 @@ class Report:
     """The rows of one run of a benchmark. Use as a context manager: at its end the tables are shown, and the command
     ends with 1 if a result is wrong, 2 if a case failed.
 
-    ``folder`` is scratch room. With ``output`` all rows and ``facts`` are written to ``BENCH.json`` after each row, and
-    at the end a picture a table, ``BENCH.png``, ``BENCH-2.png`` and so on.
+    ``folder`` is scratch room. A ``tiny`` run shows that it runs, in this process alone where that will do. With
+    ``output`` all rows and ``facts`` are written to ``BENCH.json`` after each row, and at the end a picture a table,
+    ``BENCH.png``, ``BENCH-2.png`` and so on.
     """
 
     def __init__(
-        self, bench: str, output: Path | None = None, folder: Path | None = None, **facts: Any
+        self,
+        bench: str,
+        output: Path | None = None,
+        folder: Path | None = None,
+        tiny: bool = False,
+        **facts: Any,
     ) -> None:
+        self.tiny = tiny
         self.rows: list[Row] = []
         self._sections: list[tuple[str, Sequence[Column], str, int]] = []
         self._path = None if output is None else output / f"{bench}.json"
@@ -220,7 +228,7 @@ class Report:
         row = Row(name=name, group=group)
         self.tell(row.title)
         try:
-            for found in isolated(measure, *arguments) if alone else measure(*arguments):
+            for found in self.alone(measure, *arguments) if alone else measure(*arguments):
                 self.add(found)
         except Exception as error:  # of one case: the others have their figures all the same
             if isinstance(error, WrongResult):
@@ -229,6 +237,14 @@ class Report:
                 row.failed = reason(error)
             self.add(row)
         return not (row.failed or row.wrong)
+
+    def alone(
+        self, function: Callable[..., T], *arguments: Any, environment: Mapping[str, str] | None = None
+    ) -> T:
+        """``isolated``; of a tiny run only where it needs an environment."""
+        if self.tiny and environment is None:
+            return function(*arguments)
+        return isolated(function, *arguments, environment=environment)
 
     def __enter__(self) -> Self:
         if self._status is not None:

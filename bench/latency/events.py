@@ -2,48 +2,38 @@
 
 Owns: ``Events``, the listening end of a socket source, in a process of its own so that nobody's work delays it.
 Invariant: line ``i`` is the number i; its time is taken before it is handed to the socket.
-Must not import Spark or asyncstate.
+Must not import Spark.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.frame.measure import serving
+
 _STEP_SECONDS = 0.01
 
 
-class Events:
-    """Numbers from 0 on, ``rate`` a second from the moment a source connects to ``port``, ``count`` of them."""
+class Events(NamedTuple):
+    """The port, and what waits until the last event was sent, and says when each was, in seconds since the epoch."""
 
-    def __init__(self, rate: int, count: int) -> None:
-        processes = multiprocessing.get_context("spawn")
-        self._line, there = processes.Pipe()
-        self._process = processes.Process(target=_serve, args=(there, rate, count), daemon=True)
-        self._process.start()
-        self.port: int = self._line.recv()
+    port: int
+    times: Callable[[], npt.NDArray[np.float64]]
 
-    def times(self) -> npt.NDArray[np.float64]:
-        """When each was sent, in seconds since the epoch; waits until the last one was."""
-        times: npt.NDArray[np.float64] = self._line.recv()
-        return times
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.kill()
-        self._process.join()
+@contextmanager
+def events(rate: int, count: int) -> Iterator[Events]:
+    """Numbers from 0 on, ``rate`` a second from the moment a source connects to the port, ``count`` of them."""
+    with serving(_serve, rate, count) as line:
+        yield Events(line.recv(), line.recv)
 
 
 def _serve(line: Connection, rate: int, count: int) -> None:

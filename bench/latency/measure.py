@@ -23,7 +23,7 @@ import numpy.typing as npt
 from bench.frame import Report, Row
 from bench.frame.measure import in_turns
 from bench.latency.engines import KEYED, Engine, Running, chosen, dropped, start
-from bench.latency.events import Events
+from bench.latency.events import events
 from bench.peers.works import PEERS, WORKS
 from bench.processor_time import TreeClocks, spent_seconds, tree_times
 
@@ -171,8 +171,8 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
             numbers.append(column.to_numpy().astype(np.int64))
 
     folder = plan.folder / "steady" / work / engine.name
-    with Events(plan.rate, plan.count) as events:
-        source = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", events.port)
+    with events(plan.rate, plan.count) as coming:
+        source = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", coming.port)
         key = KEYED[work].steady.format(keys=plan.steady_keys)
         rows = source.load().selectExpr("CAST(value AS BIGINT) AS value").selectExpr(f"{key} AS key", "value")
         running = start(spark, engine, work, rows, folder, sink)
@@ -184,7 +184,7 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
         try:
             wait(lambda: bool(numbers))
             clocks = TreeClocks()
-            times = events.times()
+            times = coming.times()
             spent = clocks.spent()
             wait(lambda: any(plan.count - 1 in each for each in numbers[-2:]))
         finally:

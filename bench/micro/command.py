@@ -129,11 +129,11 @@ def micro(
     """Compare bundle and record grain with hand-written rocksdict code, on one core."""
     if tiny:
         state_keys, unique_keys, rounds = 2_000, 500, 1
-    with Report("micro", output, state_keys=state_keys, rounds=rounds, seed=seed) as report:
+    with Report("micro", output, tiny=tiny, state_keys=state_keys, rounds=rounds, seed=seed) as report:
         title = f"us a key or row, {unique_keys:,} of {state_keys:,} keys, medians of {rounds} pairs"
         report.section(title, COLUMNS)
         for name in CASES:
-            report.case(name, measured, name, Size(state_keys, unique_keys, seed), rounds, alone=not tiny)
+            report.case(name, measured, name, Size(state_keys, unique_keys, seed), rounds, alone=True)
 
 
 def measured(name: str, size: Size, rounds: int) -> list[Row]:

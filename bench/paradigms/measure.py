@@ -108,7 +108,7 @@ def paradigms(
     if tiny:
         state_keys, records, rounds = 300, 300, 1
         plan = slowdisk.Plan(2_000, 100, 50, 0.1, 1, seed)
-    with Report("paradigms", output, state_keys=state_keys, rounds=rounds, seed=seed) as report:
+    with Report("paradigms", output, tiny=tiny, state_keys=state_keys, rounds=rounds, seed=seed) as report:
         title = f"us a record, {records:,} records on {state_keys:,} keys in memory, medians of {rounds}"
         report.section(title, _COLUMNS)
         for paradigm in PARADIGMS:

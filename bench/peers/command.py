@@ -75,8 +75,14 @@ def peers(
         peers = "ours-sync,spark-changelog" if peers == "all" else peers
     names = chosen(peers, (*PEERS, *FLINK_PEERS, "pyflink"), "--peers")
     asked = tuple(chosen(queries, FLINK_QUERIES, "--queries"))
-    amounts = {"rows": rows, "batches": batches, "warm_up": warm_up, "repeat": repeat, "seed": seed}
-    with Report("peers", output, folder, **amounts, **facts(cores)) as report:
+    amounts: dict[str, Any] = {
+        "rows": rows,
+        "batches": batches,
+        "warm_up": warm_up,
+        "repeat": repeat,
+        "seed": seed,
+    }
+    with Report("peers", output, folder, tiny, **amounts, **facts(cores)) as report:
         plan = measure.Plan(report.folder, cores, repeat, slow_seconds, check)
         flink = NexmarkPlan(
             report.folder, events, cores, repeat, seed, flink_python, asked, checked_events or events

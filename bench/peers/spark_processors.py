@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 
 class _Sums(StatefulProcessor):
-    """Some numbers a key in one ValueState."""
+    """Some numbers a key in one ValueState; ``take`` adds rows to them and gives what is put out."""
 
     columns: ClassVar[str]
 
@@ -24,12 +24,9 @@ class _Sums(StatefulProcessor):
     def close(self) -> None:
         """Nothing to give up."""
 
-    def before(self) -> list[int]:
-        stored = self.state.get()
-        return [0] * (self.columns.count(",") + 1) if stored is None else list(stored)
-
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
-        sums = self.before()
+        stored = self.state.get()
+        sums = [0] * (self.columns.count(",") + 1) if stored is None else list(stored)
         yield from self.take(key[0], rows, sums)
         self.state.update(tuple(sums))
 

@@ -53,7 +53,9 @@ def slow_disk(
         workloads, devices = "by-hand,p1,aggregate", "disk,1ms"
     names, places = chosen(workloads, WORKLOADS, "--workloads"), chosen(devices, DEVICES, "--devices")
     title = f"{plan.records:,} records on {plan.state_keys:,} keys, medians of {plan.rounds}"
-    with Report("slow-disk", output, folder, records=plan.records, state_keys=plan.state_keys) as report:
+    with Report(
+        "slow-disk", output, folder, tiny, records=plan.records, state_keys=plan.state_keys
+    ) as report:
         report.section(title, COLUMNS)
         run(report, names, places, plan, delaying(report))
     if not report.rows:

@@ -25,12 +25,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncstate.config import Config, Tuning, resolve
+from asyncstate.config import Config, Tuning
 from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage.rocksdb import RocksDBStore
-from bench.frame import Report, Row, isolated
-from bench.job import MODES, Job
+from bench.frame import Report, Row
+from bench.job import MODES, Job, config_of
 from bench.slowdisk import shim
 from bench.slowdisk.workloads import INPUT, WORKLOADS, fill_batches, rows
 
@@ -87,15 +87,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def config(self) -> Config:
-        options: dict[str, object] = {
-            "async-state.enabled": self.asynchronous,
-            "async-state.snapshot-interval": 1_000,
-            "async-state.bundle-size": _BUNDLE_ROWS,
-        }
+        mode = "async" if self.asynchronous else "sync"
         if self.cached:
-            return resolve(options, {}, Tuning(blocks_bytes=1 << 30))
+            return config_of(mode, {"bundle-size": _BUNDLE_ROWS}, Tuning(blocks_bytes=1 << 30))
         tuning = Tuning(blocks_bytes=WORKLOADS[self.workload].block_cache_bytes, direct_reads=True)
-        return resolve(options | {"async-state.cache-size": "256kb"}, {}, tuning)
+        return config_of(mode, {"bundle-size": _BUNDLE_ROWS, "cache-size": "256kb"}, tuning)
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -117,14 +113,14 @@ def run(report: Report, workloads: list[str], devices: list[str], plan: Plan, li
         filled = report.case("filling", fill, task, group=title, alone=True)
         for device in (DEVICES[name] for name in devices if filled):
             if library is not None or not device.latency_us:
-                report.case(device.name, _compared, device, plan, task, library, group=title)
+                report.case(device.name, _compared, report, device, plan, task, library, group=title)
 
 
-def _compared(device: Device, plan: Plan, task: Task, library: Path | None) -> Iterator[Row]:
+def _compared(report: Report, device: Device, plan: Plan, task: Task, library: Path | None) -> Iterator[Row]:
     """Sync and async; ``speedup`` is the time of a record in sync mode by that in async mode, ``device_us`` what the
     device alone would take for a record in async mode: its reads, shared out over the threads."""
     environment = None
-    if library is not None:
+    if library is not None and not (report.tiny and not device.latency_us):
         environment = shim.environment(library, Path(task.folder).resolve().parent, device.latency_us)
     found = {}
     for mode in MODES:
@@ -142,7 +138,7 @@ def _compared(device: Device, plan: Plan, task: Task, library: Path | None) -> I
             asynchronous=mode == "async",
             cached=device.cached,
         )
-        found[mode] = isolated(measure, ready, environment=environment)
+        found[mode] = report.alone(measure, ready, environment=environment)
     facts: dict[str, object] = {"workload": task.workload, "latency_us": device.latency_us}
     for mode, each in found.items():
         facts |= {f"{mode}_us": each.us, f"{mode}_cpu_us": each.cpu_us, f"{mode}_reads": each.reads}

@@ -14,7 +14,7 @@ from bench.__main__ import app
 from bench.frame import Report, Row
 from bench.latency import measure
 from bench.latency.engines import ENGINES, KEYED
-from bench.latency.events import Events
+from bench.latency.events import events
 from bench.latency.measure import Plan, problems_of
 from bench.peers.works import PEERS
 
@@ -102,10 +102,10 @@ def test_what_came_out_is_checked(numbers: list[list[int]], each: bool, said: tu
 
 def test_events_come_in_order_each_with_its_time() -> None:
     with (
-        Events(10_000, 500) as events,
-        socket.create_connection(("127.0.0.1", events.port)) as source,
+        events(10_000, 500) as coming,
+        socket.create_connection(("127.0.0.1", coming.port)) as source,
     ):
-        times = events.times()
+        times = coming.times()
         text = b""
         while text.count(b"\n") < 500:
             text += source.recv(1 << 16)
