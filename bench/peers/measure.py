@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import duckdb
-import msgspec
 import pyarrow.parquet as pq
 
 from asyncstate.changelog import ROW_KIND_COLUMN
@@ -50,19 +49,20 @@ def measure(
 ) -> list[Throughput]:
     """The figures of those of ``names`` that do this work; ``label`` is the work's name in the table."""
     group = f"{label}: {work.title}"
-    blanks = {
-        name: Throughput(name=PEERS[name].title, group=group, work=label, peer=name, keys=scale.keys)
-        for name in work.peers
-        if name in names
-    }
-    found: dict[str, list[Throughput]] = {}
-    for name, blank in blanks.items():
-        skipped = PEERS[name].missing
-        found[name] = [msgspec.structs.replace(blank, skipped=skipped)] if skipped else []
+
+    def blank(name: str) -> Throughput:
+        return Throughput(name=PEERS[name].title, group=group, work=label, peer=name, keys=scale.keys)
+
+    chosen = [name for name in work.peers if name in names]
+    found: dict[str, list[Throughput]] = {name: [] for name in chosen}
+    for name in chosen:
+        if PEERS[name].missing:
+            found[name] = [blank(name)]
+            found[name][0].skipped = PEERS[name].missing
     able = [name for name, known in found.items() if not known]
     for number in range(plan.repeat):
         folder = plan.folder / f"{work.name}-{scale.keys}-{number}"
-        bench = _Bench(work, scale, blanks, plan, folder, lambda text: tell(f"{label}: {text}"))
+        bench = _Bench(work, scale, blank, plan, folder, lambda text: tell(f"{label}: {text}"))
         # The order turns round each time: who follows whom should not matter, but might.
         for name, result in bench.run(able[:: -1 if number % 2 else 1]).items():
             found[name].append(result)
@@ -72,10 +72,11 @@ def measure(
 
 def _merged(results: Sequence[Throughput]) -> Throughput:
     """The seconds of all repetitions one behind the other; one that was not right before all others."""
-    bad = next((result for result in results if not result.right), None)
-    seconds = [each for result in results for each in result.seconds]
-    cpu_seconds = [each for result in results for each in result.cpu_seconds]
-    return bad or msgspec.structs.replace(results[0], seconds=seconds, cpu_seconds=cpu_seconds)
+    merged = next((result for result in results if not result.right), results[0])
+    if merged.right:
+        merged.seconds = [each for result in results for each in result.seconds]
+        merged.cpu_seconds = [each for result in results for each in result.cpu_seconds]
+    return merged
 
 
 @dataclass
@@ -84,7 +85,7 @@ class _Bench:
 
     work: Work
     scale: Scale
-    blanks: Mapping[str, Throughput]
+    blank: Callable[[str], Throughput]
     plan: Plan
     folder: Path
     tell: Callable[[str], None]
@@ -139,23 +140,18 @@ class _Bench:
         found = {}
         for name, process in running.items():
             scale, run, timed = inputs[name][1], runs[name], process.timed
-            blank = msgspec.structs.replace(self.blanks[name], keys=scale.keys)
+            result = found[name] = self.blank(name)
+            result.keys = scale.keys
             if name in failed or timed is None:
-                why = failed.get(name, "it did not come to its end")
-                found[name] = msgspec.structs.replace(blank, failed=why)
+                result.failed = failed.get(name, "it did not come to its end")
             else:
                 self.tell(f"comparing with DuckDB: {name}")
                 expected = self.work.results[PEERS[name].result if PEERS[name].ours else ""]
                 outcome = check(run.input, expected, run.folder / "sink", run.first_kept, self.plan.cores)
-                first = scale.first_counted(self.work)
-                found[name] = msgspec.structs.replace(
-                    blank,
-                    rows=scale.rows,
-                    seconds=timed.seconds[first : first + scale.counted],
-                    cpu_seconds=timed.cpu_seconds[first : first + scale.counted],
-                    expected_rows=outcome.expected_rows,
-                    wrong=outcome.wrong,
-                )
+                result.expected_rows, result.wrong = outcome.expected_rows, outcome.wrong
+                first, result.rows = scale.first_counted(self.work), scale.rows
+                counted = slice(first, first + scale.counted)
+                result.seconds, result.cpu_seconds = timed.seconds[counted], timed.cpu_seconds[counted]
             shutil.rmtree(run.folder, ignore_errors=True)
         return found
 

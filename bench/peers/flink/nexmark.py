@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from bench.frame import CaseError, Report, Row
@@ -97,36 +96,30 @@ def _of_query(
 
     def check(name: str, _: int) -> None:
         tell(f"f: {spec.name}, checking: {name}")
+        result = results[name]
         if name in _OURS:
             run = runner.run(spec.name, _OURS[name][1])
-            expected_rows, wrong = run.expected_rows, list(run.problems)
-        elif (backend := FLINK_PEERS[name][1]) is not None:
+            result.expected_rows, result.wrong = run.expected_rows, list(run.problems)
+        elif (backend := FLINK_PEERS[name][1]) is not None:  # else there is no result
             outcome = flink.check_query(spec, events, sizes.check, backend)
-            expected_rows, wrong = outcome.expected_rows, outcome.wrong
-        else:  # no result
-            return
-        results[name] = msgspec.structs.replace(results[name], expected_rows=expected_rows, wrong=wrong)
+            result.expected_rows, result.wrong = outcome.expected_rows, outcome.wrong
 
     def measure(name: str, number: int) -> None:
         tell(f"f: {spec.name}, run {number + 1}/{plan.repeat}: {name}")
-        before = results[name]
-        if name not in _OURS:
-            spent = flink.query_seconds(spec, events, sizes, FLINK_PEERS[name][1])
-            results[name] = _with_difference(before, spent, sizes)
-            return
-        batch_ms, cpu_seconds = runner.dropped(spec.name, _OURS[name][1])
-        results[name] = msgspec.structs.replace(
-            before,
-            rows=runner.prepare().micro_batch_events,
-            seconds=[*before.seconds, statistics.median(batch_ms) / 1e3],
-            cpu_seconds=[] if cpu_seconds is None else [*before.cpu_seconds, cpu_seconds / len(batch_ms)],
-        )
+        result = results[name]
+        if name in _OURS:
+            batch_ms, cpu_seconds = runner.dropped(spec.name, _OURS[name][1])
+            result.rows = runner.prepare().micro_batch_events
+            result.seconds.append(statistics.median(batch_ms) / 1e3)
+            result.cpu_seconds += [] if cpu_seconds is None else [cpu_seconds / len(batch_ms)]
+        else:
+            _add(result, *flink.query_seconds(spec, events, sizes, FLINK_PEERS[name][1]), sizes)
 
     failed = in_turns(names, 1, check)
     able = [name for name in names if name not in failed and not results[name].wrong]
     failed |= in_turns(able, plan.repeat, measure)
     for name, why in failed.items():
-        results[name] = msgspec.structs.replace(results[name], failed=why, seconds=[])
+        results[name].failed, results[name].seconds = why, []
     return list(results.values())
 
 
@@ -136,24 +129,24 @@ def keyed(work: str, label: str, title: str, scale: Scale, plan: NexmarkPlan, te
     result = Throughput(name=called, group=f"{label}: {title}", work=label, peer="pyflink", keys=scale.keys)
     python = find_flink(plan.python)
     if isinstance(python, str):
-        return msgspec.structs.replace(result, skipped=python)
+        result.skipped = python
+        return result
     folder = plan.folder / "pyflink"
     folder.mkdir(parents=True, exist_ok=True)
     flink = Flink(python, folder, plan.cores)
     random = np.random.default_rng(plan.seed)
     sizes = Sizes(min(_CHECK_ROWS, scale.rows), max(1, scale.rows // _SHORT_SHARE), scale.rows)
-    check, short, long = (
-        random.integers(0, scale.keys, count).tolist() for count in (sizes.check, sizes.short, sizes.long)
-    )
+    counts = (sizes.check, sizes.short, sizes.long)
+    check, short, long = (random.integers(0, scale.keys, count).tolist() for count in counts)
     try:
         tell(f"{label}: checking pyflink")
         outcome = flink.check_keyed(kind, [key % 500 for key in check])
-        result = msgspec.structs.replace(result, expected_rows=outcome.expected_rows, wrong=outcome.wrong)
+        result.expected_rows, result.wrong = outcome.expected_rows, outcome.wrong
         for number in range(0 if result.wrong else plan.repeat):
             tell(f"{label}: pyflink, run {number + 1}/{plan.repeat}")
-            result = _with_difference(result, flink.keyed_seconds(kind, short, long), sizes)
+            _add(result, *flink.keyed_seconds(kind, short, long), sizes)
     except CaseError as error:
-        return msgspec.structs.replace(result, failed=str(error), seconds=[])
+        result.failed, result.seconds = str(error), []
     return result
 
 
@@ -171,18 +164,16 @@ def share_of_good(rows: Sequence[Row]) -> list[Row]:
     return [Row(name=name, facts={"share": share})]
 
 
-def _with_difference(result: Throughput, spent: tuple[Spent, Spent], sizes: Sizes) -> Throughput:
+def _add(result: Throughput, short: Spent, long: Spent, sizes: Sizes) -> None:
     """What the rows by which the long input is longer took; all of it when that is not to be told (tiny inputs)."""
-    before, long = spent
     rows = sizes.long - sizes.short
-    if long.seconds <= before.seconds:
-        rows, before = sizes.long, Spent(0.0, 0.0)
-    scale = (result.rows or rows) / rows
-    cpu = result.cpu_seconds
-    if long.cpu_seconds is not None and before.cpu_seconds is not None:
-        cpu = [*cpu, (long.cpu_seconds - before.cpu_seconds) * scale]
-    seconds = [*result.seconds, (long.seconds - before.seconds) * scale]
-    return msgspec.structs.replace(result, rows=result.rows or rows, seconds=seconds, cpu_seconds=cpu)
+    if long.seconds <= short.seconds:
+        rows, short = sizes.long, Spent(0.0, 0.0)
+    result.rows = result.rows or rows
+    scale = result.rows / rows
+    result.seconds.append((long.seconds - short.seconds) * scale)
+    if long.cpu_seconds is not None and short.cpu_seconds is not None:
+        result.cpu_seconds.append((long.cpu_seconds - short.cpu_seconds) * scale)
 
 
 def _blank(work: str, title: str, peer: str, skipped: str = "") -> Throughput:
