@@ -83,7 +83,7 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
             )
     if spec.name == "temporal_join":  # Flink's way from rows to versions: the last row of a key
         made.append(
-            f"CREATE VIEW auction_versions AS SELECT id, category, rt FROM ("
+            "CREATE VIEW auction_versions AS SELECT id, category, rt FROM ("
             "SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY rt DESC) AS place FROM auction) WHERE place = 1"
         )
     sink = ", ".join(f"`{name}` {_TYPES[kind]}" for name, kind in spec.columns.items())
