@@ -29,7 +29,7 @@ from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperat
 from asyncstate.operator import Row as InputRow
 from asyncstate.state import ValueStateDescriptor
 from bench.frame import Report, Row, turns
-from bench.frame.report import Output, Rounds, Seed, Tiny, costs, sides
+from bench.frame.report import Rounds, Seed, benchmark, costs, sides
 from bench.job import MODES, Job, config_of
 from bench.processor_time import Spent
 from operators import GroupAggregate, avg, count, udaf
@@ -191,23 +191,20 @@ def new_values(
     return sides(spent, added, next(iter(spent)), group=f"{name}, a new value, {mode}")
 
 
+@benchmark(keys=200, rows_a_key=5, rounds=1)
 def aggregates(
+    report: Report,
     keys: Annotated[int, typer.Option(min=1, help="Keys of a micro-batch.")] = 100_000,
     rows_a_key: Annotated[int, typer.Option(min=1, help="Rows of each.")] = 10,
     rounds: Rounds = 5,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Compare the ways of writing an aggregate function, and counts of distinct values, a row."""
-    sizes, added = (1_000, 100_000, 1_000_000), 20_000
-    if tiny:
-        keys, rows_a_key, rounds, sizes, added = 200, 5, 1, (100, 1_000), 100  # type: ignore[assignment]
-    with Report("aggregates", output, keys=keys, rows_a_key=rows_a_key) as report:
-        title = f"{keys:,} keys of {rows_a_key} rows, {added:,} new values of one key, medians of {rounds}"
-        report.section(title, costs("us"))
-        for mode in MODES:
-            folder = report.folder / mode
-            report.case("means", means, folder, mode, keys, rows_a_key, rounds, seed, group=mode)
-            for name in DISTINCT:
-                report.case(name, new_values, folder, mode, name, sizes, added, rounds, group=mode)
+    sizes, added = ([100, 1_000], 100) if report.tiny else ([1_000, 100_000, 1_000_000], 20_000)
+    title = f"{keys:,} keys of {rows_a_key} rows, {added:,} new values of one key, medians of {rounds}"
+    report.section(title, costs("us"))
+    for mode in MODES:
+        folder = report.folder / mode
+        report.case("means", means, folder, mode, keys, rows_a_key, rounds, seed, group=mode)
+        for name in DISTINCT:
+            report.case(name, new_values, folder, mode, name, sizes, added, rounds, group=mode)

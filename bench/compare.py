@@ -59,12 +59,10 @@ def compare(
     before: Annotated[Path | None, typer.Argument(help="A file of --output, such as micro.json.")] = None,
     after: Annotated[Path | None, typer.Argument(help="The same file of a later run.")] = None,
     threshold: Annotated[float, typer.Option(min=0, help="Changes up to this part are none.")] = 0.1,
-    same_machine: Annotated[
-        bool, typer.Option("--same-machine", help="Of two files: compare rates, too, not ratios alone.")
-    ] = False,
+    same_machine: Annotated[bool, typer.Option("--same-machine", help="Of two files: rates, too.")] = False,
     results: Annotated[
         Path | None,
-        typer.Option(help="Folder of --output to hold against the baseline, instead of measuring."),
+        typer.Option(help="An --output to hold against the baseline."),
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="Make the results the baseline.")] = False,
 ) -> None:

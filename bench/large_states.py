@@ -25,7 +25,7 @@ from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
 from bench.frame import Column, Report, Row, WrongResult, ratio
-from bench.frame.report import Folder, Output, Rounds, Tiny, figure, mib, numbers, times
+from bench.frame.report import Rounds, benchmark, figure, mib, numbers, times
 from bench.job import INPUT, MODES, Job, batches
 from bench.micro.operators import CountPerKey
 from bench.processor_time import Clocks, Spent
@@ -113,34 +113,30 @@ def costs(spent: list[Spent], rows: int) -> dict[str, Any]:
     return shown
 
 
+@benchmark(keys="2000", rows=500, micro_batches=3)
 def growth(
+    report: Report,
     keys: Annotated[str, typer.Option(help="Keys in the state, sizes with commas.")] = "1000000,10000000",
     rows: Annotated[int, typer.Option(min=1, help="Rows of a counted micro-batch.")] = 250_000,
     micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
     cache_share: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Room for this part of the rows in the caches.")
+        float | None, typer.Option(min=0, max=1, help="Part of the rows that caches hold.")
     ] = None,
-    tiny: Tiny = False,
-    folder: Folder = None,
-    output: Output = None,
 ) -> None:
     """Fill a state, then update keys of it at random: a row's cost, the slowest micro-batch, and memory, by size."""
-    if tiny:
-        keys, rows, micro_batches = "2000", 500, 3
-    with Report("growth", output, folder, tiny, rows=rows, cache_share=cache_share) as report:
-        report.section(f"Micro-batches of {rows:,} rows, by keys in the state", _GROWTH)
+    report.section(f"Micro-batches of {rows:,} rows, by keys in the state", _GROWTH)
 
-        def measure(size: int) -> Iterator[Row]:
-            place = report.folder / str(size)
-            place.mkdir()
-            found = report.alone(grown, str(place), size, rows, micro_batches, cache_share)
-            first = next((row.facts for row in report.rows if row.facts), found)
-            for clock in ("wall", "cpu"):
-                found[f"{clock}_by_first"] = found[f"{clock}_us"] / first[f"{clock}_us"]
-            yield Row(name=f"{size:,} keys", facts=found)
+    def measure(size: int) -> Iterator[Row]:
+        place = report.folder / str(size)
+        place.mkdir()
+        found = report.alone(grown, str(place), size, rows, micro_batches, cache_share)
+        first = next((row.facts for row in report.rows if row.facts), found)
+        for clock in ("wall", "cpu"):
+            found[f"{clock}_by_first"] = found[f"{clock}_us"] / first[f"{clock}_us"]
+        yield Row(name=f"{size:,} keys", facts=found)
 
-        for size in numbers(keys, "--keys"):
-            report.case(f"{size:,} keys", measure, size)
+    for size in numbers(keys, "--keys"):
+        report.case(f"{size:,} keys", measure, size)
 
 
 GRAINS: dict[str, Callable[[], Operator]] = {
@@ -215,21 +211,16 @@ def _compared(
         yield Row(name=name, group=f"{grain} grain, {mode}", facts=facts)
 
 
+@benchmark(keys=120_000, write_caches="4mb", rounds=1)
 def backfill(
+    report: Report,
     keys: Annotated[int, typer.Option(min=1_000, help="New keys in the micro-batch.")] = 4_000_000,
-    write_caches: Annotated[
-        str, typer.Option(help="Values of async-state.write-cache-size, with commas.")
-    ] = "256mb,64mb",
+    write_caches: Annotated[str, typer.Option(help="Values of write-cache-size.")] = "256mb,64mb",
     rounds: Rounds = 3,
-    tiny: Tiny = False,
-    output: Output = None,
 ) -> None:
     """Measure memory and time of a micro-batch of many new keys, with and without a bound for its writes."""
-    if tiny:
-        keys, write_caches, rounds = 120_000, "4mb", 1
     sizes = [UNBOUNDED, *(size.strip() for size in write_caches.split(","))]
-    with Report("backfill", output, tiny=tiny, keys=keys, rounds=rounds) as report:
-        report.section(f"{keys:,} new keys by write cache, medians of {rounds}", _BACKFILL)
-        for grain in GRAINS:
-            for mode in MODES:
-                report.case(f"{grain} grain, {mode}", _compared, report, grain, mode, keys, sizes, rounds)
+    report.section(f"{keys:,} new keys by write cache, medians of {rounds}", _BACKFILL)
+    for grain in GRAINS:
+        for mode in MODES:
+            report.case(f"{grain} grain, {mode}", _compared, report, grain, mode, keys, sizes, rounds)

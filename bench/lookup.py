@@ -20,7 +20,7 @@ from asyncstate.lookups import HttpLookup
 from asyncstate.testing import OperatorHarness
 from bench.frame import CaseError, Report, Row, turns
 from bench.frame.measure import serving
-from bench.frame.report import Output, Rounds, costs, sides
+from bench.frame.report import Rounds, benchmark, costs, sides
 from bench.processor_time import Clocks, Spent
 from operators import LookupJoin
 
@@ -82,17 +82,15 @@ def measure(address: str, keys: int, rounds: int) -> list[Row]:
     return sides(spent, 1, "sync", speed=True, scale=1e3)
 
 
+@benchmark(keys=5, latency=1.0, rounds=1)
 def lookup(
+    report: Report,
     keys: Annotated[int, typer.Option(min=1, help="Distinct keys of a micro-batch.")] = 500,
     latency: Annotated[float, typer.Option(min=0, help="Milliseconds until the service answers.")] = 10.0,
     rounds: Rounds = 7,
-    output: Output = None,
 ) -> None:
     """Ask an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed beside sync."""
-    with (
-        Report("lookup", output, keys=keys, latency_ms=latency) as report,
-        serving(_serve, latency / 1000) as line,
-    ):
+    with serving(_serve, latency / 1000) as line:
         title = f"{keys:,} distinct keys a micro-batch, {latency:g} ms an answer, medians of {rounds}"
         report.section(title, costs("ms", ""))
         report.case("lookup", measure, f"http://127.0.0.1:{line.recv()}", keys, rounds)

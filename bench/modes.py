@@ -32,7 +32,7 @@ from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
 from asyncstate.state import ValueStateDescriptor
 from bench.frame import Column, Figure, Report, Row, medians, turns
-from bench.frame.report import Output, Rounds, Seed, Tiny, times
+from bench.frame.report import Rounds, Seed, benchmark, times
 from bench.job import MODES, Job
 from bench.processor_time import Spent
 
@@ -209,20 +209,17 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
     return ordered[below], ordered[-1 - below]
 
 
+@benchmark(rows=200, keys=100, rounds=1)
 def modes(
+    report: Report,
     rows: Annotated[int, typer.Option(min=10, help="Rows a micro-batch.")] = 200_000,
     keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 1_000_000,
     rounds: Rounds = 10,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Compare async with sync for every built-in operator, on state in memory, in processor time."""
-    pairs = rounds * _PIECES
-    if tiny:
-        rows, keys, pairs = 200, 100, 1
-    with Report("modes", output, tiny=tiny, rows=rows, keys=keys, rounds=rounds) as report:
-        report.section(f"Async by sync, {rows:,} rows, {keys:,} keys, one core, without Spark", _COLUMNS)
-        for number, name in enumerate(CASES):
-            folder = str(report.folder / str(number))
-            report.case(name, measure, name, folder, (rows // _PIECES, keys), pairs, seed, alone=True)
+    pairs = 1 if report.tiny else rounds * _PIECES
+    report.section(f"Async by sync, {rows:,} rows, {keys:,} keys, one core, without Spark", _COLUMNS)
+    for number, name in enumerate(CASES):
+        folder = str(report.folder / str(number))
+        report.case(name, measure, name, folder, (rows // _PIECES, keys), pairs, seed, alone=True)

@@ -30,7 +30,7 @@ from asyncstate.storage.memtable import MemTable
 from asyncstate.storage.write_buffer import WriteBuffer
 from bench.frame import Column, Ratio, Report, Row, ratio, turns
 from bench.frame.measure import Side
-from bench.frame.report import Output, Rounds, Tiny, chosen, figure, times
+from bench.frame.report import Rounds, benchmark, chosen, figure, times
 from bench.job import MODES, batches
 from bench.micro.operators import CountPerKey, CountPerPair
 from bench.micro.sides import Place
@@ -149,23 +149,22 @@ def measure(rule: Rule, work: Work, mode: str, pairs: int, seed: int = 1) -> Rat
     return found
 
 
+@benchmark(rounds=1)
 def rules(
+    report: Report,
     names: Annotated[str, typer.Argument(help=f"{', '.join(RULES)}; with commas, or 'all'.")] = "all",
     rounds: Rounds = 7,
-    tiny: Tiny = False,
-    output: Output = None,
 ) -> None:
     """Compare micro-batches without each feedback rule with the same ones with it."""
-    with Report("rules", output) as report:
-        columns = (Column("lost", "ratio", times, "low high"), Column("spread", "low high"))
-        report.section(f"Without a rule by with it, medians of {rounds} pairs", columns)
+    columns = (Column("lost", "ratio", times, "low high"), Column("spread", "low high"))
+    report.section(f"Without a rule by with it, medians of {rounds} pairs", columns)
 
-        def row(name: str, work: str, mode: str) -> Iterator[Row]:
-            size = 50 if tiny else WORKS[work].rows
-            found = measure(RULES[name], replace(WORKS[work], rows=size), mode, 1 if tiny else rounds)
-            yield Row(name=f"{work}, {mode}", group=name, facts=figure(found))
+    def row(name: str, work: str, mode: str) -> Iterator[Row]:
+        size = 50 if report.tiny else WORKS[work].rows
+        found = measure(RULES[name], replace(WORKS[work], rows=size), mode, rounds)
+        yield Row(name=f"{work}, {mode}", group=name, facts=figure(found))
 
-        for name in chosen(names, RULES, "names"):
-            for work in RULES[name].works:
-                for mode in RULES[name].modes:
-                    report.case(f"{work}, {mode}", row, name, work, mode, group=name)
+    for name in chosen(names, RULES, "names"):
+        for work in RULES[name].works:
+            for mode in RULES[name].modes:
+                report.case(f"{work}, {mode}", row, name, work, mode, group=name)

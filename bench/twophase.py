@@ -19,7 +19,7 @@ from asyncstate.operator import BundleOperator
 from asyncstate.spark import MicroBatch
 from asyncstate.testing import net
 from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
-from bench.frame.report import Cores, Output, Rounds, Seed, Tiny, chosen, ms, percent, short, times
+from bench.frame.report import Cores, Rounds, Seed, benchmark, chosen, ms, percent, short, times
 from bench.processor_time import TreeClocks
 from bench.session import JobSide, session
 from operators import GroupAggregate, WindowAggregate, avg, count, max_, sum_, tumble
@@ -169,23 +169,18 @@ def measure(
     yield Row(name=case.name, facts=facts)
 
 
+@benchmark(cases="few,windows", rows=2_000, rounds=1)
 def two_phase(
+    report: Report,
     cases: Annotated[str, typer.Option(help=f"{', '.join(CASES)}; with commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     rounds: Rounds = 7,
     cores: Cores = 2,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Compare one-phase with two-phase aggregation on Spark, and what `auto` makes of it."""
-    if tiny:
-        cases, rows, rounds = "few,windows", 2_000, 1
     names = chosen(cases, CASES, "--cases")
-    with (
-        Report("two-phase", output, rows=rows, rounds=rounds, cores=cores, seed=seed) as report,
-        session("asyncstate-two-phase", report.folder, cores) as spark,
-    ):
+    with session("asyncstate-two-phase", report.folder, cores) as spark:
         report.section(f"{rows:,} rows a micro-batch, {cores} cores, medians of {rounds}", _COLUMNS, _NOTE)
         for case in (CASES[name] for name in names):
             folder = report.folder / case.name

@@ -15,7 +15,7 @@ import typer
 
 from bench.checkpoints import commits, recovery, sizes
 from bench.frame import Report, Row
-from bench.frame.report import Folder, Output, Seed, Tiny
+from bench.frame.report import Seed, benchmark
 
 CHANGED, STATE, WHOLE = "changed keys", "state", "long run"
 """Series of sizes: what grows, or that the run is long enough for the whole state to be rewritten."""
@@ -65,49 +65,45 @@ class Sizes:
 TINY = Sizes(2_000, (500,), 10, 3_000, 200, 1, 1_000, (10, 100), (1_000, 4_000), 10, (500,), 100)
 
 
+@benchmark()
 def checkpoints(
+    report: Report,
     part: Annotated[Part, typer.Option(help="What to measure.")] = Part.ALL,
     spark: Annotated[bool, typer.Option("--spark", help="Measure commits through Spark as well.")] = False,
     rounds: Annotated[
         int | None,
         typer.Option(min=20, help="Pairs of micro-batches for commits; two snapshot intervals at least."),
     ] = None,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    folder: Folder = None,
-    output: Output = None,
 ) -> None:
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""
-    much = TINY if tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
-    with Report("checkpoints", output, folder, tiny, seed=seed) as report:
-        if part in (Part.ALL, Part.COMMITS):
-            report.section(f"Commits, {much.commit_state:,} keys a partition", commits.COLUMNS, commits.NOTE)
-            for number, changed in enumerate(much.commit_changed):
-                for mode, enabled in (("sync", False), ("async", True)):
-                    place = report.folder / f"commits-{changed}-{mode}"
-                    size = much.commit_state, changed, much.commit_rounds, seed
-                    report.case(
-                        mode, commits.commit_cost, place, enabled, *size, None if number else commits.AIM
-                    )
-                    shutil.rmtree(place, ignore_errors=True)
-            if spark:
-                size = much.commit_state, much.commit_changed[0], much.commit_rounds, seed
-                report.case("on Spark", commits.spark_commit_cost, report, *size)
-        if part in (Part.ALL, Part.RECOVERY):
-            title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {recovery.DELTAS} deltas of "
-            report.section(f"{title}{much.recovery_changed:,} keys", recovery.COLUMNS, recovery.NOTE)
-            size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
-            report.case("recovery", recovery.recovery, report, *size)
-        if part in (Part.ALL, Part.BYTES):
-            report.section("Bytes in the checkpoint", sizes.COLUMNS, sizes.NOTE)
-            known: dict[tuple[int, int, int], dict[str, float]] = {}
+    much = TINY if report.tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
+    if part in (Part.ALL, Part.COMMITS):
+        report.section(f"Commits, {much.commit_state:,} keys a partition", commits.COLUMNS, commits.NOTE)
+        for number, changed in enumerate(much.commit_changed):
+            for mode, enabled in (("sync", False), ("async", True)):
+                place = report.folder / f"commits-{changed}-{mode}"
+                size = much.commit_state, changed, much.commit_rounds, seed
+                report.case(mode, commits.commit_cost, place, enabled, *size, None if number else commits.AIM)
+                shutil.rmtree(place, ignore_errors=True)
+        if spark:
+            size = much.commit_state, much.commit_changed[0], much.commit_rounds, seed
+            report.case("on Spark", commits.spark_commit_cost, report, *size)
+    if part in (Part.ALL, Part.RECOVERY):
+        title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {recovery.DELTAS} deltas of "
+        report.section(f"{title}{much.recovery_changed:,} keys", recovery.COLUMNS, recovery.NOTE)
+        size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
+        report.case("recovery", recovery.recovery, report, *size)
+    if part in (Part.ALL, Part.BYTES):
+        report.section("Bytes in the checkpoint", sizes.COLUMNS, sizes.NOTE)
+        known: dict[tuple[int, int, int], dict[str, float]] = {}
 
-            def bytes_of(series: str, name: str, size: tuple[int, int, int]) -> Iterator[Row]:
-                if size not in known:
-                    known[size] = sizes.checkpoint_bytes(report.folder / "bytes", *size, seed)
-                    shutil.rmtree(report.folder / "bytes")
-                yield Row(name=name, group=series, facts=known[size])
+        def bytes_of(series: str, name: str, size: tuple[int, int, int]) -> Iterator[Row]:
+            if size not in known:
+                known[size] = sizes.checkpoint_bytes(report.folder / "bytes", *size, seed)
+                shutil.rmtree(report.folder / "bytes")
+            yield Row(name=name, group=series, facts=known[size])
 
-            for series, state, changed, micro_batches in much.planned():
-                name = f"{changed:,} of {state:,} keys, {micro_batches} times"
-                report.case(name, bytes_of, series, name, (state, changed, micro_batches), group=series)
+        for series, state, changed, micro_batches in much.planned():
+            name = f"{changed:,} of {state:,} keys, {micro_batches} times"
+            report.case(name, bytes_of, series, name, (state, changed, micro_batches), group=series)

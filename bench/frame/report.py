@@ -7,6 +7,7 @@ after each row.
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import shutil
@@ -32,6 +33,7 @@ LOG = "spark.log"
 """What Spark says in a benchmark, in its scratch folder."""
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _MIB = 1 << 20
+_NAMED = inspect.Parameter.KEYWORD_ONLY
 T = TypeVar("T")
 
 Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")]
@@ -189,7 +191,7 @@ class Report:
         self.rows: list[Row] = []
         self._sections: list[tuple[str, Sequence[Column], str, int]] = []
         self._path = None if output is None else output / f"{bench}.json"
-        self._facts = {**facts, "machine": platform.platform(), "load_at_start": os.getloadavg()[0]}
+        self.facts = {**facts, "machine": platform.platform(), "load_at_start": os.getloadavg()[0]}
         self.folder = Path(tempfile.mkdtemp(prefix=f"asyncstate-{bench}-", dir=made(folder)))
         self._console = Console()
         self._status = self._console.status("") if self._console.is_terminal else None
@@ -212,7 +214,7 @@ class Report:
         self.rows += rows
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            document = msgspec.json.encode({**self._facts, "results": self.rows})
+            document = msgspec.json.encode({**self.facts, "results": self.rows}, enc_hook=str)
             self._path.write_bytes(msgspec.json.format(document, indent=2) + b"\n")
 
     def case(
@@ -354,3 +356,27 @@ def sides(
         found = ratio(spent[base], mine) if speed else ratio(mine, spent[base])
         rows.append(Row(name=name, group=group, facts={"cost": cost, "cpu": cpu, **figure(found)}))
     return rows
+
+
+def benchmark(**small: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The command of a benchmark: a function of its Report and of options of its own, which are facts of the Report.
+
+    All have ``--tiny``, ``--folder`` and ``--output``; ``small`` are what options are in a tiny run.
+    """
+
+    def command_of(function: Callable[..., None]) -> Callable[..., None]:
+        def command(*, tiny: bool, folder: Path | None, output: Path | None, **options: Any) -> None:
+            options |= small if tiny else {}
+            with Report(function.__name__.replace("_", "-"), output, folder, tiny, **options) as report:
+                function(report, **options)
+
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        common = (("tiny", Tiny, False), ("folder", Folder, None), ("output", Output, None))
+        own += [
+            inspect.Parameter(name, _NAMED, default=value, annotation=kind) for name, kind, value in common
+        ]
+        command.__signature__ = inspect.Signature([each.replace(kind=_NAMED) for each in own])  # type: ignore[attr-defined]
+        command.__annotations__, command.__doc__ = {}, function.__doc__
+        return command
+
+    return command_of

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bench.frame import Column, Report
-from bench.frame.report import Cores, Output, Tiny, chosen, numbers, plain
+from bench.frame.report import Cores, benchmark, chosen, numbers, plain
 from bench.latency.engines import ENGINES
 from bench.latency.measure import Plan, fixed_costs, latencies
 from bench.session import session
@@ -33,68 +33,59 @@ _STEADY = (
 )
 
 
+@benchmark()
 def latency(
-    work: Annotated[
-        str, typer.Option(help="a aggregates, b first rows, d a counter in Python; with commas.")
-    ] = "all",
-    rows: Annotated[
-        str, typer.Option(help="Rows a micro-batch, sizes with commas; none with ''.")
-    ] = "10,1000,10000",
+    report: Report,
+    work: Annotated[str, typer.Option(help="a aggregates, b first rows, d a counter.")] = "all",
+    rows: Annotated[str, typer.Option(help="Rows a micro-batch; or ''.")] = "10,1000,10000",
     engines: Annotated[
         str,
         typer.Option(help="Names with commas: ours-sync, ours-async, spark, spark-foreach, ...; or 'all'."),
     ] = "all",
     batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches a turn.")] = 8,
-    turns: Annotated[
-        int, typer.Option(min=1, help="Counted turns of each engine, behind one that is not.")
-    ] = 2,
+    turns: Annotated[int, typer.Option(min=1, help="Counted turns of each engine.")] = 2,
     keys: Annotated[int, typer.Option(min=1, help="Keys in the state.")] = 100_000,
-    rate: Annotated[
-        int, typer.Option(min=0, help="Events a second for the latency; 0 measures none.")
-    ] = 1_000,
+    rate: Annotated[int, typer.Option(min=0, help="Events a second; or 0.")] = 1_000,
     seconds: Annotated[float, typer.Option(min=0.5, help="Counted seconds at that rate.")] = 15.0,
     cores: Cores = 2,
-    tiny: Tiny = False,
-    output: Output = None,
 ) -> None:
     """What a small micro-batch costs, and how long events take, beside Spark's own stateful operators."""
     works = chosen(work, ENGINES, "--work")
     sizes = numbers(rows, "--rows") if rows else ()
     known = dict.fromkeys(engine.name for each in ENGINES.values() for engine in each)
     names = chosen(engines, known, "--engines")
-    with Report("latency", output, cores=cores, keys=keys) as report:
-        plan = Plan(
-            folder=report.folder,
-            engines=names,
-            keys=keys,
-            steady_keys=min(keys, _KEY_SECONDS * rate),
-            sizes=sizes,
-            batches=batches,
-            turns=turns,
-            rate=rate,
-            seconds=seconds,
-            warm_up=_WARM_UP_SECONDS,
-        )
-        if tiny:
-            works, names = ["a"], ["ours-sync", "spark"]
-            small = {"sizes": (10,), "batches": 1, "turns": 1, "opening": 1}
-            plan = Plan(report.folder, names, 100, 100, **small, rate=100, seconds=0.5, warm_up=0.5)  # type: ignore[arg-type]
-        for each in works:
-            for engine in ENGINES[each]:
-                if engine.missing and engine.name in names:
-                    report.say(f"{each}: left out: {engine.title}: {engine.missing}")
-        report.tell("starting Spark")
-        with session("latency", report.folder, cores, _CONF) as spark:
-            columns = []
-            for size in plan.sizes:
-                columns += [
-                    Column(f"{size:,} ms", f"ms_{size}", _whole, f"low_{size} high_{size}"),
-                    Column(f"{size:,} spread", f"low_{size} high_{size}", _whole),
-                    Column("CPU ms", f"cpu_ms_{size}", _whole),
-                ]
-            report.section("A micro-batch of few rows, ms from trigger to commit; medians", columns)
-            for each in works if plan.sizes else ():
-                fixed_costs(spark, each, plan, report)
-            report.section("From event to output, default trigger, at a steady rate", _STEADY)
-            for each in works if plan.rate else ():
-                latencies(spark, each, plan, report)
+    plan = Plan(
+        folder=report.folder,
+        engines=names,
+        keys=keys,
+        steady_keys=min(keys, _KEY_SECONDS * rate),
+        sizes=sizes,
+        batches=batches,
+        turns=turns,
+        rate=rate,
+        seconds=seconds,
+        warm_up=_WARM_UP_SECONDS,
+    )
+    if report.tiny:
+        works, names = ["a"], ["ours-sync", "spark"]
+        small = {"sizes": (10,), "batches": 1, "turns": 1, "opening": 1}
+        plan = Plan(report.folder, names, 100, 100, **small, rate=100, seconds=0.5, warm_up=0.5)  # type: ignore[arg-type]
+    for each in works:
+        for engine in ENGINES[each]:
+            if engine.missing and engine.name in names:
+                report.say(f"{each}: left out: {engine.title}: {engine.missing}")
+    report.tell("starting Spark")
+    with session("latency", report.folder, cores, _CONF) as spark:
+        columns = []
+        for size in plan.sizes:
+            columns += [
+                Column(f"{size:,} ms", f"ms_{size}", _whole, f"low_{size} high_{size}"),
+                Column(f"{size:,} spread", f"low_{size} high_{size}", _whole),
+                Column("CPU ms", f"cpu_ms_{size}", _whole),
+            ]
+        report.section("A micro-batch of few rows, ms from trigger to commit; medians", columns)
+        for each in works if plan.sizes else ():
+            fixed_costs(spark, each, plan, report)
+        report.section("From event to output, default trigger, at a steady rate", _STEADY)
+        for each in works if plan.rate else ():
+            latencies(spark, each, plan, report)

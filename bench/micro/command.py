@@ -15,7 +15,7 @@ import typer
 from asyncstate.operator import Operator
 from bench.frame import Report, Row
 from bench.frame.measure import Side
-from bench.frame.report import Output, Rounds, Seed, Tiny
+from bench.frame.report import Rounds, Seed, benchmark
 from bench.job import INPUT
 from bench.micro import iteration, state_path
 from bench.micro.operators import (
@@ -118,22 +118,19 @@ CASES: Mapping[str, Sequence[Case]] = {
 """By what runs in a process of its own."""
 
 
+@benchmark(state_keys=2_000, unique_keys=500, rounds=1)
 def micro(
+    report: Report,
     state_keys: Annotated[int, typer.Option(min=100, help="Keys in the state.")] = 1_000_000,
     unique_keys: Annotated[int, typer.Option(min=10, help="Unique keys (records) a micro-batch.")] = 100_000,
     rounds: Rounds = 9,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Compare bundle and record grain with hand-written rocksdict code, on one core."""
-    if tiny:
-        state_keys, unique_keys, rounds = 2_000, 500, 1
-    with Report("micro", output, tiny=tiny, state_keys=state_keys, rounds=rounds, seed=seed) as report:
-        title = f"us a key or row, {unique_keys:,} of {state_keys:,} keys, medians of {rounds} pairs"
-        report.section(title, COLUMNS)
-        for name in CASES:
-            report.case(name, measured, name, Size(state_keys, unique_keys, seed), rounds, alone=True)
+    title = f"us a key or row, {unique_keys:,} of {state_keys:,} keys, medians of {rounds} pairs"
+    report.section(title, COLUMNS)
+    for name in CASES:
+        report.case(name, measured, name, Size(state_keys, unique_keys, seed), rounds, alone=True)
 
 
 def measured(name: str, size: Size, rounds: int) -> list[Row]:

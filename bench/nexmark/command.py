@@ -10,7 +10,7 @@ import typer
 
 from bench.frame import Column, Figure, Report, Row
 from bench.frame.measure import in_turns
-from bench.frame.report import Cores, Output, Seed, mib, short, times
+from bench.frame.report import Cores, Seed, benchmark, mib, short, times
 from bench.nexmark.queries import PLANS
 from bench.nexmark.runner import NexmarkRunner, QueryResult, RunSettings, check_queries, start_session
 
@@ -46,21 +46,22 @@ class Enabled(enum.StrEnum):
         return {Enabled.FALSE: (False,), Enabled.TRUE: (True,), Enabled.BOTH: (False, True)}[self]
 
 
+@benchmark(events=20_000)
 def nexmark(
+    report: Report,
     queries: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "q4,q18",
     events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
     enabled: Annotated[
         Enabled, typer.Option("--async-state.enabled", help="Run with sync or async state, or both.")
     ] = Enabled.BOTH,
     micro_batch_events: Annotated[
-        int | None, typer.Option(min=1, help="Events a micro-batch; by default a tenth of all.")
+        int | None, typer.Option(min=1, help="Events a micro-batch; a tenth of all.")
     ] = None,
     cores: Cores = 2,
     seed: Seed = 0,
     repeat: Annotated[
         int, typer.Option(min=1, help="Runs of each query and mode, alternating; the median one is shown.")
     ] = 1,
-    output: Output = None,
     explain: Annotated[
         str | None, typer.Option(help="Show how this query would run, and run nothing.")
     ] = None,
@@ -68,27 +69,24 @@ def nexmark(
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
     how = "one run each, sync first" if repeat == 1 else f"median of {repeat} alternating runs"
     title = f"Nexmark, {events:,} events, {cores} cores, {how}"
-    with Report("nexmark", output, events=events, cores=cores, seed=seed) as report:
-        names = PLANS if queries == "all" else [name.strip() for name in queries.split(",")]
-        chosen = check_queries(names if explain is None else [explain])
-        settings = RunSettings(
-            report.folder, events, micro_batch_events or -(-events // _BATCHES), cores, seed
-        )
-        report.tell("starting Spark")
-        spark = start_session(settings)
-        runner = NexmarkRunner(spark, settings)
-        try:
-            if explain is not None:
-                report.say(runner.explain(explain))
-                return
-            report.tell(f"generating {events:,} events")
-            runner.prepare()
-            report.section(title, _COLUMNS, _NOTE)
-            for query in chosen:
-                run_modes(report, runner, query, enabled.modes, repeat)
-        finally:
-            runner.close()
-            spark.stop()
+    names = PLANS if queries == "all" else [name.strip() for name in queries.split(",")]
+    chosen = check_queries(names if explain is None else [explain])
+    settings = RunSettings(report.folder, events, micro_batch_events or -(-events // _BATCHES), cores, seed)
+    report.tell("starting Spark")
+    spark = start_session(settings)
+    runner = NexmarkRunner(spark, settings)
+    try:
+        if explain is not None:
+            report.say(runner.explain(explain))
+            return
+        report.tell(f"generating {events:,} events")
+        runner.prepare()
+        report.section(title, _COLUMNS, _NOTE)
+        for query in chosen:
+            run_modes(report, runner, query, enabled.modes, repeat)
+    finally:
+        runner.close()
+        spark.stop()
 
 
 def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence[bool], repeat: int) -> None:

@@ -1,9 +1,10 @@
 """Nexmark events as Spark column expressions over a sequence of event ids.
 
 Owns: ``GeneratorConfig``, the fixed numbers of the benchmark, the schema of the wide event row and the expressions of
-its columns.
+its columns; ``Draws`` (numbers from a hash of the event id) and ``TextPool`` (random text by slicing a constant).
 Invariant: the row of an id depends on the id and the configuration only: streaming, batch, any partitioning
-and any scale give the same rows. Built-in expressions only: Spark compiles them, and no Python runs.
+and any scale give the same rows. No expression can overflow, so that ANSI mode is no matter. Built-in expressions only:
+Spark compiles them, and no Python runs.
 Must not import asyncstate beyond its errors.
 
 Source: ``NexmarkConfiguration`` and the generator of github.com/nexmark/nexmark, with these differences: event times
@@ -12,13 +13,15 @@ have microseconds, strings are cut from a constant random text, and the first pe
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
 
 from asyncstate.errors import ConfigurationError
-from bench.nexmark.randomness import Draws, TextPool
 
 PERSON, AUCTION, BID = 0, 1, 2
 """The values of ``event_type``."""
@@ -65,6 +68,12 @@ _HOT_CHANNELS, _CHANNELS = ("Google", "Facebook", "Baidu", "Apple"), 10_000
 _PERSON_BYTES, _AUCTION_BYTES, _BID_BYTES = 200, 500, 100  # on average, filled up by ``extra``
 _TEXT_POOL_BYTES, _URL_POOL_BYTES, _LONG_BYTES = 1 << 16, 1 << 13, 8
 _MAX_RATE = 1_000_000
+
+
+_DRAW_BITS = 53
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+_MIN_STRING_LENGTH = 3
+_GAP_RATIO = 13
 
 
 @dataclass(frozen=True)
@@ -235,3 +244,84 @@ def _channel_and_url(config: GeneratorConfig) -> tuple[Column, Column]:
     directories = [pool.string(draws, f"channel.directory{i}", 5) for i in range(3)]
     url = F.concat_ws("/", F.lit("https://www.nexmark.com"), *directories, F.lit("item.htm?query=1"))
     return channel, F.concat(url, F.coalesce(suffix, F.lit("")))
+
+
+def stable_hash(*parts: object) -> int:
+    """A 63-bit number from the text of ``parts``, the same in every process."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers for the entity that ``entity_id`` (a bigint column) names, independent by field."""
+
+    entity_id: Column
+    seed: int
+
+    def bits(self, field: str) -> Column:
+        return F.shiftrightunsigned(
+            F.xxhash64(F.lit(stable_hash(self.seed, field)), self.entity_id), 64 - _DRAW_BITS
+        )
+
+    def below(self, field: str, bound: int | Column) -> Column:
+        """A bigint from [0, bound); the bias is below bound / 2**53."""
+        return self.bits(field) % (F.lit(bound).cast("bigint") if isinstance(bound, int) else bound)
+
+    def uniform(self, field: str) -> Column:
+        return self.bits(field) / F.lit(float(2**_DRAW_BITS))
+
+    def chance(self, field: str, ratio: int) -> Column:
+        """True with probability ``1 - 1 / ratio``."""
+        return self.below(field, ratio) > 0
+
+    def choice(self, field: str, values: Sequence[str]) -> Column:
+        index = self.below(field, len(values)).cast("int")
+        return F.get(F.array(*[F.lit(value) for value in values]), index)
+
+
+@dataclass(frozen=True)
+class TextPool:
+    """Random ASCII text, cut from a constant: some nanoseconds a string however long it is.
+
+    Bytes, because a slice of bytes is a copy while a slice of a string walks over the characters before it.
+    """
+
+    data: bytes
+
+    @classmethod
+    @lru_cache(maxsize=8)
+    def letters(cls, seed: int, size: int) -> TextPool:
+        return cls(_letters(seed, "letters", size))
+
+    @classmethod
+    @lru_cache(maxsize=8)
+    def words(cls, seed: int, size: int, separator: str) -> TextPool:
+        """Lower-case letters with ``separator`` in every 13th place on average."""
+        letters, gaps = _letters(seed, "words", size), _uniform_bytes(seed, "gaps", size, _GAP_RATIO)
+        return cls(
+            bytes(ord(separator) if gap == 0 else letter for letter, gap in zip(letters, gaps, strict=True))
+        )
+
+    def exact_string(self, draws: Draws, field: str, length: Column, max_length: int) -> Column:
+        """``length`` characters (an int column, at most ``max_length``)."""
+        start = draws.below(f"{field}.start", len(self.data) - max_length) + 1
+        return F.substring(F.lit(self.data), start.cast("int"), length).cast("string")
+
+    def string(self, draws: Draws, field: str, max_length: int) -> Column:
+        """From 3 to ``max_length - 1`` characters, blanks at the ends removed."""
+        length = draws.below(f"{field}.length", max_length - _MIN_STRING_LENGTH) + _MIN_STRING_LENGTH
+        return F.trim(self.exact_string(draws, field, length.cast("int"), max_length))
+
+
+def _uniform_bytes(seed: int, name: str, size: int, bound: int) -> bytes:
+    """``size`` numbers from [0, bound), none more likely than another."""
+    limit = 256 // bound * bound
+    raw = hashlib.shake_128(f"{seed}/{name}".encode()).digest(size * 2)
+    values = bytes(byte % bound for byte in raw if byte < limit)
+    assert len(values) >= size, "twice the bytes leave enough after rejection"
+    return values[:size]
+
+
+def _letters(seed: int, name: str, size: int) -> bytes:
+    return bytes(_LETTERS[value] for value in _uniform_bytes(seed, name, size, len(_LETTERS)))

@@ -19,12 +19,31 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
 
 import operators as ops
+from asyncstate.changelog import RowKind
 from asyncstate.dataflow import Stream
 from asyncstate.lookups import TableLookup
-from bench.nexmark.events import auctions, bids, inserts, people
+from bench.nexmark.generator import AUCTION, BID, PERSON
 
 Plan = Callable[[Stream], Stream]
 """From the events, narrowed to what the query needs, to its changelog."""
+
+
+def people(events: Stream) -> Stream:
+    return events.where(f"event_type = {PERSON}").select("person.*")
+
+
+def auctions(events: Stream) -> Stream:
+    return events.where(f"event_type = {AUCTION}").select("auction.*")
+
+
+def bids(events: Stream) -> Stream:
+    return events.where(f"event_type = {BID}").select("bid.*")
+
+
+def inserts(rows: Stream) -> Stream:
+    """Rows that only ever are added, as a changelog."""
+    return rows.with_columns(row_kind=f"'{RowKind.INSERT.text}'")
+
 
 _SIDES = 10_000
 _EUROS = "CAST(0.908BD * price AS DECIMAL(23, 3)) AS price"

@@ -22,7 +22,6 @@ from asyncstate.dataflow import Stream
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
-from bench.nexmark.events import narrow
 from bench.nexmark.generator import GeneratorConfig
 from bench.nexmark.oracle import (
     PROCESSING_START_US,
@@ -32,7 +31,7 @@ from bench.nexmark.oracle import (
     register_events,
 )
 from bench.nexmark.queries import ALL_PLANS
-from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
+from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, narrow, write_events
 from bench.processor_time import Spent, TreeClocks, tree_times
 from bench.session import local_session
 

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is re
 
 from asyncstate.errors import ConfigurationError
 from bench.nexmark.generator import EVENT_SCHEMA, MAX_EVENT_ID, GeneratorConfig, events
+from bench.nexmark.oracle import EVENT_KINDS, QuerySpec
 
 CODEGEN_SETTINGS = {"spark.sql.codegen.hugeMethodLimit": "8000"}
 """HotSpot does not compile methods above 8000 bytes; as one such, the event columns run five times slower."""
@@ -91,3 +92,19 @@ def file_stream(spark: SparkSession, source: EventFiles) -> DataFrame:
     """The events as a file stream; the trigger ``availableNow`` makes ``source.micro_batches`` of it."""
     reader = spark.readStream.schema(EVENT_SCHEMA).option("maxFilesPerTrigger", source.files_per_micro_batch)
     return reader.parquet(str(source.path))
+
+
+def narrow(events: DataFrame, spec: QuerySpec) -> DataFrame:
+    """The kinds of events and the fields that a query needs, still as wide rows; for a stream or a batch.
+
+    Done before ``foreachBatch``, because behind it Spark no longer tells the file reader what is unused.
+    """
+    kinds = [EVENT_KINDS.index(kind) for kind in spec.needs]
+    structs = [
+        F.when(
+            F.col("event_type") == EVENT_KINDS.index(kind), F.struct(*[f"{kind}.{field}" for field in fields])
+        )
+        for kind, fields in spec.needs.items()
+    ]
+    named = [struct.alias(kind) for kind, struct in zip(spec.needs, structs, strict=True)]
+    return events.where(F.col("event_type").isin(kinds)).select("event_type", *named)

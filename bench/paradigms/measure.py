@@ -19,7 +19,7 @@ import typer
 from asyncstate.operator import InputSpec
 from bench.frame import Column, Figure, Report, Row, medians, ratio, turns
 from bench.frame.measure import Side
-from bench.frame.report import Output, Rounds, Seed, Tiny, figure, times
+from bench.frame.report import Rounds, Seed, benchmark, figure, times
 from bench.job import Job, config_of
 from bench.paradigms.base import ROWS, Form, Paradigm
 
@@ -85,11 +85,12 @@ def measure(paradigm: type[Paradigm], state_keys: int, records: int, rounds: int
         yield row
 
 
+@benchmark(state_keys=300, records=300, rounds=1)
 def paradigms(
+    report: Report,
     state_keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 50_000,
     records: Annotated[int, typer.Option(min=10, help="Records a micro-batch.")] = 50_000,
     rounds: Rounds = 5,
-    tiny: Tiny = False,
     slow: Annotated[
         bool,
         typer.Option(
@@ -97,7 +98,6 @@ def paradigms(
         ),
     ] = True,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Compare the nine paradigms in their forms, with sync and async state; iterations on a slow device too."""
     from bench.paradigms import PARADIGMS
@@ -105,16 +105,14 @@ def paradigms(
     from bench.slowdisk import measure as slowdisk
 
     plan = slowdisk.Plan(1_000_000, 1_000, 1_000, 3.0, 3, seed)
-    if tiny:
-        state_keys, records, rounds = 300, 300, 1
+    if report.tiny:
         plan = slowdisk.Plan(2_000, 100, 50, 0.1, 1, seed)
-    with Report("paradigms", output, tiny=tiny, state_keys=state_keys, rounds=rounds, seed=seed) as report:
-        title = f"us a record, {records:,} records on {state_keys:,} keys in memory, medians of {rounds}"
-        report.section(title, _COLUMNS)
-        for paradigm in PARADIGMS:
-            report.case(paradigm.title, measure, paradigm, state_keys, records, rounds, seed)
-        if slow and (library := command.delaying(report)) is not None:
-            report.section(
-                f"us a record, {plan.records:,} of {plan.state_keys:,} keys on a slow device", command.COLUMNS
-            )
-            slowdisk.run(report, ["p5", "p6", "p9"], ["1ms"], plan, library)
+    title = f"us a record, {records:,} records on {state_keys:,} keys in memory, medians of {rounds}"
+    report.section(title, _COLUMNS)
+    for paradigm in PARADIGMS:
+        report.case(paradigm.title, measure, paradigm, state_keys, records, rounds, seed)
+    if slow and (library := command.delaying(report)) is not None:
+        report.section(
+            f"us a record, {plan.records:,} of {plan.state_keys:,} keys on a slow device", command.COLUMNS
+        )
+        slowdisk.run(report, ["p5", "p6", "p9"], ["1ms"], plan, library)

@@ -13,7 +13,7 @@ import typer
 
 from asyncstate import __version__
 from bench.frame import Report
-from bench.frame.report import Cores, Folder, Output, Seed, Tiny, chosen, numbers
+from bench.frame.report import Cores, Seed, benchmark, chosen, numbers
 from bench.peers import measure
 from bench.peers.flink.nexmark import FLINK_PEERS, PYFLINK, NexmarkPlan, keyed, nexmark, share_of_good
 from bench.peers.flink.queries import FLINK_QUERIES
@@ -27,7 +27,9 @@ _SPARK_WORK = ("a", "b", "c", "d", "e", "g")
 _NEXMARK = "f"
 
 
+@benchmark(rows=600, keys="500", batches=1, warm_up=1, repeat=1, events=5_000)
 def peers(
+    report: Report,
     work: Annotated[
         str,
         typer.Option(
@@ -37,9 +39,7 @@ def peers(
     ] = ",".join(_SPARK_WORK),
     peers: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
-    keys: Annotated[
-        str, typer.Option(help="Keys of work a; the first number is that of b.")
-    ] = "1000000,10000000",
+    keys: Annotated[str, typer.Option(help="Keys of work a; b has the first number.")] = "1000000,10000000",
     batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches.")] = 5,
     warm_up: Annotated[int, typer.Option(min=0, help="Micro-batches that do not count.")] = 2,
     repeat: Annotated[int, typer.Option(min=1, help="Times to do it all, order reversed each time.")] = 1,
@@ -56,53 +56,38 @@ def peers(
             help="Python with apache-flink 2.3 or later; by default $ASYNCSTATE_FLINK_PYTHON, or this one."
         ),
     ] = None,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    folder: Folder = None,
-    output: Output = None,
 ) -> None:
     """Compare asyncstate with Spark's own operators, with Python code on Spark, and with Flink."""
     works = chosen(work, (*_SPARK_WORK, _NEXMARK), "--work")
-    sizes, check, slow_seconds = (
-        numbers(keys, "--keys"),
-        Scale(rows=2_000, keys=600, warm_up=0, counted=2),
-        15.0,
-    )
-    if tiny:
-        rows, sizes, batches, warm_up, repeat, events, slow_seconds = 600, (500,), 1, 1, 1, 5_000, 0.2
+    sizes, check = numbers(keys, "--keys"), Scale(rows=2_000, keys=600, warm_up=0, counted=2)
+    if report.tiny:
         check = Scale(rows=300, keys=100, warm_up=0, counted=1)
         works = ["a"] if works == list(_SPARK_WORK) else works
         peers = "ours-sync,spark-changelog" if peers == "all" else peers
     names = chosen(peers, (*PEERS, *FLINK_PEERS, "pyflink"), "--peers")
     asked = tuple(chosen(queries, FLINK_QUERIES, "--queries"))
-    amounts: dict[str, Any] = {
-        "rows": rows,
-        "batches": batches,
-        "warm_up": warm_up,
-        "repeat": repeat,
-        "seed": seed,
-    }
-    with Report("peers", output, folder, tiny, **amounts, **facts(cores)) as report:
-        plan = measure.Plan(report.folder, cores, repeat, slow_seconds, check)
-        flink = NexmarkPlan(
-            report.folder, events, cores, repeat, seed, flink_python, asked, checked_events or events
-        )
-        what = f"{events:,} events" if works == [_NEXMARK] else f"{rows:,} rows a micro-batch"
-        title = f"asyncstate and others: {what}, {cores} cores, medians of {batches * repeat}"
-        report.section(title, COLUMNS)
+    report.facts |= facts(cores)
+    plan = measure.Plan(report.folder, cores, repeat, 0.2 if report.tiny else 15.0, check)
+    flink = NexmarkPlan(
+        report.folder, events, cores, repeat, seed, flink_python, asked, checked_events or events
+    )
+    what = f"{events:,} events" if works == [_NEXMARK] else f"{rows:,} rows a micro-batch"
+    title = f"asyncstate and others: {what}, {cores} cores, medians of {batches * repeat}"
+    report.section(title, COLUMNS)
 
-        def results(name: str, label: str, scale: Scale) -> Iterator[Throughput]:
-            found = measure.measure(WORKS[name], scale, label, names, plan, report.tell)
-            if name in PYFLINK and "pyflink" in names:
-                found += [keyed(name, label, WORKS[name].title, scale, flink, report.tell)]
-            yield from beside(found)
+    def results(name: str, label: str, scale: Scale) -> Iterator[Throughput]:
+        found = measure.measure(WORKS[name], scale, label, names, plan, report.tell)
+        if name in PYFLINK and "pyflink" in names:
+            found += [keyed(name, label, WORKS[name].title, scale, flink, report.tell)]
+        yield from beside(found)
 
-        for each in works:
-            if each == _NEXMARK:
-                nexmark(names, flink, report)
-                report.add(*share_of_good(report.rows))
-            for label, name, number in _lines(each, rows, sizes):
-                report.case(label, results, name, label, Scale(rows, number, warm_up, batches, seed))
+    for each in works:
+        if each == _NEXMARK:
+            nexmark(names, flink, report)
+            report.add(*share_of_good(report.rows))
+        for label, name, number in _lines(each, rows, sizes):
+            report.case(label, results, name, label, Scale(rows, number, warm_up, batches, seed))
 
 
 def _lines(work: str, rows: int, keys: tuple[int, ...]) -> list[tuple[str, str, int]]:

@@ -16,11 +16,11 @@ from asyncstate.errors import ConfigurationError
 from asyncstate.testing import net
 from bench.nexmark import runner as runner_module
 from bench.nexmark.comparison import ComparisonResult
-from bench.nexmark.events import narrow
 from bench.nexmark.generator import GeneratorConfig
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import ALL_PLANS, PLANS
 from bench.nexmark.runner import NexmarkRunner, RunSettings, check_queries, percentile
+from bench.nexmark.sources import narrow
 from tests.spark.stored import Stored, stored_state
 
 if TYPE_CHECKING:
