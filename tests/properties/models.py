@@ -28,9 +28,11 @@ def by_key(table: Table, key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
     return found
 
 
-def grouped(table: Table, key: Sequence[int], aggregates: Sequence[Callable[[list[Row]], Any]]) -> Table:
-    """One row for each key: the key columns and each aggregate of its rows."""
-    groups = by_key(table, lambda row: tuple(row[at] for at in key))
+def grouped(
+    table: Table, key: Sequence[int], aggregates: Sequence[Callable[[list[Row]], Any]], always: bool = False
+) -> Table:
+    """One row for each key: the key columns and each aggregate of its rows; ``always``: also for no row at all."""
+    groups = by_key(table, lambda row: tuple(row[at] for at in key)) or ({(): []} if always else {})
     return Counter((*key, *(aggregate(rows) for aggregate in aggregates)) for key, rows in groups.items())
 
 
