@@ -10,9 +10,9 @@ import typer
 
 from bench.frame import Column, Figure, Report, Row
 from bench.frame.measure import in_turns
-from bench.frame.report import Cores, Seed, benchmark, mib, short, times
-from bench.nexmark.queries import PLANS
-from bench.nexmark.runner import NexmarkRunner, QueryResult, RunSettings, check_queries, start_session
+from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times
+from bench.nexmark.queries import ALL_PLANS, PLANS
+from bench.nexmark.runner import NexmarkRunner, QueryResult, RunSettings, start_session
 
 _BATCHES = 10
 
@@ -69,8 +69,8 @@ def nexmark(
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
     how = "one run each, sync first" if repeat == 1 else f"median of {repeat} alternating runs"
     title = f"Nexmark, {events:,} events, {cores} cores, {how}"
-    names = PLANS if queries == "all" else [name.strip() for name in queries.split(",")]
-    chosen = check_queries(names if explain is None else [explain])
+    names = queries if explain is None else explain
+    asked = chosen(",".join(PLANS) if names == "all" else names, ALL_PLANS, "--queries")
     settings = RunSettings(report.folder, events, micro_batch_events or -(-events // _BATCHES), cores, seed)
     report.tell("starting Spark")
     spark = start_session(settings)
@@ -82,7 +82,7 @@ def nexmark(
         report.tell(f"generating {events:,} events")
         runner.prepare()
         report.section(title, _COLUMNS, _NOTE)
-        for query in chosen:
+        for query in asked:
             run_modes(report, runner, query, enabled.modes, repeat)
     finally:
         runner.close()

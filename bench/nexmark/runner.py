@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,6 @@ import duckdb
 
 from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
-from asyncstate.errors import ConfigurationError
 from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
 from bench.nexmark.generator import GeneratorConfig
@@ -85,17 +84,6 @@ class QueryResult:
     @property
     def checked(self) -> bool:
         return not self.problems
-
-
-def check_queries(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, if there is a plan for each; ConfigurationError otherwise."""
-    chosen = tuple(names)
-    unknown = [name for name in chosen if name not in ALL_PLANS]
-    if unknown or not chosen:
-        raise ConfigurationError(
-            f"Nexmark: no query {', '.join(unknown) or 'was named'}; choose from {', '.join(ALL_PLANS)}"
-        )
-    return chosen
 
 
 def start_session(settings: RunSettings) -> SparkSession:

@@ -12,14 +12,13 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
 
 from asyncstate.dataflow import Stream
-from asyncstate.errors import ConfigurationError
 from asyncstate.testing import net
 from bench.nexmark import runner as runner_module
 from bench.nexmark.comparison import ComparisonResult
 from bench.nexmark.generator import GeneratorConfig
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import ALL_PLANS, PLANS
-from bench.nexmark.runner import NexmarkRunner, RunSettings, check_queries, percentile
+from bench.nexmark.runner import NexmarkRunner, RunSettings, percentile
 from bench.nexmark.sources import narrow
 from tests.spark.stored import Stored, stored_state
 
@@ -144,12 +143,6 @@ def test_a_run_is_timed_checked_and_a_wrong_result_is_kept(
     assert wrong.problems[0] == f"{right.expected_rows} rows are not expected"
     assert (tmp_path / "runs" / "q2-async" / "sink").is_dir()
     runner.close()
-
-
-def test_queries_without_a_plan_are_named() -> None:
-    assert check_queries(["q0", "q1"]) == ("q0", "q1")
-    with pytest.raises(ConfigurationError, match="no query q23, q99; choose from q0"):
-        check_queries(["q0", "q23", "q99"])
 
 
 @pytest.mark.parametrize(
