@@ -101,8 +101,12 @@ def mib(value: float) -> str:
     return plain(float(value) / _MIB)
 
 
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
 def ms(value: float) -> str:
-    return f"{1e3 * value:,.0f}"
+    return whole(1e3 * value)
 
 
 class Column(NamedTuple):

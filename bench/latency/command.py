@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bench.frame import Column, Report
-from bench.frame.report import Cores, benchmark, chosen, numbers, plain
+from bench.frame.report import Cores, benchmark, chosen, numbers, plain, whole
 from bench.latency.engines import ENGINES
 from bench.latency.measure import Plan, fixed_costs, latencies
 from bench.session import session
@@ -19,21 +19,19 @@ _CONF = {"spark.log.level": "OFF"}
 """Ending a query of Spark's interrupts its micro-batch, of which the log would be full; failures are raised."""
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 _STEADY = (
     Column("events /s", "rate"),
-    Column("p50 ms", "p50_ms", _whole, "p50_ms p95_ms"),
-    Column("p95 ms", "p95_ms", _whole),
-    Column("max ms", "max_ms", _whole),
-    Column("events a batch", "batch_events", _whole),
+    Column("p50 ms", "p50_ms", whole, "p50_ms p95_ms"),
+    Column("p95 ms", "p95_ms", whole),
+    Column("max ms", "max_ms", whole),
+    Column("events a batch", "batch_events", whole),
     Column("cores busy", "cpu_share", plain),
 )
 
 
-@benchmark()
+@benchmark(
+    work="a", rows="10", engines="ours-sync,spark", batches=1, turns=1, keys=100, rate=100, seconds=0.5
+)
 def latency(
     report: Report,
     work: Annotated[str, typer.Option(help="a aggregates, b first rows, d a counter.")] = "all",
@@ -64,12 +62,9 @@ def latency(
         turns=turns,
         rate=rate,
         seconds=seconds,
-        warm_up=_WARM_UP_SECONDS,
+        opening=1 if report.tiny else 2,
+        warm_up=0.5 if report.tiny else _WARM_UP_SECONDS,
     )
-    if report.tiny:
-        works, names = ["a"], ["ours-sync", "spark"]
-        small = {"sizes": (10,), "batches": 1, "turns": 1, "opening": 1}
-        plan = Plan(report.folder, names, 100, 100, **small, rate=100, seconds=0.5, warm_up=0.5)  # type: ignore[arg-type]
     for each in works:
         for engine in ENGINES[each]:
             if engine.missing and engine.name in names:
@@ -79,9 +74,9 @@ def latency(
         columns = []
         for size in plan.sizes:
             columns += [
-                Column(f"{size:,} ms", f"ms_{size}", _whole, f"low_{size} high_{size}"),
-                Column(f"{size:,} spread", f"low_{size} high_{size}", _whole),
-                Column("CPU ms", f"cpu_ms_{size}", _whole),
+                Column(f"{size:,} ms", f"ms_{size}", whole, f"low_{size} high_{size}"),
+                Column(f"{size:,} spread", f"low_{size} high_{size}", whole),
+                Column("CPU ms", f"cpu_ms_{size}", whole),
             ]
         report.section("A micro-batch of few rows, ms from trigger to commit; medians", columns)
         for each in works if plan.sizes else ():

@@ -51,7 +51,7 @@ class Plan:
     sizes: Sequence[int] = ()
     batches: int = 1
     turns: int = 1
-    opening: int = 2
+    opening: int = 1
     rate: int = 0
     seconds: float = 0.0
     warm_up: float = 0.0

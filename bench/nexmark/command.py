@@ -10,22 +10,18 @@ import typer
 
 from bench.frame import Column, Figure, Report, Row
 from bench.frame.measure import in_turns
-from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times
+from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times, whole
 from bench.nexmark.queries import ALL_PLANS, PLANS
 from bench.nexmark.runner import NexmarkRunner, QueryResult, RunSettings, start_session
 
 _BATCHES = 10
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 _COLUMNS = (
     Column("events /s", "events_per_second", short, ""),
     Column("CPU us", "cpu_us"),
-    Column("batch p50", "batch_ms_p50", _whole, "batch_ms_p50 batch_ms_p95"),
-    Column("batch p95", "batch_ms_p95", _whole),
+    Column("batch p50", "batch_ms_p50", whole, "batch_ms_p50 batch_ms_p95"),
+    Column("batch p95", "batch_ms_p95", whole),
     Column("state reads", "state_reads", short),
     Column("list gets", "read_batches", short),
     Column("cache hits", "cache_hits", short),
