@@ -61,7 +61,8 @@ def _serve(line: Connection, latency: float) -> None:
     asyncio.run(serve())
 
 
-def measure(address: str, keys: int, rounds: int) -> list[Row]:
+def measure(line: Connection, keys: int, rounds: int) -> list[Row]:
+    address = f"http://127.0.0.1:{line.recv()}"
     with ExitStack() as open_:
 
         def side(enabled: bool) -> Callable[[int], Spent]:
@@ -93,4 +94,4 @@ def lookup(
     with serving(_serve, latency / 1000) as line:
         title = f"{keys:,} distinct keys a micro-batch, {latency:g} ms an answer, medians of {rounds}"
         report.section(title, costs("ms", ""))
-        report.case("lookup", measure, f"http://127.0.0.1:{line.recv()}", keys, rounds)
+        report.case("lookup", measure, line, keys, rounds)
