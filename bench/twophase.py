@@ -159,7 +159,7 @@ def measure(
     keyed = list(counted) or [last.selectExpr("spark_partition_id()", "k", *parts)]
     facts: dict[str, Any] = {"rows": rows, "rows_exchanged": sum(one.distinct().count() for one in keyed)}
     facts["rows_operator"] = int(modes["two"].metrics(TOTALS)["rows_in"])
-    auto = [each["operators"][TOTALS] for each in list(modes["auto"].job.history)[WARM_UP:]]
+    auto = [each["operators"][TOTALS] for each in list(modes["auto"].job.history)[-rounds:]]
     facts["auto_local"] = statistics.mean(each["local_rows_in"] is not None for each in auto)
     for name, found in spent.items():
         facts[f"{name}_s"], facts[f"{name}_cpu_s"] = medians(found, scale=1)
