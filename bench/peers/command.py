@@ -27,7 +27,7 @@ _SPARK_WORK = ("a", "b", "c", "d", "e", "g")
 _NEXMARK = "f"
 
 
-@benchmark(rows=600, keys="500", batches=1, warm_up=1, repeat=1, events=5_000)
+@benchmark(rows=600, keys="500", batches=1, warm_up=0, repeat=1, events=5_000)
 def peers(
     report: Report,
     work: Annotated[
