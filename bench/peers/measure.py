@@ -188,7 +188,7 @@ def check(given: Input, result: Result, sink: Path, first: int, cores: int) -> C
         if result.upsert:  # of each key the row that was put out last: in one file a micro-batch, in order
             files, sink = f"{_text(sink)}/*/*.parquet", sink.with_name(f"{sink.name}-last")
             sink.mkdir()
-            kind = f"COLUMNS(name -> name NOT IN ('{ROW_KIND_COLUMN}', 'filename', 'file_row_number'))"
+            kind = f"COLUMNS(lambda name: name NOT IN ('{ROW_KIND_COLUMN}', 'filename', 'file_row_number'))"
             options = "hive_partitioning = false, filename = true, file_row_number = true"
             connection.execute(
                 f"""COPY (
