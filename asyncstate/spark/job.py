@@ -50,9 +50,13 @@ from asyncstate.spark.task_errors import own_mark, restore
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from asyncstate.changelog import Changelog
+    from asyncstate.sql.job import JobSql
 
 BatchFunction = Callable[..., object]
 """A function of the micro-batch's DataFrame and the MicroBatch."""
@@ -106,6 +110,7 @@ class StreamingJob:
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
+        self._statements: JobSql | None = None
         self._executor = SparkExecutor(spark, run)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
@@ -255,7 +260,43 @@ class StreamingJob:
         mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
+        if self._statements is not None:
+            self._statements.source(name, stream, df)
         return stream
+
+    def sql(self, statement: str, name: str | None = None) -> Any:
+        """Run a statement of Spark SQL over the job's sources; see ``docs/sql.md``.
+
+        A query returns its rows as a ``Stream``: after every micro-batch their net is what Spark's batch engine would
+        answer over all rows so far. ``name``: the name of the result, for later statements, and in the uids of its
+        operators. ``CREATE VIEW`` returns None, ``CREATE MATERIALIZED VIEW`` and ``INSERT INTO`` a sink of
+        ``job.sink`` return the stream, ``EXPLAIN`` a text. Raises SqlError, with the place in the statement and what to
+        do, for what cannot be kept right; nothing is added to the job then.
+        """
+        return self._sql.context.run(statement, name)
+
+    def sink(self, name: str, sink: Any) -> None:
+        """Name a sink for ``INSERT INTO``; it is what ``Stream.to`` takes."""
+        self._sql.context.add_sink(name, sink)
+
+    def view(self, name: str, stream: Stream) -> None:
+        """Name a stream of the graph for statements. Raises JobError for errors of the graph so far."""
+        self._sql.view(name, stream)
+
+    @property
+    def _sql(self) -> JobSql:
+        if self._statements is None:
+            from asyncstate.sql.job import JobSql
+
+            self._statements = JobSql(self._spark, self._facts_of)
+            flow = self._graph.flow
+            for node in flow.sources:
+                self._statements.source(node.name, Stream(flow, node), self._sources.frames[node.name])
+        return self._statements
+
+    def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
+        with self._driver.trial() as batch:
+            return self._graph.facts_of(stream.node, batch)
 
     def check(self) -> None:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
