@@ -43,7 +43,7 @@ Figures = dict[str, Figure]
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The figures of one benchmark by name; of which commit, when, and where they were measured."""
+    """The metrics of one benchmark by name, with their commit, date and machine."""
 
     commit: str
     date: str
@@ -58,13 +58,13 @@ class _Result(msgspec.Struct):
 def compare(
     before: Annotated[Path | None, typer.Argument(help="A file of --output, such as micro.json.")] = None,
     after: Annotated[Path | None, typer.Argument(help="The same file of a later run.")] = None,
-    threshold: Annotated[float, typer.Option(min=0, help="Changes up to this part are none.")] = 0.1,
+    threshold: Annotated[float, typer.Option(min=0, help="Ignore changes up to this fraction.")] = 0.1,
     same_machine: Annotated[bool, typer.Option("--same-machine", help="Of two files: rates, too.")] = False,
     results: Annotated[
         Path | None,
         typer.Option(help="An --output to hold against the baseline."),
     ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Make the results the baseline.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Store the results as the baseline.")] = False,
 ) -> None:
     """Show what has become worse; exit code 1 if a figure has.
 
@@ -73,15 +73,15 @@ def compare(
     """
     if (before is None) != (after is None) or (before is not None and (results is not None or update)):
         raise typer.BadParameter(
-            "give two files, or none and, if the benchmarks have run already, --results FOLDER"
+            "give two files, or none; if the benchmarks have already run, add --results FOLDER"
         )
     with Report("compare") as report:
         if before is not None and after is not None:
             old, new = (read_figures(path, same_machine) for path in (before, after))
             if not set(old) & set(new):
                 raise CaseError(
-                    f"{before} and {after} have no figure in common; give two files of the same benchmark (of Nexmark, "
-                    "which has rates only, with --same-machine)"
+                    f"{before} and {after} have no metric in common; give two files of the same benchmark (of "
+                    "Nexmark, which has rates only, with --same-machine)"
                 )
             _held_against(report, f"{after} against {before}", old, new, threshold)
         else:
@@ -119,20 +119,20 @@ def _held_against(report: Report, title: str, before: Figures, after: Figures, t
                 facts |= {when: figure.value, f"low_{when}": figure.low, f"high_{when}": figure.high}
         if old is not None and new is not None:
             gain = new.value / old.value if new.rate else old.value / new.value
-            apart = new.low > old.high or new.high < old.low
-            if apart and not 1 / (1 + threshold) <= gain <= 1 + threshold:
+            disjoint = new.low > old.high or new.high < old.low
+            if disjoint and not 1 / (1 + threshold) <= gain <= 1 + threshold:
                 facts["verdict"] = "better" if gain > 1 else "worse"
             facts["gain"] = gain
         report.add(Row(name=name, facts=facts))
 
 
 def read_figures(path: Path, same_machine: bool = False) -> Figures:
-    """The figures in a file of ``--output``, by name. Raises CaseError."""
+    """The metrics in a file of ``--output``, by name. Raises CaseError."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Result)
     except (OSError, msgspec.MsgspecError) as error:
         raise CaseError(
-            f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark has written with --output"
+            f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark wrote with --output"
         ) from None
     found = [pair for row in document.results for pair in row.figures.items()]
     return {name: figure for name, figure in found if same_machine or not figure.absolute}
@@ -147,12 +147,12 @@ def read_baseline(benchmark: str) -> Baseline:
         raise CaseError(f"{path}: there is no baseline of {benchmark}; --update writes it") from None
     except msgspec.MsgspecError as error:
         raise CaseError(
-            f"{path}: {error}; take it from version control again, or write it with --update"
+            f"{path}: {error}; restore it from version control, or write it with --update"
         ) from None
 
 
 def write_baseline(benchmark: str, figures: Figures) -> Path:
-    """Keep figures of this commit and machine, and none of before; a line a figure, so that a difference of versions
+    """Keep metrics of this commit and machine, and none of before; a line a figure, so that a difference of versions
     shows what has changed. Four digits: more were never measured. The path of the file."""
 
     def line(indent: str, name: str, value: object) -> str:
@@ -179,12 +179,12 @@ def write_baseline(benchmark: str, figures: Figures) -> Path:
 
 
 def results_in(folder: Path) -> dict[str, Figures]:
-    """The figures of each benchmark of ``MEASURED`` that has left its results in ``folder``. Raises CaseError."""
+    """The metrics of each benchmark of ``MEASURED`` that wrote its results to ``folder``. Raises CaseError."""
     found = {name: folder / f"{name}.json" for name in MEASURED}
     figures = {name: read_figures(path) for name, path in found.items() if path.exists()}
     if not figures:
         names = ", ".join(path.name for path in found.values())
-        raise CaseError(f"{folder}: none of {names} is there; give a folder that was an --output")
+        raise CaseError(f"{folder}: none of {names} exists; give a folder that was an --output")
     return figures
 
 
@@ -196,7 +196,5 @@ def _measured(report: Report) -> dict[str, Figures]:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             said = (done.stdout + done.stderr)[-LAST_WORDS:]
-            raise CaseError(
-                f"bench {name} has ended with {done.returncode}; the end of what it said:\n{said}"
-            )
+            raise CaseError(f"bench {name} ended with {done.returncode}; the end of its output:\n{said}")
     return results_in(report.folder)

@@ -68,10 +68,10 @@ class _Base(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """Micro-batch after micro-batch through the real runtime, store and delta.
+    """Runs micro-batches through the real runtime, store and delta.
 
-    ``resumed``: goes on where a Job in ``folder`` was when it was told to ``leave``. ``config`` and ``watermark`` may
-    be replaced between micro-batches. The store is kept in ``local``, by default in ``folder``, beside the checkpoint;
+    ``resumed``: goes on where a Job in ``folder`` was when it stopped after ``leave``. ``config`` and ``watermark`` may
+    be replaced between micro-batches. The store is kept in ``local``, by default in ``folder``, next to the checkpoint;
     ``on_output`` is given the output; ``wrap_store`` and ``memory`` are as in ``run_partition``.
     """
 

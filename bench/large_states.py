@@ -116,8 +116,10 @@ def costs(spent: list[Spent], rows: int) -> dict[str, Any]:
 @benchmark(keys="2000", rows=500, micro_batches=3)
 def growth(
     report: Report,
-    keys: Annotated[str, typer.Option(help="Keys in the state, sizes with commas.")] = "1000000,10000000",
-    rows: Annotated[int, typer.Option(min=1, help="Rows of a counted micro-batch.")] = 250_000,
+    keys: Annotated[
+        str, typer.Option(help="Keys in the state; sizes separated by commas.")
+    ] = "1000000,10000000",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a measured micro-batch.")] = 250_000,
     micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
     cache_share: Annotated[
         float | None, typer.Option(min=0, max=1, help="Part of the rows that caches hold.")
@@ -197,7 +199,7 @@ def _compared(
         for size in sizes[:: -1 if number % 2 else 1]:
             runs[size].append(report.alone(backfilled, grain, mode, keys, size))
     if len({run["content"] for found in runs.values() for run in found}) > 1:
-        raise WrongResult("other bytes were stored when writes were spilled")
+        raise WrongResult("spilled writes stored different bytes")
     spent = {
         size: [Spent(run["seconds"], run["cpu_seconds"]) for run in found] for size, found in runs.items()
     }

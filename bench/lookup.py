@@ -87,10 +87,10 @@ def measure(line: Connection, keys: int, rounds: int) -> list[Row]:
 def lookup(
     report: Report,
     keys: Annotated[int, typer.Option(min=1, help="Distinct keys of a micro-batch.")] = 500,
-    latency: Annotated[float, typer.Option(min=0, help="Milliseconds until the service answers.")] = 10.0,
+    latency: Annotated[float, typer.Option(min=0, help="Latency of the service in milliseconds.")] = 10.0,
     rounds: Rounds = 7,
 ) -> None:
-    """Ask an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed beside sync."""
+    """Query an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed by that of sync."""
     with serving(_serve, latency / 1000) as line:
         title = f"{keys:,} distinct keys a micro-batch, {latency:g} ms an answer, medians of {rounds}"
         report.section(title, costs("ms", ""))

@@ -134,6 +134,15 @@ CASES: Mapping[str, Case] = {
         event_time=True,
         share=0.5,
     ),
+    "OverAggregate": Case(
+        lambda: ops.OverAggregate([ops.sum_("value").alias("total")], ops.range_("10 seconds")),
+        event_time=True,
+        share=0.5,
+    ),
+    "ChangelogNormalize": Case(ops.ChangelogNormalize),
+    "TemporalJoin": Case(
+        lambda: ops.TemporalJoin("inner", suffixes=("", "_right")), inputs=2, event_time=True, share=0.5
+    ),
     "Rank": Case(lambda: ops.Rank("value", 3, rank_column="place"), share=0.5),
     "KeyedMap": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2),
     "KeyedMap, beyond the read cache": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2, keys_share=1.0),
@@ -157,6 +166,7 @@ _COLUMNS = (
     Column("95% interval", "low high"),
     Column("aim", "aim", times),
     Column("met", "met"),
+    Column("bytes /key", "bytes"),
 )
 
 
@@ -167,13 +177,18 @@ def measure(name: str, folder: str, size: tuple[int, int], pairs: int, seed: int
     keys = max(10, int(size[1] * (case.share if case.keys_share is None else case.keys_share)))
     specs = [InputSpec(_SCHEMA, ("key",), "time" if case.event_time else None)] * case.inputs
 
+    stored: list[float] = []  # bytes a key, with a row of each
+
     def side(mode: str) -> Callable[[tuple[int, pa.RecordBatch]], Spent]:
         config = resolve({"async-state.enabled": mode == "async"}, {})
         job = Job(Path(folder) / mode, case.make(), config, specs)
 
         def run(given: tuple[int, pa.RecordBatch]) -> Spent:
             job.watermark = _BASE_US + given[0] * _SPAN_US - 1  # the end of the micro-batch before
-            return job.timed(InputBatch(given[1], None, index) for index in range(case.inputs))
+            spent = job.timed(InputBatch(given[1], None, index) for index in range(case.inputs))
+            if given[0] == 0:
+                stored.append(job.statistics["state_bytes"] / keys)
+            return spent
 
         return run
 
@@ -189,15 +204,16 @@ def measure(name: str, folder: str, size: tuple[int, int], pairs: int, seed: int
     found, (low, high) = statistics.median(ratios), interval_of_median(ratios)
     met = "yes" if round(found, 2) >= AIM else "even" if low <= AIM <= high else "no"
     facts: dict[str, Any] = {"ratio": found, "low": low, "high": high, "aim": AIM, "met": met}
+    facts["bytes"] = stored[0]
     facts |= {mode: medians(each, case.inputs * number_of_rows)[1] for mode, each in spent.items()}
     return [Row(name=name, facts=facts, figures={name: Figure(found, low, high, rate=True)})]
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
-    """What the median of what ``values`` are drawn from lies between, with a confidence of 95% or somewhat more.
+    """Confidence interval (at least 95%) of the median of the distribution of ``values``.
 
-    By ranks, so whatever their distribution: as many values lie below that median as coins fall heads. Fewer than six
-    values cannot tell; of them the extremes.
+    By ranks, so for any distribution: the number of values below the median is binomial. Fewer than six
+    values are not enough for it; they give their extremes.
     """
     ordered = sorted(values)
     count = len(ordered)

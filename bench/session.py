@@ -88,7 +88,7 @@ class JobSide:
         run: RunPartition | None = None,
     ) -> None:
         own = {"async-state.local-dir": str(folder / "local"), **(options or {})}
-        self.job = StreamingJob(spark, str(folder / "checkpoint"), own, run=run)
+        self.job = StreamingJob(spark, str(folder / "checkpoint"), own, _run=run)
         self._run = self.job.micro_batch(apply)
         self._batches = 0
 

@@ -1,8 +1,8 @@
-"""One-phase against two-phase aggregation on Spark: what the local phase saves, and what it costs where keys are many.
+"""One-phase against two-phase aggregation on Spark: what partial aggregation saves, and what it costs with many keys.
 
 Owns: ``CASES``, how the keys are spread and which operator aggregates them, and ``bench two-phase``.
 Invariant: the input follows from case, rows and seed alone; the modes of a case read the same files, take turns at each
-micro-batch, and put out the same net rows.
+micro-batch, and emit the same net rows.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _COLUMNS = (
     Column("auto on", "auto_local", percent),
 )
 _NOTE = (
-    "rows of a micro-batch behind the partial aggregation (what the exchange carries) and at the "
-    "operator; then what one phase takes by what the others do; on: how often auto took two"
+    "rows of a micro-batch after the partial aggregation (which the exchange carries) and at the operator; then what "
+    "one phase takes by what the others do; on: how often auto took two"
 )
 
 
@@ -149,10 +149,10 @@ def measure(
     drawn = (_micro_batch(spark, case, folder, rows, batch, seed) for batch in range(WARM_UP + rounds))
     spent = turns(modes, rounds, drawn, warm_up=WARM_UP, clocks=TreeClocks)
     for name, output in kept.items():
-        # Netted: with several bundles a micro-batch, one phase also puts out what was for a moment.
+        # Netted: with several bundles a micro-batch, one phase also emits intermediate results.
         if net(output) != net(kept["one"]):
-            raise WrongResult(f"{name} puts out other rows than one phase")
-    # The rows behind a partial aggregation are not in the job's own figures.
+            raise WrongResult(f"{name} emits other rows than one phase")
+    # The rows after a partial aggregation are not in the job's own metrics.
     last = spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1)))
     parts = [f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"]
     counted = (last.selectExpr("spark_partition_id()", "k", part) for part in ("user", "item") if case.values)
@@ -172,7 +172,7 @@ def measure(
 @benchmark(cases="few,windows", rows=2_000, rounds=1)
 def two_phase(
     report: Report,
-    cases: Annotated[str, typer.Option(help=f"{', '.join(CASES)}; with commas, or 'all'.")] = "all",
+    cases: Annotated[str, typer.Option(help=f"{', '.join(CASES)}; separated by commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     rounds: Rounds = 7,
     cores: Cores = 2,

@@ -75,7 +75,7 @@ class DrivenJob(Job):
         return seconds
 
     def snapshot_with(self, rows: Iterable[pa.RecordBatch]) -> bool:
-        """Run one micro-batch and tell whether the checkpoint got a snapshot with it."""
+        """Run one micro-batch and return whether it wrote a snapshot to the checkpoint."""
         before = self.partition.snapshot
         self.run(rows)
         return self.partition.snapshot != before
@@ -158,7 +158,7 @@ def instead(files: Callable[[str], CheckpointFiles], *owners: object) -> Iterato
 
 @contextmanager
 def without_checkpoint() -> Iterator[None]:
-    """Micro-batches that run inside have no checkpoint; for this process, so not beside others."""
+    """Micro-batches inside the block have no checkpoint. It patches this process, so run no others at the same time."""
     with (
         instead(MemoryFiles),
         patch.object(task_commit, "create_snapshot", lambda *_: None),
@@ -171,6 +171,6 @@ def without_checkpoint() -> Iterator[None]:
 def run_without_checkpoint(
     spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
 ) -> Iterator[pa.RecordBatch | CommitRecord]:
-    """``run_partition`` without a checkpoint, for ``StreamingJob(run=...)``."""
+    """``run_partition`` without a checkpoint, for ``StreamingJob(_run=...)``."""
     with without_checkpoint():
         yield from run_partition(spec, partition, batches)

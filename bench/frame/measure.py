@@ -127,7 +127,7 @@ def isolated(function: Callable[..., T], *arguments: Any, environment: Mapping[s
                 raise CaseError(f"no result after {hours:g} hours; the process was ended") from None
         if code or not found.exists():
             said = log.read_text(errors="replace")[-LAST_WORDS:].strip()
-            raise CaseError(f"its process has ended with {code}; the end of what it said:\n{said}")
+            raise CaseError(f"its process ended with {code}; the end of its output:\n{said}")
         result: T = msgspec.json.decode(found.read_bytes(), type=get_type_hints(function)["return"])
         return result
 

@@ -38,16 +38,18 @@ def latency(
     rows: Annotated[str, typer.Option(help="Rows a micro-batch; or ''.")] = "10,1000,10000",
     engines: Annotated[
         str,
-        typer.Option(help="Names with commas: ours-sync, ours-async, spark, spark-foreach, ...; or 'all'."),
+        typer.Option(
+            help="Names separated by commas: ours-sync, ours-async, spark, spark-foreach, ...; or 'all'."
+        ),
     ] = "all",
-    batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches a turn.")] = 8,
+    batches: Annotated[int, typer.Option(min=1, help="Measured micro-batches per turn.")] = 8,
     turns: Annotated[int, typer.Option(min=1, help="Counted turns of each engine.")] = 2,
     keys: Annotated[int, typer.Option(min=1, help="Keys in the state.")] = 100_000,
     rate: Annotated[int, typer.Option(min=0, help="Events a second; or 0.")] = 1_000,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Counted seconds at that rate.")] = 15.0,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Measured seconds at that rate.")] = 15.0,
     cores: Cores = 2,
 ) -> None:
-    """What a small micro-batch costs, and how long events take, beside Spark's own stateful operators."""
+    """Measure small micro-batches and the latency of events, compared with Spark's own stateful operators."""
     works = chosen(work, ENGINES, "--work")
     sizes = numbers(rows, "--rows") if rows else ()
     known = dict.fromkeys(engine.name for each in ENGINES.values() for engine in each)

@@ -39,7 +39,7 @@ _KNOWN_SECONDS_MIN = 1.0
 class Plan:
     """How much, by the engines of these names.
 
-    Micro-batches of each of ``sizes`` rows, ``batches`` a turn behind ``opening`` ones, ``turns`` that count, on
+    Micro-batches of each of ``sizes`` rows, ``batches`` a turn after ``opening`` ones, ``turns`` that count, on
     ``keys`` keys. ``rate`` events a second for ``warm_up`` seconds that do not count and ``seconds`` that do, on
     ``steady_keys``.
     """
@@ -118,7 +118,7 @@ def fixed_costs(spark: SparkSession, work: str, plan: Plan, report: Report) -> N
 def _turn(
     spark: SparkSession, work: str, engine: Engine, plan: Plan, size: int, batches: int, opening: int
 ) -> tuple[list[float], list[float]]:
-    """Run the query from where it was until ``batches`` micro-batches behind the ``opening`` ones have been counted:
+    """Run the query from where it was until ``batches`` micro-batches after the ``opening`` ones have been counted:
     seconds of each, and the processor's of one on the mean, if known."""
     # A source that has ``size`` numbers for each micro-batch, at once, and costs nearly nothing.
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", size).load()
@@ -151,7 +151,7 @@ def _turn(
 
 
 def latencies(spark: SparkSession, work: str, plan: Plan, report: Report) -> None:
-    """A row an engine of a work, one behind the other. All have the sink that notes what comes."""
+    """One row per engine of a work, one after the other. All use the sink that records the output."""
     group = f"{work}: {WORKS[work].title}"
     for peer in dict.fromkeys(engine.peer for engine in chosen(work, plan.engines)):
         engine = Engine(peer, PEERS[peer].title, peer)
@@ -211,8 +211,8 @@ def problems_of(numbers: Sequence[npt.NDArray[np.int64]], plan: Plan, each: bool
     found, times = np.unique(np.concatenate(numbers), return_counts=True)
     wanted = np.arange(0 if each else max(0, plan.count - plan.steady_keys), plan.count)
     problems = (
-        (len(np.setdiff1d(wanted, found)), "events have not come out"),
-        (int((times > 1).sum()), "events have come out more than once"),
-        (len(np.setdiff1d(found, np.arange(plan.count))), "rows are of no event"),
+        (len(np.setdiff1d(wanted, found)), "events are missing in the output"),
+        (int((times > 1).sum()), "events are in the output more than once"),
+        (len(np.setdiff1d(found, np.arange(plan.count))), "rows belong to no event"),
     )
     return [f"{count:,} {what}" for count, what in problems if count]

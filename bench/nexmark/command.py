@@ -45,7 +45,7 @@ class Enabled(enum.StrEnum):
 @benchmark(events=20_000)
 def nexmark(
     report: Report,
-    queries: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "q4,q18",
+    queries: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "q4,q18",
     events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
     enabled: Annotated[
         Enabled, typer.Option("--async-state.enabled", help="Run with sync or async state, or both.")
@@ -56,11 +56,10 @@ def nexmark(
     cores: Cores = 2,
     seed: Seed = 0,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Runs of each query and mode, alternating; the median one is shown.")
+        int,
+        typer.Option(min=1, help="Runs of each query and mode, alternating; the table shows the median one."),
     ] = 1,
-    explain: Annotated[
-        str | None, typer.Option(help="Show how this query would run, and run nothing.")
-    ] = None,
+    explain: Annotated[str | None, typer.Option(help="Show the plan of this query and exit.")] = None,
 ) -> None:
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
     how = "one run each, sync first" if repeat == 1 else f"median of {repeat} alternating runs"
@@ -87,7 +86,7 @@ def nexmark(
 
 def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence[bool], repeat: int) -> None:
     """A row a mode, of the run of median duration, a wrong one before all others. A JVM is quicker at what it did
-    before, so the order turns. What a mode fails with stands in its row."""
+    before, so the order turns. What a mode fails with is in its row."""
     names = {"async" if mode else "sync": mode for mode in modes}
     runs: dict[str, list[QueryResult]] = {name: [] for name in names}
 
@@ -111,7 +110,9 @@ def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence
 
 def _fill(row: Row, run: QueryResult) -> None:
     row.facts = run.facts | {"result": "right" if run.checked else "WRONG"}
-    row.wrong = ["it differs from DuckDB's on the same events:", *run.problems] if run.problems else []
+    row.wrong = (
+        ["it differs from DuckDB's result for the same events:", *run.problems] if run.problems else []
+    )
     rate = run.facts["events_per_second"]
     if run.checked:
         figure = Figure(rate, rate, rate, rate=True, absolute=True)

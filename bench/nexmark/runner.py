@@ -198,7 +198,7 @@ class NexmarkRunner:
                 clock.advance(ms=PROCESSING_STEP_US // 1_000)
 
         job = StreamingJob(
-            self._spark, str(folder / "state"), own, f"nexmark-{query}", clock=clock, on_progress=keep
+            self._spark, str(folder / "state"), own, f"nexmark-{query}", _clock=clock, on_progress=keep
         )
         events = job.source("events", narrow(file_stream(self._spark, source), QUERIES[query]))
         declare(query, events).to(_writer(sink), name="result")

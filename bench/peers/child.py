@@ -1,7 +1,7 @@
 """What runs in a peer's process.
 
 Owns: the session, the streaming query, the turn that each micro-batch waits for.
-Invariant: a micro-batch does nothing before it is told to, but what Spark does before ``foreachBatch``: planning and
+Invariant: a micro-batch does nothing before its turn except what Spark does before ``foreachBatch``: planning and
 the log of its offsets, which follow the micro-batch before.
 """
 
@@ -45,7 +45,7 @@ class Turns:
             try:
                 self._line.recv()
             except EOFError:
-                os._exit(1)  # whoever gives the turns is gone
+                os._exit(1)  # the process that gives the turns has ended
         self.cpu[batch_id] = tree_times(os.getpid())
         self.waited[batch_id] = time.perf_counter() - started
 
@@ -67,7 +67,7 @@ def carry_out(spark: SparkSession, peer: Peer, work: str, run: Run, turns: Turns
             rows.write.format("noop").mode("overwrite").save()
 
     if peer.ours:
-        # A job of asyncstate has one stream: which table a row is of stands in SIDE.
+        # A job of asyncstate has one stream: which table a row is of is in SIDE.
         rows, *others = streams.values()
         for right in others:
             sides = (each.selectExpr("*", f"{side} AS {SIDE}") for side, each in enumerate((rows, right)))

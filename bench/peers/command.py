@@ -18,7 +18,7 @@ from bench.peers import measure
 from bench.peers.flink.nexmark import FLINK_PEERS, PYFLINK, NexmarkPlan, keyed, nexmark, share_of_good
 from bench.peers.flink.queries import FLINK_QUERIES
 from bench.peers.flink.run import Flink
-from bench.peers.results import COLUMNS, Throughput, beside
+from bench.peers.results import COLUMNS, Throughput, compared
 from bench.peers.spark_plans import NATIVE, PYTHON, STORES, spark_conf
 from bench.peers.works import PEERS, WORKS, Scale
 from bench.session import local_conf
@@ -33,22 +33,28 @@ def peers(
     work: Annotated[
         str,
         typer.Option(
-            help="a aggregates, b first rows, c join, d counter, e windows, f Nexmark beside Flink, g a function of "
-            "the user's own; with commas, or 'all'."
+            help=(
+                "a aggregates, b first rows, c join, d counter, e windows, f Nexmark compared with Flink, g a "
+                "user-defined function; separated by commas, or 'all'."
+            )
         ),
     ] = ",".join(_SPARK_WORK),
-    peers: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "all",
+    peers: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     keys: Annotated[str, typer.Option(help="Keys of work a; b has the first number.")] = "1000000,10000000",
     batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches.")] = 5,
-    warm_up: Annotated[int, typer.Option(min=0, help="Micro-batches that do not count.")] = 2,
-    repeat: Annotated[int, typer.Option(min=1, help="Times to do it all, order reversed each time.")] = 1,
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up micro-batches, not measured.")] = 2,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Repetitions of everything, in reversed order each time.")
+    ] = 1,
     cores: Cores = 2,
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
-    queries: Annotated[str, typer.Option(help="Nexmark queries of work f, with commas, or 'all'.")] = "all",
+    queries: Annotated[
+        str, typer.Option(help="Nexmark queries of work f, separated by commas, or 'all'.")
+    ] = "all",
     checked_events: Annotated[
         int | None,
-        typer.Option(min=1, help="Events on which Flink's result is compared (work f); by default all."),
+        typer.Option(min=1, help="Events for which Flink's result is compared (work f); by default all."),
     ] = None,
     flink_python: Annotated[
         Path | None,
@@ -80,7 +86,7 @@ def peers(
         found = measure.measure(WORKS[name], scale, label, names, plan, report.tell)
         if name in PYFLINK and "pyflink" in names:
             found += [keyed(name, label, WORKS[name].title, scale, flink, report.tell)]
-        yield from beside(found)
+        yield from compared(found)
 
     for each in works:
         if each == _NEXMARK:
@@ -91,7 +97,7 @@ def peers(
 
 
 def _lines(work: str, rows: int, keys: tuple[int, ...]) -> list[tuple[str, str, int]]:
-    """Label, work and keys of each line that a letter stands for."""
+    """Label, work and keys of each line of a letter."""
     if work == "a":
         return [(f"a, {number:,} keys", "a", number) for number in keys]
     if work == "e":  # a fifth as many keys as rows: rows a key of a window

@@ -1,7 +1,7 @@
-"""One piece of work: its rows as files, checked small, then measured, peer beside peer.
+"""One piece of work: its rows as files, checked small, then measured, side by side.
 
 Owns: ``Plan``, ``measure``, ``write_input`` and ``check``.
-Invariant: nobody is measured whose result on the small input is not right, and no figure stands as right whose last
+Invariant: no peer with a wrong result on the small input is measured, and no metric counts as right if its last
 micro-batch was not. Files sort by name and by modification time in the order of their micro-batches, ``files`` of them
 each.
 Must not import Spark.
@@ -47,7 +47,7 @@ class Plan:
 def measure(
     work: Work, scale: Scale, label: str, names: Sequence[str], plan: Plan, tell: Callable[[str], None]
 ) -> list[Throughput]:
-    """The figures of those of ``names`` that do this work; ``label`` is the work's name in the table."""
+    """The metrics of those of ``names`` that do this work; ``label`` is the work's name in the table."""
     group = f"{label}: {work.title}"
 
     def blank(name: str) -> Throughput:
@@ -71,7 +71,7 @@ def measure(
 
 
 def _merged(results: Sequence[Throughput]) -> Throughput:
-    """The seconds of all repetitions one behind the other; one that was not right before all others."""
+    """The seconds of all repetitions, concatenated; a wrong repetition takes precedence."""
     merged = next((result for result in results if not result.right), results[0])
     if merged.right:
         merged.seconds = [each for result in results for each in result.seconds]
@@ -185,7 +185,7 @@ def check(given: Input, result: Result, sink: Path, first: int, cores: int) -> C
                 CAST(regexp_extract(filename, 'batch-(\\d+)-', 1) AS BIGINT) AS batch
                 FROM read_parquet('{_text(given.folder / table)}/*.parquet', filename = true)"""
             )
-        if result.upsert:  # of each key the row that was put out last: in one file a micro-batch, in order
+        if result.upsert:  # of each key the row that was emitted last: in one file a micro-batch, in order
             files, sink = f"{_text(sink)}/*/*.parquet", sink.with_name(f"{sink.name}-last")
             sink.mkdir()
             kind = f"COLUMNS(lambda name: name NOT IN ('{ROW_KIND_COLUMN}', 'filename', 'file_row_number'))"

@@ -58,7 +58,7 @@ class CountRecords(RecordOperator):
 
 
 class KeepSome(BundleOperator):
-    """No state: the rows that the floor puts out."""
+    """No state: the rows that the floor emits."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         return pa.schema([("key", pa.int64()), ("value", pa.int64())])

@@ -1,10 +1,10 @@
-"""Processes that take turns a micro-batch at a time, and what they and the driver of the benchmark say to each other.
+"""Processes that take turns by micro-batch, and their protocol with the driver of the benchmark.
 
 Owns: ``Input``, ``Run`` and ``Timed``; ``Running``, a peer's process, and ``take_turns``.
-Invariant: at any moment at most one process has been told to work.
+Invariant: at most one process works at any moment.
 Must not start Spark.
 
-A process is told each of its Runs, and ``GO`` for each micro-batch of one. It answers None when it waits for its turn,
+A process gets each of its Runs, and ``GO`` for each micro-batch of one. It answers None when it waits for its turn,
 a Timed at the end of a Run, and a text, why, if it fails.
 """
 
@@ -52,7 +52,7 @@ class Timed:
     """Seconds of each micro-batch, from its trigger to its commit.
 
     ``cpu_seconds`` are those of processors: driver, JVM and Python workers, from a micro-batch's turn to the next
-    one's; of the last, which has none behind it, nothing is known. Empty where the system does not tell.
+    one's; the last one's are unknown. Empty where the system does not report them.
     """
 
     seconds: list[float]

@@ -81,11 +81,11 @@ _AIMED_KEYS = {"a": 1_000_000}
 PYFLINK_AIM, FLINK_AIM, FLINK_GOOD = 15.0, 1.0, 1.5
 
 
-def beside(results: Sequence[Throughput]) -> list[Throughput]:
-    """The results of one piece of work with their facts; those of each way of ours, with the peers, one behind the
-    other.
+def compared(results: Sequence[Throughput]) -> list[Throughput]:
+    """The results of one piece of work with their facts; those of each asyncstate variant, with the peers, in
+    sequence.
 
-    ``sync`` and ``async`` say how many times the rows a second of a peer ours have.
+    ``sync`` and ``async`` are the ratios of asyncstate's rows per second to a peer's.
     """
     shown = []
     kind = results[0].work.partition(",")[0] if results else ""

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 
 class _Sums(StatefulProcessor):
-    """Some numbers a key in one ValueState; ``take`` adds rows to them and gives what is put out."""
+    """Some numbers a key in one ValueState; ``take`` adds rows to them and gives what to emit."""
 
     columns: ClassVar[str]
 

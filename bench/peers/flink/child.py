@@ -7,7 +7,7 @@ TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "i
 ``{"counter": folder, "columns": names, "rows": folder or null}``, or the same with ``mean``. A run with ``rows`` writes
 them there as lines of JSON, with their ``row_kind``; without it they are dropped. ``processor_time`` is the path of
 that module.
-Prints one line of JSON: the seconds of each run, by the clock and of processors (null where the system does not tell).
+Prints one line of JSON: the wall and processor seconds of each run (null where the system does not report them).
 """
 
 from __future__ import annotations

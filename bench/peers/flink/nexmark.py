@@ -19,7 +19,7 @@ from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session
 from bench.peers.flink.queries import FLINK_QUERIES
 from bench.peers.flink.run import Flink, Sizes, find_flink
-from bench.peers.results import FLINK_GOOD, Throughput, beside
+from bench.peers.results import FLINK_GOOD, Throughput, compared
 from bench.peers.works import Scale
 from bench.processor_time import Spent
 
@@ -70,7 +70,9 @@ def nexmark(names: Sequence[str], plan: NexmarkPlan, report: Report) -> None:
         events = runner.prepare().path
         for query in plan.queries:
             engines = [name for name in (*_OURS, *FLINK_PEERS) if name in names]
-            report.add(*beside(_of_query(QUERIES[query], engines, runner, python, events, plan, report.tell)))
+            report.add(
+                *compared(_of_query(QUERIES[query], engines, runner, python, events, plan, report.tell))
+            )
     finally:
         runner.close()
         spark.stop()
@@ -165,7 +167,7 @@ def share_of_good(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add(result: Throughput, short: Spent, long: Spent, sizes: Sizes) -> None:
-    """What the rows by which the long input is longer took; all of it when that is not to be told (tiny inputs)."""
+    """The time of the additional rows of the long input; its whole time if that is too small (tiny inputs)."""
     rows = sizes.long - sizes.short
     if long.seconds <= short.seconds:
         rows, short = sizes.long, Spent(0.0, 0.0)
