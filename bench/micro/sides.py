@@ -105,8 +105,8 @@ class Case:
     repeats: bool = False
 
     def rows(self, size: Size, rounds: int) -> list[Row]:
-        """A row a mode; and one of the state path, in processor time, in sync mode: in async mode reads go on in parallel to
-        the to the calls that request them."""
+        """A row per mode, and one of the state path, in processor time, in sync mode: in async mode reads run in
+        parallel to the calls that request them."""
         rows = []
         for mode in MODES:
             with Place(mode) as place:
