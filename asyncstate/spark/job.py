@@ -101,7 +101,7 @@ class StreamingJob:
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
-        self._executor = SparkExecutor(spark, run)
+        self._executor = SparkExecutor(spark, run, self.config.executor)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
             job_id=self._ledger.job_id,
