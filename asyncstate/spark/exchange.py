@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
@@ -323,6 +323,7 @@ class Stage:
     kept: DataFrame
     sides: Mapping[str, DataFrame]
     observed: Mapping[str, int | None]
+    in_driver: ClassVar[bool] = False
 
     def side(self, name: str) -> DataFrame:
         """The rows of a side output. Raises JobError that lists the names for an unknown one."""

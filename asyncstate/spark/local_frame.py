@@ -1,7 +1,7 @@
 """Rows in the driver's process as a DataFrame: Spark gets them when something reads them through Spark.
 
-Owns: ``LocalFrame`` and ``local_transformed``, which computes with its rows; ``collect``, which brings the rows of a
-DataFrame here.
+Owns: ``LocalFrame`` and ``local_transformed``, which computes with its rows; ``Collector``, which brings rows of
+DataFrames here.
 Invariant: Spark sees the rows that are here; a LocalFrame has the schema that the same rows would have if Spark
 computed them.
 Must not import runtime's tasks or storage.
@@ -23,6 +23,7 @@ from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
 from asyncstate.driver.sent_columns import cast
 from asyncstate.spark.exchange import nullable_type
+from asyncstate.spark.facts import local_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,8 +42,9 @@ class LocalFrame(ClassicDataFrame):
     @property
     def _jdf(self) -> Any:
         if self._plan is None:
-            frame: Any = self.sparkSession.createDataFrame(self.table, self._struct)
-            self._plan = frame._jdf
+            struct = local_rows(self._struct)
+            rows: Any = self.table if self.batches else []  # pyspark takes no table without a chunk
+            self._plan = self.sparkSession.createDataFrame(rows, struct)._jdf
         return self._plan
 
     @_jdf.setter
@@ -140,16 +142,35 @@ class Collected(NamedTuple):
     observed: dict[str, int | None]
 
 
-def collect(df: DataFrame, rows_max: int, names: Collection[str]) -> Collected | None:
-    """The rows of ``df``, in one Spark job; None if there are more than ``rows_max``. ``names``: of the metrics that
-    Spark may observe meanwhile.
+class Collector:
+    """Brings rows of DataFrames here. What it looks up in the JVM, it looks up once."""
 
-    A partition stops after ``rows_max`` + 1 rows, so what is too large is not read to its end.
-    """
-    if isinstance(df, LocalFrame):
-        batches = list(df.batches)
-        return Collected(batches, {}) if _rows(batches) <= rows_max else None
-    limited = _limited(df, rows_max + 1)
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark._jvm
+        catalyst = jvm.org.apache.spark.sql.catalyst
+        self._literal, self._limit = catalyst.expressions.Literal, catalyst.plans.logical.LocalLimit
+        self._number = jvm.org.apache.spark.sql.types.DataTypes.IntegerType
+        self._dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows
+
+    def collect(self, df: DataFrame, rows_max: int, names: Collection[str]) -> Collected | None:
+        """The rows of ``df``, in one Spark job; None if there are more than ``rows_max``. ``names``: of the metrics
+        that Spark may observe meanwhile.
+
+        A partition stops after ``rows_max`` + 1 rows, so what is too large is not read to its end.
+        """
+        if isinstance(df, LocalFrame):
+            batches = list(df.batches)
+            return Collected(batches, {}) if _rows(batches) <= rows_max else None
+        limited = self._limited(df, rows_max + 1)
+        return _collected(limited, rows_max, names)
+
+    def _limited(self, df: DataFrame, rows: int) -> Any:
+        """``df`` with at most ``rows`` rows of each partition: no public method limits without an exchange."""
+        limit = self._limit(self._literal(rows, self._number), df._jdf.logicalPlan())
+        return DataFrame(self._dataset(df.sparkSession._jsparkSession, limit), df.sparkSession)
+
+
+def _collected(limited: Any, rows_max: int, names: Collection[str]) -> Collected | None:
     batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
     if _rows(batches) > rows_max:
         return None
@@ -163,14 +184,3 @@ def collect(df: DataFrame, rows_max: int, names: Collection[str]) -> Collected |
 
 def _rows(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(batch.num_rows for batch in batches)
-
-
-def _limited(df: DataFrame, rows: int) -> Any:
-    """``df`` with at most ``rows`` rows of each partition: no public method limits without an exchange."""
-    spark = df.sparkSession
-    jvm: Any = spark._jvm
-    number = jvm.org.apache.spark.sql.catalyst.expressions.Literal(
-        rows, jvm.org.apache.spark.sql.types.DataTypes.IntegerType
-    )
-    limit = jvm.org.apache.spark.sql.catalyst.plans.logical.LocalLimit(number, df._jdf.logicalPlan())
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, limit), spark)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -26,7 +26,7 @@ from asyncstate.operator import Operator
 from asyncstate.runtime import CommitRecord, run_partition
 from asyncstate.spark.exchange import no_side, output_rows, over, withdraw
 from asyncstate.spark.facts import both
-from asyncstate.spark.local_frame import LocalFrame, collect
+from asyncstate.spark.local_frame import Collector, LocalFrame
 from asyncstate.spark.stages import JobDescriptions, LazyStage, explained, names_of, uids_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class LocalStage:
     sides: Mapping[str, DataFrame]
     owner: str
     observed: Mapping[str, int | None]
+    in_driver: ClassVar[bool] = True
 
     def side(self, name: str) -> DataFrame:
         """See ``Stage``."""
@@ -67,6 +68,7 @@ class LocalStages:
     def __init__(self, spark: SparkSession, run: RunPartition | None) -> None:
         self._spark = spark
         self._run: RunPartition = run_partition if run is None else run
+        self._collector = Collector(spark)
         self._lock = threading.Lock()
         """Operators of two threads of the user's function take turns: they share the worker's memory."""
 
@@ -92,7 +94,7 @@ class LocalStages:
                 for one in stage.inputs:
                     if isinstance(one, Feed) or id(one) in given:
                         continue
-                    found = collect(one, choice.rows_max, watched)
+                    found = self._collector.collect(one, choice.rows_max, watched)
                     if found is None:
                         choice.too_many(planned.uid)
                         return None

@@ -21,7 +21,7 @@ from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
 from asyncstate.driver.executor_choice import ExecutorChoice, Setting
 from asyncstate.operator import InputSpec, Operator
-from asyncstate.runtime import CommitRecord, TaskSpec, highest_event_time
+from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
 from asyncstate.spark.facts import both, insertions, known_changes, with_changes
 from asyncstate.spark.local_frame import LocalFrame, local_transformed, without_kinds
@@ -49,7 +49,6 @@ class SparkExecutor:
         self._spark = spark
         self._choice = ExecutorChoice(setting)
         self._local = LocalStages(spark, run_partition)
-        self._highest: dict[str, int | None] = {}  # of observations of rows that are in this process
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
         self._observed: set[str] = set()  # the names of all requested observations
@@ -98,16 +97,11 @@ class SparkExecutor:
 
     def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
         """See ``Executor``."""
-        if isinstance(rows, LocalFrame):
-            self._highest[name] = self.highest(rows, event_time)
-            return rows
         self._observed.add(name)
         return rows.observe(name, sf.expr(highest_time(rows, event_time)).alias("highest"))
 
     def highest(self, rows: DataFrame, event_time: str) -> int | None:
         """See ``Executor``."""
-        if isinstance(rows, LocalFrame):
-            return highest_event_time(rows.batch.column(event_time))
         found: int | None = rows.agg(sf.expr(highest_time(rows, event_time))).collect()[0][0]
         return found
 

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -88,6 +88,7 @@ class _Stage:
     rows: LocalRows
     sides: Mapping[str, LocalRows]
     observed: Mapping[str, int | None]
+    in_driver: ClassVar[bool] = True
 
     def side(self, name: str) -> LocalRows:
         if name not in self.sides:
