@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.s3_server import S3Server
+    from tests.servers.kafka import KafkaBroker
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -51,6 +53,8 @@ _IN_MEMORY_BYTES_MIN = 4 << 30
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests, and all that they start, write into memory: on a disk they would mostly wait for its fsync."""
+    if _spark_version() < (4, 1):  # which leaves the sockets of `collect` to the garbage collector
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # the controller's environment says where
     os.environ.setdefault(class_archive.VARIABLE, class_archive.java_options())
@@ -66,6 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
         archive = Path(scratch, "classes.jsa")
         config.stash[_archive] = class_archive.Making(archive)
         os.environ[class_archive.VARIABLE] = class_archive.java_options(archive)
+
+
+def _spark_version() -> tuple[int, int]:
+    major, minor, *_ = metadata.version("pyspark").split(".")
+    return int(major), int(minor)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -139,6 +148,24 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
     with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A Kafka broker on the loopback for the whole run, with a listener for SASL and TLS; tests name their topics."""
+    from tests.servers.kafka import MISSING, jars, kafka_broker
+
+    if not jars("kafka"):
+        no_server(MISSING)
+    with kafka_broker(tmp_path_factory.mktemp("kafka"), is_secure=True) as broker:
+        yield broker
+
+
+def no_server(what: str) -> None:
+    """Leave the test out, on a machine that need not have every server; CI installs them first."""
+    if os.environ.get("CI"):
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -14,19 +14,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
 from asyncstate.driver.sent_columns import cast
+from asyncstate.spark.compatibility import arrow_schema, observed_metrics, spark_type
 from asyncstate.spark.exchange import nullable_type
 from asyncstate.spark.facts import local_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+try:
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+except ImportError:  # Spark 3.5 has one kind of DataFrames, and no rows here
+    ClassicDataFrame = DataFrame  # type: ignore[assignment,misc]
 
 
 class LocalFrame(ClassicDataFrame):
@@ -74,7 +79,7 @@ class LocalFrame(ClassicDataFrame):
     @property
     def table(self) -> pa.Table:
         """All rows."""
-        schema = to_arrow_schema(self._struct, timezone="UTC")
+        schema = arrow_schema(self._struct)
         return pa.Table.from_batches([_as(batch, schema) for batch in self.batches], schema)
 
     @property
@@ -83,11 +88,7 @@ class LocalFrame(ClassicDataFrame):
         if len(self.batches) == 1:
             return self.batches[0]
         whole = self.table.combine_chunks().to_batches()
-        return (
-            whole[0]
-            if whole
-            else pa.RecordBatch.from_pylist([], to_arrow_schema(self._struct, timezone="UTC"))
-        )
+        return whole[0] if whole else pa.RecordBatch.from_pylist([], arrow_schema(self._struct))
 
     def select(self, *columns: Any) -> DataFrame:
         """See DataFrame."""
@@ -122,7 +123,7 @@ def local_transformed(
     fields = [
         known[field.name]
         if field.name in known and kind.field(field.name).type == field.type
-        else StructField(field.name, nullable_type(from_arrow_type(field.type)), True)
+        else StructField(field.name, nullable_type(spark_type(field.type)), True)
         for field in made.schema
     ]
     return LocalFrame([made] if made.num_rows else [], StructType(fields), first.sparkSession)
@@ -174,12 +175,7 @@ def _collected(limited: Any, rows_max: int, names: Collection[str]) -> Collected
     batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
     if _rows(batches) > rows_max:
         return None
-    observed: dict[str, int | None] = {}
-    if names:
-        found = limited._jdf.queryExecution().observedMetrics()
-        metrics = {name: found.get(name) for name in names}
-        observed = {name: one.get().get(0) for name, one in metrics.items() if one.isDefined()}
-    return Collected(batches, observed)
+    return Collected(batches, observed_metrics(limited, names))
 
 
 def _rows(batches: Sequence[pa.RecordBatch]) -> int:

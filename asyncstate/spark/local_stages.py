@@ -8,6 +8,7 @@ Must not import storage.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 import time
@@ -68,9 +69,12 @@ class LocalStages:
     def __init__(self, spark: SparkSession, run: RunPartition | None) -> None:
         self._spark = spark
         self._run: RunPartition = run_partition if run is None else run
-        self._collector = Collector(spark)
         self._lock = threading.Lock()
         """Operators of two threads of the user's function take turns: they share the worker's memory."""
+
+    @functools.cached_property
+    def _collector(self) -> Collector:
+        return Collector(self._spark)
 
     def run(
         self,

@@ -7,6 +7,7 @@ Must not import storage.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from asyncstate.driver.executor_choice import ExecutorChoice, Setting
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
+from asyncstate.spark.compatibility import context_of, default_parallelism, is_connect, runs_locally
 from asyncstate.spark.facts import both, insertions, known_changes, with_changes
 from asyncstate.spark.local_frame import LocalFrame, local_transformed, without_kinds
 from asyncstate.spark.local_stages import LocalStage, LocalStages
@@ -47,14 +49,18 @@ class SparkExecutor:
         self, spark: SparkSession, run_partition: RunPartition | None = None, setting: Setting = "spark"
     ) -> None:
         self._spark = spark
-        self._choice = ExecutorChoice(setting)
+        self._choice = ExecutorChoice(setting if runs_locally(spark) else "spark")
         self._local = LocalStages(spark, run_partition)
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
         self._observed: set[str] = set()  # the names of all requested observations
-        self.texts = JobDescriptions(spark.sparkContext)
+        self.texts = JobDescriptions(context_of(spark))
         """The job descriptions of the stages in Spark's UI."""
-        self.default_parallelism: int = spark.sparkContext.defaultParallelism
+
+    @functools.cached_property
+    def default_parallelism(self) -> int:
+        """See ``Executor``."""
+        return default_parallelism(self._spark)
 
     # -- rows ------------------------------------------------------------------------------------------
 
@@ -97,6 +103,8 @@ class SparkExecutor:
 
     def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
         """See ``Executor``."""
+        if is_connect(rows):  # its client does not get what a local checkpoint has observed
+            return rows
         self._observed.add(name)
         return rows.observe(name, sf.expr(highest_time(rows, event_time)).alias("highest"))
 
