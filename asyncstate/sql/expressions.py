@@ -10,7 +10,7 @@ names an internal function; the rest is found by reading all texts of a statemen
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
@@ -68,6 +68,11 @@ def conjuncts(condition: Any) -> list[Any]:
     if kind_of(condition) == "Literal" and condition.toString() == "true":
         return []
     return [condition]
+
+
+def is_only_valid(condition: Any, own: Collection[int]) -> bool:
+    """Whether a condition says only that these columns, or fields of them, are not null."""
+    return kind_of(condition) == "IsNotNull" and bool(ids_in(condition)) and ids_in(condition) <= set(own)
 
 
 def fragment(node: Any) -> str:

@@ -27,6 +27,7 @@ from asyncstate.sql.expressions import (
     fragment,
     id_of,
     ids_in,
+    is_only_valid,
     kind_of,
     refusal,
     type_of,
@@ -291,19 +292,21 @@ class Reader:
                     "session_window that is not grouped by", "group by it and the columns of a session", one
                 )
             texts.append(self.text(bare, below.names, replaced))
-            columns.append(self.column(bare, new))
+            columns.append(self.column(self._raw_times.get(id_of(one), bare), new))
             names[id_of(one)] = new
         if not texts:  # only the number of rows is read
             texts, columns = ["1"], [ir.Column(self.fresh("row"), "int")]
         return Read(ir.Project(inputs=(below.node,), columns=tuple(columns), texts=tuple(texts)), names)
 
     def _filter(self, plan: Any, needed: Needed) -> Read:
-        conditions = conjuncts(plan.condition())
+        conditions = [one for one in conjuncts(plan.condition()) if not is_only_valid(one, self._raw_times)]
         ranked = self._ranked(plan, conditions, needed)
         if ranked is not None:
             return ranked
         below = None if needed is None else needed | ids_in(plan.condition())
         child = self.plan(plan.child(), below)
+        if not conditions:
+            return child
         found, replaced = self._subqueries(child, conditions)
         texts = tuple(self.text(one, found.names, replaced) for one in conditions)
         node: ir.Node = ir.Filter(inputs=(found.node,), columns=found.node.columns, conditions=texts)

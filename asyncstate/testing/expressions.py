@@ -119,7 +119,14 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
             f"'{expression}': {found.key} is not a value of one row, which alone can be evaluated without Spark; use "
             "an operator, or a function of Arrow columns"
         )
-    return str(parsed.sql(dialect="duckdb", identify=True))
+    return str(parsed.transform(_for_duckdb).sql(dialect="duckdb", identify=True))
+
+
+def _for_duckdb(node: exp.Expression) -> exp.Expression:
+    """Functions that sqlglot passes on under Spark's names."""
+    if isinstance(node, exp.Anonymous) and node.name.lower() == "timestamp_micros":
+        return exp.Anonymous(this="make_timestamptz", expressions=node.expressions)
+    return node
 
 
 def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = None) -> pa.RecordBatch:
