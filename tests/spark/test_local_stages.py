@@ -206,6 +206,7 @@ def test_too_many_rows_run_on_the_executors_once_and_completely(
     spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor_choice, "ROWS_MAX", 20)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))  # whatever else the machine does
     job = make_job(options={"async-state.executor": "auto", "async-state.parallelism": 2})
     found: list[Counter[str]] = []
 
