@@ -61,12 +61,12 @@ class LocalFrame(ClassicDataFrame):
 
     @property
     def schema(self) -> StructType:  # a cached property there
-        """See DataFrame."""
+        """Its columns."""
         return self._struct
 
     @property
     def isStreaming(self) -> bool:  # noqa: N802  # pyspark's name
-        """See DataFrame."""
+        """False."""
         return False
 
     @property
@@ -91,7 +91,7 @@ class LocalFrame(ClassicDataFrame):
         return whole[0] if whole else pa.RecordBatch.from_pylist([], arrow_schema(self._struct))
 
     def select(self, *columns: Any) -> DataFrame:
-        """See DataFrame."""
+        """The selected columns."""
         if columns == ("*",):  # another object of the same rows, to which other facts are attached
             return LocalFrame(self.batches, self._struct, self.sparkSession)
         return super().select(*columns)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalStage:
-    """See ``Stage``: rows in this process."""
+    """The rows of a stage that has run in this process."""
 
     rows: DataFrame
     sides: Mapping[str, DataFrame]
@@ -47,18 +47,18 @@ class LocalStage:
     in_driver: ClassVar[bool] = True
 
     def side(self, name: str) -> DataFrame:
-        """See ``Stage``."""
+        """The rows of a side output. Raises JobError for a name that it does not declare."""
         if name not in self.sides:
             raise no_side(name, self.owner, self.sides)
         return self.sides[name]
 
     def behind(self, first: Any, key: Key | None = None) -> LocalStage:
-        """See ``Stage``."""
+        """This stage after the rows of ``first``; ``key``: of the main output."""
         sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
         return replace(self, rows=both(first.rows, self.rows, key), sides=sides)
 
     def release(self) -> None:
-        """See ``Stage``."""
+        """Release the rows: they cannot be read any more."""
         for rows in (self.rows, *self.sides.values()):
             withdraw(rows, over(self.owner))
 

@@ -59,17 +59,17 @@ class SparkExecutor:
 
     @functools.cached_property
     def default_parallelism(self) -> int:
-        """See ``Executor``."""
+        """The number of partitions of an operator that does not set it."""
         return default_parallelism(self._spark)
 
     # -- rows ------------------------------------------------------------------------------------------
 
     def columns(self, rows: DataFrame) -> list[str]:
-        """See ``Executor``."""
+        """Column names, including ``row_kind`` if there is one."""
         return rows.columns
 
     def schema(self, rows: DataFrame) -> pa.Schema:
-        """See ``Executor``."""
+        """The columns except ``row_kind``, all nullable, timestamps in UTC."""
         return exchange.arrow_schema_of(rows)
 
     def input_spec(
@@ -81,15 +81,15 @@ class SparkExecutor:
         broadcast: bool,
         changes: Changelog | None = None,
     ) -> InputSpec:
-        """See ``Executor``."""
+        """The specification of an operator's input."""
         return exchange.input_spec(rows, key, event_time, name, broadcast, changes)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> DataFrame:
-        """See ``Executor``."""
+        """An empty frame with the output columns ``schema`` and ``row_kind``."""
         return self._spark.createDataFrame([], exchange.output_rows(uid, schema))
 
     def no_rows_like(self, rows: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """An empty frame with the columns of ``rows``."""
         if isinstance(rows, LocalFrame):
             return LocalFrame([], rows.schema, self._spark)
         return self._spark.createDataFrame([], rows.schema) if rows.isStreaming else nothing(rows)
@@ -97,72 +97,73 @@ class SparkExecutor:
     def transformed(
         self, node: Transform | Union, inputs: Sequence[DataFrame], kinds: bool = False
     ) -> DataFrame:
-        """See ``Executor``: Arrow computes rows that are in this process, where its answers are Spark's."""
+        """The output of a row-by-row node. Arrow computes rows that are in this process, where its answers are Spark's."""
         found = local_transformed(node, inputs, kinds)
         return transformed(node, inputs, kinds) if found is None else found
 
     def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
-        """See ``Executor``."""
+        """``rows``; the stage that reads them records the highest event time that may advance a watermark."""
         if is_connect(rows):  # its client does not get what a local checkpoint has observed
             return rows
         self._observed.add(name)
         return rows.observe(name, sf.expr(highest_time(rows, event_time)).alias("highest"))
 
     def highest(self, rows: DataFrame, event_time: str) -> int | None:
-        """See ``Executor``."""
+        """The highest event time that may advance a watermark, in microseconds; reads the rows."""
         found: int | None = rows.agg(sf.expr(highest_time(rows, event_time))).collect()[0][0]
         return found
 
     def without_kinds(self, rows: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """The rows without ``row_kind``."""
         return without_kinds(rows) if isinstance(rows, LocalFrame) else rows.drop(ROW_KIND_COLUMN)
 
     def with_kinds(self, rows: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """The rows with ``row_kind``; rows without one become insertions."""
         if isinstance(rows, LocalFrame) and ROW_KIND_COLUMN in rows.schema.names:
             return rows
         return insertions(rows)
 
     def with_changes(self, rows: DataFrame, changes: Changelog) -> DataFrame:
-        """See ``Executor``."""
+        """The rows, annotated with ``changes``, which ``input_spec`` then uses."""
         return with_changes(rows, changes)
 
     def concat(self, first: DataFrame, then: DataFrame, key: Key | None = None) -> DataFrame:
-        """See ``Executor``."""
+        """All rows of both, which have the same columns; ``key``: they are upserts by these columns, so rows of
+        ``first`` that rows of ``then`` replace are left out."""
         return both(first, then, key)
 
     def before(self, what: str, rows: Any, like: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """``rows``, to be read before those of ``like``, with the same columns."""
         return before(what, rows, like)
 
     def check_static(self, name: str, rows: Any) -> DataFrame:
-        """See ``Executor``."""
+        """``rows`` from which source or operator ``name`` starts, checked."""
         return static(name, rows)
 
     def initial_of(self, uid: str, given: Any, inputs: Sequence[DataFrame]) -> InitialRows:
-        """See ``Executor``."""
+        """What operator ``uid`` starts from, checked."""
         return initial_of(uid, given, inputs)
 
     # -- operators -------------------------------------------------------------------------------------
 
     def shipped_copy(self, uid: str, operator: Operator) -> Operator:
-        """See ``Executor``."""
+        """A copy of the operator."""
         return shipped_copy(uid, operator)
 
     @property
     def has_exchanges(self) -> bool:
-        """See ``Executor``."""
+        """Whether rows are exchanged, so that dropping rows that no ranking needs saves work."""
         return True
 
     def stateless(self, spec: TaskSpec, output: pa.Schema, rows: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """The output of a stateless operator, which runs when its rows are read."""
         with stage_explained(spec.uid, spec.operator):
             schema = exchange.output_rows(spec.uid, output)
             task = StatelessTask(spec, exchange.wire_schema(schema))
             return rows.selectExpr(*exchange.plain_columns(spec.inputs[0])).mapInArrow(task, schema)
 
     def plan(self, chain: Sequence[Prepared], inputs: Sequence[DataFrame | Feed], done: bool) -> LazyStage:
-        """See ``Executor``."""
+        """A stage of ``chain`` over ``inputs``, whose plan on Spark is made if it runs there."""
         stage = LazyStage(chain, inputs, done, self._run_partition)
         if not self._is_local(stage):
             stage.planned  # noqa: B018  # so that its seconds are those of planning
@@ -175,7 +176,8 @@ class SparkExecutor:
     def run(
         self, planned: Any, stateless: Collection[str]
     ) -> tuple[exchange.Stage | LocalStage, list[tuple[Prepared, list[CommitRecord]]]]:
-        """See ``Executor``."""
+        """Run a stage and the stages that feed it; returns its rows, and for each operator the reports of its
+        partitions."""
         if self._is_local(planned):
             local = self._local.run(planned, self._choice, self.texts, stateless, self._observed)
             if local is not None:
@@ -187,19 +189,19 @@ class SparkExecutor:
         return stage, reports
 
     def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
-        """See ``Executor``."""
+        """Display the metrics of operators that have run, where the engine has a place for them."""
         self.texts.ran(metrics)
 
     # -- micro-batches ---------------------------------------------------------------------------------
 
     @contextmanager
     def micro_batch(self, batch_id: int, stateless: Collection[str]) -> Iterator[None]:
-        """See ``Executor``."""
+        """A context around everything that a micro-batch does."""
         with self.texts.batch(), rows_explained(batch_id, stateless):
             yield
 
     def withdraw(self, rows: DataFrame, owner: str) -> None:
-        """See ``Executor``."""
+        """Invalidate the rows named ``owner``, since the micro-batch is over."""
         exchange.withdraw(rows, exchange.over(owner))
 
     def check_sink(self, sink: Any, rows: DataFrame) -> None:
@@ -212,7 +214,7 @@ class SparkExecutor:
             check(rows.schema)
 
     def write(self, sink: Any, name: str, rows: DataFrame, batch: Any) -> None:
-        """See ``Executor``."""
+        """Write the rows of a MicroBatch to the sink, which has this name in the graph."""
         write_micro_batch = getattr(sink, "write_micro_batch", None)
         if callable(write_micro_batch) and isinstance(rows, LocalFrame):
             write_micro_batch(rows.table, batch, name, known_changes(rows))
@@ -222,7 +224,7 @@ class SparkExecutor:
             (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 
     def describe(self, error: Exception) -> str:
-        """See ``Executor``."""
+        """One line that describes an error of the engine or of user code, raised while the graph is checked."""
         if isinstance(error, PySparkException):
             return str(error).splitlines()[0]
         return f"{type(error).__name__}: {error}"
