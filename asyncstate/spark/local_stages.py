@@ -52,7 +52,7 @@ class LocalStage:
             raise no_side(name, self.owner, self.sides)
         return self.sides[name]
 
-    def behind(self, first: Any, key: Key | None = None) -> LocalStage:
+    def preceded_by(self, first: Any, key: Key | None = None) -> LocalStage:
         """This stage after the rows of ``first``; ``key``: of the main output."""
         sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
         return replace(self, rows=both(first.rows, self.rows, key), sides=sides)

@@ -97,7 +97,7 @@ class SparkExecutor:
     def transformed(
         self, node: Transform | Union, inputs: Sequence[DataFrame], kinds: bool = False
     ) -> DataFrame:
-        """The output of a row-by-row node. Arrow computes rows that are in this process, where its answers are Spark's."""
+        """The output of a row-by-row node; Arrow computes it where its rows are here and its answers are Spark's."""
         found = local_transformed(node, inputs, kinds)
         return transformed(node, inputs, kinds) if found is None else found
 
