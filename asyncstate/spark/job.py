@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from asyncstate.spark.kafka import KafkaStream, MessageFormat, SchemaRegistry
+    from asyncstate.spark.kafka.job_source import OnMalformed
+    from asyncstate.spark.kafka.reading import Connector, Starting
 
 BatchFunction = Callable[..., object]
 """A function of the micro-batch's DataFrame and the MicroBatch."""
@@ -195,6 +200,48 @@ class StreamingJob:
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
         return stream
+
+    def kafka(
+        self,
+        name: str,
+        servers: str,
+        topics: str | Sequence[str] | re.Pattern[str],
+        format: MessageFormat | None = None,
+        *,
+        registry: SchemaRegistry | None = None,
+        malformed: OnMalformed = "fail",
+        starting: Starting = "latest",
+        max_rows: int | None = None,
+        fail_on_data_loss: bool = True,
+        headers: bool = False,
+        options: Mapping[str, str] | None = None,
+        connector: Connector = "auto",
+        **declared: Any,
+    ) -> KafkaStream:
+        """Declare the messages of Kafka's ``topics`` as a source; see ``docs/sources.md``.
+
+        ``format``: how messages become rows, such as ``Json("id bigint not null, amount decimal(10, 2)")`` or
+        ``Debezium(...)`` of ``asyncstate.spark.kafka``; without it the rows are Kafka's own columns. ``registry``: the
+        ``SchemaRegistry`` that has the messages' schemas, for Avro and Protobuf. ``malformed``: messages that cannot be
+        read "fail" the query, are dropped ("drop"), or go to the side output "malformed" ("output"):
+        ``orders.output("malformed")`` has Kafka's columns and the reason. ``declared``: the arguments of ``source``.
+        All others, and the errors, are those of ``asyncstate.spark.kafka.read_kafka``.
+        """
+        from asyncstate.spark.kafka.job_source import kafka_source
+        from asyncstate.spark.kafka.reading import read_kafka
+
+        df = read_kafka(
+            self._spark,
+            servers,
+            topics,
+            starting=starting,
+            max_rows=max_rows,
+            fail_on_data_loss=fail_on_data_loss,
+            headers=headers,
+            options=options,
+            connector=connector,
+        )
+        return kafka_source(self, name, df, format, registry, malformed, declared)
 
     def check(self) -> None:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
