@@ -77,6 +77,8 @@ NEXT_STEPS = {
     "[state.md](state.md).",
     "FutureStateError": "Return each chain from `process`, and use a future only in the record that made it: "
     "[writing-operators.md](writing-operators.md).",
+    "SqlError": "Change the statement as the message says; it has the line and the part concerned. "
+    "[sql.md](sql.md) lists what is kept up to date. Raised on the driver before a row is read.",
     "OperatorError": "Code that you gave the operator failed; the cause is your own exception, with its line.",
     "CodecError": "Give a value of the declared type. If it is about stored bytes, they were written under another "
     "declaration, or are damaged: `asyncstate state verify` tells ([inspecting.md](inspecting.md)).",

@@ -1,7 +1,7 @@
 """Messages per second from one partition: the Python data source compared with Spark's own connector.
 
 ``python -m bench.kafka_read --servers 127.0.0.1:9092 --jars a.jar,b.jar`` fills a topic of one partition; then each
-reader reads it in turns, in one Spark session. Without ``--jars`` there is the Python data source alone. The rows are counted
+reader reads it in turns, in one Spark session. Without ``--jars`` there is the Python one alone. The rows are counted
 and their values summed, so that both read all columns. Exit code 1 if a reader does not read every message.
 """
 

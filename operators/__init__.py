@@ -6,11 +6,14 @@ store and no Spark.
 
 from .aggregate.aggregate_calls import Aggregate
 from .aggregate.aggregates import avg, count, max_, min_, sum_
+from .aggregate.bits import bit_and, bit_or, bit_xor
 from .aggregate.collected import collect, first_value, last_value, string_agg
 from .aggregate.group_aggregate import GroupAggregate
 from .aggregate.group_table_aggregate import GroupTableAggregate
+from .aggregate.higher_moments import corr, covar_pop, covar_samp, kurtosis, skewness
 from .aggregate.incremental import IncrementalGroupAggregate
 from .aggregate.moments import bool_and, bool_or, stddev_pop, stddev_samp, var_pop, var_samp
+from .aggregate.order_statistics import map_agg, max_by, median, min_by, mode, percentile, percentile_disc
 from .aggregate.sketch import approx_count_distinct
 from .aggregate.user.udaf import udaf, udtaf
 from .core.sort_orders import OrderColumn, asc, desc
@@ -24,9 +27,19 @@ from .match.measures import first, last, match_number
 from .match.partial_match import MatchSoFar
 from .match.pattern import Pattern, variable
 from .match.skips import skip_past_last, skip_to_first, skip_to_last, skip_to_next
-from .over.frames import range_, rows, unbounded
+from .over.frames import range_, rows, unbounded, whole
 from .over.over_aggregate import OverAggregate
-from .over.over_functions import dense_rank, lag, lead, rank_, row_number
+from .over.over_functions import (
+    cume_dist,
+    dense_rank,
+    lag,
+    lead,
+    nth_value,
+    ntile,
+    percent_rank,
+    rank_,
+    row_number,
+)
 from .process.keyed import (
     BroadcastProcess,
     CoFlatMap,
@@ -101,12 +114,19 @@ __all__ = [
     "asc",
     "assigners",
     "avg",
+    "bit_and",
+    "bit_or",
+    "bit_xor",
     "bool_and",
     "bool_or",
     "collect",
+    "corr",
     "count",
     "count_hop",
     "count_tumble",
+    "covar_pop",
+    "covar_samp",
+    "cume_dist",
     "cumulate",
     "dense_rank",
     "desc",
@@ -114,18 +134,30 @@ __all__ = [
     "first",
     "first_value",
     "hop",
+    "kurtosis",
     "lag",
     "last",
     "last_value",
     "lead",
+    "map_agg",
     "match_number",
     "max_",
+    "max_by",
+    "median",
     "min_",
+    "min_by",
+    "mode",
+    "nth_value",
+    "ntile",
+    "percent_rank",
+    "percentile",
+    "percentile_disc",
     "range_",
     "rank_",
     "row_number",
     "rows",
     "session",
+    "skewness",
     "skip_past_last",
     "skip_to_first",
     "skip_to_last",
@@ -142,4 +174,5 @@ __all__ = [
     "var_pop",
     "var_samp",
     "variable",
+    "whole",
 ]

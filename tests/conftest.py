@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,8 @@ _IN_MEMORY_BYTES_MIN = 4 << 30
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests, and all that they start, write into memory: on a disk they would mostly wait for its fsync."""
+    if _spark_version() < (4, 1):  # which leaves the sockets of `collect` to the garbage collector
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # the controller's environment says where
     os.environ.setdefault(class_archive.VARIABLE, class_archive.java_options())
@@ -67,6 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
         archive = Path(scratch, "classes.jsa")
         config.stash[_archive] = class_archive.Making(archive)
         os.environ[class_archive.VARIABLE] = class_archive.java_options(archive)
+
+
+def _spark_version() -> tuple[int, int]:
+    major, minor, *_ = metadata.version("pyspark").split(".")
+    return int(major), int(minor)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -34,6 +34,8 @@ class CommitLog:
         assert config.checkpoint_dir is not None
         files = checkpoint_files(config.checkpoint_dir)
         self.job_id = job_id
+        self.files = files
+        """The files of the checkpoint."""
         self.place = files.place
         """The location with which tasks open the checkpoint; it may contain credentials."""
         self.folder = files.shown

@@ -201,6 +201,15 @@ class JobDriver(Generic[R]):
             )
         return advance_sources(base, declared, seen, batch.processing_time, self.committed is None)
 
+    def on_progress(self, function: OnProgress) -> None:
+        """Call ``function`` with the progress of each micro-batch from now on."""
+        self._reports = ProgressReports(function)
+
+    def record(self, progress: Progress) -> None:
+        """Add the progress of a committed micro-batch to the history, and report it."""
+        self.history.append(progress)
+        self._reports.report(progress)
+
     def _report(
         self, batch: MicroBatch[R], seconds: float, function_seconds: float, commit_seconds: float
     ) -> None:
@@ -221,8 +230,7 @@ class JobDriver(Generic[R]):
             commit_seconds=commit_seconds,
             operators={uid: operator_progress(applied) for uid, applied in batch.applied.items()},
         )
-        self.history.append(progress)
-        self._reports.report(progress)
+        self.record(progress)
 
 
 def _carried(base: Manifest | None, stateless: Collection[str]) -> dict[str, OperatorManifest]:

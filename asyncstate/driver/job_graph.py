@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
 
+import pyarrow as pa
+
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, ChangelogMode, has_kinds
 from asyncstate.dataflow import (
     Apply,
@@ -59,7 +61,8 @@ class JobGraph(Generic[R]):
         """How the state of each operator grows; set by ``check``."""
         self._executor = executor
         self._shapes: dict[str, R] = {}
-        self._initial: dict[str, Any] = {}
+        self.initial: dict[str, Any] = {}
+        """The initial rows of sources, by name."""
         self._watches: dict[Source, Watch] = {}
         """How the event times of sources are observed; set by ``check``."""
 
@@ -77,8 +80,13 @@ class JobGraph(Generic[R]):
         stream = self.flow.add_source(name, times, changelog, None, mode, primary_key)
         self._shapes[name] = shape
         if initial is not None:
-            self._initial[name] = initial
+            self.initial[name] = initial
         return stream
+
+    def take(self, flow: Dataflow, shapes: Mapping[str, R], initial: Mapping[str, Any]) -> None:
+        """Become the graph that was declared as ``flow``, whose sources have the columns of ``shapes``."""
+        self.flow = flow
+        self._shapes, self.initial = dict(shapes), dict(initial)
 
     def run(self, read: Mapping[str, R], batch: MicroBatch[R]) -> None:
         """Run a micro-batch over the rows ``read`` from each source: operators and sinks in their declared order."""
@@ -87,7 +95,7 @@ class JobGraph(Generic[R]):
             source: self._source_rows(source, read[source.name]) for source in self.flow.sources
         }
         fed: dict[Node, Feed] = {}
-        first = self._first_rows(rows, to_begin(self._initial, batch.graph_before, batch.is_first))
+        first = self._first_rows(rows, to_begin(self.initial, batch.graph_before, batch.is_first))
         done = dict[Node, Upstream]()
         for node in self.flow.nodes:
             if isinstance(node, Apply) and all(one in rows or one in fed for one in node.inputs):
@@ -115,7 +123,7 @@ class JobGraph(Generic[R]):
                     ]
                     first[node] = self._transformed(node, parts)
         batch.sources = watermark_sources(self.flow.nodes)
-        batch.graph = graph_manifest(self.flow, self.changes, self._initial, batch.graph_before)
+        batch.graph = graph_manifest(self.flow, self.changes, self.initial, batch.graph_before)
         for source, watch in self._watches.items():
             parts = [frames[source] for frames in (rows, first) if source in frames]
             batch.event_times[source.name] = self._highest(source, watch, batch, parts)
@@ -193,7 +201,7 @@ class JobGraph(Generic[R]):
     def _first_rows(self, rows: Mapping[Node, R], begun: Collection[str]) -> dict[Node, R]:
         """The initial rows of the sources ``begun``, in their first micro-batch."""
         return {
-            source: self._executor.before(f"source '{source.name}'", self._initial[source.name], rows[source])
+            source: self._executor.before(f"source '{source.name}'", self.initial[source.name], rows[source])
             for source in self.flow.sources
             if source.name in begun
         }
@@ -218,6 +226,16 @@ class JobGraph(Generic[R]):
         self._tails = plan_fusion(self.flow, empty, batch)
         self._watches = watches_of(self.flow, watermark_sources(self.flow.nodes), empty, self._executor)
         self.places = places_of(self._tails)
+
+    def facts_of(self, node: Node, batch: MicroBatch[R]) -> tuple[pa.Schema, Changelog]:
+        """The columns of a node's rows, without ``row_kind``, and their changelog properties. Raises JobError."""
+        found: dict[Node, R | None] = {}
+        problems = list(self._problems(batch, found))
+        rows = found.get(node)
+        if rows is None:
+            raise JobError("\n  ".join(["the job's graph has problems:", *problems]))
+        fields = [field for field in self._executor.schema(rows) if field.name != ROW_KIND_COLUMN]
+        return pa.schema(fields), self.changes[node]
 
     def _problems(self, batch: MicroBatch[R], found: dict[Node, R | None]) -> Iterator[str]:
         waiting: list[Apply] = []
@@ -252,13 +270,13 @@ class JobGraph(Generic[R]):
             self.changes[node] = source_changes(node, columns, has_kinds(columns))
             if node.watermark is not None:
                 InputSpec(executor.schema(shape), (), node.times.event_time, name=f"source '{node.name}'")
-            if node.name in self._initial:
+            if node.name in self.initial:
                 check_initial(node, batch.graph_before, batch.is_first)
-                first = executor.check_static(node.name, self._initial[node.name])
+                first = executor.check_static(node.name, self.initial[node.name])
                 executor.before(f"source '{node.name}'", first, shape)
             return self._source_rows(node, executor.no_rows_like(shape))
         if isinstance(node, Apply):
-            check_one_start(node, self._initial)
+            check_one_start(node, self.initial)
             expected = batch.check(call_of(node), inputs, node.initial_state)
             waiting += [node] if expected.waits else []
             self._side_outputs[node] = expected.side_outputs

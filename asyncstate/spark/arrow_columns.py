@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from asyncstate.dataflow.nodes import ArrowFunction, array_of
+from asyncstate.spark.compatibility import arrow_schema, spark_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,10 +60,10 @@ def with_arrow_columns(df: DataFrame, functions: Mapping[str, ArrowFunction]) ->
     types = {name: array_of(function, _no_rows(df), name).type for name, function in functions.items()}
     fields = {field.name: field for field in df.schema}
     for name, kind in types.items():
-        fields[name] = StructField(name, from_arrow_type(kind), True)
+        fields[name] = StructField(name, spark_type(kind), True)
     return df.mapInArrow(_Added(functions, tuple(fields), types), StructType(list(fields.values())))
 
 
 def _no_rows(df: DataFrame) -> pa.RecordBatch:
-    schema = to_arrow_schema(df.schema, timezone="UTC")
+    schema = arrow_schema(df.schema)
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from asyncstate.changelog import Changelog
 from asyncstate.clock import SystemClock
@@ -32,7 +31,8 @@ from asyncstate.runtime import (
     check_num_inputs,
     run_to_the_end,
 )
-from asyncstate.spark.exchange import Stage, unpersist_frame, withdraw
+from asyncstate.spark.compatibility import check_session, free_checkpoint, session_settings
+from asyncstate.spark.exchange import Stage, withdraw
 from asyncstate.spark.facts import known_changes, with_changes
 from asyncstate.spark.session import settle_session
 from asyncstate.spark.shipped_operator import shipped_copy
@@ -104,18 +104,16 @@ def apply_batch(
     stage = batch.applied[uid].stage if batch.applied else None
     assert stage is None or isinstance(stage, Stage)
     output = batch.applied[uid].output if batch.applied else None
-    bounded = BoundedRows(rows, stage, output)
+    bounded = _bounded(rows, stage, output)
     with_changes(bounded, known_changes(rows))
     return bounded
 
 
-class BoundedRows(ClassicDataFrame):
+class BoundedRows(DataFrame):
     """The rows of a stage (None: of a stateless operator), as long as they are referenced."""
 
-    def __init__(self, rows: DataFrame, stage: Stage | None, output: OutputSpec | None) -> None:
-        super().__init__(rows._jdf, rows.sparkSession)
-        self._stage = stage
-        self._output = output
+    _stage: Stage | None
+    _output: OutputSpec | None
 
     def side_output(self, name: str) -> DataFrame:
         """The rows of the side output ``name``, with a ``row_kind`` column; they are kept as long as the others. Raises
@@ -133,8 +131,16 @@ class BoundedRows(ClassicDataFrame):
         reason = f"{self._stage.owner} is read after unpersist(); call apply_batch again"
         withdraw(self, reason)
         self._stage.withdraw(reason)
-        unpersist_frame(self._stage.kept)
+        free_checkpoint(self._stage.kept)
         return self
+
+
+def _bounded(rows: DataFrame, stage: Stage | None, output: OutputSpec | None) -> BoundedRows:
+    """``rows`` as BoundedRows, which are DataFrames of the same class, of a classic session or of Spark Connect."""
+    kind = type(BoundedRows.__name__, (BoundedRows, type(rows)), {})
+    bounded: BoundedRows = object.__new__(kind)
+    bounded.__dict__.update(rows.__dict__, _stage=stage, _output=output)
+    return bounded
 
 
 def _name(operator: object) -> str:
@@ -160,5 +166,6 @@ def _config(session: SparkSession, options: dict[str, object]) -> Config:
                 f"apply_batch keeps no checkpoint, so async-state.{name} means nothing; leave it out, or use a "
                 "StreamingJob"
             )
+    check_session(session, "apply_batch")
     settle_session(session)
-    return resolve(options, dict(session.conf.getAll))
+    return resolve(options, session_settings(session))

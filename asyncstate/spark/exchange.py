@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NoReturn
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -45,8 +44,17 @@ from asyncstate.spark.column_types import (
     quoted,
     slots_of,
 )
+from asyncstate.spark.compatibility import (
+    arrow_schema,
+    by_partition,
+    collation_of,
+    context_of,
+    free_checkpoint,
+    observed_metrics,
+    replace_plan,
+    spark_type,
+)
 from asyncstate.spark.facts import both, known_changes, mark_of
-from asyncstate.spark.jvm_plans import calls_of
 from asyncstate.spark.python_task import PartitionTask, regular_inputs
 from asyncstate.spark.report_accumulator import ReportAccumulator
 from asyncstate.spark.reports import ShuffleWriter
@@ -97,7 +105,7 @@ def input_spec(
 def _collation(kind: DataType) -> str | None:
     """The first collation other than UTF8_BINARY in ``kind``, at any depth."""
     if isinstance(kind, StringType):
-        return None if kind.isUTF8BinaryCollation() else str(kind.collation)
+        return collation_of(kind)
     parts = [field.dataType for field in kind] if isinstance(kind, StructType) else []
     if isinstance(kind, ArrayType):
         parts = [kind.elementType]
@@ -136,7 +144,7 @@ def _arrow_schema(schema: StructType, name: str) -> pa.Schema:
             continue
         nullable = StructField(field.name, nullable_type(field.dataType), True)
         try:
-            fields.append(to_arrow_schema(StructType([nullable]), timezone="UTC").field(0))
+            fields.append(arrow_schema(StructType([nullable])).field(0))
         except PySparkTypeError as error:
             raise SchemaError(
                 f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to "
@@ -147,9 +155,9 @@ def _arrow_schema(schema: StructType, name: str) -> pa.Schema:
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """``schema`` in Spark, all nullable."""
-    columns = nullable_type(from_arrow_schema(schema))
-    assert isinstance(columns, StructType)
-    return columns
+    return StructType(
+        [StructField(field.name, nullable_type(spark_type(field.type)), True) for field in schema]
+    )
 
 
 def nullable_type(kind: DataType) -> DataType:
@@ -198,7 +206,7 @@ def output_rows(uid: str, output: pa.Schema, changes: Changelog = RETRACT) -> St
 
 def wire_schema(sent: StructType) -> pa.Schema:
     """``sent`` as the Arrow schema that Spark reads from a task."""
-    return to_arrow_schema(sent, timezone="UTC")
+    return arrow_schema(sent)
 
 
 @dataclass(frozen=True)
@@ -239,11 +247,12 @@ def exchange(
         else:
             rows = given if done else _rows(given, spec, parallelism)
             route = _route(index, spec, parallelism, max_parallelism)
-            selected.append(calls_of(rows).select(rows, [route, *payload, *reports]))
-    rows, calls = functools.reduce(DataFrame.union, selected), calls_of(selected[0])
+            selected.append(rows.selectExpr(route, *payload, *reports))
     if not reports:
-        rows = calls.with_numbers(rows, _marker(specs), parallelism)
-    return calls.by_id(rows, parallelism, f"shiftright({ROUTE}, {TAG_BITS})")
+        markers = selected[0].sparkSession.range(0, parallelism, 1, 1)
+        selected.append(markers.selectExpr(*_marker(specs)))
+    rows = functools.reduce(DataFrame.union, selected)
+    return by_partition(rows, parallelism, f"shiftright({ROUTE}, {TAG_BITS})")
 
 
 def has_reports(inputs: Sequence[DataFrame | Tasks]) -> bool:
@@ -342,7 +351,7 @@ class Stage:
     def release(self) -> None:
         """Free the rows' memory; afterwards they cannot be read, and ``rows`` says so."""
         self.withdraw(over(self.owner))
-        unpersist_frame(self.kept)
+        free_checkpoint(self.kept)
 
     def withdraw(self, reason: str) -> None:
         """From now on any access to the rows of any output raises a JobError with ``reason``."""
@@ -360,12 +369,7 @@ def over(owner: str) -> str:
 
 def withdraw(rows: DataFrame, reason: str) -> None:
     """From now on any access to ``rows`` raises a JobError with ``reason``."""
-    rows._jdf = _Released(reason)
-
-
-def unpersist_frame(kept: DataFrame) -> None:
-    """Free the memory of a local checkpoint's rows."""
-    kept._jdf.logicalPlan().rdd().unpersist(False)
+    replace_plan(rows, _Released(reason))
 
 
 class _Released:
@@ -383,30 +387,31 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     observes under the names ``watched``.
 
     A local checkpoint keeps the rows on the executors and then drops the lineage; the reports come by an accumulator in
-    the same action. Output is sent and kept in lists: some hundred objects for Spark to create, copy and keep instead
-    of some hundred thousand. They are kept as Spark's rows: Python's MEMORY_AND_DISK would make Java serialize and read
-    each of them twice. Cached rows would be recomputed when an executor is lost, in another order of arrival and so
-    perhaps with other results than those committed; checkpointed rows make the micro-batch fail and be replayed.
+    the same action, or over Spark Connect, which has none, by a look at the rows. Output is sent and kept in lists:
+    some hundred objects for Spark to create, copy and keep instead of some hundred thousand. They are kept as Spark's
+    rows, its default: Python's MEMORY_AND_DISK would make Java serialize and read each of them twice. Cached rows would
+    be recomputed when an executor is lost, in another order of arrival and so perhaps with other results than those
+    committed; checkpointed rows make the micro-batch fail and be replayed.
     """
-    spec, calls = tasks.task.spec, calls_of(tasks.exchanged)
-    with ReportAccumulator(tasks.exchanged.sparkSession.sparkContext, spec.parallelism) as told:
+    spec = tasks.task.spec
+    with ReportAccumulator(context_of(tasks.exchanged.sparkSession), spec.parallelism) as told:
         planned = _through(tasks, replace(tasks.task, reports=told.reports), schema)
-        stage = calls.keep(planned)
+        stage = planned.localCheckpoint()
         found = told.found()
     try:
         found = _reports_in(stage) if found is None else found
     except BaseException:
-        unpersist_frame(stage)
+        free_checkpoint(stage)
         raise
     rows = {
-        name: calls.select(stage, [f"inline({_reported(name, spec, found)})"])
+        name: stage.selectExpr(f"inline({_reported(name, spec, found)})")
         for name in schema.fieldNames()
         if name != COMMIT
     }
     sides = {name.removeprefix(SIDE): df for name, df in rows.items() if name != OUTPUT}
     owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
     reports = [record[ATTEMPT_BYTES:] for record in found]
-    return Stage(rows[OUTPUT], reports, owner, stage, sides, calls.observed(planned, watched))
+    return Stage(rows[OUTPUT], reports, owner, stage, sides, observed_metrics(planned, watched))
 
 
 def _reports_in(stage: DataFrame) -> list[bytes]:
@@ -419,7 +424,7 @@ def _through(stage: Tasks, task: PartitionTask, schema: StructType) -> DataFrame
     """The rows that ``task`` sends for the rows of ``stage``."""
     reports = [REPORTS] if stage.reports else []
     columns = [*_exchanged_columns(task.spec.inputs), *reports]
-    return calls_of(stage.exchanged).map_in_arrow(stage.exchanged, task, schema, columns)
+    return stage.exchanged.selectExpr(*columns).mapInArrow(task, schema)
 
 
 def _reported(column: str, spec: TaskSpec, found: Sequence[bytes]) -> str:

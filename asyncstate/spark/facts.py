@@ -30,6 +30,7 @@ from asyncstate.changelog import (
 from asyncstate.dataflow.changelog_inference import declared_key, declared_mode
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.spark.column_types import OUTPUT, quoted
+from asyncstate.spark.compatibility import leaf_schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -103,12 +104,7 @@ def _own_mark(df: DataFrame) -> str | None:
 def _kept_marks(df: DataFrame) -> list[list[str]]:
     """For each operator whose rows ``df`` reads, the marks of these rows where they are kept; marks of other tables are
     not trusted. In a union the first one's mark hides the others."""
-    leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
-    found = []
-    for number in range(leaves.size()):
-        schema = str(leaves.apply(number).schema().json())
-        found.append(_MARKS.findall(schema) if f'"{OUTPUT}"' in schema else [])
-    return found
+    return [_MARKS.findall(schema) if f'"{OUTPUT}"' in schema else [] for schema in leaf_schemas(df)]
 
 
 def both(first: DataFrame, then: DataFrame, key: Key | None) -> DataFrame:

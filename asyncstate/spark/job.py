@@ -35,25 +35,33 @@ from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
+from asyncstate.spark.compatibility import check_session, context_of, is_connect, session_settings
+from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob
+from asyncstate.spark.connect_client import ConnectClient
+from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import source_facts
 from asyncstate.spark.packed_inputs import Packing, check_streaming
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.query_start import query_place, trigger_of
 from asyncstate.spark.session import settle_session, suppress_log
+from asyncstate.spark.sources.malformed import MARKED
 from asyncstate.spark.spark_executor import SparkExecutor
 from asyncstate.spark.spark_micro_batch import MicroBatch
-from asyncstate.spark.stopping import Stopping, call_to_its_end
-from asyncstate.spark.task_errors import restore
+from asyncstate.spark.stopping import INTERRUPTED, Stopping, TurnedAwayError, call_to_its_end
+from asyncstate.spark.task_errors import own_mark, restore
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from asyncstate.changelog import Changelog
     from asyncstate.spark.kafka import KafkaStream, MessageFormat, SchemaRegistry
     from asyncstate.spark.kafka.job_source import OnMalformed
     from asyncstate.spark.kafka.reading import Connector, Starting
+    from asyncstate.sql.job import JobSql
 
 BatchFunction = Callable[..., object]
 """A function of the micro-batch's DataFrame and the MicroBatch."""
@@ -85,11 +93,12 @@ class StreamingJob:
         run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)
+        check_session(spark, f"job '{name}'")
         settle_session(spark)
         given = dict(options or {})
         if checkpoint_dir is not None:
             given["async-state.checkpoint-dir"] = checkpoint_dir
-        session = dict(spark.conf.getAll)
+        session = session_settings(spark)
         self.config: Config = resolve(given, session)
         """The settings of operators that have no options themselves."""
         if self.config.checkpoint_dir is None:
@@ -106,6 +115,8 @@ class StreamingJob:
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
+        self._statements: JobSql | None = None
+        self._readable: dict[str, Stream] = {}  # of sources that also have messages which cannot be read
         self._executor = SparkExecutor(spark, run)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
@@ -116,10 +127,25 @@ class StreamingJob:
             executor=self._executor,
         )
         self._driver = JobDriver(frame, self._ledger, clock or SystemClock(), on_progress, MicroBatch)
+        self._arguments = {
+            "options": given,
+            "name": name,
+            "first_batch_id": first_batch_id,
+            "clock": clock,
+            "run": run,
+        }
+        self._client: ConnectClient | None = None
+        """Over Spark Connect: the micro-batches of the job's query run in another process."""
+        if is_connect(spark):
+            self._client = ConnectClient(name, self._ledger.files, self._driver.record)
+        self._server: ConnectFiles | None = None
+        """In that process: the way to the client."""
 
     @property
     def history(self) -> deque[Progress]:
         """The progress of the last 100 committed micro-batches, the newest last."""
+        if self._client is not None:
+            self._client.refresh()
         return self._driver.history
 
     @property
@@ -132,6 +158,46 @@ class StreamingJob:
         """The progress of the last micro-batch, the last entry of ``history``; None before the first commit. See
         ``Progress``."""
         return self.history[-1] if self.history else None
+
+    @classmethod
+    def on_server(cls, spark: SparkSession, told: ConnectJob) -> StreamingJob:
+        """The job of a client of Spark Connect, in the server's process that runs its micro-batches."""
+        job = cls(spark, **told.arguments)
+        job._client = None
+        job._server = ConnectFiles(job._ledger.files, told.run)
+        job._driver.on_progress(job._server.write_progress)
+        if told.flow is None:
+            job._function = told.function
+            return job
+        for name, schema in told.schemas.items():
+            columns = StructType.fromJson(json.loads(schema))
+            job._sources.frames[name] = spark.createDataFrame([], columns)
+        job._graph.take(told.flow, job._sources.frames, told.initial)
+        job.check()
+        job._function = job._run_graph
+        return job
+
+    def run_on_server(self, df: DataFrame, batch_id: int) -> None:
+        """Run and commit a micro-batch. Raises TurnedAwayError if the client stops the query."""
+        assert self._server is not None
+        if self._server.stop_asked():
+            self._server.refuse()
+            raise TurnedAwayError(INTERRUPTED)
+        self._run(df, batch_id, final=False)
+
+    def _told(self) -> ConnectJob:
+        """What the server's process makes the job of; each call is another start of its query."""
+        assert self._client is not None
+        graph = bool(self._graph.flow.nodes)
+        return ConnectJob(
+            arguments=self._arguments,
+            run=self._client.begin(),
+            mark=own_mark(),
+            function=None if graph else self._function,
+            flow=self._graph.flow if graph else None,
+            schemas={name: df.schema.json() for name, df in self._sources.frames.items()},
+            initial=self._graph.initial,
+        )
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
         """Decorator: turns ``function(df, batch)`` into the function that ``writeStream.foreachBatch`` takes."""
@@ -154,10 +220,11 @@ class StreamingJob:
             with self._stopping.micro_batch():
                 self._run(df, int(batch_id), final=False)
 
-        on_batch.__name__ = getattr(function, "__name__", "on_batch")
-        on_batch.__doc__ = function.__doc__
-        self._on_batch = on_batch
-        return on_batch
+        made = on_batch if self._client is None else ConnectBatch(on_batch, self._told)
+        made.__name__ = getattr(function, "__name__", "on_batch")
+        made.__doc__ = function.__doc__
+        self._on_batch = made
+        return made
 
     def source(
         self,
@@ -199,6 +266,8 @@ class StreamingJob:
         mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
+        if self._statements is not None and MARKED not in df.columns:
+            self._statements.source(name, stream, df)
         return stream
 
     def kafka(
@@ -241,7 +310,49 @@ class StreamingJob:
             options=options,
             connector=connector,
         )
-        return kafka_source(self, name, df, format, registry, malformed, declared)
+        stream = kafka_source(self, name, df, format, registry, malformed, declared)
+        if malformed == "output":
+            self._readable[name] = stream
+            if self._statements is not None:
+                self._statements.view(name, stream)
+        return stream
+
+    def sql(self, statement: str, name: str | None = None) -> Any:
+        """Run a statement of Spark SQL over the job's sources; see ``docs/sql.md``.
+
+        A query returns its rows as a ``Stream``: after every micro-batch their net is what Spark's batch engine would
+        answer over all rows so far. ``name``: the name of the result, for later statements, and in the uids of its
+        operators. ``CREATE VIEW`` returns None, ``CREATE MATERIALIZED VIEW`` and ``INSERT INTO`` a sink of
+        ``job.sink`` return the stream, ``EXPLAIN`` a text. Raises SqlError, with the place in the statement and what to
+        do, for what cannot be kept right; nothing is added to the job then.
+        """
+        return self._sql.context.run(statement, name)
+
+    def sink(self, name: str, sink: Any) -> None:
+        """Name a sink for ``INSERT INTO``; it is what ``Stream.to`` takes."""
+        self._sql.context.add_sink(name, sink)
+
+    def view(self, name: str, stream: Stream) -> None:
+        """Name a stream of the graph for statements. Raises JobError for errors of the graph so far."""
+        self._sql.view(name, stream)
+
+    @property
+    def _sql(self) -> JobSql:
+        if self._statements is None:
+            from asyncstate.sql.job import JobSql
+
+            self._statements = JobSql(self._spark, self._facts_of)
+            flow = self._graph.flow
+            for node in flow.sources:
+                if node.name in self._readable:
+                    self._statements.view(node.name, self._readable[node.name])
+                else:
+                    self._statements.source(node.name, Stream(flow, node), self._sources.frames[node.name])
+        return self._statements
+
+    def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
+        with self._driver.trial() as batch:
+            return self._graph.facts_of(stream.node, batch)
 
     def check(self) -> None:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
@@ -316,6 +427,8 @@ class StreamingJob:
         except BaseException:
             self._function, self._on_batch = before  # it can be started once the error is fixed
             raise
+        if self._client is not None:
+            self._client.follow(query)
         if progress:
             self.progress_bar(query)
         return query
@@ -332,11 +445,12 @@ class StreamingJob:
         if query is None:
             return
         was_active = query.isActive
-        with suppress_log(self._spark.sparkContext, query.runId):
-            self._stopping.stop(query, timeout_seconds)
+        stopping = self._stopping if self._client is None else self._client
+        with suppress_log(context_of(self._spark), query.runId):
+            stopping.stop(query, timeout_seconds)
         self._bar.close()
         failure = query.exception() if was_active else None
-        if failure is not None:
+        if failure is not None and not self._is_refused:
             raise self._own(failure) or failure
 
     def __enter__(self) -> Self:
@@ -359,15 +473,21 @@ class StreamingJob:
         close it or use it as a context manager. Raises ConfigurationError in a terminal without rich (extra ``cli``).
         """
         self._bar.close()
-        tracker = self._spark.sparkContext.statusTracker()
+        context = context_of(self._spark)
+        tracker = None if context is None else context.statusTracker()
         screen = screen_of_this_process()
-        self._bar = ProgressBar(lambda: self._snapshot(tracker), lambda: query.isActive, screen)
+        self._bar = ProgressBar(lambda: self._snapshot(query, tracker), lambda: query.isActive, screen)
         return self._bar
 
-    def _snapshot(self, tracker: StatusTracker) -> Snapshot:
+    def _snapshot(self, query: StreamingQuery, tracker: StatusTracker | None) -> Snapshot:
         last, now = self.last_progress, self._driver.now
         found = Snapshot(self.name)
-        if now is not None:
+        if self._client is not None:
+            seconds = self._client.seconds_at_work(query)
+            if seconds is not None:
+                following = 0 if last is None else last["batch_id"] + 1
+                found = found._replace(batch_id=following, batch_seconds=seconds)
+        elif now is not None and tracker is not None:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             done, count = (
                 sum(getattr(stage, name) for stage in stages if stage is not None)
@@ -432,18 +552,29 @@ class StreamingJob:
         query = query if query is not None else self._query
         if query is None:
             raise JobError(f"job '{self.name}' has not been started; call start(), or name the query")
+        if self._client is not None:
+            self._client.follow(query)
         try:
-            with suppress_log(self._spark.sparkContext, query.runId):
+            with suppress_log(context_of(self._spark), query.runId):
                 return query.awaitTermination(timeout)
         except Exception as failure:
+            if self._is_refused:  # another thread has called stop()
+                return None if timeout is None else True
             error = self._own(failure)
             if error is None:
                 raise
         finally:
+            if self._client is not None:
+                self._client.refresh()
             with suppress(Exception):  # without a JVM the state is unknown; the bar then ends by itself
                 if not query.isActive:
                     self._bar.close()
         raise error  # outside the except clause it keeps its own context, not Spark's
+
+    @property
+    def _is_refused(self) -> bool:
+        """Over Spark Connect: whether a micro-batch was refused because the job is being stopped."""
+        return self._client is not None and self._client.is_refused
 
     def _own(self, failure: Exception) -> Exception | None:
         """The error that caused Spark's exception: that of the last micro-batch, or of a task."""

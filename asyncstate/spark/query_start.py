@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError
 from asyncstate.durations import microseconds
 from asyncstate.errors import ConfigurationError
 from asyncstate.locations import is_uri, redact
+from asyncstate.spark.compatibility import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +65,7 @@ def query_place(spark: SparkSession, checkpoint: str, chosen: str | None) -> str
             "'s3a://bucket/job-query' or a folder that outlives the driver"
         )
     place = chosen if chosen is not None else f"{checkpoint.rstrip('/')}-query"
-    if is_uri(place):
+    if is_uri(place) and not is_connect(spark):  # a server says it itself, when the query starts
         _check_scheme(spark, place)
     return place
 

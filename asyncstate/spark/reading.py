@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from asyncstate.config import resolve
 from asyncstate.errors import AsyncStateError, SchemaError
 from asyncstate.offline import StateDecoder
 from asyncstate.offline.inspection import Inspection, StatePartition, decoders, read_partition
 from asyncstate.offline.json_text import json_texts
+from asyncstate.spark.compatibility import arrow_schema, check_session, session_settings
 from asyncstate.spark.exchange import spark_schema
 from asyncstate.spark.task_errors import marking, own_mark
 
@@ -72,13 +72,14 @@ def read_state(
 
     Raises CheckpointError and StateDeclarationError for what does not exist.
     """
-    inspection = Inspection(checkpoint, resolve({}, dict(spark.conf.getAll)))
+    check_session(spark, "read_state")
+    inspection = Inspection(checkpoint, resolve({}, session_settings(spark)))
     manifest = inspection.manifest(version)
     pieces = tuple(inspection.partitions(manifest, uid, state, unpickle=unpickle))
     chosen = {(piece.uid, spec.name) for piece in pieces for spec in piece.states}
     single = len(chosen) == 1
-    schema = _typed_schema(decoders(pieces[0])[0]) if single else from_arrow_schema(_MANY)
-    task = ReadTask(pieces, single, to_arrow_schema(schema, timezone="UTC"))
+    schema = _typed_schema(decoders(pieces[0])[0]) if single else spark_schema(_MANY)
+    task = ReadTask(pieces, single, arrow_schema(schema))
     numbers = spark.range(0, len(pieces), 1, max(1, len(pieces)))
     return numbers.mapInArrow(task, schema)
 

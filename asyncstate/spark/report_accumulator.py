@@ -22,18 +22,23 @@ if TYPE_CHECKING:
 class ReportAccumulator:
     """Context manager for the action of a stage of ``tasks`` tasks, whose reports are added to ``reports``."""
 
-    def __init__(self, context: SparkContext, tasks: int) -> None:
-        self.reports = context.accumulator([], _Listed())
+    def __init__(self, context: SparkContext | None, tasks: int) -> None:
+        self.reports = None if context is None else context.accumulator([], _Listed())
         self._tasks = tasks
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _accumulatorRegistry.pop(self.reports.aid, None)  # pyspark keeps them as long as the process lives
+        if self.reports is not None:
+            _accumulatorRegistry.pop(
+                self.reports.aid, None
+            )  # pyspark keeps them as long as the process lives
 
     def found(self) -> list[bytes] | None:
-        """The reports; None if there may be others."""
+        """The reports; None if there may be others, and over Spark Connect, which has no accumulators."""
+        if self.reports is None:
+            return None
         return list(self.reports.value) if len(self.reports.value) == self._tasks else None
 
 

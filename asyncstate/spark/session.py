@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncstate.spark.compatibility import context_of, streaming_class
 from asyncstate.spark.java import check_java
 from asyncstate.spark.task_errors import noted
 
@@ -31,12 +32,12 @@ _ADDRESS: Final = ("spark.driver.bindAddress", "spark.driver.host")
 _LOCAL_IP: Final = "SPARK_LOCAL_IP"
 """The environment variable with the address where Spark's UI listens; there is no setting for it."""
 _FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
-_FILE_MANAGERS: Final = "org.apache.spark.sql.execution.streaming.checkpointing"
+_LOCAL_FILES: Final = ("checkpointing", "FileSystemBasedCheckpointFileManager")
 
 LOCAL_CHECKPOINTS: Final = "org.apache.spark.rdd.MapPartitionsRDD"
 """Warns that rows of a local checkpoint cannot be recomputed, for each of them at each micro-batch."""
-QUERIES: Final = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
-"""Logs the error of a query, with all Java frames."""
+QUERIES: Final = ("runtime", "MicroBatchExecution")
+"""Logs the error of a query, with all Java frames; see ``streaming_class``."""
 TASKS: Final = "org.apache.spark.scheduler.TaskSetManager"
 BLOCKS: Final = "org.apache.spark.storage.BlockManager"
 EXECUTOR: Final = "org.apache.spark.executor.Executor"
@@ -114,7 +115,7 @@ def local_logs(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     each rename, a third of a small micro-batch (decision 0068). Empty for other masters."""
     if not _is_local(master, conf) or _FILE_MANAGER in conf:
         return {}
-    return {_FILE_MANAGER: f"{_FILE_MANAGERS}.FileSystemBasedCheckpointFileManager"}
+    return {_FILE_MANAGER: streaming_class(*_LOCAL_FILES)}
 
 
 def _is_local(master: str | None, conf: Mapping[str, str]) -> bool:
@@ -129,7 +130,9 @@ def settle_session(spark: SparkSession) -> None:
     this interpreter's environment has. Only local workers certainly find this interpreter, so a cluster's are left as
     they are, and so is what the user has set.
     """
-    context = spark.sparkContext
+    context = context_of(spark)
+    if context is None:
+        return  # a server's workers are the server's
     conf = context.getConf()
     chosen = "PYSPARK_PYTHON" in os.environ or conf.contains("spark.pyspark.python")
     if not chosen and (context.master or "").startswith("local"):
@@ -164,12 +167,14 @@ def quieten(context: SparkContext) -> None:
 
 
 @contextmanager
-def suppress_log(context: SparkContext, run_id: object) -> Iterator[None]:
+def suppress_log(context: SparkContext | None, run_id: object) -> Iterator[None]:
     """Context manager: the log does not report the error of the query ``run_id``; the caller that awaits the query gets
     it."""
     undo: Callable[[], None] | None = None
-    with suppress(Exception):
-        undo = _deny(_log4j(context), QUERIES, f".*{re.escape(str(run_id))}.*terminated with error.*")
+    with suppress(Exception):  # there may be no context, over Spark Connect
+        undo = _deny(
+            _log4j(context), streaming_class(*QUERIES), f".*{re.escape(str(run_id))}.*terminated with error.*"
+        )
     try:
         yield
     finally:
@@ -194,6 +199,7 @@ def _deny(log4j: Any, name: str, words: str) -> Callable[[], None]:
     return undo
 
 
-def _log4j(context: SparkContext) -> Any:
+def _log4j(context: SparkContext | None) -> Any:
+    assert context is not None
     assert context._jvm is not None
     return context._jvm.org.apache.logging.log4j

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from asyncstate.spark.compatibility import is_connect, setting_of
 from asyncstate.spark.python_task import regular_inputs
 
 if TYPE_CHECKING:
@@ -91,9 +92,11 @@ class ArrowBatches:
     def _lift(self, frames: Sequence[DataFrame], width: int) -> None:
         """Lift the bound for rows of ``width`` bytes, if it is redundant."""
         session = frames[0].sparkSession
-        most, bound = int(str(session.conf.get(ROWS))), str(session.conf.get(BYTES))
-        allowed = size_of(bound)
-        if allowed is None or most <= 0 or most * width * _MARGIN > allowed:
+        if is_connect(session):
+            return  # what else runs in the plan cannot be seen
+        most, bound = int(str(session.conf.get(ROWS))), setting_of(session, BYTES)
+        allowed = None if bound is None else size_of(bound)
+        if bound is None or allowed is None or most <= 0 or most * width * _MARGIN > allowed:
             return
         if self._source_is_plain is None:
             self._source_is_plain = _is_plain_source(self._session, frames[0])

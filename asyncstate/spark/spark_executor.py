@@ -7,6 +7,7 @@ Must not import storage.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from asyncstate.driver.executor import Feed, InitialRows, Prepared
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
+from asyncstate.spark.compatibility import context_of, default_parallelism, is_connect
 from asyncstate.spark.facts import both, insertions, known_changes, with_changes
 from asyncstate.spark.packed_inputs import before, initial_of, nothing, static
 from asyncstate.spark.python_task import StatelessTask
@@ -45,9 +47,13 @@ class SparkExecutor:
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
         self._observed: set[str] = set()  # the names of all requested observations
-        self.texts = JobDescriptions(spark.sparkContext)
+        self.texts = JobDescriptions(context_of(spark))
         """The job descriptions of the stages in Spark's UI."""
-        self.default_parallelism: int = spark.sparkContext.defaultParallelism
+
+    @functools.cached_property
+    def default_parallelism(self) -> int:
+        """See ``Executor``."""
+        return default_parallelism(self._spark)
 
     # -- rows ------------------------------------------------------------------------------------------
 
@@ -87,6 +93,8 @@ class SparkExecutor:
 
     def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
         """See ``Executor``."""
+        if is_connect(rows):  # its client does not get what a local checkpoint has observed
+            return rows
         self._observed.add(name)
         return rows.observe(name, sf.expr(highest_time(rows, event_time)).alias("highest"))
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncstate.driver.chain import Link
 from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.sent_columns import payload_of
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
+from asyncstate.spark.compatibility import arrow_table
 from asyncstate.spark.exchange import (
     Stage,
     Tasks,
@@ -101,7 +102,7 @@ def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
     index = spec.operator.broadcast_input
     assert index is not None
     # Collecting keeps the order, partition by partition; a shuffle would not.
-    rows = [batch for batch in df.toArrow().to_batches() if batch.num_rows]
+    rows = [batch for batch in arrow_table(df).to_batches() if batch.num_rows]
     declared = spec.inputs[index]
     batches = (InputBatch(*payload_of(declared, batch), index) for batch in rows)
     return pack_broadcast(spec.uid, declared, batches, spec.config.shares.broadcast)
@@ -165,10 +166,10 @@ def _explained(chain: Sequence[Prepared], stateless: Collection[str]) -> Abstrac
 class JobDescriptions:
     """The description of Spark's jobs, which the tabs "Jobs" and "SQL / DataFrame" show: Spark's own text of the
     micro-batch, and a line for each operator that has run. Each change is a call into the JVM, which takes at most a
-    millisecond."""
+    millisecond. Without a SparkContext it does nothing."""
 
-    def __init__(self, context: SparkContext) -> None:
-        self._context = context
+    def __init__(self, context: SparkContext | None) -> None:
+        self._context: Any = context
         self._before: str | None = None
         self._lines: list[str] = []
         self.running: str | None = None
@@ -185,7 +186,7 @@ class JobDescriptions:
         finally:
             self.running = None
             with suppress(Exception):
-                self._context.setLocalProperty(_DESCRIPTION, self._before)  # type: ignore[arg-type]  # None: take it out
+                self._context.setLocalProperty(_DESCRIPTION, self._before)  # None: take it out
 
     @contextmanager
     def stage(self, uids: str, operator: str) -> Iterator[None]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_SECONDS: Final = 0.02
-_INTERRUPTED: Final = (
+INTERRUPTED: Final = (
     "the job is being stopped; Spark knows that by: py4j.protocol.Py4JJavaError: An error occurred while calling the "
     "micro-batch: java.lang.InterruptedException"
 )
@@ -89,12 +89,12 @@ class Stopping:
             query = self._query
             # Spark sets this before it interrupts its thread. No lock is held: it is a call into the JVM.
             if query is not None and not query.isActive:
-                raise TurnedAwayError(_INTERRUPTED)
+                raise TurnedAwayError(INTERRUPTED)
         try:
             yield
         except Exception as error:
             if _is_broken_off(error):
-                raise TurnedAwayError(_INTERRUPTED) from None
+                raise TurnedAwayError(INTERRUPTED) from None
             raise
         finally:
             with self._changed:

@@ -8,6 +8,7 @@ import this module.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import pickle
@@ -41,6 +42,7 @@ class _Sent(msgspec.Struct, frozen=True):
     kind: str
     message: str
     traceback: str
+    notes: list[str] = []
 
 
 def own_mark() -> str:
@@ -49,10 +51,10 @@ def own_mark() -> str:
 
 
 @contextlib.contextmanager
-def marking(mark: str = _MARK, where: str = "the task") -> Iterator[None]:
+def marking(mark: str = _MARK, where: str = "the task", every: bool = False) -> Iterator[None]:
     """Inside, an AsyncStateError gets a note from which the driver with this ``mark`` can restore it, however Java
     wraps the text. An exception that would end the process (``sys.exit``) gets one too, as a JobError that names
-    ``where``.
+    ``where``. ``every``: any other exception gets a note, too, and keeps its frames.
 
     It is raised without its frames and its cause, which the note has: Java writes the text into its log four times.
     """
@@ -64,6 +66,10 @@ def marking(mark: str = _MARK, where: str = "the task") -> Iterator[None]:
         ended = JobError(f"{where} raised {leaving!r}; nothing was committed. Raise an error instead")
         ended.__cause__ = leaving
         raise _sent(ended, mark) from None
+    except Exception as error:
+        if every:
+            error.add_note(_note(error, mark))
+        raise
 
 
 def _sent(error: AsyncStateError, mark: str) -> AsyncStateError:
@@ -92,16 +98,18 @@ def _head(mark: str) -> str:
     return f"[asyncstate-error {mark} "
 
 
-def _note(error: AsyncStateError, mark: str) -> str:
+def _note(error: Exception, mark: str) -> str:
+    one_text = len(error.args) == 1 and isinstance(error.args[0], str)
     sent = {
         "kind": type(error).__name__,
-        "message": str(error),
+        "message": error.args[0] if one_text else str(error),
         "traceback": "".join(traceback.format_exception(error)),
+        "notes": getattr(error, "__notes__", []),
     }
     return f"{_head(mark)}{json.dumps(sent)}]"
 
 
-def restore(text: str) -> AsyncStateError | None:
+def restore(text: str) -> Exception | None:
     """The error of the last note in ``text`` for this process, its cause a WorkerTracebackError; None without one."""
     head = _head(_MARK)
     at = text.rfind(head)
@@ -117,10 +125,16 @@ def restore(text: str) -> AsyncStateError | None:
     return None
 
 
-def _restored(sent: _Sent) -> AsyncStateError:
-    kind = getattr(errors, sent.kind, AsyncStateError)
-    error = kind(sent.message)
-    assert isinstance(error, AsyncStateError)
+def _restored(sent: _Sent) -> Exception:
+    kind = getattr(errors, sent.kind, None) or getattr(builtins, sent.kind, None)
+    try:
+        error: object = kind(sent.message) if callable(kind) else None
+    except TypeError:  # a class that takes other arguments
+        error = None
+    if not isinstance(error, Exception):
+        error = JobError(f"{sent.kind}: {sent.message}")
+    for note in sent.notes:
+        error.add_note(note)
     error.__cause__ = WorkerTracebackError(sent.traceback)
     return error
 

@@ -40,9 +40,15 @@ _LOCAL_DIGITS = 28
 
 
 class Count(MergingAggregator):
-    """Rows, or values that are not null: int64."""
+    """Rows, or those in which no column is null: int64."""
 
-    def __init__(self, owner: str, column: str | None, condition: str | None, distinct: bool = False) -> None:
+    def __init__(
+        self,
+        owner: str,
+        column: str | tuple[str, ...] | None,
+        condition: str | None,
+        distinct: bool = False,
+    ) -> None:
         label = "count" if column or condition else "count1"
         super().__init__(owner, label, column, condition, distinct)
         self.fields = (pa.field(self.name, pa.int64(), nullable=False),)
@@ -59,9 +65,9 @@ class Count(MergingAggregator):
         """See ``MergingAggregator``."""
         return [pc.add(filled(state[0]), filled(partial[0]))]
 
-    def local(self) -> tuple[LocalColumn, ...]:
+    def local(self) -> tuple[LocalColumn, ...] | None:
         """See ``Aggregator``."""
-        return (self._local(LocalFunction.COUNT, pa.int64()),)
+        return None if len(self.columns) > 1 else (self._local(LocalFunction.COUNT, pa.int64()),)
 
 
 class Sum(MergingAggregator):

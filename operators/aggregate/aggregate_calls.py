@@ -272,14 +272,14 @@ class InputBinding:
         return index, part
 
     def _count(self, distinct: bool) -> Count:
-        columns = self.aggregate.columns
-        return Count(self.owner, ",".join(columns) if columns else None, self.condition, distinct)
+        return Count(self.owner, self.aggregate.columns, self.condition, distinct)
 
-    def wrong_type(self, needed: str) -> SchemaError:
-        """The error to raise if the column is not of a type ``needed``."""
+    def wrong_type(self, needed: str, column: str | None = None) -> SchemaError:
+        """The error to raise if ``column`` (None: the only one) is not of a type ``needed``."""
+        column = self.column if column is None else column
         return SchemaError(
-            f"{self.owner}: aggregate '{self.aggregate.name}' needs {needed} but column '{self.column}' is "
-            f"of type {self.input_type}; cast it before the operator"
+            f"{self.owner}: aggregate '{self.aggregate.name}' needs {needed} but column '{column}' is "
+            f"of type {self.type_of(column)}; cast it before the operator"
         )
 
     def refuse(self, what: str) -> SchemaError:

@@ -22,9 +22,9 @@ from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBin
 from .aggregator import State
 
 
-def count(column: str | None = None) -> Aggregate:
-    """The number of rows, or of values of ``column`` that are not null: int64, never null."""
-    return Aggregate(_Count(), () if column is None else (column,))
+def count(*columns: str) -> Aggregate:
+    """The number of rows, or of rows in which no column of ``columns`` is null: int64, never null."""
+    return Aggregate(_Count(), columns)
 
 
 def sum_(column: str) -> Aggregate:

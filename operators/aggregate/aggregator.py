@@ -172,16 +172,24 @@ class Aggregator(ABC):
 class MergingAggregator(Aggregator):
     """An aggregator where each row has a state; these states can be merged in any grouping.
 
-    ``column`` is None for a count of rows; only rows whose ``condition`` column is true count. ``distinct``: it
-    receives only the rows that count as the first, or the last, of their value.
+    ``column``: one column, or several of which none may be null; None for a count of rows. Only rows whose
+    ``condition`` column is true count. ``distinct``: it receives only the rows that count as the first, or the last,
+    of their value.
     """
 
     def __init__(
-        self, owner: str, label: str, column: str | None, condition: str | None, distinct: bool = False
+        self,
+        owner: str,
+        label: str,
+        column: str | tuple[str, ...] | None,
+        condition: str | None,
+        distinct: bool = False,
     ) -> None:
-        parts = [label, *([column] if column else []), *([f"where.{condition}"] if condition else [])]
+        self.columns = (column,) if isinstance(column, str) else column or ()
+        names = [",".join(self.columns)] if self.columns else []
+        parts = [label, *names, *([f"where.{condition}"] if condition else [])]
         self.owner = owner
-        self.column = column
+        self.column = self.columns[0] if self.columns else None
         self.condition = condition
         self.name = ".".join([*parts, *(["distinct"] if distinct else [])])
 
@@ -210,8 +218,8 @@ class MergingAggregator(Aggregator):
         return self.combine(self.lift(batch, signs), groups)
 
     def chosen(self, batch: pa.RecordBatch) -> BoolArray | None:
-        """Rows (n) that count: value not null and condition true. None for all."""
-        return chosen_rows(batch, () if self.column is None else (self.column,), self.condition)
+        """Rows (n) that count: values not null and condition true. None for all."""
+        return chosen_rows(batch, self.columns, self.condition)
 
     def weights(self, batch: pa.RecordBatch, signs: Int8Array | None) -> Int64Array:
         """The weight of each row (n): its sign, or 0 if it does not count."""

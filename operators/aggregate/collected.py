@@ -20,7 +20,9 @@ from asyncstate.errors import SchemaError
 from asyncstate.functions.aggregate_functions import AggregateFunction
 from asyncstate.state.views.in_memory import user_key
 
+from ..core.sort_orders import ARRIVAL, OrderBy, order_columns
 from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
+from .order_statistics import ordered_list
 from .user.udaf import UserAggregate
 
 
@@ -39,18 +41,27 @@ def last_value(column: str) -> Aggregate:
     return Aggregate(_Kept("last_value"), (column,))
 
 
-def collect(column: str) -> Aggregate:
+def collect(column: str, order_by: OrderBy = ARRIVAL) -> Aggregate:
     """A list of the values in order of arrival; null without a value. State and cost are those of the whole list, in
-    every bundle."""
-    return Aggregate(_Kept("collect"), (column,))
+    every bundle.
+
+    ``order_by`` (columns, ``asc(...)``, ``desc(...)``): in this order instead, equal ones by value. With
+    ``distinct()``, only the column itself can be the order."""
+    order = order_columns(order_by, "collect")
+    return ordered_list(column, order, None) if order else Aggregate(_Kept("collect"), (column,))
 
 
-def string_agg(column: str, separator: str = ",") -> Aggregate:
-    """The texts of a column in order of arrival, with ``separator`` between them; null without a value. State and cost
-    are those of ``collect``."""
+def string_agg(column: str, separator: str = ",", order_by: OrderBy = ARRIVAL) -> Aggregate:
+    """The texts of a column in order of arrival, with ``separator`` between them; null without a value. State, cost and
+    ``order_by`` are those of ``collect``."""
     if not isinstance(separator, str):
         raise SchemaError(f"string_agg: separator is {separator!r}; give a text")
-    return Aggregate(_Kept("string_agg", separator), (column,))
+    order = order_columns(order_by, "string_agg")
+    return (
+        ordered_list(column, order, separator)
+        if order
+        else Aggregate(_Kept("string_agg", separator), (column,))
+    )
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,20 @@ Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import Changelog
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, InputSpec, OperatorContext, OutputSpec
 from asyncstate.partial_aggregation import PartialAggregation, PartialStep
-from asyncstate.state.columnar.state_columns import Columns
+from asyncstate.state.columnar.state_columns import Columns, ColumnState, ColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl
 
 from ..core.arrays import BoolArray, Int64Array, place_in_run, row_ids
@@ -62,7 +63,8 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
     ``Aggregate.starting_now``. An aggregate that is left out is removed when its states are dropped.
 
     State: ``accumulators``, one row per key of ``AggregatePlan.state_schema``; with a changelog input and min
-    or max also a log of values per key (see ``retractable_minmax``). An insert-only DISTINCT keeps a mark per key. Of
+    or max also a log of values per key (see ``retractable_minmax``); with ``empty_row`` also ``shown``, whether the row
+    was emitted. An insert-only DISTINCT keeps a mark per key. Of
     retractions only the number is checked against the state: each must be of a row that was added.
 
     With partial aggregation, its bundles are accumulators of rows that were aggregated before the exchange; output,
@@ -81,11 +83,22 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         emit_update_before: bool = True,
         ttl: Ttl = None,
         emit: Literal["net", "each"] = "net",
+        empty_row: bool = False,
     ) -> None:
         super().__init__(aggregates, ttl)
         self.emit_update_before = emit_update_before
+        self.empty_row = empty_row
+        if empty_row and ttl is not None:
+            raise SchemaError(
+                f"{self.owner}: a row that is always there cannot expire; leave out ttl or empty_row"
+            )
         check_choice(emit, ("net", "each"), "emit", self.owner)
         self.emit: Literal["net", "each"] = emit
+
+    def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
+        """See ``Operator``."""
+        always = {"empty_row": "yes"} if self.empty_row else {}
+        return {**super().state_meaning(inputs), **always}
 
     @property
     def row_bytes(self) -> int:
@@ -109,6 +122,11 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
             raise SchemaError(
                 f"{self.owner}: there are neither key columns nor aggregates; give at least one"
             )
+        if spec.key and self.empty_row:
+            raise SchemaError(
+                f"{self.owner}: empty_row is for an input without key columns, but {spec.name} is keyed by "
+                f"{', '.join(spec.key)}: a key without rows is not known; leave it out"
+            )
         fields = [*spec.key_schema, *self._plan(spec).result_fields]
         check_distinct_names([field.name for field in fields], self.owner)
         if not self.aggregates and not spec.changelog and self.ttl is None:
@@ -125,6 +143,11 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         # One name for both layouts, so a checkpoint with the other one is refused instead of ignored.
         schema = _SEEN_SCHEMA if self._mark_only else self._aggregation.state_schema
         self._open_states(self._aggregation, context, schema)
+        self._key_groups = context.key_groups
+        if self.empty_row:
+            self._shown: ColumnState = context.get_state(
+                ColumnStateDescriptor("shown", _SEEN_SCHEMA, fixed_fields=True)
+            )
         self._local: PartialRows | None = (
             LocalLayout(self._aggregation, spec.changelog) if spec.local is not None else None
         )
@@ -165,20 +188,79 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
             changed = self._states.async_merge(Addition.of(bundle, stamps=stamps), self._local)
         else:
             changed = self._states.async_add(Addition.of(bundle, stamps=stamps), ctx)
-        return changed.then_accept(lambda change: self._emit(bundle, change, ctx))
+        if self.empty_row:
+            read = self._shown.async_get(bundle.keys)
+            return changed.then_compose(
+                lambda change: read.then_accept(lambda shown: self._emit_always(bundle, change, shown, ctx))
+            )
+        return changed.then_accept(
+            lambda change: self._emit(
+                bundle, *self._before_and_after(bundle.keys, change), change.was_present, change.present, ctx
+            )
+        )
 
-    def _emit(self, bundle: Bundle, change: AggregateChange, ctx: BundleContext) -> None:
-        """Emit the net change of each key."""
-        keys, old, new = bundle.keys, change.old, change.new
+    def _before_and_after(
+        self, keys: KeyBatch, change: AggregateChange
+    ) -> tuple[list[pa.Array], list[pa.Array]]:
+        old, new = change.old, change.new
         with naming(keys):
-            before = self._aggregation.results(old.columns, new.before)
-            after = self._aggregation.results(new.states, new.after)
+            return (
+                self._aggregation.results(old.columns, new.before),
+                self._aggregation.results(new.states, new.after),
+            )
+
+    def _emit_always(
+        self, bundle: Bundle, change: AggregateChange, shown: Columns, ctx: BundleContext
+    ) -> None:
+        """Emit the change of the only row, which is there from its first emission on."""
+        before, after = self._before_and_after(bundle.keys, change)
+        if not change.was_present.all():
+            before = self._of_nothing(bundle.keys)
+        if not change.present.all():
+            after = self._of_nothing(bundle.keys)
+        self._emit(bundle, before, after, shown.present, np.ones(1, np.bool_), ctx)
+        self._mark_shown(bundle.keys, shown)
+
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+        """See ``BundleOperator``: emits the row without input, once."""
+        if not self.empty_row:
+            return None
+        key = self._codec.group([], num_rows=1)
+        if int(key.groups[0]) not in self._key_groups:
+            return None
+        return self._shown.async_get(key).then_accept(lambda shown: self._emit_empty(key, shown, ctx))
+
+    def _emit_empty(self, key: KeyBatch, shown: Columns, ctx: BundleContext) -> None:
+        if not shown.present.all():
+            ctx.emit(self._of_nothing(key))
+            self._mark_shown(key, shown)
+
+    def _mark_shown(self, key: KeyBatch, shown: Columns) -> None:
+        if not shown.present.all():
+            self._shown.put(key, [pa.array([True])])
+
+    def _of_nothing(self, key: KeyBatch) -> list[pa.Array]:
+        """The aggregates of no rows."""
+        states = [pa.nulls(1, field.type) for field in self._aggregation.state_schema]
+        return self._aggregation.results(states, None, key)
+
+    def _emit(
+        self,
+        bundle: Bundle,
+        before: list[pa.Array],
+        after: list[pa.Array],
+        was_present: BoolArray,
+        present: BoolArray,
+        ctx: BundleContext,
+    ) -> None:
+        """Emit the net change of each key."""
+        keys = bundle.keys
         if self.ttl is None:
             changed = distinct(before, after, len(keys))
         else:  # an unchanged row is emitted too, so that rows derived from it do not expire
             changed = np.ones(len(keys), np.bool_)
         order = arrival_order(keys)
-        changes = net_changes(order, change.was_present, change.present, changed, self.emit_update_before)
+        changes = net_changes(order, was_present, present, changed, self.emit_update_before)
         if len(changes.keys):
             ctx.emit(take_changes(changes, keys.columns, before, after), changes.kinds)
 

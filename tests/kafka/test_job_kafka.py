@@ -59,7 +59,7 @@ def test_json_with_dead_letters_and_a_watermark(
     spark: SparkSession, kafka: KafkaBroker, make_job: MakeJob, async_enabled: bool
 ) -> None:
     topic = kafka.create(f"job-{next(NUMBERS)}", 2)
-    totals, dead = Table("k"), Table("value")
+    totals, dead, counts = Table("k"), Table("value"), Table("k")
 
     def declared() -> StreamingJob:
         job = make_job(**{"async-state.enabled": async_enabled})
@@ -76,6 +76,8 @@ def test_json_with_dead_letters_and_a_watermark(
         sums = [count().alias("n"), sum_("v").alias("total")]
         orders.apply(GroupAggregate(sums), key="k", uid="totals").to(totals, name="totals")
         orders.output("malformed").select("value", "partition", "malformed").to(dead, name="dead")
+        by_sql = job.sql("SELECT k, count(*) AS n FROM orders GROUP BY k", name="by_sql")
+        by_sql.to(counts, name="counts")
         with pytest.raises(JobError, match="has no side output 'other'"):
             orders.output("other")
         return job
@@ -101,6 +103,7 @@ def test_json_with_dead_letters_and_a_watermark(
     run(declared())
     assert totals.rows == {1: (2, Decimal("4.75")), 2: (2, Decimal("2.25"))}
     assert len(dead.rows) == len(bad)
+    assert counts.rows == {1: (2,), 2: (2,)}
 
 
 def test_avro_whose_schema_changes(

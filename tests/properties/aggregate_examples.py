@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,16 +29,29 @@ from operators import (
     GroupAggregate,
     OverAggregate,
     avg,
+    bit_and,
+    bit_or,
+    bit_xor,
     count,
     max_,
+    max_by,
+    median,
     min_,
+    min_by,
+    mode,
+    percentile_disc,
+    range_,
+    string_agg,
     sum_,
     udaf,
+    unbounded,
+    whole,
 )
+from operators.over.frames import Frame
 from tests.local_aggregation import in_phases
 from tests.properties.examples import MICROSECOND, Entries, Example, floats, nullable, small
 from tests.properties.histories import Change, History, Record, Row, Table, changelogs, insertions
-from tests.properties.models import aggregate, chosen, grouped
+from tests.properties.models import aggregate, chosen, grouped, values
 from tests.properties.views import summed_logs, zeros_alike
 
 SALES = pa.schema(
@@ -174,40 +189,125 @@ def aggregations(
     two_phases: bool = False,
     makers: dict[str, Callable[[str], Aggregate]] = _MAKERS,
     emit: Any = "net",
+    empty_row: bool = False,
 ) -> Example:
     """A GroupAggregate; without aggregates it is DISTINCT."""
     wanted = draw(wanted)
     key = [SHOP] if keyed else []
     return Example(
         make=lambda: in_phases(
-            GroupAggregate([_made(one, number, makers) for number, one in enumerate(wanted)], emit=emit),
+            GroupAggregate(
+                [_made(one, number, makers) for number, one in enumerate(wanted)],
+                emit=emit,
+                empty_row=empty_row,
+            ),
             two_phases,
         ),
         inputs=[SALES],
         key=[["shop"] if keyed else []],
         history=draw(histories(SALE)),
-        expected=lambda tables: grouped(tables[0], key, [aggregate(*one) for one in wanted]),
-        settings={
-            "changelog": changelog,
-        },
+        expected=lambda tables: grouped(
+            tables[0], key, [aggregate(*one) for one in wanted], always=empty_row
+        ),
+        settings={"changelog": changelog},
         view=summed_logs,
         output_key=lambda row: row[: len(key)],
     )
 
 
-def _over(rows_: list[Row], frame_sums: Callable[[list[Row]], tuple[Any, ...]]) -> list[Row]:
-    """Each row of a shop with the aggregates of those whose amount is not larger; null is the smallest."""
+_OF_VALUES: dict[str, tuple[Callable[[], Aggregate], Callable[[list[Row]], Any]]] = {
+    "median": (lambda: median("price"), lambda rows: _median(values(rows, PRICE))),
+    "third": (
+        lambda: percentile_disc("item", 0.3),
+        lambda rows: _discrete(sorted(values(rows, ITEM)), 3),
+    ),
+    "mode": (lambda: mode("amount"), lambda rows: _mode(values(rows, AMOUNT))),
+    "max_by": (lambda: max_by("item", "amount"), lambda rows: _extreme_by(rows, max)),
+    "min_by": (lambda: min_by("item", "amount"), lambda rows: _extreme_by(rows, min)),
+    "bit_and": (lambda: bit_and("amount"), lambda rows: _folded(int.__and__, values(rows, AMOUNT))),
+    "bit_or": (lambda: bit_or("amount"), lambda rows: _folded(int.__or__, values(rows, AMOUNT))),
+    "bit_xor": (lambda: bit_xor("amount"), lambda rows: _folded(int.__xor__, values(rows, AMOUNT))),
+    "string_agg": (
+        lambda: string_agg("item", order_by="item"),
+        lambda rows: ",".join(sorted(values(rows, ITEM))) if values(rows, ITEM) else None,
+    ),
+    "pairs": (
+        lambda: count("amount", "item").distinct(),
+        lambda rows: len({(row[AMOUNT], row[ITEM]) for row in rows if None not in (row[AMOUNT], row[ITEM])}),
+    ),
+}
 
-    def place(row: Row) -> tuple[bool, int]:
-        return row[AMOUNT] is not None, row[AMOUNT] or 0
 
+def _median(found: list[float]) -> float | None:
+    return statistics.median(found) if found else None
+
+
+def _discrete(found: list[Any], tenths: int) -> Any:
+    return found[-(-tenths * len(found) // 10) - 1] if found else None
+
+
+def _mode(found: list[Any]) -> Any:
+    counts = Counter(found)
+    return min(counts, key=lambda one: (-counts[one], one)) if counts else None
+
+
+def _extreme_by(rows: list[Row], choose: Callable[..., Any]) -> Any:
+    by = choose(values(rows, AMOUNT), default=None)
+    items = [row[ITEM] for row in rows if row[AMOUNT] is not None and row[AMOUNT] == by]
+    return max((item for item in items if item is not None), default=None)
+
+
+def _folded(join: Callable[[int, int], int], found: list[int]) -> int | None:
+    return functools.reduce(join, found) if found else None
+
+
+@st.composite
+def aggregations_of_values(
+    draw: st.DrawFn,
+    histories: Callable[[st.SearchStrategy[Row]], st.SearchStrategy[History]],
+    changelog: bool,
+    empty_row: bool = False,
+) -> Example:
+    """A GroupAggregate of aggregates that keep values; with ``empty_row`` without a key."""
+    wanted = draw(st.lists(st.sampled_from(sorted(_OF_VALUES)), min_size=1, max_size=4, unique=True))
+    key = [] if empty_row else [SHOP]
+    return Example(
+        make=lambda: GroupAggregate(
+            [_OF_VALUES[name][0]().alias(name) for name in wanted], empty_row=empty_row
+        ),
+        inputs=[SALES],
+        key=[[] if empty_row else ["shop"]],
+        history=draw(histories(SALE)),
+        expected=lambda tables: grouped(
+            tables[0], key, [_OF_VALUES[name][1] for name in wanted], always=empty_row
+        ),
+        settings={"changelog": changelog},
+        view=summed_logs,
+        output_key=lambda row: row[: len(key)],
+    )
+
+
+def _place(row: Row) -> tuple[bool, int]:
+    """The place of a row in the order of amounts; null is the smallest."""
+    return row[AMOUNT] is not None, row[AMOUNT] or 0
+
+
+_FRAMES: dict[str, tuple[Frame, Callable[[Row, Row], bool]]] = {
+    "in any order": (unbounded(), lambda row, other: _place(other) <= _place(row)),
+    "of whole keys": (whole(), lambda row, other: True),
+    "of following rows": (range_(0, None), lambda row, other: _place(other) >= _place(row)),
+}
+"""Frames of rows by their amount, and whether another row of the shop is in that of a row."""
+
+
+def _over(
+    rows_: list[Row],
+    inside: Callable[[Row, Row], bool],
+    frame_sums: Callable[[list[Row]], tuple[Any, ...]],
+) -> list[Row]:
+    """Each row with the aggregates of those of its shop that are in its frame."""
     return [
-        (
-            *row,
-            *frame_sums(
-                [other for other in rows_ if other[SHOP] == row[SHOP] and place(other) <= place(row)]
-            ),
-        )
+        (*row, *frame_sums([other for other in rows_ if other[SHOP] == row[SHOP] and inside(row, other)]))
         for row in rows_
     ]
 
@@ -217,18 +317,20 @@ def overs(
     draw: st.DrawFn,
     histories: Callable[[st.SearchStrategy[Row]], st.SearchStrategy[History]],
     changelog: bool,
+    frame: str = "in any order",
 ) -> Example:
     """An OverAggregate in an order of its own, in which equal amounts count for each other."""
     count_of, highest = aggregate("count", ITEM), aggregate("max", PRICE)
+    made, inside = _FRAMES[frame]
 
     def expected(tables: list[Table]) -> Table:
-        return Counter(
-            _over(list(tables[0].elements()), lambda found: (len(found), count_of(found), highest(found)))
-        )
+        rows_ = list(tables[0].elements())
+        return Counter(_over(rows_, inside, lambda found: (len(found), count_of(found), highest(found))))
 
     return Example(
         make=lambda: OverAggregate(
             [count().alias("n"), count("item").alias("items"), max_("price").alias("highest")],
+            made,
             order_by="amount",
         ),
         inputs=[SALES],
@@ -298,6 +400,15 @@ AGGREGATES: Entries = {
     "minima and maxima of a changelog": aggregations(changelogs, _chosen(_EXTREMES), True),
     "all aggregates of a changelog": aggregations(changelogs, _chosen(_ALL), True),
     "aggregates without a key": aggregations(changelogs, _chosen(_ALL), True, keyed=False),
+    "aggregates with an empty row": aggregations(
+        changelogs, _chosen(_ALL), True, keyed=False, empty_row=True
+    ),
+    "an empty row in two phases": aggregations(
+        insertions, _chosen(_ALL), False, keyed=False, empty_row=True, two_phases=True
+    ),
+    "values of insertions": aggregations_of_values(insertions, False),
+    "values of a changelog": aggregations_of_values(changelogs, True),
+    "values with an empty row": aggregations_of_values(changelogs, True, empty_row=True),
     "distinct insertions": aggregations(insertions, _NOTHING, False),
     "distinct rows of a changelog": aggregations(changelogs, _NOTHING, True),
     "aggregates of insertions in two phases": aggregations(insertions, _chosen(_ALL), False, two_phases=True),
@@ -314,8 +425,9 @@ AGGREGATES: Entries = {
 }
 
 OVERS: Entries = {
-    "over insertions, in any order": overs(insertions, False),
-    "over a changelog, in any order": overs(changelogs, True),
+    f"over {what}, {frame}": overs(histories, changelog, frame)
+    for what, histories, changelog in (("insertions", insertions, False), ("a changelog", changelogs, True))
+    for frame in _FRAMES
 }
 
 DEDUPLICATIONS: Entries = {

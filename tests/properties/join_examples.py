@@ -1,4 +1,4 @@
-"""Join: six kinds over inputs whose rows repeat, are unique under columns or the join key, and move between keys."""
+"""Join: all kinds over inputs whose rows repeat, are unique under columns or the join key, and move between keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.properties.models import joined
 LEFT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", pa.int64()), ("seq", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("w", pa.int64()), ("seq", pa.int64())])
 K, ID, VALUE, SEQUENCE = range(4)
-KINDS: tuple[Any, ...] = ("inner", "left", "right", "full", "semi", "anti")
+KINDS: tuple[Any, ...] = ("inner", "left", "right", "full", "semi", "anti", "mark")
 SIZE = 9
 
 Identity = Callable[[Row], Any]
@@ -94,23 +94,28 @@ ALONE = full("join_key", join_key)
 MOVING = Side(["id"], lambda number: keyed_changelogs(ANY_KEY, anywhere, size=SIZE, input=number, once=True))
 
 
-def _condition(left: Row, right: Row) -> bool:
-    return left[VALUE] is not None and right[VALUE] is not None and left[VALUE] <= right[VALUE]
+def _condition(left: Row, right: Row) -> bool | None:
+    return None if None in (left[VALUE], right[VALUE]) else bool(left[VALUE] <= right[VALUE])
 
 
 @st.composite
 def joins(
-    draw: st.DrawFn, kind: Any, sides: Sequence[Side], null_safe: bool = False, **settings: Any
+    draw: st.DrawFn,
+    kind: Any,
+    sides: Sequence[Side],
+    null_safe: bool = False,
+    null_aware: bool = False,
+    **settings: Any,
 ) -> Example:
     """A join of one of ``sides`` with another one, with and without a condition."""
     left, right = draw(st.sampled_from(sides)), draw(st.sampled_from(sides))
-    conditional = draw(st.booleans())
+    conditional = null_aware or draw(st.booleans())
     kind = draw(st.sampled_from(KINDS)) if kind is None else kind
 
     def expected(tables: list[Table]) -> Table:
         condition = _condition if conditional else None
         keys = [lambda row: (row[K],)] * 2
-        return joined(kind, tables, keys, (4, 4), condition, null_safe)
+        return joined(kind, tables, keys, (4, 4), condition, null_safe, null_aware)
 
     return Example(
         make=lambda: Join(
@@ -119,6 +124,7 @@ def joins(
             left_unique=left.unique,
             right_unique=right.unique,
             null_safe=null_safe,
+            null_aware=null_aware,
         ),
         inputs=[LEFT, RIGHT],
         key=[["k"], ["k"]],
@@ -126,7 +132,9 @@ def joins(
         expected=expected,
         settings=settings,
         shuffle="within keys",
-        output_key=lambda row: row[K] if kind in ("semi", "anti") or row[K] is not None else row[4 + K],
+        output_key=lambda row: (
+            row[K] if kind in ("semi", "anti", "mark") or row[K] is not None else row[4 + K]
+        ),
     )
 
 
@@ -144,6 +152,7 @@ _FULL_IN_SEQUENCE = [full(["id"], under_key, SEQUENCE), full("join_key", join_ke
 
 JOINS: Entries = {
     **{f"{kind} join": joins(kind, _ANY) for kind in KINDS},
+    "marks that may be null": joins("mark", _ANY, null_aware=True),
     "insertions only": joins(None, [INSERTS], changelog=False),
     "null keys that match": joins(None, [REPEATED, UNIQUE], null_safe=True),
     "unique rows that move between keys": joins(None, [MOVING]),

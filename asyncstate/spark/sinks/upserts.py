@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, Changelog
 from asyncstate.driver import arrow_changes
 from asyncstate.errors import ConfigurationError, JobError, OperatorError, SchemaError
+from asyncstate.spark.compatibility import arrow_table
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.spark.facts import insertions, known_changes
 from asyncstate.spark.net_changes import check_table_key, last_changes
@@ -71,7 +72,7 @@ def _last_changes(
     target.check(arrow_schema_of(rows), names)
     known = known_changes(rows) if changes is None else changes
     check_table_key("write_upserts", known, names)
-    return last_changes(insertions(rows), names, known).toArrow()
+    return arrow_table(last_changes(insertions(rows), names, known))
 
 
 def _without_kinds(schema: pa.Schema) -> pa.Schema:

@@ -1,0 +1,225 @@
+"""What differs between the Sparks that a job may run on: 3.5 to 4.3, classic sessions and Spark Connect.
+
+Owns: ``check_session``, which refuses others, and one function for each thing that only some of them have.
+Invariant: a function returns the same on all of them. What a newer Spark does faster is used where it is there; version
+numbers decide only what can be seen before a session exists.
+Must not import the rest of this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+
+from asyncstate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StringType, StructType
+
+OLDEST: Final = (3, 5)
+NEWEST: Final = (4, 3)
+_OLDEST_CONNECT: Final = (4, 0)
+"""A server of Spark 3.5 keeps no rows: local checkpoints came with 4.0."""
+_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+_SEED: Final = 42  # of Spark's hash partitioning
+_MASK: Final = 0xFFFFFFFF
+_TIME_ZONE: Final[dict[str, Any]] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+)
+"""Before Spark 4.2 timestamps are in UTC anyway."""
+
+
+def check_session(spark: object, owner: str) -> None:
+    """Raise ConfigurationError for anything but a session on which a job can run; ``owner`` begins the sentence."""
+    version = getattr(spark, "version", None)
+    if not isinstance(version, str) or not hasattr(spark, "readStream"):
+        raise ConfigurationError(
+            f"{owner} was given {spark!r}, which is no SparkSession; give what SparkSession.builder.getOrCreate() or "
+            "build_session() returns"
+        )
+    number = _version(version)
+    if not OLDEST <= number <= NEWEST:
+        raise ConfigurationError(
+            f"{owner} runs on Spark {_shown(OLDEST)} to {_shown(NEWEST)}, and this session is of Spark {version}; "
+            f"use one of these, with its pyspark: pip install 'pyspark=={_shown(NEWEST)}.*'"
+        )
+    if is_connect(spark) and number < _OLDEST_CONNECT:
+        raise ConfigurationError(
+            f"{owner} runs over Spark Connect from Spark {_shown(_OLDEST_CONNECT)} on, and this server is of Spark "
+            f"{version}; use a newer server, or a classic session"
+        )
+
+
+def _version(text: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _shown(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+# -- sessions ----------------------------------------------------------------------------------------------
+
+
+def is_connect(of: object) -> bool:
+    """Whether a session or a DataFrame is one of Spark Connect."""
+    return ".connect." in type(of).__module__
+
+
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """The SparkContext; None over Spark Connect, which has none."""
+    return None if is_connect(spark) else spark.sparkContext
+
+
+def session_settings(spark: SparkSession) -> dict[str, str]:
+    """All settings of a session, including those that Spark does not know."""
+    found: Any = getattr(spark.conf, "getAll", None)
+    if found is not None:
+        return dict(found)
+    pairs = spark.conf._jconf.getAll().iterator()  # Spark 3.5
+    settings = {}
+    while pairs.hasNext():
+        pair = pairs.next()
+        settings[str(pair._1())] = str(pair._2())
+    return settings
+
+
+def setting_of(spark: SparkSession, name: str) -> str | None:
+    """One of Spark's own settings; None if this Spark does not have it."""
+    try:
+        return spark.conf.get(name)
+    except Exception:  # which one depends on the version
+        return None
+
+
+def default_parallelism(spark: SparkSession) -> int:
+    """The number of partitions that Spark gives to rows which have none yet: usually one for each core."""
+    context = context_of(spark)
+    if context is not None:
+        return context.defaultParallelism
+    # Over Spark Connect the only way to see it is to look at such rows.
+    return spark.range(1 << 16).select(sf.spark_partition_id()).distinct().count()
+
+
+def streaming_class(package: str, name: str) -> str:
+    """The full name of a class of Spark's streaming, which Spark 4.1 has moved into packages."""
+    moved = _version(pyspark.__version__) >= (4, 1)
+    return f"{_STREAMING}.{package}.{name}" if moved else f"{_STREAMING}.{name}"
+
+
+# -- types -------------------------------------------------------------------------------------------------
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """``schema`` in Arrow, timestamps in UTC. Raises PySparkTypeError for types that Arrow does not have."""
+    return to_arrow_schema(schema, **_TIME_ZONE)
+
+
+def spark_type(kind: pa.DataType) -> DataType:
+    """``kind`` in Spark; timestamps without a time zone stay so."""
+    return from_arrow_type(kind, prefer_timestamp_ntz=True)
+
+
+def collation_of(kind: StringType) -> str | None:
+    """A collation other than UTF8_BINARY, which is all that Spark 3.5 has."""
+    is_binary = getattr(kind, "isUTF8BinaryCollation", None)
+    return None if is_binary is None or is_binary() else str(kind.collation)
+
+
+# -- rows --------------------------------------------------------------------------------------------------
+
+
+def by_partition(df: DataFrame, partitions: int, number: str) -> DataFrame:
+    """Each row of ``df`` in the partition that the SQL text ``number`` says, an int from 0 to ``partitions`` - 1."""
+    if hasattr(df, "repartitionById"):
+        return df.repartitionById(partitions, sf.expr(number))
+    # Spark before 4.1 puts a row where the hash of its key says; so each partition has a key that is hashed there.
+    keys = ", ".join(map(str, _keys_of(partitions)))
+    return df.repartition(partitions, sf.expr(f"element_at(array({keys}), {number} + 1)"))
+
+
+def arrow_table(df: DataFrame) -> pa.Table:
+    """The rows of ``df`` on the driver, partition by partition."""
+    if hasattr(df, "toArrow"):
+        return df.toArrow()
+    batches = df._collect_as_arrow()  # type: ignore[operator]  # Spark 3.5, where toPandas begins so
+    return pa.Table.from_batches(batches, schema=batches[0].schema if batches else arrow_schema(df.schema))
+
+
+def observed_metrics(df: DataFrame, names: Collection[str]) -> dict[str, int | None]:
+    """The metrics that Spark has observed under ``names`` in the action that ran ``df``, without those that it left
+    out, as it does in plans that it knows to have no rows, and over Spark Connect always."""
+    if not names or is_connect(df):
+        return {}
+    found = df._jdf.queryExecution().observedMetrics()
+    metrics = {name: found.get(name) for name in names}
+    return {name: metric.get().get(0) for name, metric in metrics.items() if metric.isDefined()}
+
+
+def leaf_schemas(df: DataFrame) -> list[str]:
+    """The schema, as JSON, of each leaf of the plan of ``df``; over Spark Connect of those that the server keeps."""
+    if not is_connect(df):
+        leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
+        return [str(leaves.apply(number).schema().json()) for number in range(leaves.size())]
+    from pyspark.sql.connect.plan import CachedRemoteRelation, LogicalPlan
+
+    frame: Any = df
+    found: dict[int, Any] = {}
+    waiting = [frame._plan]
+    while waiting:
+        plan = waiting.pop()
+        if isinstance(plan, CachedRemoteRelation):
+            found[id(plan)] = plan
+        for value in vars(plan).values():
+            inside = value if isinstance(value, list | tuple) else [value]
+            waiting += [one for one in inside if isinstance(one, LogicalPlan)]
+    return [str(type(frame)(plan, frame.sparkSession).schema.json()) for plan in found.values()]
+
+
+def free_checkpoint(kept: DataFrame) -> None:
+    """Free the memory of a local checkpoint's rows. Over Spark Connect the server does that when the DataFrame and all
+    that was made of it are gone."""
+    if not is_connect(kept):
+        kept._jdf.logicalPlan().rdd().unpersist(False)
+
+
+def replace_plan(df: DataFrame, plan: object) -> None:
+    """Give ``df`` another plan, which answers whatever is asked of the DataFrame from now on."""
+    setattr(df, "_plan" if is_connect(df) else "_jdf", plan)
+
+
+@functools.lru_cache(maxsize=64)
+def _keys_of(partitions: int) -> tuple[int, ...]:
+    """For each partition an int that Spark's hash partitioning puts there."""
+    found: dict[int, int] = {}
+    key = 0
+    while len(found) < partitions:
+        found.setdefault(_hash_of(key) % partitions, key)
+        key += 1
+    return tuple(found[partition] for partition in range(partitions))
+
+
+def _hash_of(key: int) -> int:
+    """Spark's hash of an int: Murmur3, signed."""
+    mixed = _rotated(key * 0xCC9E2D51 & _MASK, 15) * 0x1B873593 & _MASK
+    value = _rotated(_SEED ^ mixed, 13) * 5 + 0xE6546B64 & _MASK
+    value ^= 4
+    value = (value ^ value >> 16) * 0x85EBCA6B & _MASK
+    value = (value ^ value >> 13) * 0xC2B2AE35 & _MASK
+    value ^= value >> 16
+    return value - (1 << 32) if value >> 31 else value
+
+
+def _rotated(value: int, bits: int) -> int:
+    return (value << bits | value >> 32 - bits) & _MASK

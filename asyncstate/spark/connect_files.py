@@ -1,0 +1,95 @@
+"""What the client of a Spark Connect job and the server's process that runs its micro-batches say to each other.
+
+Owns: ``ConnectFiles``: the progress of micro-batches and requests to stop, as files of the job's checkpoint.
+Invariant: results never depend on these files; all of them may be lost. A file is of one start of a query, so that
+those of an earlier one are never read as news.
+Must not import pyspark.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from asyncstate.driver.job_driver import HISTORY_BATCHES_MAX
+from asyncstate.driver.progress import Progress
+from asyncstate.storage import CheckpointFiles
+
+_FOLDER: Final = "connect/"
+_ASKED: Final = b"asked"
+_REFUSED: Final = b"refused"
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectFiles:
+    """The files of the start ``run`` of a query, in the checkpoint ``files``."""
+
+    def __init__(self, files: CheckpointFiles, run: str) -> None:
+        self._files = files
+        self._progress = f"{_FOLDER}{run}/progress-"
+        self._stop = f"{_FOLDER}{run}/stop"
+        self._written: list[str] = []
+        self._read = ""
+
+    # -- in the server's process -----------------------------------------------------------------------
+
+    def write_progress(self, progress: Progress) -> None:
+        """Keep the progress of a committed micro-batch, and delete the oldest one beyond a job's history. A failure is
+        logged: the micro-batch is committed."""
+        name = f"{self._progress}{progress['batch_id']:020d}"
+        try:
+            if not self._written:
+                self._delete_others()
+            self._files.put_bytes(name, msgspec.json.encode(progress))
+            self._written.append(name)
+            while len(self._written) > HISTORY_BATCHES_MAX:
+                self._files.delete(self._written.pop(0))
+        except Exception as error:
+            _log.warning(
+                "the progress of batch %d does not reach the client: %s", progress["batch_id"], error
+            )
+
+    def stop_asked(self) -> bool:
+        """Whether the client wants no further micro-batch to begin."""
+        return self._files.size_bytes(self._stop) is not None
+
+    def refuse(self) -> None:
+        """Tell the client that a micro-batch has not begun."""
+        self._files.put_bytes(self._stop, _REFUSED)
+
+    def _delete_others(self) -> None:
+        """Delete the files of earlier starts."""
+        own = self._progress.rpartition("/")[0] + "/"
+        self._files.delete_files([name for name in self._files.list(_FOLDER) if not name.startswith(own)])
+
+    # -- at the client ---------------------------------------------------------------------------------
+
+    def new_progress(self) -> list[Progress]:
+        """The progress of micro-batches since the last call, the newest last."""
+        found = []
+        for name in self._files.list(self._progress):
+            if name > self._read:
+                with suppress(Exception):  # it may have been deleted meanwhile
+                    found.append(msgspec.json.decode(self._files.get_bytes(name), type=Progress))
+                self._read = name
+        return found
+
+    def ask_to_stop(self) -> None:
+        """Let no further micro-batch begin."""
+        self._files.put_bytes(self._stop, _ASKED)
+
+    def is_refused(self) -> bool:
+        """Whether the server's process has seen the request, and has refused a micro-batch."""
+        try:
+            return self._files.get_bytes(self._stop) == _REFUSED
+        except Exception:
+            return False
+
+    def forget_stop(self) -> None:
+        """Take the request back, after the query has ended."""
+        with suppress(Exception):
+            self._files.delete(self._stop)
