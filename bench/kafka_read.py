@@ -26,7 +26,7 @@ _QUIET = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.ui.sho
 def fill(servers: str, messages: int) -> str:
     """A new topic with one partition and so many messages of about 100 bytes. Returns its name."""
     from confluent_kafka import Producer
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not in __all__
 
     topic = f"bench-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": servers})

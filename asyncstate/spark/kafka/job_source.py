@@ -94,10 +94,10 @@ def _with_output(job: StreamingJob, name: str, df: DataFrame, declared: dict[str
     changes = source_changes(both.node, columns, ROW_KIND_COLUMN in columns)
 
     def readable_messages(rows: DataFrame) -> DataFrame:
-        return rows.where(f"{MARKED} is null").select(*map(quoted, columns))
+        return rows.where(f"{quoted(MARKED)} is null").select(*map(quoted, columns))
 
     def malformed_messages(rows: DataFrame) -> DataFrame:
-        return rows.where(f"{MARKED} is not null").select(f"{MARKED}.*")
+        return rows.where(f"{quoted(MARKED)} is not null").select(f"{quoted(MARKED)}.*")
 
     dead = both.transform(malformed_messages, changes=INSERT_ONLY)
     return KafkaStream(both.transform(readable_messages, changes=changes), dead)

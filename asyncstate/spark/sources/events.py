@@ -231,10 +231,10 @@ def _rows(judged: DataFrame, event: Event, asked: Asked, given: Sequence[str]) -
     exploded = judged.selectExpr(
         *good,
         f"if({_PROBLEM} is null, {_POSITION}, null) as {_POSITION}",
-        f"{dead} as {MARKED}",
+        f"{dead} as {quoted(MARKED)}",
         f"inline({rows})",
     )
-    return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN, MARKED)
+    return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN, quoted(MARKED))
 
 
 def _changelog(upsert_key: tuple[str, ...]) -> str:

@@ -23,7 +23,7 @@ Malformed = Literal["fail", "drop", "only"]
 REASON: Final = "malformed"
 """The string column that ``only`` adds: why the row cannot be read."""
 EXAMPLE_CHARS: Final = 200
-MARKED: Final = "__asyncstate_malformed"
+MARKED: Final = "asyncstate:malformed"
 """The struct column that the internal mode ``marked`` adds: null in good rows; in the one row of a malformed message,
 the columns of the input and ``REASON``. With it one pass over the input serves both."""
 
