@@ -17,10 +17,12 @@ from .aggregate.order_statistics import map_agg, max_by, median, min_by, mode, p
 from .aggregate.sketch import approx_count_distinct
 from .aggregate.user.udaf import udaf, udtaf
 from .core.sort_orders import OrderColumn, asc, desc
+from .join.dynamic_filter import DynamicFilter
 from .join.interval.interval_join import IntervalJoin
 from .join.join_operator import Join
 from .join.lookup.lookup_join import LookupJoin, StatelessLookupJoin
 from .join.lookup.lookup_requests import LookupCache, Retry
+from .join.one_row_join import OneRowJoin
 from .join.temporal_join import TemporalJoin
 from .match.match_operator import Match
 from .match.measures import first, last, match_number
@@ -75,6 +77,7 @@ __all__ = [
     "CoMap",
     "CoProcess",
     "Deduplicate",
+    "DynamicFilter",
     "GroupAggregate",
     "GroupTableAggregate",
     "GroupWindowAggregate",
@@ -91,6 +94,7 @@ __all__ = [
     "LookupJoin",
     "Match",
     "MatchSoFar",
+    "OneRowJoin",
     "OrderColumn",
     "OverAggregate",
     "Pattern",
