@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark")
-pytest.importorskip("confluent_kafka")
+pytest.importorskip("fastavro")
+pytest.importorskip("confluent_kafka.schema_registry")
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -24,7 +25,7 @@ from tests.kafka.messages import ORDER, avro
 from tests.servers.kafka import KafkaBroker
 from tests.servers.registry import FakeRegistry
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
 MakeJob = Callable[..., StreamingJob]
 NUMBERS = itertools.count()
@@ -47,8 +48,9 @@ class Table:
                 self.rows.pop(key, None)
         for row in df.collect():
             given = row.asDict()
-            if given.pop("row_kind", "+I") in ("+I", "+U"):
-                self.rows[given.pop(self.key)] = tuple(given.values())
+            kind, key = given.pop("row_kind", "+I"), given.pop(self.key)
+            if kind in ("+I", "+U"):
+                self.rows[key] = tuple(given.values())
 
 
 def run(job: StreamingJob) -> None:
@@ -96,9 +98,12 @@ def test_json_with_dead_letters_and_a_watermark(
     assert reasons['{"k": "one", "at": "2030-01-01T00:00:00Z"}'].startswith("column 'k': 'one' is no bigint")
     assert job.last_progress is not None
     expected = int((MOMENT + dt.timedelta(seconds=20)).timestamp() * 1_000_000)
-    assert job.last_progress["watermark_us"] == expected
+    assert job.last_progress["sources"] == [{"name": "orders", "watermark_us": expected, "idle": False}]
     kafka.produce(topic, [message(2, "0.25", 31)])
-    run(declared())
+    later = declared()
+    run(later)
+    assert later.last_progress is not None
+    assert later.last_progress["watermark_us"] == expected
     assert totals.rows == {1: (2, Decimal("4.75")), 2: (2, Decimal("2.25"))}
     assert len(dead.rows) == len(bad)
 

@@ -22,7 +22,7 @@ from asyncstate.spark.kafka import KafkaSource, read_kafka
 from tests.kafka.streams import drained, values
 from tests.servers.kafka import PASSWORD, KafkaBroker, kafka_broker
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
 NUMBERS = itertools.count()
 

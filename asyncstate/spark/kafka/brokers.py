@@ -27,7 +27,7 @@ MESSAGES_AT_ONCE: Final = 10_000
 _STEP_SECONDS: Final = 0.1  # how long consume() may wait for a full batch
 _RESTART: Final = (
     "If those messages are not needed, set failOnDataLoss=false; retractions among them would leave rows in the state. "
-    "Otherwise load the data anew into a new checkpoint"
+    "Otherwise load the data again into a new checkpoint"
 )
 
 _log = logging.getLogger(__name__)
@@ -301,7 +301,7 @@ def _first_there(options: SourceOptions, consumer: Consumer, part: Range) -> int
 def _check_loss(options: SourceOptions, part: Range, wanted: int, first: int) -> None:
     what = (
         f"partition {part.partition} of '{part.topic}' begins at offset {first} now, and offset {wanted} was to be "
-        f"read: its retention has deleted messages, or the topic was made anew"
+        f"read: its retention has deleted messages, or the topic was created again"
     )
     report_loss(options, what)
 

@@ -62,7 +62,7 @@ def limited(start: Offsets, last: Offsets, most: int) -> Offsets:
 
 def ranges(start: Offsets, end: Offsets) -> list[Range]:
     """What is read between two offsets. A partition that ``start`` does not have is new, and begins at 0; one whose
-    offset goes back has been made anew, and begins there too."""
+    offset goes back has been created again, and begins there too."""
     found = []
     for topic, number, last in partitions_of(end):
         first = start.get(topic, {}).get(number, 0)
