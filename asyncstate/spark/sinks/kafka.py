@@ -64,12 +64,12 @@ class KafkaTarget:
         words = {word.strip() for word in (policy or "compact").split(",")}
         if "compact" not in words:
             raise SchemaError(
-                f"{self.place} has cleanup.policy={policy}: rows that do not change for a while would be deleted from "
-                "it; set cleanup.policy=compact"
+                f"{self.place} has cleanup.policy={policy}: it would delete rows that do not change for a while; set "
+                "cleanup.policy=compact"
             )
         if "delete" in words:
             _log.warning(
-                "%s has cleanup.policy=%s: rows that do not change within its retention are deleted from it; set "
+                "%s has cleanup.policy=%s: it deletes rows that do not change within its retention; set "
                 "cleanup.policy=compact to keep them",
                 self.place,
                 policy,
@@ -228,8 +228,8 @@ def _policy(place: str, options: Mapping[str, Any], topic: str) -> str | None:
         return str(answer.result()["cleanup.policy"].value)
     except (KafkaException, KeyError) as error:
         _log.warning(
-            "%s: whether it is compacted cannot be found out (%s); a topic with another cleanup.policy than compact "
-            "loses rows that do not change for a while",
+            "%s: cannot determine whether it is compacted (%s); a topic whose cleanup.policy is not compact loses "
+            "rows that do not change for a while",
             place,
             error,
         )

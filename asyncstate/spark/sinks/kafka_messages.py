@@ -63,8 +63,8 @@ class JsonMessages:
                 what = no_json(field.type)
             if what is not None:
                 raise SchemaError(
-                    f"{place}: column '{field.name}' of type {field.type}: JSON has nothing for {what}; cast it "
-                    "before the sink"
+                    f"{place}: column '{field.name}' of type {field.type}: JSON cannot represent {what}; cast "
+                    "it before the sink"
                 )
 
     def encoders(self, topic: str, key: pa.Schema, value: pa.Schema) -> Encoders:
@@ -173,7 +173,7 @@ def _avro_type(place: str, name: str, kind: pa.DataType) -> Any:
     if kinds.is_struct(kind):
         return _avro_record(place, name, pa.schema(list(kind)))
     raise SchemaError(
-        f"{place}: '{name}' is of type {kind}, which Avro has nothing for; cast it before the sink"
+        f"{place}: '{name}' is of type {kind}, which Avro cannot represent; cast it before the sink"
     )
 
 
@@ -216,8 +216,8 @@ class ProtobufMessages(_Registered):
                 if column in repeated:
                     if None in given:
                         raise SchemaError(
-                            f"Kafka topic {topic}: a list in column '{column}' has a null, which Protobuf has "
-                            "nothing for; nothing was written"
+                            f"Kafka topic {topic}: a list in column '{column}' has a null, which Protobuf "
+                            "cannot represent; nothing was written"
                         )
                     getattr(message, column).extend(map(convert, given))
                 elif isinstance(given, dt.datetime):
@@ -267,7 +267,7 @@ def _proto_fields(place: str, schema: pa.Schema) -> list[_Field]:
         matched = next(((name, convert) for is_it, name, convert in _PROTO if is_it(inner)), None)
         if matched is None or (repeated and matched[0] == _TIMESTAMP):
             raise SchemaError(
-                f"{place}: column '{field.name}' of type {field.type}: there is no Protobuf type for it here; cast it "
+                f"{place}: column '{field.name}' of type {field.type}: Protobuf cannot represent it here; cast it "
                 "before the sink, nested values to JSON text"
             )
         found.append(_Field(field.name, matched[0], repeated, matched[1]))
