@@ -100,7 +100,7 @@ def test_keys_keep_the_order_of_their_rows(kafka: KafkaBroker) -> None:
     rows = pa.table({"id": [n % 5 for n in range(50)], "n": list(range(50))})
     with pytest.raises(SchemaError, match="is compacted .*needs? keys|is compacted .*give keys="):
         KafkaAppendTarget(kafka.servers, topic).check_append(rows.schema)
-    with pytest.raises(SchemaError, match="key column 'nope' is none of the rows' columns"):
+    with pytest.raises(SchemaError, match="key column 'nope' is not one of the rows' columns"):
         KafkaAppendTarget(kafka.servers, topic, keys="nope").check_append(rows.schema)
     target = KafkaAppendTarget(kafka.servers, topic, keys=["id"])
     target.check_append(rows.schema)

@@ -128,7 +128,7 @@ class KafkaAppendTarget:
         for name in self.keys:
             if name not in schema.names:
                 raise SchemaError(
-                    f"{self.place}: key column '{name}' is none of the rows' columns ({', '.join(schema.names)})"
+                    f"{self.place}: key column '{name}' is not one of the rows' columns ({', '.join(schema.names)})"
                 )
         self._encoding.check(self.place, schema)
         policy = _policy(self.place, self._options, self.topic)
