@@ -54,7 +54,7 @@ class KafkaSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """See ``DataSource``."""
+        """The name for ``format``."""
         return NAME
 
     def schema(self) -> str:
@@ -63,7 +63,7 @@ class KafkaSource(DataSource):
         return COLUMNS + (HEADERS if options.headers else "")
 
     def streamReader(self, schema: StructType) -> KafkaReader:  # noqa: N802
-        """See ``DataSource``."""
+        """A reader with the checked options."""
         return KafkaReader(checked_options(self.options), schema)
 
     def __repr__(self) -> str:
@@ -106,21 +106,21 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_brokers": None}
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        """See ``DataSourceStreamReader``."""
+        """The offsets where a query without a checkpoint begins."""
         with marking(self._options.mark):
             return self._asked().starting()
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """See ``DataSourceStreamReader``."""
+        """As many rows as ``maxOffsetsPerTrigger`` says, by default all."""
         return ReadMaxRows(self._options.max_rows) if self._options.max_rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """See ``SupportsTriggerAvailableNow``."""
+        """Read up to what is there now, and no further."""
         with marking(self._options.mark):
             self._until = self._last()
 
     def latestOffset(self, start: Offsets | None = None, limit: Any = None) -> Offsets:  # noqa: N802
-        """See ``DataSourceStreamReader``; before Spark 4.2 without arguments."""
+        """The offsets up to which the next micro-batch reads; before Spark 4.2 without arguments."""
         with marking(self._options.mark):
             last = self._last() if self._until is None else self._until
             if start is None:
@@ -136,11 +136,11 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """See ``DataSourceStreamReader``."""
+        """One range for each partition with messages between the offsets."""
         return [RangePartition(one) for one in ranges(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """See ``DataSourceStreamReader``."""
+        """The messages of a range, in a task."""
         assert isinstance(partition, RangePartition)
         with marking(self._options.mark):
             schema = arrow_schema(self._schema)
@@ -148,7 +148,7 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield batch_of(partition.range, messages, schema)
 
     def stop(self) -> None:
-        """See ``DataSourceStreamReader``."""
+        """Close the client of the brokers."""
         self._brokers = None
 
     def _last(self) -> Offsets:

@@ -36,7 +36,7 @@ class Json:
     keep: str | Sequence[str] | None = None
 
     def rows(self, df: DataFrame, malformed: Any = "fail") -> DataFrame:
-        """See ``json_rows``."""
+        """The rows of the objects; see ``json_rows``."""
         return json_rows(df, self.schema, timestamps=self.timestamps, keep=self.keep, malformed=malformed)
 
 
@@ -58,7 +58,7 @@ class Debezium:
     skip: str | Sequence[str] | None = None
 
     def rows(self, df: DataFrame, malformed: Any = "fail") -> DataFrame:
-        """See ``debezium_json``."""
+        """The changes in the events; see ``debezium_json``."""
         return debezium_json(
             df,
             self.schema,

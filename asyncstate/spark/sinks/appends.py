@@ -74,7 +74,7 @@ class AppendSink:
             )
 
     def destination(self, name: str) -> tuple[str, str]:
-        """See ``UpsertSink``."""
+        """The target and the writer, which no other sink of the graph may have; ``name``: the sink's in the graph."""
         return destination(self.target, self.writer or name)
 
     def write_micro_batch(

@@ -56,7 +56,7 @@ class JsonMessages:
     """JSON objects, without a schema."""
 
     def check(self, place: str, schema: pa.Schema) -> None:
-        """See ``MessageEncoding``."""
+        """Raise SchemaError for columns that JSON cannot represent."""
         for field in schema:
             what = "intervals of months" if kinds.is_interval(field.type) else None
             if kinds.is_nested(field.type):
@@ -68,7 +68,7 @@ class JsonMessages:
                 )
 
     def encoders(self, topic: str, key: pa.Schema, value: pa.Schema) -> Encoders:
-        """See ``MessageEncoding``."""
+        """The same encoder for keys and values; nothing is registered."""
         encode = msgspec.json.Encoder().encode
         return Encoders(encode, encode)
 
@@ -110,11 +110,11 @@ class AvroMessages(_Registered):
     _kind = "AVRO"
 
     def check(self, place: str, schema: pa.Schema) -> None:
-        """See ``MessageEncoding``."""
+        """Raise SchemaError for columns that Avro cannot represent."""
         _avro_record(place, "Row", schema)
 
     def encoders(self, topic: str, key: pa.Schema, value: pa.Schema) -> Encoders:
-        """See ``MessageEncoding``."""
+        """Register both schemas. Raises StoreError if the registry refuses one."""
         return Encoders(self._encoder(topic, "key", key), self._encoder(topic, "value", value))
 
     def _encoder(self, topic: str, part: str, schema: pa.Schema) -> Encode:
@@ -186,11 +186,11 @@ class ProtobufMessages(_Registered):
     _kind = "PROTOBUF"
 
     def check(self, place: str, schema: pa.Schema) -> None:
-        """See ``MessageEncoding``."""
+        """Raise SchemaError for columns that Protobuf cannot represent."""
         _proto_fields(place, schema)
 
     def encoders(self, topic: str, key: pa.Schema, value: pa.Schema) -> Encoders:
-        """See ``MessageEncoding``."""
+        """Register both schemas. Raises StoreError if the registry refuses one."""
         return Encoders(self._encoder(topic, "key", key), self._encoder(topic, "value", value))
 
     def _encoder(self, topic: str, part: str, schema: pa.Schema) -> Encode:
