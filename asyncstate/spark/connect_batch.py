@@ -31,7 +31,8 @@ _local: Final = threading.local()
 
 class ConnectJob(NamedTuple):
     """What a job is made of in the server's process. ``arguments``: of StreamingJob; ``flow``: its graph, with the
-    columns of its sources as JSON and their initial rows, or None, and then ``function`` is that of the micro-batch."""
+    columns of its sources as JSON and their initial rows, or None, and then ``function`` is that of the micro-batch.
+    ``tables``: those of the sources that do not stream."""
 
     arguments: dict[str, Any]
     run: str
@@ -40,6 +41,7 @@ class ConnectJob(NamedTuple):
     flow: Any
     schemas: dict[str, str]
     initial: dict[str, Any]
+    tables: tuple[str, ...] = ()
 
 
 class ConnectBatch:
