@@ -23,18 +23,12 @@ CONFIGURATION_HEAD = """\
 
 <!-- Written by `make docs` from asyncstate/config.py; edit that instead. -->
 
-For each key, the first of these settings counts:
-
-1. the operator's option, `batch.apply(..., options={...})`
-2. the job's option, `StreamingJob(spark, folder, options={...})`
-3. the Spark session: `spark.async-state.enabled`, or the key without `spark.`.
-   `spark-submit` drops keys without `spark.`
-4. the default
-
-Unknown keys and values out of range are refused before a row is read. In a text, a size or duration needs a unit
-(`64mb`, with b, kb, mb and gb of 1024; or ms, s, min, h; or `10 minutes`). A Python int is in bytes or milliseconds,
-and a `timedelta` is a duration. All operators of a job share `checkpoint-dir`, `memory`, `retained-versions`,
-`max-parallelism` and `unclaimed-state`.
+The first of these counts: the operator's option (`apply(..., options={...})`), the job's option (`StreamingJob(spark,
+folder, options={...})`), the Spark session (`spark.async-state.enabled`, or the key without `spark.`, which
+`spark-submit` drops), the default. Unknown keys and values out of range are refused before a row is read. In a text, a
+size or duration needs a unit (`64mb`, with b, kb, mb and gb of 1024; or ms, s, min, h; or `10 minutes`). An int is in
+bytes or milliseconds; a `timedelta` is a duration. All operators of a job share `checkpoint-dir`, `memory`,
+`retained-versions`, `max-parallelism` and `unclaimed-state`.
 
 | Key | Default | Takes | Meaning |
 |---|---|---|---|

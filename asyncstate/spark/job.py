@@ -83,9 +83,9 @@ class StreamingJob:
         name: str = "asyncstate",
         *,
         first_batch_id: int = 0,
-        clock: Clock | None = None,
         on_progress: OnProgress | None = None,
-        run: RunPartition | None = None,
+        _clock: Clock | None = None,  # of tests and benchmarks, like the next one
+        _run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)
         check_session(spark, f"job '{name}'")
@@ -99,7 +99,7 @@ class StreamingJob:
         if self.config.checkpoint_dir is None:
             raise ConfigurationError(
                 f"job '{name}' has no checkpoint folder; give StreamingJob(checkpoint_dir=...) or set "
-                "async-state.checkpoint-dir to a folder that driver and workers reach"
+                "async-state.checkpoint-dir to a folder that driver and workers can reach"
             )
         self.name = name
         self._spark = spark
@@ -111,7 +111,7 @@ class StreamingJob:
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
         self._statements: JobSql | None = None
-        self._executor = SparkExecutor(spark, run)
+        self._executor = SparkExecutor(spark, _run)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
             job_id=self._ledger.job_id,
@@ -120,13 +120,13 @@ class StreamingJob:
             resolve=lambda own: resolve({**given, **own}, session),
             executor=self._executor,
         )
-        self._driver = JobDriver(frame, self._ledger, clock or SystemClock(), on_progress, MicroBatch)
+        self._driver = JobDriver(frame, self._ledger, _clock or SystemClock(), on_progress, MicroBatch)
         self._arguments = {
             "options": given,
             "name": name,
             "first_batch_id": first_batch_id,
-            "clock": clock,
-            "run": run,
+            "_clock": _clock,
+            "_run": _run,
         }
         self._client: ConnectClient | None = None
         """Over Spark Connect: the micro-batches of the job's query run in another process."""
@@ -205,11 +205,12 @@ class StreamingJob:
             )
         if self._graph.flow.nodes and function != self._run_graph:
             raise JobError(
-                f"job '{self.name}' has sources, so it takes no micro_batch function; declare everything in one form"
+                f"job '{self.name}' has sources, so it cannot also have a micro_batch function; use one of the two "
+                "forms"
             )
         if self._function is not None:
             raise JobError(
-                f"job '{self.name}' already has a micro_batch function; make one StreamingJob for each query"
+                f"job '{self.name}' already has a micro_batch function; create one StreamingJob for each query"
             )
         self._function = function
 
@@ -280,8 +281,8 @@ class StreamingJob:
     def _check_takes_sources(self) -> None:
         if self._function is not None:
             raise JobError(
-                f"job '{self.name}' has a micro_batch function, so it takes no sources any more; declare everything in "
-                "one form"
+                f"job '{self.name}' has a micro_batch function, so it cannot also have sources; use one of the two "
+                "forms"
             )
 
     def sql(self, statement: str, name: str | None = None) -> Any:
@@ -315,12 +316,12 @@ class StreamingJob:
         return self._statements
 
     def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
-        with self._driver.trial() as batch:
+        with self._driver.dry_run() as batch:
             return self._graph.facts_of(stream.node, batch)
 
     def check(self) -> None:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
-        with self._driver.trial() as batch:
+        with self._driver.dry_run() as batch:
             self._graph.check(batch)
 
     def explain(self) -> str:
@@ -477,7 +478,7 @@ class StreamingJob:
         if self._on_batch is not None and not self._graph.flow.nodes:
             raise JobError(
                 f"job '{self.name}' has a micro_batch function; give it to df.writeStream.foreachBatch, or declare "
-                "sources with job.source in place of it"
+                "sources with job.source instead"
             )
         self.check()
         process = self.micro_batch(self._run_graph)
@@ -500,7 +501,7 @@ class StreamingJob:
         latest = self._ledger.latest()
         schema = self._driver.schema or batch_schema(latest)
         if latest is None or schema is None:
-            raise JobError(f"job '{self.name}' has run no micro-batch yet, so there is nothing to finish")
+            raise JobError(f"job '{self.name}' has not run a micro-batch yet, so there is nothing to finish")
         empty = self._spark.createDataFrame([], StructType.fromJson(json.loads(schema)))
         self._run(empty, latest.batch_id + 1, final=True)
 

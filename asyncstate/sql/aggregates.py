@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import items, option, quoted
-from asyncstate.sql.expressions import children, id_of, ids_in, kind_of, refusal, type_of, walk
+from asyncstate.sql.expressions import (
+    children,
+    conjuncts,
+    id_of,
+    ids_in,
+    is_only_valid,
+    kind_of,
+    refusal,
+    type_of,
+    walk,
+)
 
 if TYPE_CHECKING:
     from asyncstate.sql.plans import Needed, Read, Reader
@@ -233,7 +243,7 @@ class AggregateReader:
                 continue
             if kind_of(one) != "AttributeReference":
                 raise refusal(
-                    "a grouping expression that is no column", "group by a column of a subquery", one
+                    "a grouping expression that is not a column", "group by a column of a subquery", one
                 )
             name = child.names[id_of(one)]
             if not type_of(one).startswith("struct<"):
@@ -299,7 +309,8 @@ def _definition(plan: Any, own: int) -> Any:
     """The expression that makes column ``own``, a window; None if something between reads it in another way."""
     kind = kind_of(plan)
     if kind == "Filter":
-        return None if own in ids_in(plan.condition()) else _definition(plan.child(), own)
+        others = [one for one in conjuncts(plan.condition()) if not is_only_valid(one, {own})]
+        return None if any(own in ids_in(one) for one in others) else _definition(plan.child(), own)
     if kind == "Project":
         found = None
         for one in items(plan.projectList()):
@@ -326,7 +337,7 @@ def _lengths(text: str, plan: Any) -> tuple[str | int, ...]:
         gap = re.search(r"\+ ([^,]*), TimestampType", text)
         if gap is None or not re.fullmatch(r"[\d.]+ \w+( [\d.]+ \w+)*", gap[1]):
             raise refusal(
-                "session_window with a gap that is not constant", "give a text such as '10 minutes'", plan
+                "session_window with a gap that is not constant", "give a string such as '10 minutes'", plan
             )
         return "session", gap[1]
     step = re.search(r"% (\d+)\)", text)

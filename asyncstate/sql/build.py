@@ -1,7 +1,7 @@
 """Builds streams and operators from the nodes of a compiled statement.
 
 Owns: ``Builder``; ``Facts``, what is known of the rows of a stream before the job is checked.
-Invariant: facts come from where a job infers them, ``changes_behind`` and ``bind``; nothing is inferred again here.
+Invariant: facts come from where a job infers them, ``node_changes`` and ``bind``; nothing is inferred again here.
 Must not import Spark.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import read_type
 from asyncstate.dataflow import Stream
-from asyncstate.dataflow.changelog_inference import changes_behind, operator_changes
+from asyncstate.dataflow.changelog_inference import node_changes, operator_changes
 from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.operators import (
@@ -44,6 +44,7 @@ from asyncstate.operators import (
     count,
     covar_pop,
     covar_samp,
+    cume_dist,
     dense_rank,
     desc,
     first_value,
@@ -57,6 +58,9 @@ from asyncstate.operators import (
     min_,
     min_by,
     mode,
+    nth_value,
+    ntile,
+    percent_rank,
     percentile,
     percentile_disc,
     range_,
@@ -69,9 +73,9 @@ from asyncstate.operators import (
     stddev_samp,
     sum_,
     tumble,
-    unbounded,
     var_pop,
     var_samp,
+    whole,
 )
 from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
@@ -80,6 +84,9 @@ from asyncstate.sql.residual import arrow_condition
 _FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "approx_count_distinct": approx_count_distinct,
     "avg": avg,
+    "percent_rank": percent_rank,
+    "ntile": ntile,
+    "cume_dist": cume_dist,
     "skewness": skewness,
     "percentile_disc": percentile_disc,
     "percentile": percentile,
@@ -99,9 +106,12 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "count": count,
     "dense_rank": dense_rank,
     "first_value": first_value,
-    "lag": lag,
+    "first_in_frame": lambda column, ignore: nth_value(column, ignore_nulls=ignore),
+    "lag": lambda column, distance, default, ignore: lag(column, distance, default, ignore_nulls=ignore),
+    "last_in_frame": lambda column, ignore: nth_value(column, from_last=True, ignore_nulls=ignore),
     "last_value": last_value,
-    "lead": lead,
+    "lead": lambda column, distance, default, ignore: lead(column, distance, default, ignore_nulls=ignore),
+    "nth_value": lambda column, n, ignore: nth_value(column, n, ignore_nulls=ignore),
     "max": max_,
     "min": min_,
     "rank": rank_,
@@ -136,7 +146,7 @@ class Built:
 
     @property
     def changes(self) -> Changelog:
-        """See ``Facts``."""
+        """The changelog mode and keys of the stream."""
         return self.facts.changes
 
 
@@ -186,7 +196,7 @@ class Builder:
         if len(given) == 1:
             return given[0]
         stream = given[0].stream.union(*(one.stream for one in given[1:]))
-        changes = changes_behind(stream.node, [one.changes for one in given], given[0].facts.columns, False)
+        changes = node_changes(stream.node, [one.changes for one in given], given[0].facts.columns, False)
         return Built(stream, Facts(given[0].facts.schema, changes))
 
     def _explode(self, node: ir.Explode, given: Built) -> Built:
@@ -233,26 +243,15 @@ class Builder:
         ]
         condition = None if node.condition is None else arrow_condition(node.condition)
 
-        def join(kind: Any) -> Join:
-            return Join(
-                kind,
-                condition,
-                left_unique=unique[0],
-                right_unique=unique[1],
-                null_safe=node.null_safe,
-            )
-
-        if how != "mark":
-            return self._applied(f"{how}-join", join(how), [left, right], node, keys)
-        *kept, mark = node.columns
-        parts = []
-        for kind, text in (("semi", "true"), ("anti", "false")):
-            found = self._applied(
-                f"{kind}-join", join(kind), [left, right], replace(node, columns=tuple(kept)), keys
-            )
-            texts = [*(_quoted(one.name) for one in kept), f"{text} AS {_quoted(mark.name)}"]
-            parts.append(self._selected(found, node.columns, texts))
-        return self._union(ir.Union(), *parts)
+        operator = Join(
+            how,  # type: ignore[arg-type]
+            condition,
+            left_unique=unique[0],
+            right_unique=unique[1],
+            null_safe=node.null_safe,
+            mark=node.names[-1],
+        )
+        return self._applied(f"{node.how}-join", operator, [left, right], node, keys)
 
     def _with_constant(self, node: ir.Join, given: Built, is_left: bool) -> Built:
         """A join with rows that never change keeps nothing."""
@@ -295,38 +294,12 @@ class Builder:
         return self._applied("limit", operator, [given], node, [None])
 
     def _over(self, node: ir.Over, given: Built) -> Built:
-        kind, *bounds = node.frame
-        if kind == "partition":
-            return self._over_partition(node, given)
-        if kind in ("rows", "range"):
-            frame = rows(int(bounds[0] or 0)) if kind == "rows" else range_(int(bounds[0] or 0))
-        else:
-            frame = unbounded(peers=kind == "peers")
-        if not node.order:
-            raise SqlError(f"{node.sql + ': ' if node.sql else ''}OVER without ORDER BY; give an order")
-        operator = OverAggregate([_declared(one) for one in node.calls], frame, order_by=_orders(node.order))
+        kind, *ends = node.frame
+        before, after = (None if one is None else int(one) for one in (ends or (None, None)))
+        frame = whole() if kind == "whole" else (rows if kind == "rows" else range_)(before, after)
+        order = _orders(node.order) if node.order else None
+        operator = OverAggregate([_declared(one) for one in node.calls], frame, order_by=order)
         return self._applied("over", operator, [given], node, [node.key])
-
-    def _over_partition(self, node: ir.Over, given: Built) -> Built:
-        """Aggregates of the whole partition, joined to its rows."""
-        results = node.columns[len(given.facts.schema) :]
-        kinds = {column.name: column for column in node.columns}
-        keys = tuple(kinds[name] for name in node.key)
-        grouped = ir.Aggregate(columns=(*keys, *results), keys=node.key, calls=node.calls)
-        groups = self._aggregate(grouped, given)
-        renamed = [f"__of_{name}" for name in node.key]
-        columns = [*(replace(one, name=new) for one, new in zip(keys, renamed, strict=True)), *results]
-        texts = [_as(one.name, new) for one, new in zip(keys, renamed, strict=True)]
-        groups = self._selected(groups, columns, [*texts, *(_quoted(one.name) for one in results)])
-        both = ir.Join(
-            columns=(*node.columns[: len(given.facts.schema)], *columns),
-            how="left",
-            left_key=node.key,
-            right_key=tuple(renamed),
-            null_safe=bool(node.key),
-        )
-        joined = self._join(both, given, groups)
-        return self._selected(joined, node.columns, [_quoted(one.name) for one in node.columns])
 
     # -- streams ------------------------------------------------------------------------------------------
 
@@ -336,7 +309,8 @@ class Builder:
             return given
         key = given.changes.upsert_key
         node = ir.Union(columns=_typed_columns(given.facts.schema))
-        return self._applied("normalize", ChangelogNormalize(), [given], node, [key])
+        inherited = {"event_time": None, "sequence": None}
+        return self._applied("normalize", ChangelogNormalize(), [given], node, [key], **inherited)
 
     def materialized(self, given: Built, keys: Sequence[str]) -> Built:
         """The newest row of each key of a table, for rows that other columns identify."""
@@ -359,6 +333,8 @@ class Builder:
     ) -> Built:
         """The rows of an operator, with the columns and types of the node."""
         self._uids[what] = number = self._uids.get(what, 0) + 1
+        # Columns of sources have other names by now, so nothing is inherited by name.
+        arguments = {"event_time": [None] * len(given), "sequence": [None] * len(given), **arguments}
         key: Any = keys[0] if len(given) == 1 else tuple(keys)
         if not any(keys):
             key = None
@@ -369,12 +345,12 @@ class Builder:
             key=list(key) if len(given) == 1 and key else key,
             **arguments,
         )
-        times = arguments.get("event_time")
+        times = arguments["event_time"]
         specs = [
             InputSpec(
                 one.facts.schema,
                 tuple(own or ()),
-                times if isinstance(times, str) else times[n] if times else None,
+                times if times is None or isinstance(times, str) else times[n],
                 one.changes,
                 name=f"the input of {what}",
             )
@@ -397,7 +373,7 @@ class Builder:
 
 
 def _behind(stream: Stream, given: Built) -> Changelog:
-    return changes_behind(
+    return node_changes(
         stream.node, [given.changes], given.facts.columns, ROW_KIND_COLUMN in given.facts.columns
     )
 

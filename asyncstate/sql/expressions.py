@@ -10,7 +10,7 @@ names an internal function; the rest is found by reading all texts of a statemen
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
@@ -68,6 +68,11 @@ def conjuncts(condition: Any) -> list[Any]:
     if kind_of(condition) == "Literal" and condition.toString() == "true":
         return []
     return [condition]
+
+
+def is_only_valid(condition: Any, own: Collection[int]) -> bool:
+    """Whether a condition says only that these columns, or fields of them, are not null."""
+    return kind_of(condition) == "IsNotNull" and bool(ids_in(condition)) and ids_in(condition) <= set(own)
 
 
 def fragment(node: Any) -> str:
@@ -183,7 +188,7 @@ class Expressions:
             if own in replaced:
                 return self._replacement(e, replaced[own])
             if own not in names:
-                raise refusal(f"{e.toString()} is no column here", "report this statement", e)
+                raise refusal(f"{e.toString()} is not a column here", "report this statement", e)
             self._columns[names[own]] = e.dataType()
             return e.withName(names[own]).withQualifier(self._catalyst.seq([]))
         if kind == "AggregateExpression":
@@ -218,7 +223,9 @@ class Expressions:
         """The public function for the internal one that ``split_part`` becomes."""
         delimiter = e.delimiter()
         if kind_of(delimiter) != "Literal" or not delimiter.toString() or "\\E" in delimiter.toString():
-            raise refusal("split_part by a delimiter that is no literal", "give a text that is not empty", e)
+            raise refusal(
+                "split_part by a delimiter that is no literal", "give a string that is not empty", e
+            )
         value = self._rebuilt(e.str(), names, replaced)
         pattern = self._x.Literal.create("\\Q" + delimiter.toString() + "\\E", delimiter.dataType())
         return self._x.StringSplit(value, pattern, self._x.Literal.apply(-1))

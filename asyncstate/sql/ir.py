@@ -45,7 +45,7 @@ class Call:
     columns: tuple[str, ...] = ()
     distinct: bool = False
     where: str | None = None
-    numbers: tuple[float | int, ...] = ()
+    numbers: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -188,8 +188,8 @@ class Limit(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Over(Node):
-    """The input's columns, then one for each call. ``frame``: unbounded, peers, partition, ("rows", lower, upper) or
-    ("range", lower, upper), bounds relative to the row, None if there is none."""
+    """The input's columns, then one for each call. ``frame``: ("whole",), or ("rows", before, after) or ("range",
+    before, after), None for an end that is unbounded."""
 
     key: tuple[str, ...]
     order: tuple[Order, ...]

@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncstate.sql import ir
 from asyncstate.sql.aggregates import Calls
 from asyncstate.sql.catalyst import items
-from asyncstate.sql.expressions import id_of, ids_in, kind_of, refusal, type_of
+from asyncstate.sql.expressions import children, id_of, ids_in, kind_of, refusal, type_of
 
 if TYPE_CHECKING:
     from asyncstate.sql.plans import Needed, Read, Reader
 
-_NUMBERS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
+_NUMBERS: Final = {
+    "RowNumber": "row_number",
+    "Rank": "rank",
+    "DenseRank": "dense_rank",
+    "PercentRank": "percent_rank",
+    "CumeDist": "cume_dist",
+}
 _OFFSETS: Final = {"Lag": "lag", "Lead": "lead"}
+_PLACES: Final = {"First": "first_in_frame", "Last": "last_in_frame", "AnyValue": "first_in_frame"}
+_NULLS: Final = (*_PLACES, *_OFFSETS, "NthValue")
+_PYTHON: Final = ("boolean", "int", "bigint", "double", "string")
 Frame = tuple[str | int | None, ...]
 
 
@@ -69,59 +78,66 @@ class OverReader:
         function = alias.child().windowFunction()
         kind = kind_of(function)
         if kind == "AggregateExpression":
-            return calls.aggregate(function)
+            inner = function.aggregateFunction()
+            if kind_of(inner) not in _PLACES and kind_of(inner) != "NthValue":
+                return calls.aggregate(function)
+            if function.filter().isDefined():
+                raise refusal("FILTER of a value of the frame", "put the condition into CASE", function)
+            function, kind = inner, kind_of(inner)
+        column, ignore = calls.column, kind in _NULLS and "true" in str(function.ignoreNulls()).lower()
+        if kind in _PLACES:
+            return calls.call(
+                _PLACES[kind], type_of(function), column(children(function)[0]), numbers=(ignore,)
+            )
+        if kind == "NthValue":
+            given = column(children(function)[0]), int(function.offset().toString())
+            return calls.call("nth_value", type_of(function), given[0], numbers=(given[1], ignore))
         if kind in _NUMBERS:
             return calls.call(_NUMBERS[kind], type_of(function))
+        if kind == "NTile":
+            return calls.call("ntile", type_of(function), numbers=(int(function.buckets().toString()),))
         if kind in _OFFSETS:
-            default = function.default()
-            if kind_of(default) != "Literal" or default.toString() != "null":
-                raise refusal(f"{kind.lower()} with a default", "use coalesce", function)
-            if "true" in str(function.ignoreNulls()):
-                raise refusal(
-                    f"{kind.lower()} IGNORE NULLS", "leave rows with null out in a subquery", function
-                )
             offset = abs(int((function.inputOffset() if kind == "Lag" else function.offset()).toString()))
-            return calls.call(
-                _OFFSETS[kind], type_of(function), calls.column(function.input()), numbers=(offset,)
-            )
+            numbers = offset, self._default(function), ignore
+            return calls.call(_OFFSETS[kind], type_of(function), column(function.input()), numbers=numbers)
         raise refusal(
-            f"{function.prettyName()}() OVER has no operator",
-            "use row_number, rank, lag, lead or an aggregate",
-            function,
+            f"{function.prettyName()}() OVER has no operator", "use an aggregate or a ranking", function
         )
+
+    def _default(self, function: Any) -> Any:
+        """The default of lag and lead."""
+        default = function.default()
+        if kind_of(default) == "Literal" and default.value() is None:
+            return None
+        if kind_of(default) != "Literal" or type_of(default) not in _PYTHON:
+            raise refusal("lag or lead with this default", "give a number, a text or a boolean", function)
+        value = default.value()
+        return str(default.toString()) if type_of(default) == "string" else value
 
     def _frame(self, alias: Any) -> Frame:
         over = alias.child()
         if kind_of(over) != "WindowExpression":
             raise refusal(f"{over.sql()} in a window", "write it as a function OVER (...)", over)
         frame, function = over.windowSpec().frameSpecification(), over.windowFunction()
-        if kind_of(function) in (*_NUMBERS, *_OFFSETS):
-            return ("unbounded",)
-        lower, upper = frame.lower(), frame.upper()
-        ranges = frame.frameType().toString().startswith("Range")
-        ends = kind_of(lower), kind_of(upper)
-        if ends == ("UnboundedPreceding", "UnboundedFollowing"):
-            return ("partition",)
-        if ends == ("UnboundedPreceding", "CurrentRow"):
-            return ("peers",) if ranges else ("unbounded",)
-        if ends[1] == "CurrentRow" and not ranges:
-            return "rows", abs(_literal(lower))
-        if (
-            ends[1] == "CurrentRow"
-            and ranges
-            and "interval" in type_of(lower)
-            and "month" not in type_of(lower)
-        ):
-            return "range", abs(_literal(lower))
-        raise refusal(
-            f"the frame {frame.sql()} needs rows that follow",
-            "end the frame at CURRENT ROW, or use the whole partition",
-            over,
-        )
+        if kind_of(function) in (*_NUMBERS, *_OFFSETS, "NTile"):
+            return "rows", None, 0
+        kind = "range" if frame.frameType().toString().startswith("Range") else "rows"
+        before, after = _end(frame.lower(), over), _end(frame.upper(), over)
+        ends = None if before is None else -before, after
+        return ("whole",) if ends == (None, None) else (kind, *ends)
 
 
-def _literal(bound: Any) -> int:
-    """The number of rows or microseconds of a bound."""
-    value = bound if kind_of(bound) == "Literal" else bound.child()
-    number = int(value.value())
-    return -number if kind_of(bound) == "UnaryMinus" else number
+def _end(bound: Any, over: Any) -> int | None:
+    """How far after its row a frame begins or ends, in rows, microseconds or the unit of the order; None: unbounded."""
+    if kind_of(bound).startswith("Unbounded"):
+        return None
+    if kind_of(bound) == "CurrentRow":
+        return 0
+    kind, sign = type_of(bound), 1
+    while kind_of(bound) == "UnaryMinus":
+        bound, sign = bound.child(), -sign
+    if kind_of(bound) != "Literal" or not (
+        kind in ("tinyint", "smallint", "int", "bigint") or "day" in kind or "second" in kind
+    ):
+        raise refusal("a frame of this length", "give a number, or an interval of days to seconds", over)
+    return sign * int(bound.value())

@@ -62,7 +62,8 @@ def table_of(stream: Stream, schema: pa.Schema | None = None) -> Table:
     columns = pa.schema([field for field in schema if field.name != ROW_KIND_COLUMN])
     changes = source_changes(node, [*columns.names, *([ROW_KIND_COLUMN] if kinds else [])], kinds)
     has_delay = node.times.watermark_delay is not None
-    return Table(Built(stream, Facts(columns, changes)), node.times.event_time, has_delay)
+    has_sequence = bool(node.times.sequence)
+    return Table(Built(stream, Facts(columns, changes)), node.times.event_time, has_delay, has_sequence)
 
 
 def _nowhere(rows: Any, batch_id: int) -> None:

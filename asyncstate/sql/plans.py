@@ -27,6 +27,7 @@ from asyncstate.sql.expressions import (
     fragment,
     id_of,
     ids_in,
+    is_only_valid,
     kind_of,
     refusal,
     type_of,
@@ -291,19 +292,21 @@ class Reader:
                     "session_window that is not grouped by", "group by it and the columns of a session", one
                 )
             texts.append(self.text(bare, below.names, replaced))
-            columns.append(self.column(bare, new))
+            columns.append(self.column(self._raw_times.get(id_of(one), bare), new))
             names[id_of(one)] = new
         if not texts:  # only the number of rows is read
             texts, columns = ["1"], [ir.Column(self.fresh("row"), "int")]
         return Read(ir.Project(inputs=(below.node,), columns=tuple(columns), texts=tuple(texts)), names)
 
     def _filter(self, plan: Any, needed: Needed) -> Read:
-        conditions = conjuncts(plan.condition())
+        conditions = [one for one in conjuncts(plan.condition()) if not is_only_valid(one, self._raw_times)]
         ranked = self._ranked(plan, conditions, needed)
         if ranked is not None:
             return ranked
         below = None if needed is None else needed | ids_in(plan.condition())
         child = self.plan(plan.child(), below)
+        if not conditions:
+            return child
         found, replaced = self._subqueries(child, conditions)
         texts = tuple(self.text(one, found.names, replaced) for one in conditions)
         node: ir.Node = ir.Filter(inputs=(found.node,), columns=found.node.columns, conditions=texts)
@@ -530,7 +533,7 @@ class Reader:
         sides: Sequence[Read],
         added: Sequence[dict[str, tuple[str, str]]],
     ) -> list[list[str]]:
-        """The key columns of both sides. A null-safe equality beside others becomes two: whether the value is null,
+        """The key columns of both sides. A null-safe equality next to others becomes two: whether the value is null,
         and the value with a default for null."""
         keys: list[list[str]] = [[], []]
         safe = all(one[2] for one in pairs)
@@ -637,7 +640,7 @@ class Reader:
 
 
 def source_of(leaf: Any) -> str | None:
-    """The source that a leaf of a plan stands for."""
+    """The source of a leaf of a plan."""
     if kind_of(leaf) != "LogicalRDD":
         return None
     output = items(leaf.output())

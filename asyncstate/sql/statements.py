@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -71,6 +71,7 @@ class Table:
     built: Built
     event_time: str | None = None
     has_delay: bool = False
+    has_sequence: bool = False
 
 
 class SqlContext:
@@ -99,8 +100,7 @@ class SqlContext:
 
     def add(self, name: str, table: Table) -> None:
         """Make a stream known by a name."""
-        builder = Builder({}, name)
-        self.tables[name] = Table(builder.normalized(table.built), table.event_time, table.has_delay)
+        self.tables[name] = table
         if self._catalyst is not None:
             self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
 
@@ -171,10 +171,26 @@ class SqlContext:
 
     def build(self, compiled: Compiled) -> Built:
         """Add the operators of a compiled query to the graph."""
-        tables = {name: table.built for name, table in self.tables.items()}
+        tables = {
+            node.source: self._read(node.source)
+            for node in ir.walk(compiled.root)
+            if isinstance(node, ir.Scan)
+        }
         built = Builder(tables, compiled.name).build(compiled.root)
         self.compiled[compiled.name] = compiled
         return built
+
+    def _read(self, name: str) -> Built:
+        """The rows of a table; upserts as a full changelog."""
+        table = self.tables[name]
+        if table.has_sequence and not table.built.changes.is_upsert:
+            raise SqlError(
+                f"source '{name}' has a sequence, which orders changes of a key; declare mode='upsert' and "
+                "primary_key= at the source"
+            )
+        if table.built.changes.is_upsert:
+            self.tables[name] = table = replace(table, built=Builder({}, name).normalized(table.built))
+        return table.built
 
     def _is_final(self, node: ir.Node, column: str) -> bool:
         found = event_time_source(node, column)

@@ -18,47 +18,40 @@ from pyspark.sql import functions as sf
 from asyncstate.errors import JobError
 from asyncstate.spark import StreamingJob
 from asyncstate.testing import PipelineHarness, PipelineSource, net
-from operators import GroupAggregate, Join, count, sum_
+from operators import GroupAggregate, sum_
 
 pytestmark = pytest.mark.spark
 
 MakeJob = Callable[..., StreamingJob]
-ORDERS = "customer string, amount long"
 
 
 def test_a_table_comes_once_and_never_changes(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     orders, people = str(tmp_path / "orders"), str(tmp_path / "people")
-    spark.sql("SELECT 'ann' name, 'Oslo' city UNION ALL SELECT 'bob', 'Rome'").write.parquet(people)
-    joined, cities = Counter[Any](), Counter[Any]()
+    spark.sql("SELECT 'ann' name UNION ALL SELECT 'bob'").coalesce(1).write.parquet(people)
+    seen = Counter[Any]()
     late = [False]
 
     def run() -> None:
-        job = make_job(options={"async-state.parallelism": 1})
-        table = job.table("people", spark.read.parquet(people), primary_key="name")
-        stream = job.source("orders", spark.readStream.schema(ORDERS).parquet(orders))
-        rows = table.join(stream, Join("left"), key=("name", "customer"), uid="joined")
-        rows.to(lambda df, _: joined.update(net(df.collect())), name="joined")
-        names = table.select("name").union(stream.select("customer AS name"))
+        job = make_job()
+        table = job.table("people", spark.read.schema("name string").parquet(people), primary_key="name")
+        stream = job.source("orders", spark.readStream.schema("customer string").parquet(orders))
+        names = table.union(stream.select("customer AS name"))
         if late[0]:  # a table that is added to a running job
-            more = job.table("more", spark.sql("SELECT 'eve' AS name"))
-            names = names.union(more)
-        counted = names.apply(GroupAggregate([count().alias("n")]), key="name", uid="names")
-        counted.to(lambda df, _: cities.update(net(df.collect())), name="names")
-        job.await_termination(job.start(trigger={"availableNow": True}), 100)
+            names = names.union(job.table("more", spark.sql("SELECT 'eve' AS name")))
+        names.to(lambda df, _: seen.update(net(df.collect())), name="names")
+        job.await_termination(job.start(trigger={"availableNow": True}), 300)
 
-    def order(customer: str, amount: int) -> None:
-        spark.sql(f"SELECT '{customer}' customer, {amount}L amount").write.mode("append").parquet(orders)
+    def order(customer: str) -> None:
+        spark.sql(f"SELECT '{customer}' customer").write.mode("append").parquet(orders)
 
-    order("ann", 5)
+    order("ann")
     run()
-    assert +joined == {("ann", "Oslo", "ann", 5): 1, ("bob", "Rome", None, None): 1}
-    assert +cities == {("ann", 2): 1, ("bob", 1): 1}
-    spark.sql("SELECT 'cat' name, 'Bonn' city").write.mode("append").parquet(people)  # not seen any more
-    order("bob", 6)
+    assert seen == {("ann",): 2, ("bob",): 1}
+    spark.sql("SELECT 'cat' name").write.mode("append").parquet(people)  # not seen any more
+    order("bob")
     late[0] = True
     run()
-    assert +joined == {("ann", "Oslo", "ann", 5): 1, ("bob", "Rome", "bob", 6): 1}
-    assert +cities == {("ann", 2): 1, ("bob", 2): 1, ("eve", 1): 1}
+    assert seen == {("ann",): 2, ("bob",): 2, ("eve",): 1}
 
 
 def test_tables_alone_and_streams_as_tables_are_refused(

@@ -232,6 +232,30 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, any_value(a) as x, first(c, true) is null as y from t group by a",
         "select a, a as x, count(c) = 0 as y from t group by a",
     ),
+    "over-following": (
+        "select a, b, sum(b) over (partition by a order by b, c rows between current row and unbounded following) as s, max(b) over (partition by a order by b, c rows between 1 preceding and 2 following) as m from t",
+        "select a, b, sum(b) over (partition by a order by b nulls first, c nulls first rows between current row and unbounded following) as s, max(b) over (partition by a order by b nulls first, c nulls first rows between 1 preceding and 2 following) as m from t",
+    ),
+    "over-range": (
+        "select a, b, count(*) over (partition by a order by b range between 1 preceding and 1 following) as n from t where b is not null",
+        "",
+    ),
+    "over-shares": (
+        "select a, b, c, percent_rank() over (partition by a order by b, c) as p, cume_dist() over (partition by a order by b, c) as q from t",
+        "select a, b, c, percent_rank() over (partition by a order by b nulls first, c nulls first) as p, cume_dist() over (partition by a order by b nulls first, c nulls first) as q from t",
+    ),
+    "over-places": (
+        "select a, b, c, first_value(b) over (partition by a order by b, c) as x, last_value(b, true) over (partition by a order by b, c rows between unbounded preceding and unbounded following) as y, nth_value(b, 2) over (partition by a order by b, c) as z from t",
+        "select a, b, c, first_value(b) over (partition by a order by b nulls first, c nulls first) as x, max(b) over (partition by a) as y, nth_value(b, 2) over (partition by a order by b nulls first, c nulls first) as z from t",
+    ),
+    "ntile": (
+        "select a, b, sum(n) as n from (select a, b, ntile(3) over (partition by a order by b) as n from t) group by a, b",
+        "select a, b, sum(n) as n from (select a, b, ntile(3) over (partition by a order by b nulls first) as n from t) group by a, b",
+    ),
+    "lag-default": (
+        "select a, b, lag(b, 1, -1) over (partition by a order by b, c) as p from t",
+        "select a, b, lag(b, 1, -1) over (partition by a order by b nulls first, c nulls first) as p from t",
+    ),
     "lambda": (
         "select a, transform(array(a, b), x -> coalesce(x, 0) + 1) as x from t",
         "select a, [coalesce(a, 0) + 1, coalesce(b, 0) + 1] as x from t",
@@ -251,10 +275,6 @@ FEATURES: dict[str, tuple[str, str]] = {
 }
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "following": (
-        "select a, sum(b) over (partition by a order by b rows between current row and 2 following) as s from t",
-        "line 1: .*following.*; ",
-    ),
     "union-constant": (
         "select a, b from t union all values (100L, 200L)",
         "line 1: .*UNION with rows that no source changes; .*initial=",

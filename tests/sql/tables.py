@@ -90,7 +90,10 @@ def comparable(value: Any) -> Any:
         number = float(value)
         return "NaN" if math.isnan(number) else number + 0.0
     if isinstance(value, dt.datetime):
-        return value.replace(tzinfo=None).isoformat()
+        return float(
+            (value.replace(tzinfo=dt.UTC) - dt.datetime.fromtimestamp(0, dt.UTC))
+            // dt.timedelta(microseconds=1)
+        )
     if isinstance(value, dt.date):
         return value.isoformat()
     return tuple(map(comparable, value)) if isinstance(value, list | tuple) else value
@@ -126,11 +129,11 @@ def kept_right(
     *,
     async_enabled: bool,
     restarts: random.Random | None = None,
-    every: int = 1,
+    finish: bool = False,
 ) -> int:
     """Run a pipeline in a harness, and compare the net of its output with DuckDB's answer to ``oracle`` after every
-    micro-batch (of ``every``, one). ``restarts``: restart and rescale between some. Returns the most rows that the
-    answer had."""
+    micro-batch. Half-way the job is started again in the other mode. ``restarts``: restart and rescale between any
+    two. ``finish``: compare at the end only, after the last watermark. Returns the most rows that the answer had."""
     used, most = tables.used(sql), 0
     net: Counter[Row] = Counter()
     with PipelineHarness(pipeline, tables.sources(used), async_enabled=async_enabled) as harness:
@@ -146,8 +149,13 @@ def kept_right(
             assert not negative, f"batch {batch}: retracted without being there: {negative[:3]}\n{sql}"
             if restarts is not None and restarts.random() < 0.5:
                 harness.restart(parallelism=restarts.randrange(1, 4), async_enabled=restarts.random() < 0.5)
-            if batch % every and batch != tables.batches - 1:
+            elif restarts is None and batch == tables.batches // 2:
+                harness.restart(async_enabled=not async_enabled)
+            if finish and batch != tables.batches - 1:
                 continue
+            if finish:
+                for kind, *row in harness.finish()["out"]:
+                    net[tuple(map(comparable, row))] += 1 if kind in ("+I", "+U") else -1
             want = Counter(tuple(map(comparable, row)) for row in tables.answer(oracle, batch))
             found = difference(+net, want)
             assert found is None, (
