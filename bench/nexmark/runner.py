@@ -285,7 +285,9 @@ def _reset_worker_peaks(spark: SparkSession) -> None:
 
 def _batch_ms(stream: StreamingQuery) -> list[float]:
     """Milliseconds of each micro-batch, from its trigger to its commit."""
-    by_batch = {update.batchId: update.durationMs["triggerExecution"] for update in stream.recentProgress}
+    by_batch = {
+        update["batchId"]: update["durationMs"]["triggerExecution"] for update in stream.recentProgress
+    }
     return [float(by_batch[batch_id]) for batch_id in sorted(by_batch)]
 
 

@@ -57,7 +57,6 @@ def result(name: str, server: ConnectServer, folder: Path, mode: str) -> Any:
     return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.smoke
 def test_a_graph_runs_on_the_server_and_reports_to_the_client(
     server: ConnectServer, tmp_path: Path, mode: str
 ) -> None:
