@@ -144,7 +144,12 @@ def by_partition(df: DataFrame, partitions: int, number: str) -> DataFrame:
     """Each row of ``df`` in the partition that the SQL text ``number`` says, an int from 0 to ``partitions`` - 1."""
     if hasattr(df, "repartitionById"):
         return df.repartitionById(partitions, sf.expr(number))
-    # Spark before 4.1 puts a row where the hash of its key says; so each partition has a key that is hashed there.
+    return by_hash(df, partitions, number)
+
+
+def by_hash(df: DataFrame, partitions: int, number: str) -> DataFrame:
+    """``by_partition`` before Spark 4.1, which puts a row where the hash of its key says: each partition has a key that
+    is hashed there."""
     keys = ", ".join(map(str, _keys_of(partitions)))
     return df.repartition(partitions, sf.expr(f"element_at(array({keys}), {number} + 1)"))
 
