@@ -97,7 +97,12 @@ def _has_room(folder: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: what shares the Spark session, then what starts a Spark of its own, then the rest."""
+    """The longest first: what shares the Spark session, then what starts a Spark of its own, then the rest. Skips what
+    is about a newer Spark than this one."""
+    for item in items:
+        since = item.get_closest_marker("since_spark")
+        if since is not None and _spark_version() < tuple(map(int, since.args[0].split("."))):
+            item.add_marker(pytest.mark.skip(reason=f"Spark has {since.args[1]} from {since.args[0]} on"))
     items.sort(key=lambda item: (not _shares_session(item.nodeid), item.get_closest_marker("spark") is None))
 
 

@@ -151,7 +151,8 @@ def windows(spark: SparkSession, folder: Path) -> Any:
     two = job.source("two", _numbers(spark, folder, 2, "two"), event_time="at", watermark_delay="0 seconds")
     counted = WindowAggregate(tumble("10 seconds"), [count().alias("total")])
     target = _new_table(
-        folder, "k INTEGER, window_start TEXT, window_end TEXT, total INTEGER, PRIMARY KEY (k, window_start)"
+        folder,
+        "k INTEGER, window_start TEXT, window_end TEXT, window_time TEXT, total INTEGER, PRIMARY KEY (k, window_start)",
     )
     one.union(two).apply(counted, key="k", uid="windows").to(UpsertSink(["k", "window_start"], target))
     job.await_termination(job.start(trigger="availableNow"))
