@@ -52,7 +52,7 @@ _IN_MEMORY_BYTES_MIN = 4 << 30
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests, and all that they start, write into memory: on a disk they would mostly wait for its fsync."""
-    if _spark_version() < (4, 1):  # which leaves the sockets of `collect` to the garbage collector
+    if _spark_version() < (4, 2):  # which leaves the sockets of `collect` to the garbage collector
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # the controller's environment says where

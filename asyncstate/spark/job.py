@@ -35,7 +35,7 @@ from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.compatibility import check_session, context_of, is_connect, session_settings
-from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob
+from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob, cause_in_pickling
 from asyncstate.spark.connect_client import ConnectClient
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import source_facts
@@ -327,8 +327,11 @@ class StreamingJob:
             writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
             writer = writer.option("checkpointLocation", place)
             self._query = query = (writer.trigger(**how) if how else writer).start()
-        except BaseException:
+        except BaseException as error:
             self._function, self._on_batch = before  # it can be started once the error is fixed
+            refused = cause_in_pickling(error)
+            if refused is not None:
+                raise refused from refused.__cause__
             raise
         if self._client is not None:
             self._client.follow(query)

@@ -70,8 +70,8 @@ def test_a_graph_runs_on_the_server_and_reports_to_the_client(
 
 def test_windows_of_two_sources_end_with_the_input(server: ConnectServer, tmp_path: Path, mode: str) -> None:
     found = result("windows", server, tmp_path, mode)
-    assert found["before"] == KEYS  # the first window; the second one waits for the end
-    assert found["after"] == 2 * KEYS
+    assert found["before"] == KEYS  # of the first window; the others wait for the end
+    assert found["after"] == 3 * KEYS
     assert found["counts"] == [2 * ROWS // KEYS]
 
 
