@@ -24,18 +24,12 @@ CONFIGURATION_HEAD = """\
 
 <!-- Written by `make docs` from asyncstate/config.py; edit that instead. -->
 
-For each key, the first of these settings counts:
-
-1. the operator's option, `batch.apply(..., options={...})`
-2. the job's option, `StreamingJob(spark, folder, options={...})`
-3. the Spark session: `spark.async-state.enabled`, or the key without `spark.`.
-   `spark-submit` drops keys without `spark.`
-4. the default
-
-Unknown keys and values out of range are refused before a row is read. In a text, a size or duration needs a unit
-(`64mb`, with b, kb, mb and gb of 1024; or ms, s, min, h; or `10 minutes`). A Python int is in bytes or milliseconds,
-and a `timedelta` is a duration. All operators of a job share `checkpoint-dir`, `memory`, `retained-versions`,
-`max-parallelism` and `unclaimed-state`.
+The first of these counts: the operator's option (`apply(..., options={...})`), the job's option (`StreamingJob(spark,
+folder, options={...})`), the Spark session (`spark.async-state.enabled`, or the key without `spark.`, which
+`spark-submit` drops), the default. Unknown keys and values out of range are refused before a row is read. In a text, a
+size or duration needs a unit (`64mb`, with b, kb, mb and gb of 1024; or ms, s, min, h; or `10 minutes`). An int is in
+bytes or milliseconds; a `timedelta` is a duration. All operators of a job share `checkpoint-dir`, `memory`,
+`retained-versions`, `max-parallelism` and `unclaimed-state`.
 
 | Key | Default | Takes | Meaning |
 |---|---|---|---|
@@ -78,6 +72,8 @@ NEXT_STEPS = {
     "[state.md](state.md).",
     "FutureStateError": "Return each chain from `process`, and use a future only in the record that made it: "
     "[writing-operators.md](writing-operators.md).",
+    "SqlError": "Change the statement as the message says; it has the line and the part concerned. "
+    "[sql.md](sql.md) lists what is kept up to date. Raised on the driver before a row is read.",
     "OperatorError": "Code that you gave the operator failed; the cause is your own exception, with its line.",
     "CodecError": "Give a value of the declared type. If it is about stored bytes, they were written under another "
     "declaration, or are damaged: `asyncstate state verify` tells ([inspecting.md](inspecting.md)).",

@@ -61,3 +61,7 @@ class EnvironmentSetupError(AsyncStateError):
 
 class JobError(AsyncStateError):
     """The job was used wrongly: duplicate uid, apply outside of a batch, batch id out of order."""
+
+
+class SqlError(AsyncStateError):
+    """A statement of ``job.sql`` is no SQL that Spark understands, or asks for what a stream cannot keep right."""

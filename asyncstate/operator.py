@@ -582,6 +582,17 @@ class BundleOperator(Operator):
         """Handle the rows of one input. Return None or a StateFuture, or be a generator of them; the next bundle starts
         when all is done. A generator continues when what it yielded is done and its output has been sent."""
 
+    def process_broadcast(self, rows: Bundle, ctx: BundleContext) -> Any:
+        """Handle all rows of the broadcast input in a micro-batch at once, in every partition, before the other rows.
+
+        Broadcast state may be written only here, before it returns, and must depend on nothing but these rows and on
+        broadcast state. The rows have no key. May return what ``process_bundle`` may return: keyed state is read, and
+        rows are emitted, by the steps of a generator.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has a broadcast input but no process_broadcast method"
+        )
+
     def partial_aggregation(self, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
         """The aggregation of the only input's rows that is possible before the exchange; None: none.
 

@@ -36,6 +36,7 @@ from bench.frame.report import Output, Rounds, Seed, Tiny, times
 from bench.job import Job
 from bench.processor_time import Spent
 from operators import (
+    ChangelogNormalize,
     CoProcess,
     Deduplicate,
     GroupAggregate,
@@ -44,13 +45,16 @@ from operators import (
     KeyedMap,
     KeyedProcess,
     KeyedReduce,
+    OverAggregate,
     Rank,
+    TemporalJoin,
     WindowAggregate,
     WindowProcess,
     count,
     cumulate,
     hop,
     max_,
+    range_,
     session,
     sum_,
     tumble,
@@ -154,12 +158,21 @@ CASES: Mapping[str, Case] = {
     "WindowAggregate, hop": _window(lambda: hop("10 seconds", "2 seconds")),
     "WindowAggregate, cumulate": _window(lambda: cumulate("10 seconds", "2 seconds")),
     "WindowAggregate, session": _window(lambda: session("5 seconds")),
+    "OverAggregate": Case(
+        lambda: OverAggregate([sum_("value").alias("total")], range_("10 seconds")),
+        event_time=True,
+        share=0.5,
+    ),
+    "ChangelogNormalize": Case(ChangelogNormalize),
     "Join": Case(lambda: Join("inner", suffixes=("", "_right")), inputs=2, share=0.2),
     "IntervalJoin": Case(
         lambda: IntervalJoin(lower="0 seconds", upper="5 seconds", suffixes=("", "_right")),
         inputs=2,
         event_time=True,
         share=0.5,
+    ),
+    "TemporalJoin": Case(
+        lambda: TemporalJoin("inner", suffixes=("", "_right")), inputs=2, event_time=True, share=0.5
     ),
     "Rank": Case(lambda: Rank("value", 3, rank_column="place"), share=0.5),
     "KeyedMap": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2),
@@ -184,6 +197,7 @@ _COLUMNS = (
     Column("95% interval", "low high"),
     Column("aim", "aim", times),
     Column("met", "met"),
+    Column("bytes /key", "bytes"),
 )
 
 
@@ -203,10 +217,15 @@ def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: in
         for mode in ("sync", "async")
     }
 
+    stored: list[float] = []  # bytes a key, with a row of each
+
     def side(job: Job) -> Callable[[tuple[int, pa.RecordBatch]], Spent]:
         def run(given: tuple[int, pa.RecordBatch]) -> Spent:
             job.watermark = watermark(given[0])
-            return job.timed(InputBatch(given[1], None, index) for index in range(case.inputs))
+            spent = job.timed(InputBatch(given[1], None, index) for index in range(case.inputs))
+            if given[0] == 0:
+                stored.append(job.statistics["state_bytes"] / keys)
+            return spent
 
         return run
 
@@ -224,7 +243,7 @@ def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: in
     met = "yes" if round(found, 2) >= AIM else "even" if low <= AIM <= high else "no"
     units = case.inputs * number_of_rows
     facts = {mode: medians(each, units)[1] for mode, each in spent.items()}
-    facts |= {"ratio": found, "low": low, "high": high, "aim": AIM}
+    facts |= {"ratio": found, "low": low, "high": high, "aim": AIM, "bytes": stored[0]}
     return [Row(name=name, facts={**facts, "met": met}, figures={name: Figure(found, low, high, rate=True)})]
 
 

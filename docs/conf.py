@@ -12,7 +12,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from asyncstate import __version__  # noqa: E402 (the path above comes first)
+from _site.reference import ALIASES  # noqa: E402 (the path above comes first)
+
+from asyncstate import __version__  # noqa: E402
 
 project = "asyncstate"
 author = "asyncstate"
@@ -42,7 +44,8 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
+autodoc_typehints = "description"
+autodoc_type_aliases = {name: name for name in ALIASES}
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True

@@ -17,19 +17,31 @@ from .aggregate.order_statistics import map_agg, max_by, median, min_by, mode, p
 from .aggregate.sketch import approx_count_distinct
 from .aggregate.user.udaf import udaf, udtaf
 from .core.sort_orders import OrderColumn, asc, desc
+from .join.dynamic_filter import DynamicFilter
 from .join.interval.interval_join import IntervalJoin
 from .join.join_operator import Join
 from .join.lookup.lookup_join import LookupJoin, StatelessLookupJoin
 from .join.lookup.lookup_requests import LookupCache, Retry
+from .join.one_row_join import OneRowJoin
 from .join.temporal_join import TemporalJoin
 from .match.match_operator import Match
 from .match.measures import first, last, match_number
 from .match.partial_match import MatchSoFar
 from .match.pattern import Pattern, variable
 from .match.skips import skip_past_last, skip_to_first, skip_to_last, skip_to_next
-from .over.frames import range_, rows, unbounded
+from .over.frames import range_, rows, unbounded, whole
 from .over.over_aggregate import OverAggregate
-from .over.over_functions import dense_rank, lag, lead, rank_, row_number
+from .over.over_functions import (
+    cume_dist,
+    dense_rank,
+    lag,
+    lead,
+    nth_value,
+    ntile,
+    percent_rank,
+    rank_,
+    row_number,
+)
 from .process.keyed import (
     BroadcastProcess,
     CoFlatMap,
@@ -65,6 +77,7 @@ __all__ = [
     "CoMap",
     "CoProcess",
     "Deduplicate",
+    "DynamicFilter",
     "GroupAggregate",
     "GroupTableAggregate",
     "GroupWindowAggregate",
@@ -81,6 +94,7 @@ __all__ = [
     "LookupJoin",
     "Match",
     "MatchSoFar",
+    "OneRowJoin",
     "OrderColumn",
     "OverAggregate",
     "Pattern",
@@ -116,6 +130,7 @@ __all__ = [
     "count_tumble",
     "covar_pop",
     "covar_samp",
+    "cume_dist",
     "cumulate",
     "dense_rank",
     "desc",
@@ -136,6 +151,9 @@ __all__ = [
     "min_",
     "min_by",
     "mode",
+    "nth_value",
+    "ntile",
+    "percent_rank",
     "percentile",
     "percentile_disc",
     "range_",
@@ -160,4 +178,5 @@ __all__ = [
     "var_pop",
     "var_samp",
     "variable",
+    "whole",
 ]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.s3_server import S3Server
+    from tests.servers.kafka import KafkaBroker
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -152,6 +153,24 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
     with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A Kafka broker on the loopback for the whole run, with a listener for SASL and TLS; tests name their topics."""
+    from tests.servers.kafka import MISSING, jars, kafka_broker
+
+    if not jars("kafka"):
+        no_server(MISSING)
+    with kafka_broker(tmp_path_factory.mktemp("kafka"), is_secure=True) as broker:
+        yield broker
+
+
+def no_server(what: str) -> None:
+    """Leave the test out, on a machine that need not have every server; CI installs them first."""
+    if os.environ.get("CI"):
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -24,13 +24,14 @@ _FILLS: Final = {Source: "#dbeafe", Apply: "#dcfce7", Sink: "#fef3c7"}
 
 
 class NodeMetrics(NamedTuple):
-    """Metrics of an operator in the last micro-batch: rows, seconds including what Spark computes upstream of it, and
-    the size of its state."""
+    """Metrics of an operator in the last micro-batch: rows, seconds including what Spark computes upstream of it, the
+    size of its state, and what most of the time was spent on (empty: on its own computation, evenly spread)."""
 
     rows_in: int
     rows_out: int
     seconds: float
     state_bytes: int = 0
+    spent_on: str = ""
 
     @property
     def text(self) -> str:
@@ -75,7 +76,8 @@ def _said(node: Node, runs: str, metrics: Mapping[str, NodeMetrics], changes: Ch
         said.append(f"gives {changes.text}")
     said.append(f"[{runs}]")
     if node.name in metrics and isinstance(node, Apply):
-        said.append(f"({metrics[node.name].text}, {metrics[node.name].state_text})")
+        one = metrics[node.name]
+        said.append(f"({one.text}, {one.state_text}{'; ' if one.spent_on else ''}{one.spent_on})")
     return " ".join(said)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
 
+import pyarrow as pa
+
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, ChangelogMode, has_kinds
 from asyncstate.dataflow import (
     Apply,
@@ -224,6 +226,16 @@ class JobGraph(Generic[R]):
         self._tails = plan_fusion(self.flow, empty, batch)
         self._watches = watches_of(self.flow, watermark_sources(self.flow.nodes), empty, self._executor)
         self.places = places_of(self._tails)
+
+    def facts_of(self, node: Node, batch: MicroBatch[R]) -> tuple[pa.Schema, Changelog]:
+        """The columns of a node's rows, without ``row_kind``, and their changelog properties. Raises JobError."""
+        found: dict[Node, R | None] = {}
+        problems = list(self._problems(batch, found))
+        rows = found.get(node)
+        if rows is None:
+            raise JobError("\n  ".join(["the job's graph has problems:", *problems]))
+        fields = [field for field in self._executor.schema(rows) if field.name != ROW_KIND_COLUMN]
+        return pa.schema(fields), self.changes[node]
 
     def _problems(self, batch: MicroBatch[R], found: dict[Node, R | None]) -> Iterator[str]:
         waiting: list[Apply] = []

@@ -59,9 +59,21 @@ class Progress(TypedDict):
 
 
 OnProgress = Callable[[Progress], object]
+"""Called on the driver with the progress of each micro-batch after its commit; its result is ignored."""
 
 LOGGER: Final = "asyncstate.progress"
 """The name of the logger that gets one record per micro-batch, at level INFO."""
+
+_SPENT_ON: Final = {
+    "input": ("input_seconds",),
+    "output": ("output_seconds",),
+    "reads": ("read_batch_seconds", "io_wait_seconds"),
+    "calls": ("call_wait_seconds",),
+}
+"""Parts of ``run_seconds`` by the name that ``explain()`` gives them; the rest is the operator's own computation."""
+_SHARE_SHOWN: Final = 0.1
+_SKEW_SHOWN: Final = 2.0  # times the mean of the partitions
+_SKEW_ROWS_MIN: Final = 1_000  # a few rows are never spread evenly
 
 OF_PARTITIONS: Final = ("rows_in", "run_seconds", "state_bytes")
 """Metrics for which a progress also has the highest value of a partition, and the number of that partition."""
@@ -141,8 +153,25 @@ def metrics_of(operators: Mapping[str, OperatorProgress]) -> dict[str, NodeMetri
         own = whole - inside if whole else (one["run_seconds"] or 0.0) / one["parallelism"]
         inside = 0.0 if whole else inside + own
         rows_in, rows_out, stored = (one[name] or 0 for name in ("rows_in", "rows_out", "state_bytes"))
-        metrics[uid] = NodeMetrics(rows_in, rows_out, max(own, 0.0), stored)
+        metrics[uid] = NodeMetrics(rows_in, rows_out, max(own, 0.0), stored, _spent_on(one))
     return metrics
+
+
+def _spent_on(one: OperatorProgress) -> str:
+    """Parts of the time in tasks that are a tenth or more, and the partition that has at least twice the mean of rows
+    or of seconds; both with their shares of the sum over all partitions."""
+    run = one["run_seconds"] or 0.0
+    shares = {part: sum(one[name] or 0.0 for name in names) for part, names in _SPENT_ON.items()}
+    said = [
+        f"{part} {share / run:.0%}" for part, share in shares.items() if run and share >= _SHARE_SHOWN * run
+    ]
+    skewed = [
+        f"{share:.0%} of {what} in partition {one[f'{name}_max_partition']} of {one['parallelism']}"
+        for name, what in (("rows_in", "rows"), ("run_seconds", "seconds"))
+        if (one["rows_in"] or 0) >= _SKEW_ROWS_MIN
+        and (share := _ratio(one[f"{name}_max"], one[name]) or 0.0) * one["parallelism"] >= _SKEW_SHOWN
+    ]
+    return "; ".join([*([f"time: {', '.join(said)}"] if said else []), *skewed])
 
 
 class ProgressFormatter(logging.Formatter):

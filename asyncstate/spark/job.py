@@ -50,9 +50,13 @@ from asyncstate.spark.task_errors import own_mark, restore
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from asyncstate.changelog import Changelog
+    from asyncstate.sql.job import JobSql
 
 BatchFunction = Callable[..., object]
 """A function of the micro-batch's DataFrame and the MicroBatch."""
@@ -79,9 +83,9 @@ class StreamingJob:
         name: str = "asyncstate",
         *,
         first_batch_id: int = 0,
-        clock: Clock | None = None,
         on_progress: OnProgress | None = None,
-        run: RunPartition | None = None,
+        _clock: Clock | None = None,  # of tests and benchmarks, like the next one
+        _run: RunPartition | None = None,
     ) -> None:
         check_job_name(name)
         check_session(spark, f"job '{name}'")
@@ -106,7 +110,8 @@ class StreamingJob:
         self._bar = ProgressBar(lambda: Snapshot(name), lambda: False, None)
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
-        self._executor = SparkExecutor(spark, run)
+        self._statements: JobSql | None = None
+        self._executor = SparkExecutor(spark, _run)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
             job_id=self._ledger.job_id,
@@ -115,13 +120,13 @@ class StreamingJob:
             resolve=lambda own: resolve({**given, **own}, session),
             executor=self._executor,
         )
-        self._driver = JobDriver(frame, self._ledger, clock or SystemClock(), on_progress, MicroBatch)
+        self._driver = JobDriver(frame, self._ledger, _clock or SystemClock(), on_progress, MicroBatch)
         self._arguments = {
             "options": given,
             "name": name,
             "first_batch_id": first_batch_id,
-            "clock": clock,
-            "run": run,
+            "_clock": _clock,
+            "_run": _run,
         }
         self._client: ConnectClient | None = None
         """Over Spark Connect: the micro-batches of the job's query run in another process."""
@@ -255,7 +260,43 @@ class StreamingJob:
         mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
+        if self._statements is not None:
+            self._statements.source(name, stream, df)
         return stream
+
+    def sql(self, statement: str, name: str | None = None) -> Any:
+        """Run a statement of Spark SQL over the job's sources; see ``docs/sql.md``.
+
+        A query returns its rows as a ``Stream``: after every micro-batch their net is what Spark's batch engine would
+        answer over all rows so far. ``name``: the name of the result, for later statements, and in the uids of its
+        operators. ``CREATE VIEW`` returns None, ``CREATE MATERIALIZED VIEW`` and ``INSERT INTO`` a sink of
+        ``job.sink`` return the stream, ``EXPLAIN`` a text. Raises SqlError, with the place in the statement and what to
+        do, for what cannot be kept right; nothing is added to the job then.
+        """
+        return self._sql.context.run(statement, name)
+
+    def sink(self, name: str, sink: Any) -> None:
+        """Name a sink for ``INSERT INTO``; it is what ``Stream.to`` takes."""
+        self._sql.context.add_sink(name, sink)
+
+    def view(self, name: str, stream: Stream) -> None:
+        """Name a stream of the graph for statements. Raises JobError for errors of the graph so far."""
+        self._sql.view(name, stream)
+
+    @property
+    def _sql(self) -> JobSql:
+        if self._statements is None:
+            from asyncstate.sql.job import JobSql
+
+            self._statements = JobSql(self._spark, self._facts_of)
+            flow = self._graph.flow
+            for node in flow.sources:
+                self._statements.source(node.name, Stream(flow, node), self._sources.frames[node.name])
+        return self._statements
+
+    def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
+        with self._driver.trial() as batch:
+            return self._graph.facts_of(stream.node, batch)
 
     def check(self) -> None:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""

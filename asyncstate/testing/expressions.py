@@ -3,13 +3,15 @@
 Owns: ``transformed``, which applies a ``Transform`` to rows.
 Invariant: rows keep their order. Plain columns and conditions are evaluated by Arrow, as in a job's own tasks. All
 other Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators, comparisons, CASE, casts, and
-functions of numbers, texts and times that both engines have; aggregates, windows, generators (``explode``) and
+functions of numbers, texts and times that both engines have; aggregates, windows, generators but ``explode`` and
 subqueries are refused, as is what DuckDB does not know.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +26,8 @@ from asyncstate.dataflow.nodes import array_of
 from asyncstate.errors import EnvironmentSetupError, SchemaError
 
 _NUMBER = "asyncstate:number"
+_opened = threading.local()  # a connection of each thread: to open one takes longer than a query
+_EXPLODES = re.compile(r"\s*explode\(", re.IGNORECASE)
 
 
 def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -64,6 +68,8 @@ def _with_columns(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
 
 
 def _selected(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
+    if any(isinstance(one, str) and _EXPLODES.match(one) for one in node.expressions) and not node.named:
+        return _exploded(rows, node)
     columns: list[tuple[str, pa.Array]] = []
     for expression in node.expressions:
         plain = plain_columns([expression], rows.schema)
@@ -76,6 +82,13 @@ def _selected(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
     if ROW_KIND_COLUMN in rows.schema.names and ROW_KIND_COLUMN not in dict(columns):
         columns.append((ROW_KIND_COLUMN, rows.column(ROW_KIND_COLUMN)))
     return pa.RecordBatch.from_arrays([column for _, column in columns], names=[name for name, _ in columns])
+
+
+def _exploded(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
+    """A row for each element, as one query: all columns follow the one that ``explode`` makes."""
+    kinds = ROW_KIND_COLUMN in rows.schema.names and ROW_KIND_COLUMN not in node.expressions
+    expressions = [*node.expressions, *([ROW_KIND_COLUMN] if kinds else [])]
+    return _query(rows, [_sql(one, rows) for one in expressions])
 
 
 def _column(expression: Any, rows: pa.RecordBatch, name: str) -> pa.Array:
@@ -99,13 +112,23 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
     except sqlglot.errors.SqlglotError as error:
         raise SchemaError(f"'{expression}' is no Spark SQL: {str(error).splitlines()[0]}") from error
     refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
+    inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
+    if type(inner) is exp.Explode and inner.this.find(*refused) is None:
+        return str(parsed.sql(dialect="duckdb", identify=True))
     found = parsed.find(*refused)
     if found is not None:
         raise SchemaError(
             f"'{expression}': {found.key} is not a value of one row, which alone can be evaluated without Spark; use "
             "an operator, or a function of Arrow columns"
         )
-    return str(parsed.sql(dialect="duckdb", identify=True))
+    return str(parsed.transform(_for_duckdb).sql(dialect="duckdb", identify=True))
+
+
+def _for_duckdb(node: exp.Expression) -> exp.Expression:
+    """Functions that sqlglot passes on under Spark's names."""
+    if isinstance(node, exp.Anonymous) and node.name.lower() == "timestamp_micros":
+        return exp.Anonymous(this="make_timestamptz", expressions=node.expressions)
+    return node
 
 
 def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = None) -> pa.RecordBatch:
@@ -115,21 +138,25 @@ def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = Non
         raise EnvironmentSetupError(
             "SQL text is evaluated without Spark by DuckDB, which is not installed; pip install 'asyncstate[testing]'"
         ) from error
-    with duckdb.connect(config={"threads": 1}) as connection:
+    connection = getattr(_opened, "connection", None)
+    if connection is None:
+        connection = _opened.connection = duckdb.connect(config={"threads": 1})
         connection.execute("SET TimeZone = 'UTC'")
-        numbered = pa.Table.from_batches([rows]).append_column(
-            _NUMBER, pa.array(range(rows.num_rows), pa.int64())
-        )
-        connection.register("given", numbered)
-        condition = "" if where is None else f" WHERE {where}"
-        text = f'SELECT {", ".join(columns)} FROM given{condition} ORDER BY "{_NUMBER}"'
-        try:
-            found = connection.sql(text).to_arrow_table()
-        except duckdb.Error as error:
-            raise SchemaError(
-                f"{', '.join(columns) if where is None else where}: {str(error).splitlines()[0]} (Spark SQL text is "
-                "evaluated by DuckDB here; a function of Arrow columns runs everywhere)"
-            ) from error
+    numbered = pa.Table.from_batches([rows]).append_column(
+        _NUMBER, pa.array(range(rows.num_rows), pa.int64())
+    )
+    connection.register("given", numbered)
+    condition = "" if where is None else f" WHERE {where}"
+    text = f'SELECT {", ".join(columns)} FROM given{condition} ORDER BY "{_NUMBER}"'
+    try:
+        found = connection.sql(text).to_arrow_table()
+    except duckdb.Error as error:
+        raise SchemaError(
+            f"{', '.join(columns) if where is None else where}: {str(error).splitlines()[0]} (Spark SQL text is "
+            "evaluated by DuckDB here; a function of Arrow columns runs everywhere)"
+        ) from error
+    finally:
+        connection.unregister("given")
     if _NUMBER in found.column_names:  # in the answer to ``*``
         found = found.drop_columns([_NUMBER])
     return _one_batch(found)

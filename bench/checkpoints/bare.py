@@ -77,6 +77,6 @@ def without_checkpoint() -> Iterator[None]:
 def run_without_checkpoint(
     spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
 ) -> Iterator[pa.RecordBatch | CommitRecord]:
-    """``run_partition`` without a checkpoint, for ``StreamingJob(run=...)``."""
+    """``run_partition`` without a checkpoint, for ``StreamingJob(_run=...)``."""
     with without_checkpoint():
         yield from run_partition(spec, partition, batches)

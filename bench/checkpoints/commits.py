@@ -132,7 +132,7 @@ class BothJobs:
     def _job(self, name: str, run: RunPartition | None = None) -> StreamingJob:
         options = {"async-state.local-dir": str(self._folder / name / "local")}
         place = str(self._folder / name / "checkpoint")
-        return StreamingJob(self._spark, place, options, name, run=run)
+        return StreamingJob(self._spark, place, options, name, _run=run)
 
     def rows(self, keys: np.ndarray) -> DataFrame:
         """A row a key, as a Parquet file."""

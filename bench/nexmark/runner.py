@@ -231,7 +231,7 @@ class NexmarkRunner:
 
         options = {**self._settings.options, **own}
         name = f"nexmark-{query}"
-        job = StreamingJob(self._spark, str(folder / "state"), options, name, clock=clock, on_progress=keep)
+        job = StreamingJob(self._spark, str(folder / "state"), options, name, _clock=clock, on_progress=keep)
         events = job.source("events", narrow(file_stream(self._spark, source), QUERIES[query]))
         declare(query, events).to(_writer(sink), name="result")
         clocks = TreeClocks()

@@ -27,7 +27,11 @@ SECTIONS = (
             "tasks/call-a-service",
             "tasks/write-upserts",
             "tasks/*",
+            "tasks/notebooks",
+            "tasks/backfill",
             "tasks/deploy",
+            "tasks/slow-jobs",
+            "tasks/change-a-job",
             "tasks/repair-state",
         ),
     ),
@@ -54,6 +58,7 @@ SECTIONS = (
             "schema-changes",
             "inspecting",
             "metrics",
+            "monitoring",
             "state-cache",
             "benchmarks",
             "performance",
@@ -75,8 +80,11 @@ BELOW = {
 WHOLE = {"changelog": "CHANGELOG.md"}
 """Pages whose text is a file of the project's root, below a title of their own."""
 
-ONLY_HERE = ("API reference (`make docs-site` makes it)", "[API reference](api/index.rst)")
+ONLY_HERE = ("API reference (built by `make docs-site`)", "[API reference](api/index.rst)")
 """What the front page says of the reference where there is none, and its link here."""
+
+NOT_SEARCHED = "---\nnosearch: true\n---\n\n"
+"""Begins a page that a search does not find: a record of a decision says what was thought then."""
 
 _LINK = re.compile(r"^```.*?^```$|\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
 """A block of code, which stays as it is, or a link to a file."""
@@ -118,6 +126,8 @@ def on_site(name: str, text: str, pages: set[str], docs: Path) -> str:
     if name == "index":
         text = text.replace(*ONLY_HERE)
         text += "".join(toctree(listed, caption) for caption, listed in sections(pages))
+    if name.startswith("decisions/") and name not in BELOW:
+        text = NOT_SEARCHED + text
     if name in BELOW:
         text += toctree(sorted(page for page in pages if _matches(page, BELOW[name]) and page != name))
     return text

@@ -7,6 +7,7 @@ last page, so that a new name needs no entry here.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -162,6 +163,34 @@ PAGES = (
     ),
 )
 
+ALIASES = {
+    "Keys": "asyncstate.runtime.declarations.declared_inputs",
+    "Delay": "asyncstate.runtime.declarations.declared_inputs",
+    "SequenceBy": "asyncstate.runtime.declarations.declared_inputs",
+    "OrderBy": "operators.core.sort_orders",
+    "Ttl": "asyncstate.state.expiring.ttl",
+    "Duration": "asyncstate.durations",
+    "Seconds": "asyncstate.durations",
+    "SchemaLike": "asyncstate.codec.ddl",
+    "TypeLike": "asyncstate.codec.ddl",
+    "ArrowFunction": "asyncstate.dataflow.nodes",
+    "ConditionLike": "operators.core.condition",
+    "TimeDomain": "operators.core.operator_checks",
+    "OrderTime": "asyncstate.specs",
+    "OnProgress": "asyncstate.driver.progress",
+    "OperatorProgress": "asyncstate.driver.progress",
+    "BatchFunction": "asyncstate.spark.job",
+}
+"""Names of types that signatures use, and the modules whose texts explain them. They have a page of their own."""
+
+TYPES = """\
+Types of arguments
+==================
+
+Names that the signatures use for what an argument may be. They are not imported: give a value of such a type.
+
+"""
+
 MADE_BY_US = re.compile(r"asyncstate\.state\.\w+\.\w+State|StateFuture|StateIterator|MicroBatch|Stream$")
 """Classes that a user gets and does not make: their constructors say nothing."""
 
@@ -226,7 +255,8 @@ def directive(path: str, thing: Any, members: Iterable[str], base: str | None) -
     if inspect.isclass(thing):
         shown = ", ".join(members)
         also = f"   Has all that :py:obj:`{base.rpartition('.')[2]} <{base}>` has.\n\n" if base else ""
-        return f".. autoclass:: {path}\n" + (f"   :members: {shown}\n" if shown else "") + f"\n{also}"
+        members_line = f"   :members: {shown}\n" if shown else ""
+        return f".. autoclass:: {path}\n{members_line}\n{also}{_fields(thing)}"
     if callable(thing) and typing.get_origin(thing) is None:
         return f".. autofunction:: {path}\n\n"
     return f".. py:data:: {path}\n\n   {_doc_of_data(path)}\n\n"
@@ -240,6 +270,52 @@ def _doc_of_data(path: str) -> str:
         if doc is not None:
             return " ".join(doc)
     return ""
+
+
+def types_page() -> str:
+    """The page of ``ALIASES``: what each stands for, as its assignment says, and the text below that."""
+    text = TYPES
+    for name, module in ALIASES.items():
+        assigned = _assigned(module)
+        doc = ModuleAnalyzer.for_module(module).find_attr_docs().get(("", name), [])
+        meaning = ast.unparse(_Spelled(assigned).visit(assigned[name]))
+        text += f".. py:type:: {name}\n   :canonical: {meaning}\n\n"
+        text += "".join(f"   {line}\n" for line in doc) + "\n"
+    return text
+
+
+def _assigned(module: str) -> dict[str, ast.expr]:
+    """What a module assigns to names, by name."""
+    tree = ast.parse(Path(importlib.import_module(module).__file__ or "").read_text("utf-8"))
+    found = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and isinstance(value, ast.expr):
+            found[target.id] = value
+    return found
+
+
+class _Spelled(ast.NodeTransformer):
+    """Writes out names of types that have no entry of their own."""
+
+    def __init__(self, assigned: dict[str, ast.expr]) -> None:
+        self._assigned = assigned
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        value = self._assigned.get(node.id)
+        is_type = isinstance(value, ast.BinOp | ast.Subscript) and node.id not in ALIASES
+        return self.visit(value) if is_type and value is not None else node
+
+
+def _fields(thing: Any) -> str:
+    """The keys of a dict that has a class, which autodoc does not show."""
+    if not typing.is_typeddict(thing):
+        return ""
+    return "".join(
+        f"   .. py:attribute:: {name}\n      :no-index:\n      :type: {getattr(hint, '__forward_arg__', hint)}\n\n"
+        for name, hint in thing.__annotations__.items()
+    )
 
 
 def _bases(thing: Any) -> tuple[type, ...]:
@@ -282,23 +358,65 @@ def write(folder: Path) -> None:
         (folder / f"{page.file}.rst").write_text(text, "utf-8")
         names = ", ".join(f":py:obj:`{path.rpartition('.')[2]} <{path}>`" for path in things)
         index += f"   * - :doc:`{page.title} <{page.file}>`\n     - {names}\n"
-    index += "\n.. toctree::\n   :hidden:\n\n" + "".join(f"   {page.file}\n" for page, _ in found)
+    (folder / "types.rst").write_text(types_page(), "utf-8")
+    index += f"   * - :doc:`Types of arguments <types>`\n     - {', '.join(f':py:obj:`{name}`' for name in ALIASES)}\n"
+    files = [*(page.file for page, _ in found), "types"]
+    index += "\n.. toctree::\n   :hidden:\n\n" + "".join(f"   {file}\n" for file in files)
     (folder / "index.rst").write_text(index, "utf-8")
 
 
-def _without_constructor(
-    _: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
-) -> tuple[str, None] | None:
-    """No signature for classes that are not made by their users."""
+def _is_made_by_us(what: str, thing: Any) -> bool:
     if what != "class":
-        return None
+        return False
     path = f"{thing.__module__}.{thing.__qualname__}"
-    hidden = getattr(thing, "_is_protocol", False) or MADE_BY_US.search(path)
-    return ("", None) if hidden else None
+    return bool(
+        getattr(thing, "_is_protocol", False) or typing.is_typeddict(thing) or MADE_BY_US.search(path)
+    )
+
+
+def _shown_signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """No signature for classes that are not made by their users; without arguments that only tests give.
+
+    The list of arguments below a signature has the same: Sphinx has collected it under the object's name before this.
+    """
+    listed = app.env.current_document.autodoc_annotations.get(name, {})
+    if listed.get("return") == "None":
+        del listed["return"]
+    if _is_made_by_us(what, thing):
+        listed.clear()
+        return None if signature is None else ("", None)
+    for hidden in [argument for argument in listed if argument.startswith("_")]:
+        del listed[hidden]
+    return None if signature is None else (_without_hooks(signature), returns)
+
+
+def _without_hooks(signature: str) -> str:
+    """A signature without the arguments of tests, whose names begin with an underscore.
+
+    >>> _without_hooks("(spark, *, name='a', _clock=None)")
+    "(spark, *, name='a')"
+    """
+    if " _" not in signature and "(_" not in signature:
+        return signature
+    try:
+        function = ast.parse(f"def f{signature}: pass").body[0]
+    except SyntaxError:  # a default that has no literal
+        return signature
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    kept = [
+        pair
+        for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        if not pair[0].arg.startswith("_")
+    ]
+    given.kwonlyargs, given.kw_defaults = [argument for argument, _ in kept], [default for _, default in kept]
+    return f"({ast.unparse(given)})"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Before Sphinx looks for sources, so that it finds the pages."""
     app.connect("builder-inited", lambda app: write(Path(app.srcdir) / "api"))
-    app.connect("autodoc-process-signature", _without_constructor)
+    app.connect("autodoc-process-signature", _shown_signature, priority=900)  # after the list of arguments
     return {"parallel_read_safe": True, "parallel_write_safe": True}

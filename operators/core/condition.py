@@ -61,10 +61,17 @@ class RowCondition:
 
     def mask(self, columns: Sequence[pa.Array]) -> BoolArray:
         """True (n) for the rows that meet the condition; ``columns`` are those of the schema, of n rows each."""
+        return _mask(self._results(columns).fill_null(False))
+
+    def nulls(self, columns: Sequence[pa.Array]) -> BoolArray:
+        """True (n) for the rows of which the condition is null."""
+        return _mask(self._results(columns).is_null())
+
+    def _results(self, columns: Sequence[pa.Array]) -> pa.Array:
         batch = pa.RecordBatch.from_arrays(list(columns), schema=self._schema)
         expression = isinstance(self._condition, pc.Expression)
         result = self._evaluated(batch) if expression else self._condition(batch)
-        return _mask(result, batch.num_rows, self._owner)
+        return _checked(result, batch.num_rows, self._owner)
 
     def _evaluated(self, batch: pa.RecordBatch) -> pa.ChunkedArray:
         source = acero.TableSourceNodeOptions(pa.Table.from_batches([batch]))
@@ -76,7 +83,7 @@ class RowCondition:
         return plan.to_table(use_threads=False).column(0)
 
 
-def _mask(result: Any, num_rows: int, owner: str) -> BoolArray:
+def _checked(result: Any, num_rows: int, owner: str) -> pa.Array:
     if isinstance(result, pa.ChunkedArray):
         result = result.combine_chunks()
     array = result if isinstance(result, pa.Array) else pa.array(result)
@@ -85,5 +92,9 @@ def _mask(result: Any, num_rows: int, owner: str) -> BoolArray:
             f"{owner}: the condition gave {len(array)} values of type {array.type} for {num_rows} rows; return one "
             "boolean a row"
         )
-    mask: BoolArray = array.fill_null(False).to_numpy(zero_copy_only=False)
+    return array
+
+
+def _mask(column: pa.Array) -> BoolArray:
+    mask: BoolArray = column.to_numpy(zero_copy_only=False)
     return mask

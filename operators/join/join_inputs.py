@@ -9,7 +9,7 @@ Must not know of state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, TypeAlias, get_args
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from ..core.arrays import BoolArray, Int8Array, Int64Array, index_among, take_ro
 from ..core.condition import ConditionLike, RowCondition, check_condition
 from ..core.operator_checks import Named, check_choice
 from ..core.state_meaning import meaning
-from .rules import JoinKind
+from .rules import PAIRED_KINDS, JoinKind
 
 JoinCondition: TypeAlias = ConditionLike
 """A function of a batch of joined candidate rows to booleans, or a pyarrow expression over their columns."""
@@ -39,6 +39,10 @@ class Condition(RowCondition):
         """True (n) for the pairs that match; ``left`` and ``right`` are columns of n rows each."""
         return self.mask([*left, *right])
 
+    def unknown(self, left: Sequence[pa.Array], right: Sequence[pa.Array]) -> BoolArray:
+        """True (n) for the pairs of which the condition is null."""
+        return self.nulls([*left, *right])
+
 
 class TwoInputJoin(Named, BundleOperator):
     """Rows of two inputs with equal keys."""
@@ -51,7 +55,7 @@ class TwoInputJoin(Named, BundleOperator):
         condition: JoinCondition | None,
         suffixes: tuple[str, str],
         null_safe: bool,
-        kinds: Sequence[str] = get_args(JoinKind),
+        kinds: Sequence[str] = PAIRED_KINDS,
     ) -> None:
         """``kinds``: the values that ``kind`` may have."""
         check_choice(kind, kinds, "kind", self.owner)
@@ -63,8 +67,8 @@ class TwoInputJoin(Named, BundleOperator):
 
     @property
     def _left_only(self) -> bool:
-        """Whether only the columns of left rows are emitted."""
-        return self.kind in ("semi", "anti")
+        """Whether no columns of right rows are emitted."""
+        return self.kind in ("semi", "anti", "mark")
 
     def _shown_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Left columns, then right columns; only the left ones for semi and anti. Raises SchemaError for keys,
@@ -169,7 +173,7 @@ def joined_keys(kind: JoinKind, inputs: Sequence[InputSpec], output: pa.Schema) 
     left, right = inputs
     names = output.names
     ours = [tuple(names[left.schema.get_field_index(n)] for n in key) for key in _known_keys(left)]
-    if kind in ("semi", "anti"):
+    if kind in ("semi", "anti", "mark"):
         return ours
     at = len(left.schema)
     theirs = [tuple(names[at + right.schema.get_field_index(n)] for n in key) for key in _known_keys(right)]

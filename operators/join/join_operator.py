@@ -10,7 +10,7 @@ Must not import anything of ``asyncstate`` but ``changelog``, ``operator``, ``st
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +29,20 @@ from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
 
 from ..core.arrays import BoolArray, Int64Array, row_ids, take_rows
 from ..core.consolidation import Identified, net_by_content, net_by_unique_key, net_by_upsert_key
-from ..core.operator_checks import check_one_change
+from ..core.operator_checks import check_distinct_names, check_one_change
 from .delta_rows import DeltaRows, changes_of, insertions
 from .join_inputs import JoinCondition, TwoInputJoin, joined_keys, matching
-from .matches import JoinRows, Matches, Residual, equal_keys, join, oriented, partners
+from .matches import (
+    JoinRows,
+    Matches,
+    Residual,
+    equal_keys,
+    join,
+    marked,
+    marked_again,
+    oriented,
+    partners,
+)
 from .rules import JoinKind, rules
 from .sides import Added, ListSide, Own, SideState, UniqueSide
 
@@ -49,21 +59,26 @@ class Join(TwoInputJoin):
 
         Join("inner", right_unique="join_key", condition=pc.field("category") == 10)
 
-    ``kind``: inner, left, right, full, semi (left rows that have a partner) or anti (those that have none).
+    ``kind``: inner, left, right, full, semi (left rows that have a partner), anti (those that have none) or mark (left
+    rows, each with a boolean column ``mark``: whether it has a partner).
     ``condition``: a pyarrow expression over the joined columns, or a function of a RecordBatch of joined
     candidate rows to a boolean array; null is not true. ``left_unique`` / ``right_unique``: what identifies a
     row of that input; ``"join_key"`` is the cheapest state, None (the default) always correct. A row whose
     unique key is stored already replaces the previous row; a retraction removes only a row that is equal to it in all
     columns but those of the input's ``sequence``. ``suffixes`` are appended to column names that both inputs have.
-    A null in the key matches nothing, with ``null_safe`` it matches null.
+    A null in the key matches nothing, with ``null_safe`` it matches null. ``null_aware``, for mark: the mark is null
+    where no condition is true, but one is null, as that of SQL's IN, ANY and NOT IN; what is compared has to be in the
+    condition then, not in the key.
 
-    Output: left columns, then right columns (semi and anti: left columns): the net change of each bundle, first
-    retractions, then additions, each in arrival order of the rows that cause them and of the rows that these match.
+    Output: left columns, then right columns (semi and anti: left columns; mark: these and the mark): the net change of
+    each bundle, first retractions, then additions, each in arrival order of the rows that cause them and of the rows
+    that these match.
 
     * inner: a row's own kind (+U gives +U).
     * left, right, full: +I and -D. A row without partner is padded with nulls; its first partner retracts the
       padded row (-D) before it adds the pair, the retraction of its last partner adds the padded row again (+I).
     * semi, anti: the left row's own kind when it arrives; +I or -D when right rows change the answer.
+    * mark: the left row's own kind when it arrives; -D and +I when right rows change its mark.
 
     A retraction of a row that is not there is dropped and counted (``retractions_without_state``). Rows with
     a null key are not stored, since they never match: where they are padded a retraction is accepted unchecked.
@@ -93,8 +108,16 @@ class Join(TwoInputJoin):
         null_safe: bool = False,
         left_ttl: Ttl = None,
         right_ttl: Ttl = None,
+        mark: str = "mark",
+        null_aware: bool = False,
     ) -> None:
-        super().__init__(kind, condition, suffixes, null_safe)
+        super().__init__(kind, condition, suffixes, null_safe, get_args(JoinKind))
+        self.mark = mark
+        self.null_aware = null_aware
+        if null_aware and (kind != "mark" or condition is None):
+            raise SchemaError(
+                f"{self.owner}: null_aware is for the kind 'mark' with a condition, whose null is unknown; give both"
+            )
         self.unique = tuple(
             _unique(key, side, self.owner)
             for key, side in zip((left_unique, right_unique), _SIDES, strict=True)
@@ -110,7 +133,11 @@ class Join(TwoInputJoin):
         for unique, spec in zip(self.unique, inputs, strict=True):
             for column in unique if isinstance(unique, tuple) else ():
                 spec.column(column)
-        return OutputSpec(shown, changes=self._shown_changes(inputs, shown))
+        changes = self._shown_changes(inputs, shown)
+        if self.kind == "mark":
+            check_distinct_names([*shown.names, self.mark], self.owner)
+            shown = shown.append(pa.field(self.mark, pa.bool_(), nullable=self.null_aware))
+        return OutputSpec(shown, changes=changes)
 
     def _shown_changes(self, inputs: Sequence[InputSpec], shown: pa.Schema) -> Changelog:
         # New rows make pairs, and let a left row be shown; where one is padded or left out they retract it.
@@ -128,7 +155,8 @@ class Join(TwoInputJoin):
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``."""
         unique = {f"{side}_unique": said(key) for side, key in zip(_SIDES, self.unique, strict=True)}
-        return {**super().state_meaning(inputs), **unique}
+        aware = {"null_aware": said(self.null_aware)} if self.kind == "mark" else {}
+        return {**super().state_meaning(inputs), **unique, **aware}
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
         """See ``Operator``: that of the input whose rows are kept longest."""
@@ -219,21 +247,46 @@ class Join(TwoInputJoin):
         self._count(bundle, side, matchable[changes.missing])
         driving, kinds = _driving(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
         others = JoinRows(found.columns, found.key_index)
-        residual = oriented(self._residual, side)
-        matches = Matches(driving, others, equal_keys(driving, others, len(keys)), residual)
+        residuals = self._residuals(side)
+        candidates = equal_keys(driving, others, len(keys))
+        found_pairs = [Matches(driving, others, candidates, residual) for residual in residuals]
         before = None
         if rule.watch:
             expired = matchable[changes.believed]
             gone = JoinRows(take_rows(bundle.batch.columns, expired), row_keys[expired])
-            before = self._partners_before(own, gone, others, len(keys), residual)
-        for emission in join(rule, kinds, matches, before):
-            mine, theirs = (driving.columns, emission.driving), (others.columns, emission.other)
-            self._emit(side, mine, theirs, emission.kinds, ctx)
+            before = [self._partners_before(own, gone, others, len(keys), one) for one in residuals]
+        if self.kind == "mark":
+            self._emit_marked(driving if side == 0 else others, kinds, found_pairs, before, ctx)
+        else:
+            for emission in join(rule, kinds, found_pairs[0], None if before is None else before[0]):
+                mine, theirs = (driving.columns, emission.driving), (others.columns, emission.other)
+                self._emit(side, mine, theirs, emission.kinds, ctx)
         added = matchable[changes.added]
         state = self._states[side]
         columns = take_rows(bundle.batch.columns, added)
         rows = Added(columns, row_keys[added], state.stamps_of(bundle, added))
         state.apply(keys, own, changes.removed, rows)
+
+    def _residuals(self, side: int) -> list[Residual | None]:
+        """Which pairs match, if rows of ``side`` drive, and if the mark is null-aware of which that is unknown."""
+        found = [oriented(self._residual, side)]
+        if self.null_aware:
+            assert self._residual is not None
+            found.append(oriented(self._residual.unknown, side))
+        return found
+
+    def _emit_marked(
+        self,
+        rows: JoinRows,
+        kinds: npt.NDArray[np.int8],
+        found: Sequence[Matches],
+        before: Sequence[Int64Array] | None,
+        ctx: BundleContext,
+    ) -> None:
+        parts = marked(kinds, found) if before is None else [marked_again(kinds, found, before)]
+        for part in parts:
+            if len(part.rows):
+                ctx.emit([*take_rows(rows.columns, part.rows), part.marks], part.kinds)
 
     def _count(self, bundle: Bundle, side: int, missing: Int64Array) -> None:
         if self.ttl[side] is None:

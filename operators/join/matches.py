@@ -21,6 +21,7 @@ from asyncstate.changelog import RowKind, accumulates
 from asyncstate.codec.sorting import rows_by
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array
+from ..core.row_kinds import distinct
 from .rules import Rules
 
 PAIRS = 1 << 18
@@ -236,3 +237,43 @@ def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> JoinEmiss
 def _plain_kinds(kinds: Int8Array) -> Int8Array:
     """+I for added rows, -D for retracted ones."""
     return np.where(accumulates(kinds), RowKind.INSERT, RowKind.DELETE).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class MarkedRows:
+    """Output rows of a mark join: indices of the rows that are marked, their kinds and their marks."""
+
+    rows: Int64Array
+    kinds: Int8Array
+    marks: pa.Array
+
+
+def marked(kinds: Int8Array, found: Sequence[Matches]) -> Iterator[MarkedRows]:
+    """Driving rows of ``kinds`` with their marks. ``found``: the pairs that match, and if the mark is null-aware those
+    of which that is unknown."""
+    for low, high in found[0].chunks:
+        counts = [np.bincount(matches.pairs((low, high))[0] - low, minlength=high - low) for matches in found]
+        rows = np.arange(low, high)
+        yield MarkedRows(rows, kinds[rows], _marks(counts))
+
+
+def marked_again(kinds: Int8Array, found: Sequence[Matches], before: Sequence[Int64Array]) -> MarkedRows:
+    """The other rows whose mark changes, with -D and their old mark, then with +I and the new one. ``kinds``: those of
+    the driving rows; ``before``: for each of ``found``, the number of such partners of each other row."""
+    sign = np.where(accumulates(kinds), 1, -1)
+    after = [counts.copy() for counts in before]
+    for counts, matches in zip(after, found, strict=True):
+        for chunk in matches.chunks:
+            driving, other = matches.pairs(chunk)
+            counts += np.bincount(other, sign[driving], len(counts)).astype(np.int64)
+    old, new = _marks(before), _marks(after)
+    rows = np.flatnonzero(distinct([old], [new], len(old)))
+    marks = pa.concat_arrays([old.take(pa.array(rows)), new.take(pa.array(rows))])
+    changes = np.repeat(np.array([RowKind.DELETE, RowKind.INSERT], np.int8), len(rows))
+    return MarkedRows(np.tile(rows, 2), changes, marks)
+
+
+def _marks(counts: Sequence[Int64Array]) -> pa.Array:
+    """Whether rows (n) have partners, from the number of these; null if they only have unknown ones."""
+    matched = counts[0] > 0
+    return pa.array(matched, mask=~matched & (counts[1] > 0) if len(counts) > 1 else None)

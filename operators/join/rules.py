@@ -1,4 +1,4 @@
-"""The six join types, as rules.
+"""The join types, as rules.
 
 Owns: ``JoinKind`` and ``Rules``.
 Must not know of rows or state.
@@ -11,7 +11,9 @@ from typing import Literal
 
 from asyncstate.changelog import RowKind
 
-JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
+JoinKind = Literal["inner", "left", "right", "full", "semi", "anti", "mark"]
+PAIRED_KINDS = ("inner", "left", "right", "full", "semi", "anti")
+"""The kinds of all joins; "mark" is one of ``Join``."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Rules:
 
 
 def rules(kind: JoinKind, side: int) -> Rules:
-    """The rules of a join type for a bundle of the left (0) or right (1) input."""
+    """The rules of a join type for a bundle of the left (0) or right (1) input; of "mark", which rows are affected."""
     if kind == "inner":
         return Rules(pairs=True)
     if kind == "semi":
         return Rules(matched=True) if side == 0 else Rules(watch=True, watch_kind=RowKind.INSERT)
     if kind == "anti":
         return Rules(unmatched=True) if side == 0 else Rules(watch=True)
+    if kind == "mark":
+        return Rules(matched=True, unmatched=True) if side == 0 else Rules(watch=True)
     padded = {"left": (True, False), "right": (False, True), "full": (True, True)}[kind]
     return Rules(pairs=True, unmatched=padded[side], watch=padded[1 - side], keep_kind=False)

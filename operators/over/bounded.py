@@ -28,8 +28,9 @@ from ..aggregate.aggregate_calls import Aggregate, columns_of
 from ..aggregate.user.user_function import Frames
 from ..core.arrays import Int64Array, concat_rows, places_of, take_rows
 from ..core.operator_checks import TimeDomain
-from .frames import Frame, first_in_range, first_in_rows
-from .over_plan import Ordered, OverPlan, Values
+from .frames import Frame, Ordered, first_in_range, first_in_rows
+from .over_functions import Places
+from .over_plan import OverPlan, Values
 from .unbounded import changes_of, with_places
 
 _TIME = pa.field("over:time", pa.int64(), nullable=False)
@@ -63,8 +64,8 @@ class _Recent:
 
         def emit(values: Values) -> None:
             none = np.zeros(len(rows.starts) - 1, np.int64)
-            offsets = {at: rows.batch.column(name) for at, name in self._plan.offset_columns.items()}
-            columns = with_places(values, self._plan.places, rows, none, none, asked, offsets)
+            places = Places(rows, asked, none, none, frames.first, frames.last)
+            columns = with_places(values, self._plan, places)
             indices = pa.array(np.searchsorted(asked, new))
             ctx.emit([*bundle.batch.columns, *(column.take(indices) for column in columns)])
 
@@ -86,6 +87,7 @@ class RecentRows(_Recent):
         self, plan: OverPlan, frame: Frame, aggregates: Sequence[Aggregate], context: OperatorContext
     ) -> None:
         super().__init__(plan, aggregates, context)
+        assert frame.before is not None  # it is bounded
         self._before = frame.before
         self._state = context.get_state(
             ListColumnStateDescriptor(
@@ -139,6 +141,7 @@ class RecentRange(_Recent):
         context: OperatorContext,
     ) -> None:
         super().__init__(plan, aggregates, context)
+        assert frame.before is not None  # it is bounded
         self._span = frame.before
         self._in_event_time = time == "event"
         self._state = context.get_state(

@@ -1,7 +1,7 @@
 """Frames: the rows that count for a row, and the merged states of those rows.
 
-Owns: ``Frame`` with ``unbounded``, ``rows`` and ``range_``; ``scan`` and ``reduce``; ``first_in_rows``,
-``first_in_range`` and ``last_peers``. Pure functions over numpy and Arrow.
+Owns: ``Frame`` with ``unbounded``, ``whole``, ``rows`` and ``range_``; ``Ordered``, rows in an order; ``scan`` and
+``reduce``; ``first_in_rows``, ``rows_in_range`` and ``last_peers``. Pure functions over numpy and Arrow.
 Invariant: states are only merged, earlier rows first, never subtracted: sums of floats do not drift, however long a
 frame is, and extremes need no log of values.
 Must not import anything of ``asyncstate`` but ``durations`` and ``errors``.
@@ -11,13 +11,14 @@ Source: SQL's window frames. ``scan`` is Hillis' and Steele's, ``reduce`` merges
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.durations import Duration, duration_text, microseconds
 from asyncstate.errors import SchemaError
@@ -25,6 +26,8 @@ from asyncstate.errors import SchemaError
 from ..core.arrays import BoolArray, Int64Array, take_rows
 from ..core.operator_checks import check_number
 
+MAX_ROWS: Final = 1 << 31
+"""The largest distance in rows."""
 States = list[pa.Array]
 Merge = Callable[[States, States], States]
 """Merges two sets of states row by row, those of earlier rows first; a null state adds nothing."""
@@ -32,45 +35,139 @@ Merge = Callable[[States, States], States]
 
 @dataclass(frozen=True)
 class Frame:
-    """The current row and earlier ones: all earlier rows of its key, or up to ``before`` (rows, or microseconds).
+    """The rows of a key from ``before`` the current one up to ``after`` it, in ``unit``: rows, or the values of the
+    ordered column (microseconds if it is a time). None: from the first row of the key on, or up to the last.
 
-    ``peers``: rows that are equal in the order count for each other.
+    In a range, rows that are equal in the order count for each other.
     """
 
-    kind: Literal["unbounded", "rows", "range"]
-    before: int = 0
-    peers: bool = False
+    unit: Literal["rows", "range"]
+    before: int | None = None
+    after: int | None = 0
+
+    @property
+    def kind(self) -> Literal["unbounded", "rows", "range"]:
+        """How its first row moves: not at all if it is unbounded."""
+        return "unbounded" if self.before is None else self.unit
+
+    @property
+    def peers(self) -> bool:
+        """Whether rows that are equal in the order count for each other."""
+        return self.unit == "range"
+
+    @property
+    def reaches_ahead(self) -> bool:
+        """Whether rows that come later in the order can change it."""
+        return self.after != 0
+
+    @property
+    def by_value(self) -> bool:
+        """Whether it is limited by distances of the ordered column."""
+        return self.unit == "range" and not {self.before, self.after} <= {None, 0}
 
     @property
     def text(self) -> str:
         """The text that is stored with its state."""
-        return f"{self.kind}({self.before})" if self.kind != "unbounded" else self.kind
+        if self.after == 0:
+            return f"{self.kind}({self.before})" if self.kind != "unbounded" else self.kind
+        return f"{self.unit}({_end_text(self.before)}, {_end_text(self.after)})"
 
     def __repr__(self) -> str:
         """The call that makes it."""
-        if self.kind == "unbounded":
+        if self.before is None and not self.reaches_ahead:
             return "unbounded()" if self.peers else "unbounded(peers=False)"
-        return f"rows({self.before})" if self.kind == "rows" else f"range_({duration_text(self.before)!r})"
+        if self == whole():
+            return "whole()"
+        ends = [self.before] if self.after == 0 else [self.before, self.after]
+        if self.unit == "rows":
+            return f"rows({', '.join(map(repr, ends))})"
+        return f"range_({', '.join(repr(_duration(end)) for end in ends)})"
+
+
+def _end_text(end: int | None) -> str:
+    return "unbounded" if end is None else str(end)
+
+
+def _duration(end: int | None) -> str | int | None:
+    return duration_text(end) if end is not None and end > 0 else end
 
 
 def unbounded(*, peers: bool = True) -> Frame:
     """All rows of the key up to the current one: SQL's RANGE UNBOUNDED PRECEDING, where rows of the same time count for
     each other; without ``peers``, SQL's ROWS UNBOUNDED PRECEDING."""
-    return Frame("unbounded", peers=peers)
+    return Frame("range" if peers else "rows")
 
 
-def rows(before: int) -> Frame:
-    """The current row and ``before`` rows of its key before it: SQL's ROWS n PRECEDING."""
-    check_number(before, 0, "before", "rows")
-    return Frame("rows", before)
+def whole() -> Frame:
+    """All rows of the key: SQL's frame without an order."""
+    return Frame("rows", None, None)
 
 
-def range_(before: Duration) -> Frame:
-    """The rows of the key whose time is at most ``before`` earlier, both ends included: SQL's RANGE."""
-    span = microseconds(before, "range_", "before")
-    if span < 1:
-        raise SchemaError(f"range_: before is {before!r}; give a duration of at least a microsecond")
-    return Frame("range", span, peers=True)
+def rows(before: int | None, after: int | None = 0) -> Frame:
+    """From ``before`` rows of the key before the current one to ``after`` rows after it: SQL's ROWS BETWEEN before
+    PRECEDING AND after FOLLOWING.
+
+    None: UNBOUNDED. Negative: ``rows(-1, 3)`` starts with the next row, ``rows(3, -1)`` ends with the one before.
+    Raises SchemaError if no row can be in it.
+    """
+    for name, end in (("before", before), ("after", after)):
+        if end is not None:
+            check_number(end, -MAX_ROWS, name, "rows")
+    return _checked(Frame("rows", before, after), "rows")
+
+
+def range_(before: Duration | None, after: Duration | None = 0) -> Frame:
+    """The rows of the key whose time is at most ``before`` earlier and ``after`` later, both included: SQL's RANGE.
+
+    None: UNBOUNDED; 0: the current row and its peers; numbers are microseconds, and may be negative as for ``rows``.
+    Ordered by a column of integers, both are numbers in its unit. Raises SchemaError if no row can be in it.
+    """
+    ends = [_distance(name, end) for name, end in (("before", before), ("after", after))]
+    return _checked(Frame("range", *ends), "range_")
+
+
+def _distance(name: str, end: Duration | None) -> int | None:
+    if end is None or (isinstance(end, int) and not isinstance(end, bool)):
+        return end
+    return microseconds(end, "range_", name)
+
+
+def _checked(frame: Frame, name: str) -> Frame:
+    if frame.before is not None and frame.after is not None and frame.before + frame.after < 0:
+        raise SchemaError(
+            f"{name}: the frame starts {-frame.before} after its row and ends {frame.after} after it; let it end where "
+            "it starts, or later"
+        )
+    return frame
+
+
+class Ordered(NamedTuple):
+    """n rows of u keys, key by key, each key's rows in their order.
+
+    ``starts`` (u + 1): the first row of each key, and n. ``differs`` (n): the row is not a peer of the previous row.
+    ``keys``: those of the store, if views of functions are stored. ``names``: the columns of the keys, for errors.
+    """
+
+    batch: pa.RecordBatch
+    starts: Int64Array
+    differs: BoolArray
+    names: Sequence[pa.Array]
+    keys: KeyBatch | None = None
+
+    @property
+    def sizes(self) -> Int64Array:
+        """The number of rows of each key (u)."""
+        return np.diff(self.starts)
+
+    @property
+    def owners(self) -> Int64Array:
+        """The key of each row (n)."""
+        return np.repeat(np.arange(len(self.starts) - 1), self.sizes)
+
+    @property
+    def last_peers(self) -> Int64Array:
+        """The last peer of each row (n)."""
+        return last_peers(self.starts, self.differs)
 
 
 def check_frame(frame: object, owner: str) -> None:
@@ -91,18 +188,25 @@ def first_in_rows(starts: Int64Array, before: int) -> Int64Array:
 
 def first_in_range(starts: Int64Array, times: Int64Array, before: int) -> Int64Array:
     """For each row, the first row (n) of its key at most ``before`` earlier; ``times`` (n) ascend within a key."""
-    count = len(times)
+    return rows_in_range(starts, times, -before, inclusive=False)
+
+
+def rows_in_range(starts: Int64Array, values: Int64Array, shift: int, inclusive: bool) -> Int64Array:
+    """For each row, the number (n) of rows before its key, and of those of its key whose value is lower than its own
+    plus ``shift``; ``inclusive``: or equal. ``values`` (n) ascend within a key; the smallest and the largest int64 are
+    no numbers, and stay what they are."""
+    count, ends = len(values), np.iinfo(np.int64)
+    limits = np.minimum(values, ends.max - shift) if shift > 0 else np.maximum(values, ends.min - shift)
+    limits = np.where((values == ends.min) | (values == ends.max), values, limits + shift)
     owners = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    # All times and all lower ends in one order: an end comes directly before the first row that is not before it.
-    keys, asked = np.tile(owners, 2), np.repeat([True, False], count)
-    earliest = np.maximum(times, np.iinfo(np.int64).min + before) - before
-    values = np.concatenate([earliest, times])
-    order = rows_by(keys, values, ~asked)
-    behind = np.cumsum(order >= count)  # rows before it, over all keys
-    first = np.empty(count, np.int64)
-    is_asked = order < count
-    first[order[is_asked]] = behind[is_asked]
-    return first
+    # All values and all limits in one order: a limit comes directly before, or after, the rows that equal it.
+    keys, is_row = np.tile(owners, 2), np.repeat([False, True], count)
+    order = rows_by(keys, np.concatenate([limits, values]), ~is_row if inclusive else is_row)
+    passed = np.cumsum(order >= count)
+    found = np.empty(count, np.int64)
+    is_limit = order < count
+    found[order[is_limit]] = passed[is_limit]
+    return found
 
 
 def last_peers(starts: Int64Array, differs: BoolArray) -> Int64Array:

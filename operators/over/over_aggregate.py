@@ -26,7 +26,7 @@ from ..core.late_rows import check_late_output, with_late_output
 from ..core.operator_checks import KeepsKey, TimeDomain, check_has_time, check_time_domain
 from ..core.sort_orders import OrderBy, OrderColumn, check_order, order_columns
 from .bounded import RecentRange, RecentRows
-from .frames import Frame, check_frame, unbounded
+from .frames import Frame, check_frame, unbounded, whole
 from .over_plan import OverPlan
 from .retractable_over import RetractableRows
 from .unbounded import RunningRows
@@ -43,8 +43,9 @@ class _Form(Protocol):
 class OverAggregate(KeepsKey, AggregateOperator):
     """SQL's ``aggregate OVER (PARTITION BY key ORDER BY ... frame)``: the input's columns, then one per aggregate.
 
-    ``frame``: ``unbounded()`` (all rows of the key up to this one), ``rows(n)`` (this row and the n before it) or
-    ``range_("10 minutes")`` (this row and those at most that much earlier).
+    ``frame``: ``unbounded()`` (all rows of the key up to this one), ``whole()`` (all rows of the key), ``rows(n)``
+    (this row and the n before it), ``range_("10 minutes")`` (this row and those at most that much earlier), or
+    ``rows(n, m)`` and ``range_(n, m)`` (up to m after it).
 
     Without ``order_by`` and over an insert-only input, rows are emitted in order of time, each once, as +I. With
     ``time="event"``, they are emitted when the watermark has passed them; rows of equal times count for each other
@@ -54,13 +55,13 @@ class OverAggregate(KeepsKey, AggregateOperator):
     micro-batch do not count for earlier ones, though they have one time. Rows without a time count for each other in a
     range.
 
-    With ``order_by`` (columns, ``asc(...)``, ``desc(...)``), and over a changelog, where it defaults to the event time,
+    With ``order_by`` (columns, ``asc(...)``, ``desc(...)``), over a changelog, or with a frame that ends after its row,
     rows are emitted at once and in any order, and the result is kept up to date: -U and +U for every row whose
-    aggregates change. A bundle costs as much as all rows of the keys that it changes. Retractions that match no row are
-    dropped and counted (``retractions_without_state``).
+    aggregates change. The order defaults to the event time. A bundle costs as much as all rows of the keys that it
+    changes. Retractions that match no row are dropped and counted (``retractions_without_state``).
 
-    In addition to built-in aggregates and user-defined functions: ``row_number``, ``rank_``, ``dense_rank``, ``lag``
-    and ``lead``, if the rows that they need are known.
+    In addition to built-in aggregates and user-defined functions: ``row_number``, ``rank_``, ``dense_rank`` and
+    ``lag``; and, where all rows are kept, ``lead``, ``percent_rank``, ``cume_dist``, ``ntile`` and ``nth_value``.
 
     With ``distinct()``, each value counts once in a frame. A user-defined function receives a value when its first row
     enters the frame and, in a bounded frame, retracts it when its last row leaves.
@@ -111,6 +112,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         in_time = self._in_time(spec)
         if in_time:
             check_has_time(spec, self.time, self.owner)
+            self._check_in_time()
         else:
             self._check_order(spec)
         self._check_places(plan, in_time)
@@ -158,7 +160,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         if self.frame.kind == "unbounded":
             return super().state_growth(inputs)
         if self.frame.kind == "rows":
-            return rows_per_key(self.frame.before)
+            return rows_per_key(self.frame.before or 0)
         return bounded_by("watermark" if self.time == "event" else "the range of time")
 
     def open(self, context: OperatorContext) -> None:
@@ -201,46 +203,44 @@ class OverAggregate(KeepsKey, AggregateOperator):
         return OverPlan(self.aggregates, self.frame, spec, self.owner)
 
     def _in_time(self, spec: InputSpec) -> bool:
-        return self.order_by is None and not spec.changelog
+        return self.order_by is None and not spec.changelog and not self.frame.reaches_ahead
 
     def _order(self, spec: InputSpec) -> tuple[OrderColumn, ...]:
         if self.order_by is not None:
             return self.order_by
+        if self.time == "processing" and not spec.changelog:
+            return ()  # of arrival
         if spec.event_time is None:
+            if self.frame == whole():
+                return ()
+            what = "is a changelog without an" if spec.changelog else "has no"
             raise SchemaError(
-                f"{self.owner}: {spec.name} is a changelog without an event time, so its rows have no order; give "
-                "order_by"
+                f"{self.owner}: {spec.name} {what} event time, so its rows have no order; give order_by"
             )
         return (OrderColumn(spec.event_time),)
 
     def _check_order(self, spec: InputSpec) -> None:
         order = self._order(spec)
         check_order(order, spec, self.owner)
-        if self.frame.kind == "range":
+        if self.frame.by_value:
             (first, *more) = order or (OrderColumn(""),)
-            is_time = first.column in spec.schema.names and pa.types.is_timestamp(
-                spec.column(first.column).type
-            )
-            if more or first.descending or not is_time:
+            kind = spec.column(first.column).type if first.column in spec.schema.names else pa.null()
+            if more or not (pa.types.is_timestamp(kind) or pa.types.is_signed_integer(kind)):
                 raise SchemaError(
-                    f"{self.owner}: a range needs one ascending timestamp column to be ordered by; use rows(...), or "
-                    "order by such a column alone"
+                    f"{self.owner}: a range needs one column of timestamps or integers to be ordered by; use "
+                    "rows(...), or order by such a column alone"
                 )
 
+    def _check_in_time(self) -> None:
+        """Raise SchemaError for a frame that rows in order of time cannot have."""
+        if self.frame.before is not None and self.frame.before < (1 if self.frame.unit == "range" else 0):
+            raise SchemaError(
+                f"{self.owner}: the frame {self.frame!r} is for rows in an order of their own; give order_by, or a "
+                "frame that starts before its row"
+            )
+
     def _check_places(self, plan: OverPlan, in_time: bool) -> None:
-        for at, place in plan.places.items():
-            name = self.aggregates[at].name
-            if place.name == "lead" and in_time:
-                raise SchemaError(
-                    f"{self.owner}: '{name}' needs rows that have not come yet; give order_by, so that rows are kept"
-                )
-            if place.name == "lag" and in_time:
-                if self.frame.kind != "rows" or self.frame.before < place.distance:
-                    raise SchemaError(
-                        f"{self.owner}: '{name}' needs the row {place.distance} before; use the frame "
-                        f"rows({place.distance}) or one of more rows, or give order_by"
-                    )
-            elif in_time and self.frame.kind != "unbounded":
-                raise SchemaError(
-                    f"{self.owner}: '{name}' counts all rows of a key; use the frame unbounded(), or give order_by"
-                )
+        for at, place in plan.places.items() if in_time else ():
+            refusal = place.in_time_refusal(self.frame)
+            if refusal is not None:
+                raise SchemaError(f"{self.owner}: '{self.aggregates[at].name}' {refusal}")

@@ -1,6 +1,6 @@
 """The aggregates of an OverAggregate bound to its input, and their values for rows that are ordered by key.
 
-Owns: ``OverPlan`` and ``Ordered``, the rows that it evaluates.
+Owns: ``OverPlan``.
 Invariant: a value depends only on the rows of its frame and their order.
 Must not import anything of ``asyncstate`` but ``futures``, ``operator`` and ``state``.
 """
@@ -25,45 +25,16 @@ from ..aggregate.aggregator import GroupOverflowError, KeyedRows, State, chosen_
 from ..aggregate.distinct import DistinctValues, first_of_values
 from ..aggregate.user.bundled import BundledAggregator
 from ..aggregate.user.user_function import Frames, UserAggregator
-from ..core.arrays import BoolArray, Int8Array, Int64Array, count_up, row_ids, take_rows
+from ..core.arrays import Int8Array, Int64Array, count_up, row_ids, take_rows
 from ..core.operator_checks import check_distinct_names
 from ..core.segments import Groups
-from .frames import Frame, last_peers, reduce, reduce_distinct, replaced, rows_before, scan
+from .frames import Frame, Ordered, reduce, reduce_distinct, replaced, rows_before, scan
 from .over_functions import PlaceFunction
 
 Part = UserAggregator | BundledAggregator
 
 _EXPANDED_ROWS: Final = 1 << 18
 """Rows per step if frames are computed one by one; a single frame may have more."""
-
-
-class Ordered(NamedTuple):
-    """n rows of u keys, key by key, each key's rows in their order.
-
-    ``starts`` (u + 1): the first row of each key, and n. ``differs`` (n): the row is not a peer of the previous row.
-    ``keys``: those of the store, if views of functions are stored. ``names``: the columns of the keys, for errors.
-    """
-
-    batch: pa.RecordBatch
-    starts: Int64Array
-    differs: BoolArray
-    names: Sequence[pa.Array]
-    keys: KeyBatch | None = None
-
-    @property
-    def sizes(self) -> Int64Array:
-        """The number of rows of each key (u)."""
-        return np.diff(self.starts)
-
-    @property
-    def owners(self) -> Int64Array:
-        """The key of each row (n)."""
-        return np.repeat(np.arange(len(self.starts) - 1), self.sizes)
-
-    @property
-    def last_peers(self) -> Int64Array:
-        """The last peer of each row (n)."""
-        return last_peers(self.starts, self.differs)
 
 
 class Values(NamedTuple):
@@ -85,9 +56,7 @@ class OverPlan:
         """The sets of values in which each value counts once."""
         kinds = [aggregate.kind for aggregate in aggregates]
         self.places = {at: kind for at, kind in enumerate(kinds) if isinstance(kind, PlaceFunction)}
-        self.offset_columns = {
-            at: aggregates[at].column for at, kind in self.places.items() if kind.is_offset
-        }
+        self.place_columns = {at: aggregates[at].column for at in self.places}
         users = {at: one for at, one in enumerate(aggregates) if one.kind.user_function is not None}
         merging = [at for at in range(len(aggregates)) if at not in self.places and at not in users]
         self._merging_at = merging
@@ -134,6 +103,14 @@ class OverPlan:
     def nothing(self, count: int) -> State:
         """The states of ``count`` keys without rows."""
         return [pa.nulls(count, field.type) for field in self.state_schema]
+
+    def of_nothing(self) -> list[pa.Array | None]:
+        """One value per aggregate: that of an empty frame; None for place functions."""
+        built_in = self.merging.results([pa.nulls(1, field.type) for field in self.merging.state_schema])
+        found = dict(zip(self._merging_at, built_in, strict=True))
+        for at, plan in self._plans.items():
+            (found[at],) = plan.results([pa.nulls(1, field.type) for field in plan.state_schema])
+        return [found.get(at) for at in range(len(self.result_fields))]
 
     def async_values(
         self,

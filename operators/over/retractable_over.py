@@ -25,13 +25,23 @@ from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
 from ..aggregate.user.user_function import Frames
-from ..core.arrays import BoolArray, Int64Array, concat_rows, places_of, row_ids, take_rows
+from ..core.arrays import (
+    BoolArray,
+    Int64Array,
+    concat_rows,
+    index_among,
+    int64_values,
+    places_of,
+    row_ids,
+    take_rows,
+)
 from ..core.consolidation import net_by_content
 from ..core.row_kinds import arrival_order, distinct
 from ..core.sort_orders import OrderColumn, order_codes, sorted_by
 from ..core.stored_columns import StoredColumns
-from .frames import Frame, first_in_range, first_in_rows
-from .over_plan import Ordered, OverPlan
+from .frames import Frame, Ordered, rows_in_range
+from .over_functions import Places
+from .over_plan import OverPlan, Values
 from .unbounded import changes_of, with_places
 
 
@@ -135,36 +145,60 @@ class RetractableRows:
         batch = pa.RecordBatch.from_arrays(take_rows(table.columns, order), schema=_nullable(self._schema))
         rows = Ordered(batch, starts, changes_of([code[order] for code in codes], starts), keys.columns)
         first, last = self._bounds(rows)
-        none = np.zeros(len(keys), np.int64)
-        offsets = {at: batch.column(place_column) for at, place_column in self._plan.offset_columns.items()}
-        values = self._plan.async_values(
-            rows, Frames(first, last, rows.owners), self._plan.nothing(len(keys)), ctx
-        )
+        filled = first <= last
+        frames = Frames(first[filled], last[filled], rows.owners[filled])
+        values = self._plan.async_values(rows, frames, self._plan.nothing(len(keys)), ctx)
+        none, at = np.zeros(len(keys), np.int64), np.arange(batch.num_rows)
+        places = Places(rows, at, none, none, first, last)
         indices = pa.array(places_of(order))
-        return values.then_apply(
-            lambda found: [
-                column.take(indices)
-                for column in with_places(found, self._plan.places, rows, none, none, None, offsets)
-            ]
-        )
+
+        def columns_of(found: Values) -> list[pa.Array]:
+            columns = with_places(self._with_empty(found, filled), self._plan, places)
+            return [column.take(indices) for column in columns]
+
+        return values.then_apply(columns_of)
+
+    def _with_empty(self, found: Values, filled: BoolArray) -> Values:
+        """The values of the frames that are ``filled`` (n) with those of the empty ones."""
+        if filled.all():
+            return found
+        rows = pa.array(np.where(filled, index_among(filled), int(filled.sum())))
+        pairs = zip(found.columns, self._plan.of_nothing(), strict=True)
+        columns = [
+            None if column is None or empty is None else pa.concat_arrays([column, empty]).take(rows)
+            for column, empty in pairs
+        ]
+        return found._replace(columns=columns)
 
     def _bounds(self, rows: Ordered) -> tuple[Int64Array, Int64Array]:
-        at = np.arange(rows.batch.num_rows)
-        last = rows.last_peers if self._frame.peers else at
-        if self._frame.kind == "unbounded":
-            return np.repeat(rows.starts[:-1], rows.sizes), last
-        if self._frame.kind == "rows":
-            return first_in_rows(rows.starts, self._frame.before), last
-        return first_in_range(rows.starts, self._times(rows), self._frame.before), last
+        """The first and the last row (n) of each row's frame; it is empty where the first comes after the last."""
+        before, after, at = self._frame.before, self._frame.after, np.arange(rows.batch.num_rows)
+        begins = np.repeat(rows.starts[:-1], rows.sizes)
+        ends = np.repeat(rows.starts[1:], rows.sizes) - 1
+        if self._frame.unit == "rows":
+            first = begins if before is None else np.maximum(at - before, begins)
+            return first, ends if after is None else np.minimum(at + after, ends)
+        values = self._values(rows) if self._frame.by_value else at
+        if before == 0:
+            first = np.maximum.accumulate(np.where(rows.differs, at, 0))
+        else:
+            first = begins if before is None else rows_in_range(rows.starts, values, -before, inclusive=False)
+        if after == 0:
+            return first, rows.last_peers
+        if after is None:
+            return first, ends
+        return first, rows_in_range(rows.starts, values, after, inclusive=True) - 1
 
-    def _times(self, rows: Ordered) -> Int64Array:
-        """The times (n) that define a range; rows without a time count only for each other, so they get the smallest or
-        largest time, according to the order of nulls."""
+    def _values(self, rows: Ordered) -> Int64Array:
+        """The numbers (n), ascending, that define a range; rows without a value count only for each other, so they get
+        the smallest or largest number, according to the order of nulls."""
         (order,) = self._order
-        column = rows.batch.column(order.column)
-        ends = np.iinfo(np.int64)
+        column, ends = rows.batch.column(order.column), np.iinfo(np.int64)
         without = ends.min if order.nulls_first else ends.max
-        return np.where(column.is_null(), without, event_times(column))
+        numbers = event_times(column) if pa.types.is_timestamp(column.type) else int64_values(column)
+        if order.descending:
+            numbers = -np.maximum(numbers, ends.min + 1)
+        return np.where(column.is_null(), without, numbers)
 
     def _emit(
         self,

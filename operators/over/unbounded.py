@@ -25,9 +25,9 @@ from ..aggregate.user.user_function import Frames
 from ..core.arrays import BoolArray, Int64Array, int64_values, places_of, run_begins
 from ..core.expiry_options import key_times
 from ..core.operator_checks import TimeDomain
-from .frames import Frame
-from .over_functions import PlaceFunction
-from .over_plan import Ordered, OverPlan, Values
+from .frames import Frame, Ordered
+from .over_functions import Places
+from .over_plan import OverPlan, Values
 
 _PEERS = pa.field("peer_groups", pa.int64(), nullable=False)
 
@@ -68,7 +68,8 @@ class RunningRows:
             differs = changes_of([bundle.times[order]], starts)
         rows = Ordered(batch, starts, differs, bundle.keys.columns, bundle.keys)
         stamps = self._state.stamps_at(key_times(bundle, self._ttl), len(bundle.keys))
-        last = rows.last_peers if self._shares else np.arange(len(order))
+        at = np.arange(len(order))
+        last = rows.last_peers if self._shares else at
         frames = Frames(np.repeat(starts[:-1], rows.sizes), last, rows.owners)
 
         def evaluate(old: Columns, found: Sequence[ReadValues]) -> StateFuture[None]:
@@ -83,7 +84,9 @@ class RunningRows:
         def finish(count: Int64Array, before: Int64Array, values: Values) -> None:
             groups = before + np.add.reduceat(differs.astype(np.int64), starts[:-1])
             self._state.put(bundle.keys, [*values.states, pa.array(groups)], stamps)
-            columns = with_places(values, self._plan.places, rows, count, before)
+            columns = with_places(
+                values, self._plan, Places(rows, at, count, before, frames.first, frames.last)
+            )
             indices = pa.array(places_of(order))
             ctx.emit([*bundle.batch.columns, *(column.take(indices) for column in columns)])
 
@@ -114,34 +117,11 @@ def changes_of(columns: Sequence[np.ndarray], starts: Int64Array) -> BoolArray:
     return differs
 
 
-def with_places(
-    values: Values,
-    places: dict[int, PlaceFunction],
-    rows: Ordered,
-    count: Int64Array,
-    groups: Int64Array,
-    asked: Int64Array | None = None,
-    columns: dict[int, pa.Array] | None = None,
-) -> list[pa.Array]:
-    """The columns of all aggregates. Keys had ``count`` (u) earlier rows in ``groups`` (u) groups of peers; ``asked``:
-    the rows that ``values`` belong to (None: all); ``columns``: those that ``lag`` and ``lead`` read, by aggregate."""
-    owners = rows.owners
-    at = np.arange(len(owners))
-    asked = at if asked is None else asked
-    done = list(values.columns)
-    for number, place in places.items():
-        if place.is_offset:
-            assert columns is not None
-            other = at + (place.distance if place.name == "lead" else -place.distance)
-            inside = (other >= rows.starts[owners]) & (other < rows.starts[owners + 1])
-            done[number] = columns[number].take(pa.array(other[asked], mask=~inside[asked]))
-            continue
-        if place.name == "dense_rank":
-            passed = np.cumsum(rows.differs)
-            begin = np.append(0, passed)[rows.starts[:-1]]
-            numbers = passed - begin[owners] + groups[owners]
-        else:
-            first = at if place.name == "row_number" else np.maximum.accumulate(np.where(rows.differs, at, 0))
-            numbers = first - rows.starts[owners] + 1 + count[owners]
-        done[number] = pa.array(numbers[asked])
+def with_places(values: Values, plan: OverPlan, places: Places) -> list[pa.Array]:
+    """The columns of all aggregates of the asked rows of ``places`` (m), from those that are computed by frames."""
+    done, batch = list(values.columns), places.rows.batch
+    for at, function in plan.places.items():
+        name = plan.place_columns[at]
+        column = None if name is None else batch.column(name)
+        done[at] = function.values(places._replace(column=column))
     return [column for column in done if column is not None]

@@ -80,10 +80,11 @@ def _die_with_parent() -> None:
 
 
 class Cluster:
-    """A context manager; ``master`` is the URL to give to Spark."""
+    """A context manager; ``master`` is the URL to give to Spark. ``environment``: variables of its processes."""
 
-    def __init__(self, folder: Path, workers: int = 2) -> None:
+    def __init__(self, folder: Path, workers: int = 2, environment: Mapping[str, str] | None = None) -> None:
         self.master = ""
+        self._environment = python_environment() if environment is None else environment
         self._folder = folder
         self._workers = workers
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -163,7 +164,7 @@ class Cluster:
             *arguments,
         ]
         environment = {
-            **python_environment(),
+            **self._environment,
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": LOOPBACK,
             "SPARK_SCALA_VERSION": _scala_version(home),

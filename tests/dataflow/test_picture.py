@@ -47,7 +47,7 @@ def test_text_says_where_nodes_run() -> None:
     made = flow()
     places = {made.nodes[3]: "in the task of 'paid'"}
     states = {made.nodes[4]: ["accumulators (column)", "log (map)"]}
-    figures = {"totals": NodeMetrics(9, 8, 0.3)}
+    figures = {"totals": NodeMetrics(9, 8, 0.3, spent_on="time: input 40%")}
     growth = {made.nodes[4]: WITH_KEYS}
     lines = explain(made, figures, places, states, growth=growth).splitlines()
     assert lines[0] == "orders    source, event time ts, watermark 5 seconds behind [read by Spark]"
@@ -56,7 +56,7 @@ def test_text_says_where_nodes_run() -> None:
     picture = ET.fromstring(draw(made, None, places, states, growth))
     texts = {text.text for text in picture.iter(f"{SVG}text")}
     assert {"accumulators (column), log (map)", "grows with the number of keys"} <= texts
-    assert lines[4].endswith("(300 ms, 9 → 8 rows, 0.0 MiB of state)")
+    assert lines[4].endswith("(300 ms, 9 → 8 rows, 0.0 MiB of state; time: input 40%)")
     assert lines[-1] == "2 exchanges a micro-batch"
     assert len(lines) == len(made.nodes) + 1
 

@@ -67,6 +67,17 @@ def test_links_are_those_of_the_place_where_a_page_is_shown(monkeypatch: pytest.
     assert shown == "[here](../state.md#views) and a folder\n```python\n[x](../y)\n```\n[](../state.md)"
 
 
+def test_the_front_page_links_the_reference_and_records_are_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contents = _site("contents", monkeypatch)
+    front = contents.on_site("index", (DOCS / "index.md").read_text("utf-8"), _names(), DOCS)
+    assert "[API reference](api/index.rst)" in front
+    record = "decisions/0001-a-decision"
+    assert contents.on_site(record, "# 1", {*_names(), record}, DOCS) == "---\nnosearch: true\n---\n\n# 1"
+    assert not contents.on_site("decisions/README", "# Decisions", _names(), DOCS).startswith("---")
+
+
 def test_columns_add_nothing_to_a_page_and_take_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = _site("columns", monkeypatch)
     marked = [page for page in PAGES if _MARKS.search(page.read_text("utf-8"))]
@@ -94,6 +105,33 @@ def test_the_reference_has_every_public_name_once(monkeypatch: pytest.MonkeyPatc
     paths = [path for things in pages.values() for path in things]
     assert "asyncstate.operators.triggers.event_time" in paths
     assert len(set(paths)) == len(paths)
+
+
+def test_types_of_arguments_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = _site("reference", monkeypatch)
+    page = reference.types_page()
+    entries = page.split(".. py:type:: ")[1:]
+    assert [entry.partition("\n")[0] for entry in entries] == list(reference.ALIASES)
+    for entry in entries:
+        name, canonical, *text = [line.strip() for line in entry.splitlines() if line.strip()]
+        assert canonical.startswith(":canonical: "), name
+        assert text, f"{name} has no text below its assignment"
+    assert "\n   :canonical: StateTtl | Duration | None\n\n   A time to live" in page
+
+
+@pytest.mark.parametrize(
+    ("signature", "shown"),
+    [
+        ("(spark, *, name='a', _clock=None)", "(spark, *, name='a')"),
+        ("(*, _run=None)", "()"),
+        ("(a, *args, b=1, **named)", "(a, *args, b=1, **named)"),
+        ("(a=<object>, *, _b=1)", "(a=<object>, *, _b=1)"),
+    ],
+)
+def test_arguments_of_tests_are_not_in_the_reference(
+    signature: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _site("reference", monkeypatch)._without_hooks(signature) == shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -126,15 +126,25 @@ def test_the_jdk_check_reads_versions(text: str, major: int | None) -> None:
     assert _load(ROOT / ".ci" / "check_java.py").major_version(text) == major
 
 
-def test_missing_database_servers_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_missing_servers_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     servers = _load(ROOT / ".ci" / "check_servers.py")
     monkeypatch.setattr(servers, "PROGRAMS", {"postgresql": "sh", "mariadb-server": "no such program"})
+    monkeypatch.setattr(servers, "POMS", tmp_path)
     assert servers.main([]) == 1
     assert "mariadb-server not found; tests that need them cannot run" in capsys.readouterr().err
     monkeypatch.setattr(servers, "PROGRAMS", {"postgresql": "sh"})
+    poms, jars = tmp_path / "poms" / "kafka", tmp_path / "jars" / "kafka"
+    for folder in (poms, jars):
+        folder.mkdir(parents=True)
+        (folder / "pom.xml").write_text("version 1")
+    monkeypatch.setattr(servers, "POMS", poms.parent)
+    monkeypatch.setattr(servers, "JARS", jars.parent)
     assert servers.main([]) == 0
+    (poms / "pom.xml").write_text("version 2")
+    assert servers.main([]) == 1
+    assert "kafka not found" in capsys.readouterr().err
 
 
 def _check_java(**environment: str) -> subprocess.CompletedProcess[str]:

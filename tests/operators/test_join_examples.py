@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 from asyncstate.errors import OperatorError, SchemaError
+from asyncstate.testing import OperatorHarness
+from operators.join.interval.interval_join import IntervalJoin
 from operators.join.join_operator import Join
 from tests.operators.join_runner import KINDS, LEFT, RIGHT, Runner
 
@@ -216,3 +218,42 @@ def test_updates_without_retractions_replace_each_other_in_their_order() -> None
     assert runner.run(0, [("+U", (1, 7, "d")), ("-D", (1, 7, "d"))]) == [("-D", (1, 7, "c", 1, 9, 5))]
     assert runner.run(0, [("+I", (1, 7, "e")), ("+U", (1, 7, "f")), ("-D", (1, 7, "f"))]) == []
     assert runner.dropped.value == 0
+
+
+def test_marks_say_who_has_a_partner(async_enabled: bool) -> None:
+    schemas = [
+        pa.schema([("k", pa.int64()), ("v", pa.int64())]),
+        pa.schema([("j", pa.int64()), ("w", pa.int64())]),
+    ]
+    equal = pc.field("v") == pc.field("w")
+    for null_aware, unknown in ((False, False), (True, None)):
+        join = Join("mark", equal, mark="is_in", null_aware=null_aware)
+        with OperatorHarness(join, schemas, [["k"], ["j"]], async_enabled=async_enabled) as harness:
+            assert harness.output_schema.names == ["k", "v", "is_in"]
+            harness.push([(1, 5), (1, None), (None, 5)], input=0)
+            assert harness.end_batch() == [
+                ("+I", 1, 5, False),
+                ("+I", 1, None, False),  # of nothing, even null is in no doubt
+                ("+I", None, 5, False),
+            ]
+            harness.push([(1, 5)], input=1)
+            out = [("-D", 1, 5, False), ("+I", 1, 5, True)]
+            if null_aware:
+                out = [out[0], ("-D", 1, None, False), out[1], ("+I", 1, None, None)]
+            assert harness.end_batch() == out
+            harness.push([(1, 6), (1, None)], input=0)
+            assert harness.end_batch() == [("+I", 1, 6, False), ("+I", 1, None, unknown)]
+            harness.push([(1, None)], input=1)
+            assert harness.end_batch() == ([("-D", 1, 6, False), ("+I", 1, 6, None)] if null_aware else [])
+
+
+def test_marks_that_cannot_be_are_refused() -> None:
+    with pytest.raises(SchemaError, match="null_aware is for the kind 'mark' with a condition"):
+        Join("mark", null_aware=True)
+    with pytest.raises(SchemaError, match="null_aware is for the kind 'mark'"):
+        Join("semi", pc.field("v") == pc.field("w"), null_aware=True)
+    one = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    with pytest.raises(SchemaError, match="two output columns are called 'v'"):
+        OperatorHarness(Join("mark", mark="v"), [one, one], [["k"], ["k"]])
+    with pytest.raises(SchemaError, match="kind is 'mark'; choose"):
+        IntervalJoin("mark", lower=0, upper=1)

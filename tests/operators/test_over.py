@@ -431,9 +431,9 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
         (lambda: OverAggregate([lag("missing")], order_by="v"), {}, "needs a column 'missing'"),
         (lambda: OverAggregate([count()], order_by="missing"), {}, "order_by"),
         (
-            lambda: OverAggregate([count()], range_(5), order_by="v"),
+            lambda: OverAggregate([count()], range_(5), order_by="flag"),
             {},
-            "a range needs one ascending timestamp",
+            "a range needs one column of timestamps or integers",
         ),
         (lambda: OverAggregate([OWN("v")], rows(2)), {}, "which NoRetract cannot: write its method retract"),
         (
@@ -442,8 +442,8 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
             "ttl is for unbounded frames",
         ),
         (lambda: OverAggregate([count().alias("v")]), {}, "two output columns are called 'v'"),
-        (lambda: rows(-1), {}, "before is -1"),
-        (lambda: lag("v", 0), {}, "distance is 0"),
+        (lambda: rows(-1), {}, "the frame starts 1 after its row and ends 0 after it"),
+        (lambda: lag("v", -1), {}, "distance is -1"),
     ],
 )
 def test_what_does_not_fit_is_refused(make: Any, options: Any, text: str) -> None:

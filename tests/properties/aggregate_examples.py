@@ -40,10 +40,14 @@ from operators import (
     min_by,
     mode,
     percentile_disc,
+    range_,
     string_agg,
     sum_,
     udaf,
+    unbounded,
+    whole,
 )
+from operators.over.frames import Frame
 from tests.local_aggregation import in_phases
 from tests.properties.examples import MICROSECOND, Entries, Example, floats, nullable, small
 from tests.properties.histories import Change, History, Record, Row, Table, changelogs, insertions
@@ -283,19 +287,27 @@ def aggregations_of_values(
     )
 
 
-def _over(rows_: list[Row], frame_sums: Callable[[list[Row]], tuple[Any, ...]]) -> list[Row]:
-    """Each row of a shop with the aggregates of those whose amount is not larger; null is the smallest."""
+def _place(row: Row) -> tuple[bool, int]:
+    """The place of a row in the order of amounts; null is the smallest."""
+    return row[AMOUNT] is not None, row[AMOUNT] or 0
 
-    def place(row: Row) -> tuple[bool, int]:
-        return row[AMOUNT] is not None, row[AMOUNT] or 0
 
+_FRAMES: dict[str, tuple[Frame, Callable[[Row, Row], bool]]] = {
+    "in any order": (unbounded(), lambda row, other: _place(other) <= _place(row)),
+    "of whole keys": (whole(), lambda row, other: True),
+    "of following rows": (range_(0, None), lambda row, other: _place(other) >= _place(row)),
+}
+"""Frames of rows by their amount, and whether another row of the shop is in that of a row."""
+
+
+def _over(
+    rows_: list[Row],
+    inside: Callable[[Row, Row], bool],
+    frame_sums: Callable[[list[Row]], tuple[Any, ...]],
+) -> list[Row]:
+    """Each row with the aggregates of those of its shop that are in its frame."""
     return [
-        (
-            *row,
-            *frame_sums(
-                [other for other in rows_ if other[SHOP] == row[SHOP] and place(other) <= place(row)]
-            ),
-        )
+        (*row, *frame_sums([other for other in rows_ if other[SHOP] == row[SHOP] and inside(row, other)]))
         for row in rows_
     ]
 
@@ -305,18 +317,20 @@ def overs(
     draw: st.DrawFn,
     histories: Callable[[st.SearchStrategy[Row]], st.SearchStrategy[History]],
     changelog: bool,
+    frame: str = "in any order",
 ) -> Example:
     """An OverAggregate in an order of its own, in which equal amounts count for each other."""
     count_of, highest = aggregate("count", ITEM), aggregate("max", PRICE)
+    made, inside = _FRAMES[frame]
 
     def expected(tables: list[Table]) -> Table:
-        return Counter(
-            _over(list(tables[0].elements()), lambda found: (len(found), count_of(found), highest(found)))
-        )
+        rows_ = list(tables[0].elements())
+        return Counter(_over(rows_, inside, lambda found: (len(found), count_of(found), highest(found))))
 
     return Example(
         make=lambda: OverAggregate(
             [count().alias("n"), count("item").alias("items"), max_("price").alias("highest")],
+            made,
             order_by="amount",
         ),
         inputs=[SALES],
@@ -411,8 +425,9 @@ AGGREGATES: Entries = {
 }
 
 OVERS: Entries = {
-    "over insertions, in any order": overs(insertions, False),
-    "over a changelog, in any order": overs(changelogs, True),
+    f"over {what}, {frame}": overs(histories, changelog, frame)
+    for what, histories, changelog in (("insertions", insertions, False), ("a changelog", changelogs, True))
+    for frame in _FRAMES
 }
 
 DEDUPLICATIONS: Entries = {

@@ -1,17 +1,20 @@
-"""Join: six kinds over inputs whose rows repeat, are unique under columns or the join key, and move between keys."""
+"""Join: all kinds over inputs whose rows repeat, are unique under columns or the join key, and move between keys."""
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from hypothesis import strategies as st
 
-from operators import Join
-from tests.properties.examples import Entries, Example, nullable, small
+from operators import DynamicFilter, Join, OneRowJoin
+from tests.properties.examples import Entries, Example, floats, nullable, small
 from tests.properties.histories import (
     History,
     Row,
@@ -22,11 +25,12 @@ from tests.properties.histories import (
     keyed_changelogs,
 )
 from tests.properties.models import joined
+from tests.properties.views import as_they_are, zeros_alike
 
 LEFT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", pa.int64()), ("seq", pa.int64())])
 RIGHT = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("w", pa.int64()), ("seq", pa.int64())])
 K, ID, VALUE, SEQUENCE = range(4)
-KINDS: tuple[Any, ...] = ("inner", "left", "right", "full", "semi", "anti")
+KINDS: tuple[Any, ...] = ("inner", "left", "right", "full", "semi", "anti", "mark")
 SIZE = 9
 
 Identity = Callable[[Row], Any]
@@ -94,23 +98,28 @@ ALONE = full("join_key", join_key)
 MOVING = Side(["id"], lambda number: keyed_changelogs(ANY_KEY, anywhere, size=SIZE, input=number, once=True))
 
 
-def _condition(left: Row, right: Row) -> bool:
-    return left[VALUE] is not None and right[VALUE] is not None and left[VALUE] <= right[VALUE]
+def _condition(left: Row, right: Row) -> bool | None:
+    return None if None in (left[VALUE], right[VALUE]) else bool(left[VALUE] <= right[VALUE])
 
 
 @st.composite
 def joins(
-    draw: st.DrawFn, kind: Any, sides: Sequence[Side], null_safe: bool = False, **settings: Any
+    draw: st.DrawFn,
+    kind: Any,
+    sides: Sequence[Side],
+    null_safe: bool = False,
+    null_aware: bool = False,
+    **settings: Any,
 ) -> Example:
     """A join of one of ``sides`` with another one, with and without a condition."""
     left, right = draw(st.sampled_from(sides)), draw(st.sampled_from(sides))
-    conditional = draw(st.booleans())
+    conditional = null_aware or draw(st.booleans())
     kind = draw(st.sampled_from(KINDS)) if kind is None else kind
 
     def expected(tables: list[Table]) -> Table:
         condition = _condition if conditional else None
         keys = [lambda row: (row[K],)] * 2
-        return joined(kind, tables, keys, (4, 4), condition, null_safe)
+        return joined(kind, tables, keys, (4, 4), condition, null_safe, null_aware)
 
     return Example(
         make=lambda: Join(
@@ -119,6 +128,7 @@ def joins(
             left_unique=left.unique,
             right_unique=right.unique,
             null_safe=null_safe,
+            null_aware=null_aware,
         ),
         inputs=[LEFT, RIGHT],
         key=[["k"], ["k"]],
@@ -126,7 +136,9 @@ def joins(
         expected=expected,
         settings=settings,
         shuffle="within keys",
-        output_key=lambda row: row[K] if kind in ("semi", "anti") or row[K] is not None else row[4 + K],
+        output_key=lambda row: (
+            row[K] if kind in ("semi", "anti", "mark") or row[K] is not None else row[4 + K]
+        ),
     )
 
 
@@ -142,8 +154,82 @@ _UPSERTS = [upserts(["id"], under_key), upserts("join_key", join_key)]
 _IN_SEQUENCE = [upserts(["id"], under_key, SEQUENCE), upserts("join_key", join_key, SEQUENCE)]
 _FULL_IN_SEQUENCE = [full(["id"], under_key, SEQUENCE), full("join_key", join_key, SEQUENCE)]
 
+COMPARED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "numbers": (pa.int64(), small(-2, 4)),
+    "floats": (pa.float64(), floats()),
+    "decimals": (pa.decimal128(38, 2), small(-2, 3).map(lambda n: Decimal(n) / 100 + 10**20)),
+    "texts": (pa.string(), st.sampled_from(["", "a", "abcdefgh", "abcdefghi", "abcdefgk", "é"])),
+}
+"""Values to compare, some of which are alike in their first bytes or digits."""
+
+
+def _ordered(value: Any) -> Any:
+    """The value as one that compares as it does in SQL: NaN is the largest."""
+    return (value != value, 0 if value != value else value)
+
+
+@st.composite
+def filters(draw: st.DrawFn, what: str) -> Example:
+    """A DynamicFilter over a changelog, with a bound that comes, changes and goes."""
+    kind, values = COMPARED[what]
+    comparison: Any = draw(st.sampled_from(["<", "<=", ">", ">=", "="]))
+    compare = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq}
+
+    def expected(tables: list[Table]) -> Table:
+        bounds = [bound for (bound,) in tables[1].elements() if bound is not None]
+        return Counter(
+            {
+                row: times
+                for row, times in tables[0].items()
+                if bounds
+                and row[2] is not None
+                and compare[comparison](_ordered(row[2]), _ordered(bounds[0]))
+            }
+        )
+
+    left = st.tuples(nullable(small(0, 2)), small(0, 1), nullable(values))
+    bounds = keyed_changelogs(st.tuples(nullable(values)), lambda row: 0, size=SIZE, input=1)
+    return Example(
+        make=lambda: DynamicFilter("v", comparison, "bound"),
+        inputs=[
+            pa.schema([("k", pa.int64()), ("id", pa.int64()), ("v", kind)]),
+            pa.schema([("bound", kind)]),
+        ],
+        key=[["k"], None],
+        history=draw(both(changelogs(left, SIZE, 0), bounds)),
+        expected=expected,
+        view=zeros_alike(as_they_are),
+        whole_updates=True,
+        output_key=lambda row: row[:1],
+    )
+
+
+@st.composite
+def with_one_row(draw: st.DrawFn) -> Example:
+    """A OneRowJoin over a changelog, with a row that comes, changes and goes."""
+    kind: Any = draw(st.sampled_from(["left", "inner"]))
+
+    def expected(tables: list[Table]) -> Table:
+        found = list(tables[1].elements()) or ([(None,) * 4] if kind == "left" else [])
+        return Counter({left + right: times for left, times in tables[0].items() for right in found})
+
+    one = keyed_changelogs(ANY_KEY, lambda row: 0, size=SIZE, input=1)
+    return Example(
+        make=lambda: OneRowJoin(kind),
+        inputs=[LEFT, RIGHT],
+        key=[["k"], None],
+        history=draw(both(changelogs(ANY_KEY, SIZE, 0), one)),
+        expected=expected,
+        whole_updates=True,
+    )
+
+
+FILTERS: Entries = {f"by {what}": filters(what) for what in COMPARED}
+
 JOINS: Entries = {
     **{f"{kind} join": joins(kind, _ANY) for kind in KINDS},
+    "marks that may be null": joins("mark", _ANY, null_aware=True),
+    "with one row": with_one_row(),
     "insertions only": joins(None, [INSERTS], changelog=False),
     "null keys that match": joins(None, [REPEATED, UNIQUE], null_safe=True),
     "unique rows that move between keys": joins(None, [MOVING]),

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.properties.histories import Row, Table
 
-Condition = Callable[[Row, Row], bool]
+Condition = Callable[[Row, Row], bool | None]
 
 
 def rows_of(table: Table) -> list[Row]:
@@ -87,20 +87,30 @@ def joined(
     widths: Sequence[int],
     condition: Condition | None = None,
     null_safe: bool = False,
+    null_aware: bool = False,
 ) -> Table:
-    """The join of two tables; keys are tuples, of which one with a null matches nothing unless ``null_safe``."""
+    """The join of two tables; keys are tuples, of which one with a null matches nothing unless ``null_safe``.
 
-    def meets(left: Row, right: Row) -> bool:
+    ``null_aware``: the mark is None where no condition is true, but one is None."""
+
+    def meets(left: Row, right: Row) -> bool | None:
         key = keys[0](left)
         if key != keys[1](right) or (not null_safe and None in key):
             return False
         return condition is None or condition(left, right)
+
+    def mark(left: Row) -> bool | None:
+        found = [meets(left, right) for right in tables[1]]
+        return True if True in found else None if null_aware and None in found else False
 
     out: Table = Counter()
     matched_right: set[Row] = set()
     for left, times in tables[0].items():
         partners = [(right, many) for right, many in tables[1].items() if meets(left, right)]
         matched_right |= {right for right, _ in partners}
+        if kind == "mark":
+            out[(*left, mark(left))] += times
+            continue
         if kind == "semi" or kind == "anti":
             if bool(partners) == (kind == "semi"):
                 out[left] += times

@@ -19,7 +19,7 @@ from tests.properties.aggregate_examples import AGGREGATES, DEDUPLICATIONS, OVER
 from tests.properties.examples import Entries, Example
 from tests.properties.function_examples import FUNCTIONS
 from tests.properties.histories import Table
-from tests.properties.join_examples import JOINS
+from tests.properties.join_examples import FILTERS, JOINS
 from tests.properties.match_examples import MATCHES
 from tests.properties.normalize_examples import NORMALIZATIONS
 from tests.properties.order_examples import ORDERED
@@ -36,6 +36,7 @@ OPERATORS: dict[str, Entries] = {
     "Deduplicate": DEDUPLICATIONS,
     "OverAggregate": OVERS,
     "Join": JOINS,
+    "DynamicFilter": FILTERS,
     "Rank": RANKS,
     "WindowAggregate": WINDOWS,
     "IntervalJoin": INTERVAL_JOINS,

@@ -498,7 +498,7 @@ class Bundles(BundleOperator):
         (NoRegularInput(), {"inputs": [RULES], "key": [None]}, "beside at least one other"),
         (NoSuchInput(), {"key": None}, "broadcast_input is 2 with num_inputs 2"),
         (NotifiesWithout(), {"key": ["user", "rule"]}, "notify_stateful_sets but has no broadcast input"),
-        (Bundles(), {}, "record grain only"),
+        (Bundles(), {}, "has a broadcast input but no process_broadcast method"),
     ],
 )
 def test_what_is_refused_on_the_driver(operator: Any, settings: dict[str, Any], message: str) -> None:

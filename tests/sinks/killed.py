@@ -1,4 +1,4 @@
-"""A process that dies when everything of a micro-batch is written and nothing is committed.
+"""A process that dies when everything of a micro-batch is written and nothing is committed; Kafka's also elsewhere.
 
 Run with a kind and a place as JSON. Delta commits in native code, so there a second thread kills as soon as the new
 data file is seen, which is before the commit or after it.
@@ -78,13 +78,31 @@ def in_parquet(_: Place) -> None:
 
 
 def in_kafka(_: Place) -> None:
+    _dies_in_kafka("commit_transaction", before=True)
+
+
+def in_kafka_sent(_: Place) -> None:
+    _dies_in_kafka("send_offsets_to_transaction", before=True)
+
+
+def in_kafka_committed(_: Place) -> None:
+    _dies_in_kafka("commit_transaction", before=False)
+
+
+def _dies_in_kafka(call: str, *, before: bool) -> None:
     import confluent_kafka
 
-    class Producer(confluent_kafka.Producer):
-        def commit_transaction(self, *_: Any) -> None:
-            self.flush(10)
+    own = confluent_kafka.Producer
+
+    class Producer(own):  # type: ignore[misc, valid-type]
+        def _dying(self, *given: Any) -> None:
+            if before:
+                self.flush(30)
+            else:
+                getattr(own, call)(self, *given)
             die()
 
+    setattr(Producer, call, Producer._dying)
     confluent_kafka.Producer = Producer  # type: ignore[misc]
 
 
@@ -93,8 +111,9 @@ KILLERS: dict[str, Callable[[Place], None]] = {
 }
 
 if __name__ == "__main__":
-    kind, where = sys.argv[1], json.loads(sys.argv[2])
-    target = Place(kind, where).target()
-    KILLERS[kind](Place(kind, where))
+    where = json.loads(sys.argv[2])
+    place = Place(sys.argv[1].partition("_")[0], where)
+    target = place.target()
+    KILLERS[sys.argv[1]](place)
     target.write("w", 1, changes(*WRITTEN))
     die()  # Delta's commit may have been the quicker one

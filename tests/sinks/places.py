@@ -82,10 +82,13 @@ class Place:
             catalog.create_namespace("shop")
             catalog.create_table("shop.totals", SCHEMA)
         elif self.kind == "kafka":
-            from confluent_kafka import Producer
+            from confluent_kafka.admin import AdminClient, NewTopic
 
             servers, topic = self.place
-            Producer({"bootstrap.servers": servers}).list_topics(topic, timeout=10)  # these brokers make it
+            admin = AdminClient({"bootstrap.servers": servers})
+            config = {"cleanup.policy": "compact"}
+            for made in admin.create_topics([NewTopic(topic, 2, 1, config=config)]).values():
+                made.result(30)
 
     @property
     def _catalog(self) -> dict[str, str]:

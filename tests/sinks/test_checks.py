@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import re
 import sqlite3
-from concurrent.futures import Future
 from decimal import Decimal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -571,52 +569,3 @@ def test_json_has_no_nan() -> None:
     assert json_texts("v", pa.chunked_array([pa.array([[1.5], None], pa.list_(F))])) == ["[1.5]", None]
     with pytest.raises(OperatorError, match="column 'v' has .*JSON knows no NaN"):
         json_texts("v", pa.chunked_array([pa.array([[float("nan")]], pa.list_(F))]))
-
-
-@pytest.mark.parametrize(
-    ("policy", "refused", "warned"),
-    [
-        ("delete", "cleanup.policy=delete: rows that do not change for a while would be deleted", ""),
-        ("compact", "", ""),
-        ("compact,delete", "", "rows that do not change within its retention are deleted"),
-        (None, "", "whether it is compacted cannot be found out"),
-    ],
-)
-def test_a_topic_that_is_not_compacted_is_refused(
-    policy: str | None,
-    refused: str,
-    warned: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    admin = pytest.importorskip("confluent_kafka.admin")
-    from confluent_kafka import KafkaError, KafkaException
-
-    class Client:
-        """Brokers with one topic."""
-
-        def __init__(self, options: Any) -> None:
-            assert options["bootstrap.servers"] == "broker:9092"
-
-        def list_topics(self, timeout: float) -> Any:
-            return SimpleNamespace(topics={"totals": None})
-
-        def describe_configs(self, asked: Any, request_timeout: float) -> Any:
-            answer = Future[Any]()
-            if policy is None:
-                answer.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
-            else:
-                answer.set_result({"cleanup.policy": SimpleNamespace(value=policy)})
-            assert [one.name for one in asked] == ["totals"]
-            return dict.fromkeys(asked, answer)
-
-    monkeypatch.setattr(admin, "AdminClient", Client)
-    target = KafkaTarget("broker:9092", "totals")
-    schema = pa.schema([("k", S), ("v", INT)])
-    if refused:
-        with pytest.raises(SchemaError, match=refused):
-            target.check(schema, ("k",))
-    else:
-        target.check(schema, ("k",))
-    assert warned in caplog.text
-    assert bool(warned) == bool(caplog.records)

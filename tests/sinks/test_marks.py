@@ -78,7 +78,7 @@ def test_marks_are_texts_that_say_when_they_are_none() -> None:
 
 
 def test_every_target_knows_jobs_checkpoints_and_drivers(
-    place: Place, offsets_are_kept: None, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = place.target()
     assert target.write("w", 0, changes([(1, "first", None)]), FIRST)

@@ -42,6 +42,7 @@ def make_job(
         tuned = functools.partial(resolve, tuning=changes.pop("tuning", None))
         monkeypatch.setattr("asyncstate.spark.job.resolve", tuned)
         folder = changes.pop("checkpoint_dir", str(tmp_path / "checkpoint"))
-        return StreamingJob(session or spark, folder, options, **{"name": "job", **changes})
+        hooks = {f"_{name}": changes.pop(name) for name in ("clock", "run") if name in changes}
+        return StreamingJob(session or spark, folder, options, **{"name": "job", **changes, **hooks})
 
     return make

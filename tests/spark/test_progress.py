@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.clock import ManualClock
 from asyncstate.driver.micro_batch import Applied
-from asyncstate.driver.progress import LOGGER, Progress, operator_progress
+from asyncstate.driver.progress import LOGGER, Progress, metrics_of, operator_progress
 from asyncstate.errors import ConfigurationError
 from asyncstate.operator import OutputSpec
 from asyncstate.runtime import CommitRecord
@@ -112,6 +112,29 @@ def figures(batch_id: int = 3, **sums: float) -> Progress:
         commit_seconds=0.25,
         operators={"o": operator_progress(applied)},
     )
+
+
+def spent_on(**measured: float) -> str:
+    operator = figures()["operators"]["o"] | {"parallelism": 4, "rows_in": 2_000, "run_seconds": 10.0}
+    return metrics_of({"o": operator | measured})["o"].spent_on
+
+
+def test_explain_names_what_an_operator_spends_its_time_on() -> None:
+    even = {"rows_in_max": 600, "run_seconds_max": 3.0}
+    assert spent_on(**even) == ""
+    waits = {"input_seconds": 4.0, "read_batch_seconds": 0.5, "io_wait_seconds": 1.5, "output_seconds": 0.9}
+    assert spent_on(**even, **waits) == "time: input 40%, reads 20%"
+    assert spent_on(**even, call_wait_seconds=6.0) == "time: calls 60%"
+
+
+def test_explain_names_the_partition_that_has_twice_the_mean() -> None:
+    rows = {"rows_in_max": 1_500, "rows_in_max_partition": 3, "run_seconds_max": 3.0}
+    seconds = {"run_seconds_max": 9.0, "run_seconds_max_partition": 0}
+    assert spent_on(**rows) == "75% of rows in partition 3 of 4"
+    assert spent_on(**rows | seconds) == "75% of rows in partition 3 of 4; 90% of seconds in partition 0 of 4"
+    assert spent_on(**rows | {"rows_in_max": 999}) == ""
+    assert spent_on(**rows | {"rows_in": 800, "rows_in_max": 800}) == ""
+    assert spent_on(**rows | {"parallelism": 1, "rows_in_max": 2_000}) == ""
 
 
 def test_a_known_batch_in_each_mode(make_job: MakeJob, rows: DataFrame, async_enabled: bool) -> None:

@@ -406,21 +406,15 @@ def _check_broadcast(uid: str, operator: Operator, inputs: Sequence[InputSpec]) 
 
 
 def _check_broadcasts(label: str, operator: Operator, index: int) -> None:
-    if not isinstance(operator, RecordOperator):
-        raise SchemaError(
-            f"{label} has a broadcast input, but broadcast inputs are of the record grain only; write it as a "
-            "RecordOperator, or join the rows as an ordinary input"
-        )
     if operator.num_inputs < 2:
         raise SchemaError(
             f"{label}: broadcast_input is {index} with num_inputs {operator.num_inputs}; it is the index of one "
             "input beside at least one other, so set num_inputs to 2 or more"
         )
-    for method, wanted in (
-        ("process_broadcast", True),
-        ("process_notification", operator.notify_stateful_sets),
-    ):
-        if wanted and getattr(type(operator), method) is getattr(RecordOperator, method):
+    notifies = isinstance(operator, RecordOperator) and operator.notify_stateful_sets
+    base = RecordOperator if isinstance(operator, RecordOperator) else BundleOperator
+    for method in ("process_broadcast", *(["process_notification"] if notifies else [])):
+        if getattr(type(operator), method) is getattr(base, method):
             raise SchemaError(f"{label} has a broadcast input but no {method} method; write one")
 
 

@@ -75,6 +75,25 @@ def unpack_broadcast(packed: bytes, input_index: int) -> Iterator[InputBatch]:
             yield InputBatch(batch.select(batch.schema.names[:-1]), kinds, input_index)
 
 
+def broadcast_rows(runner: Runner, index: int) -> Iterator[PreparedBatch | OutBatch]:
+    """The rows of the broadcast input ``index`` in one micro-batch; of an ordered input, the rows that are due, and
+    late rows as output.
+
+    Only the first partition counts the rows, so that sums over the partitions equal the input.
+    """
+    spec, context = runner.spec, runner.context
+    first, ordered = context.key_groups.start == 0, runner.ordered
+    for given in () if spec.broadcast is None else unpack_broadcast(spec.broadcast, index):
+        prepared = prepare(spec.uid, spec.inputs[index], given)
+        runner.count(prepared, first)
+        if index in ordered:
+            yield from runner.put_to_wait(prepared, first)
+        else:
+            yield prepared
+    if index in ordered:
+        yield from ordered.due_broadcast(index, context.page_size)
+
+
 class BroadcastRows:
     """Runs the broadcast rows of one partition in one micro-batch as records."""
 
@@ -87,25 +106,13 @@ class BroadcastRows:
         self._frame = frame
 
     def run(self) -> Iterator[OutBatch | None]:
-        """Run all rows; of an ordered input, the rows that are due. Yields late rows of an ordered input, and None
-        wherever the output may be taken.
-
-        Only the first partition counts the rows, so that sums over the partitions equal the input.
-        """
-        packed, index = self._spec.broadcast, self._operator.broadcast_input
-        if index is None:
-            return
-        first, ordered = self._context.key_groups.start == 0, self._runner.ordered
-        for given in () if packed is None else unpack_broadcast(packed, index):
-            prepared = prepare(self._spec.uid, self._spec.inputs[index], given)
-            self._runner.count(prepared, first)
-            if index in ordered:
-                yield from self._runner.put_to_wait(prepared, first)
+        """Run all rows. Yields late rows of an ordered input, and None wherever the output may be taken."""
+        index = self._operator.broadcast_input
+        for prepared in () if index is None else broadcast_rows(self._runner, index):
+            if isinstance(prepared, PreparedBatch):
+                yield from self._run(prepared)
             else:
-                yield from self._run(prepared)
-        if index in ordered:
-            for prepared in ordered.due_broadcast(index, self._context.page_size):
-                yield from self._run(prepared)
+                yield prepared
 
     def _run(self, prepared: PreparedBatch) -> Iterator[None]:
         for record in self._records(prepared):

@@ -18,10 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
-from asyncstate.execution import ExecutionController
+from asyncstate.codec import KeyCodec
+from asyncstate.execution import BroadcastRecord, ExecutionController
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleOperator, unknown_output
 from asyncstate.row_shape import RowShape
+from asyncstate.runtime.partition.broadcast_inputs import broadcast_rows
 from asyncstate.runtime.partition.runner import Runner, clean_up
 from asyncstate.runtime.partition.task_context import TaskContext
 from asyncstate.runtime.rows.bundle_size import BundleSize
@@ -103,6 +105,7 @@ class BundleRunner(Runner):
 
     def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
         """See ``Runner``; prefetches one bundle ahead if reads can overlap with other work."""
+        yield from self._process_broadcast()
         waiting: Bundle | None = None
         for bundle in self._bundles(batches):
             if not isinstance(bundle, Bundle):
@@ -122,6 +125,31 @@ class BundleRunner(Runner):
         yield from self._call(lambda: self._operator.on_watermark(self.spec.watermark, self))
         # No reads follow in this micro-batch.
         clean_up(self.spec, self.context, self.controller.bound_writes)
+
+    def _process_broadcast(self) -> Iterator[OutBatch]:
+        index = self._operator.broadcast_input
+        given: list[PreparedBatch] = []
+        for rows in () if index is None else broadcast_rows(self, index):
+            if isinstance(rows, PreparedBatch):
+                given.append(rows)
+            else:
+                yield rows
+        if given:
+            rows = joined(given)
+            keys = KeyCodec([], [], self.spec.max_parallelism).group([], num_rows=rows.batch.num_rows)
+            bundle = Bundle(rows.batch, keys, rows.kinds, rows.times, rows.input_index)
+            yield from self._call(lambda: self._with_broadcast(bundle))
+
+    def _with_broadcast(self, bundle: Bundle) -> Any:
+        """Call ``process_broadcast``, which may write broadcast state until it returns."""
+        frame: Any = None  # the rows emit nothing by themselves
+        self.controller.current = BroadcastRecord(
+            frame, _nothing, bundle, bundle.input_index, RowKind.INSERT, None
+        )
+        try:
+            return self._operator.process_broadcast(bundle, self)
+        finally:
+            self.controller.current = None
 
     def _process(self, bundle: Bundle) -> Iterator[OutBatch]:
         return self._call(lambda: self._operator.process_bundle(bundle, self))
@@ -227,3 +255,7 @@ class BundleRunner(Runner):
         codec = self._codecs[rows.input_index]
         keys = codec.group(self._key_columns(rows), num_rows=rows.batch.num_rows)
         return Bundle(rows.batch, keys, rows.kinds, rows.times, rows.input_index)
+
+
+def _nothing(item: Any, record: Any) -> None:
+    """What a record of broadcast rows runs: they are handled by the call itself."""

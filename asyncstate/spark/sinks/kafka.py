@@ -23,6 +23,7 @@ from asyncstate.spark.sinks.target import TargetChanges, check_columns, check_no
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
+    from confluent_kafka.admin import AdminClient
 
 _SECONDS: Final = 60.0  # librdkafka's default timeout of a request
 
@@ -49,25 +50,25 @@ class KafkaTarget:
         with extra("kafka", "KafkaTarget"):
             from confluent_kafka import KafkaException
             from confluent_kafka.admin import AdminClient
+        client = AdminClient(self._options)
         try:
-            topics = AdminClient(self._options).list_topics(timeout=_SECONDS).topics
+            topics = client.list_topics(timeout=_SECONDS).topics
         except KafkaException as error:
             raise StoreError(f"{self.place}: {error}") from error
         if self.topic not in topics:
             raise SchemaError(f"{self.place} does not exist; create it with cleanup.policy=compact")
-        self._check_policy()
+        self._check_policy(client)
 
-    def _check_policy(self) -> None:
+    def _check_policy(self, client: AdminClient) -> None:
         """Raise SchemaError for a topic that does not keep the last value of each key; warn if its settings are
         unknown."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in __all__
+        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # not in __all__
 
         asked = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
         try:
-            (answer,) = (
-                AdminClient(self._options).describe_configs([asked], request_timeout=_SECONDS).values()
-            )
+            # A client that nothing refers to any more breaks off what it was asked.
+            (answer,) = client.describe_configs([asked], request_timeout=_SECONDS).values()
             policy = str(answer.result()["cleanup.policy"].value)
         except (KafkaException, KeyError) as error:
             _log.warning(
@@ -98,6 +99,7 @@ class KafkaTarget:
         _check_types(self.place, changes.upserts.schema)
         check_no_nan(self.place, changes, is_finite=True)
         name = f"asyncstate-{origin.named(writer)}"
+        outcome = "nothing was committed"
         producer = Producer({**self._options, "transactional.id": name, "partitioner": "murmur2_random"})
         consumer = Consumer({**self._options, "group.id": name})
         try:
@@ -114,9 +116,10 @@ class KafkaTarget:
             producer.send_offsets_to_transaction(
                 [TopicPartition(self.topic, 0, batch_id + 1, mark)], group, _SECONDS
             )
+            outcome = "whether the transaction was committed is known when the micro-batch is repeated"
             producer.commit_transaction(_SECONDS)
         except KafkaException as error:
-            raise StoreError(f"{self.place}: {error}; the transaction was not committed") from error
+            raise StoreError(f"{self.place}: {error}; {outcome}") from error
         finally:
             consumer.close()
         return True

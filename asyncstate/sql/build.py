@@ -1,0 +1,445 @@
+"""Builds streams and operators from the nodes of a compiled statement.
+
+Owns: ``Builder``; ``Facts``, what is known of the rows of a stream before the job is checked.
+Invariant: facts come from where a job infers them, ``changes_behind`` and ``bind``; nothing is inferred again here.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
+from asyncstate.codec import read_type
+from asyncstate.dataflow import Stream
+from asyncstate.dataflow.changelog_inference import changes_behind, operator_changes
+from asyncstate.errors import SchemaError, SqlError
+from asyncstate.operator import InputSpec, Operator, OutputSpec
+from asyncstate.operators import (
+    Aggregate,
+    ChangelogNormalize,
+    GroupAggregate,
+    Join,
+    Limit,
+    OverAggregate,
+    Rank,
+    SortLimit,
+    TemporalJoin,
+    UpsertMaterialize,
+    WindowAggregate,
+    approx_count_distinct,
+    asc,
+    avg,
+    bit_and,
+    bit_or,
+    bit_xor,
+    bool_and,
+    bool_or,
+    collect,
+    corr,
+    count,
+    covar_pop,
+    covar_samp,
+    cume_dist,
+    dense_rank,
+    desc,
+    first_value,
+    hop,
+    kurtosis,
+    lag,
+    last_value,
+    lead,
+    max_,
+    max_by,
+    min_,
+    min_by,
+    mode,
+    nth_value,
+    ntile,
+    percent_rank,
+    percentile,
+    percentile_disc,
+    range_,
+    rank_,
+    row_number,
+    rows,
+    session,
+    skewness,
+    stddev_pop,
+    stddev_samp,
+    sum_,
+    tumble,
+    var_pop,
+    var_samp,
+    whole,
+)
+from asyncstate.sql import ir
+from asyncstate.sql.constant_join import ConstantJoin
+from asyncstate.sql.residual import arrow_condition
+
+_FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
+    "approx_count_distinct": approx_count_distinct,
+    "avg": avg,
+    "percent_rank": percent_rank,
+    "ntile": ntile,
+    "cume_dist": cume_dist,
+    "skewness": skewness,
+    "percentile_disc": percentile_disc,
+    "percentile": percentile,
+    "mode": mode,
+    "min_by": min_by,
+    "max_by": max_by,
+    "kurtosis": kurtosis,
+    "covar_samp": covar_samp,
+    "covar_pop": covar_pop,
+    "corr": corr,
+    "bit_xor": bit_xor,
+    "bit_or": bit_or,
+    "bit_and": bit_and,
+    "bool_and": bool_and,
+    "bool_or": bool_or,
+    "collect": collect,
+    "count": count,
+    "dense_rank": dense_rank,
+    "first_value": first_value,
+    "first_in_frame": lambda column, ignore: nth_value(column, ignore_nulls=ignore),
+    "lag": lambda column, distance, default, ignore: lag(column, distance, default, ignore_nulls=ignore),
+    "last_in_frame": lambda column, ignore: nth_value(column, from_last=True, ignore_nulls=ignore),
+    "last_value": last_value,
+    "lead": lambda column, distance, default, ignore: lead(column, distance, default, ignore_nulls=ignore),
+    "nth_value": lambda column, n, ignore: nth_value(column, n, ignore_nulls=ignore),
+    "max": max_,
+    "min": min_,
+    "rank": rank_,
+    "row_number": row_number,
+    "stddev_pop": stddev_pop,
+    "stddev_samp": stddev_samp,
+    "sum": sum_,
+    "var_pop": var_pop,
+    "var_samp": var_samp,
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The columns of a stream, without ``row_kind``, and its changelog facts."""
+
+    schema: pa.Schema
+    changes: Changelog
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns, with ``row_kind`` if there are changes."""
+        return [*self.schema.names, *([] if self.changes.is_insert_only else [ROW_KIND_COLUMN])]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A stream and its facts."""
+
+    stream: Stream
+    facts: Facts
+
+    @property
+    def changes(self) -> Changelog:
+        """See ``Facts``."""
+        return self.facts.changes
+
+
+class Builder:
+    """Builds the nodes of one statement; ``prefix`` begins the uids of its operators."""
+
+    def __init__(self, tables: Mapping[str, Built], prefix: str) -> None:
+        self._tables, self._prefix = tables, prefix
+        self._built: dict[ir.Node, Built] = {}
+        self._uids: dict[str, int] = {}
+
+    def build(self, node: ir.Node) -> Built:
+        """The stream of a node. Raises SqlError for what turns out to have no operator."""
+        found = self._built.get(node)
+        if found is None:
+            inputs = [self.build(one) for one in node.inputs if not isinstance(one, ir.Constant)]
+            try:
+                made: Built = getattr(self, f"_{type(node).__name__.lower()}")(node, *inputs)
+            except SchemaError as error:
+                raise SqlError(f"{node.sql or node.names[0]}: its operator says: {error}") from error
+            self._built[node] = found = made
+        return found
+
+    # -- one node each ------------------------------------------------------------------------------------
+
+    def _scan(self, node: ir.Scan) -> Built:
+        texts = [_as(name, new) for name, new in zip(node.own, node.names, strict=True)]
+        return self._selected(self._tables[node.source], node.columns, texts)
+
+    def _project(self, node: ir.Project, given: Built) -> Built:
+        texts = [
+            _as(own, column.name) if own is not None else f"{text} AS {_quoted(column.name)}"
+            for text, column in zip(node.texts, node.columns, strict=True)
+            for own in [_plain(text)]
+        ]
+        if texts == [_quoted(name) for name in given.facts.schema.names]:
+            return given
+        return self._selected(given, node.columns, texts)
+
+    def _filter(self, node: ir.Filter, given: Built) -> Built:
+        for condition in node.conditions:
+            stream = given.stream.where(condition)
+            given = Built(stream, replace(given.facts, changes=_behind(stream, given)))
+        return given
+
+    def _union(self, node: ir.Union, *given: Built) -> Built:
+        if len(given) == 1:
+            return given[0]
+        stream = given[0].stream.union(*(one.stream for one in given[1:]))
+        changes = changes_behind(stream.node, [one.changes for one in given], given[0].facts.columns, False)
+        return Built(stream, Facts(given[0].facts.schema, changes))
+
+    def _explode(self, node: ir.Explode, given: Built) -> Built:
+        kept = [_quoted(name) for name in node.names if name not in node.made]
+        made = ", ".join(map(_quoted, node.made))
+        text = f"{node.text} AS {made if len(node.made) == 1 else f'({made})'}"
+        return self._selected(given, node.columns, [*kept, text])
+
+    def _aggregate(self, node: ir.Aggregate, given: Built) -> Built:
+        if node.keys:
+            operator = GroupAggregate([_declared(one) for one in node.calls])
+            return self._applied("group", operator, [given], node, [node.keys])
+        calls = [_declared(one) for one in node.calls] or [count().alias("__count")]
+        return self._applied("group", GroupAggregate(calls, empty_row=True), [given], node, [()])
+
+    def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
+        kind, *lengths = node.window
+        if kind == "session":
+            window: Any = session(lengths[0])
+        elif kind == "tumble":
+            window = tumble(lengths[0], offset=lengths[1])
+        else:
+            window = hop(lengths[0], lengths[1], offset=lengths[2])
+        operator = WindowAggregate(window, [_declared(one) for one in node.calls])
+        return self._applied("window", operator, [given], node, [node.keys], event_time=node.time)
+
+    def _join(self, node: ir.Join, *given: Built) -> Built:
+        constant = [isinstance(one, ir.Constant) for one in node.inputs]
+        if any(constant):
+            return self._with_constant(node, given[0], constant[0])
+        left, right = given
+        how = node.how
+        if how == "single":
+            if not right.changes.identifies(node.right_key):
+                raise SqlError(
+                    f"{node.sql + ': ' if node.sql else ''}nothing says that this subquery has at most one row; use an "
+                    "aggregate such as max(x), ORDER BY ... LIMIT 1, or declare primary_key= at its source"
+                )
+            how = "left"
+        keys = [node.left_key, node.right_key]
+        unique = [
+            "join_key" if key and one.changes.identifies(key) else None
+            for key, one in zip(keys, given, strict=True)
+        ]
+        condition = None if node.condition is None else arrow_condition(node.condition)
+
+        operator = Join(
+            how,  # type: ignore[arg-type]
+            condition,
+            left_unique=unique[0],
+            right_unique=unique[1],
+            null_safe=node.null_safe,
+            mark=node.names[-1],
+        )
+        return self._applied(f"{node.how}-join", operator, [left, right], node, keys)
+
+    def _with_constant(self, node: ir.Join, given: Built, is_left: bool) -> Built:
+        """A join with rows that never change keeps nothing."""
+        table = node.inputs[0 if is_left else 1]
+        assert isinstance(table, ir.Constant)
+        own, sent = (node.left_key, node.right_key) if is_left else (node.right_key, node.left_key)
+        rows = table.table
+        inexact = [one for one in own if pa.types.is_floating(rows.schema.field(one).type)]
+        if node.condition is not None or node.null_safe or inexact:
+            raise SqlError(
+                f"{node.sql + ': ' if node.sql else ''}a join with rows that no source changes compares by '=', and no "
+                "floats; declare the table as a source with initial="
+            )
+        how: Any = "left" if node.how == "right" else node.how
+        return self._applied("constant-join", ConstantJoin(rows, sent, own, how), [given], node, [None])
+
+    def _temporaljoin(self, node: ir.TemporalJoin, left: Built, right: Built) -> Built:
+        operator = TemporalJoin(node.how)  # type: ignore[arg-type]
+        keys = [node.left_key, node.right_key]
+        return self._applied(
+            "temporal-join", operator, [left, right], node, keys, event_time=list(node.times)
+        )
+
+    def _rank(self, node: ir.Rank, given: Built) -> Built:
+        operator = Rank(
+            _orders(node.order),
+            node.limit,
+            offset=node.offset,
+            function=node.function,  # type: ignore[arg-type]
+            rank_column=node.number,
+        )
+        return self._applied("rank", operator, [given], node, [node.key])
+
+    def _limit(self, node: ir.Limit, given: Built) -> Built:
+        operator: Operator
+        if node.order:
+            operator = SortLimit(_orders(node.order), node.limit, offset=node.offset)
+        else:
+            operator = Limit(node.limit, offset=node.offset)
+        return self._applied("limit", operator, [given], node, [None])
+
+    def _over(self, node: ir.Over, given: Built) -> Built:
+        kind, *ends = node.frame
+        before, after = (None if one is None else int(one) for one in (ends or (None, None)))
+        frame = whole() if kind == "whole" else (rows if kind == "rows" else range_)(before, after)
+        order = _orders(node.order) if node.order else None
+        operator = OverAggregate([_declared(one) for one in node.calls], frame, order_by=order)
+        return self._applied("over", operator, [given], node, [node.key])
+
+    # -- streams ------------------------------------------------------------------------------------------
+
+    def normalized(self, given: Built) -> Built:
+        """Upserts as a full changelog."""
+        if not given.changes.is_upsert:
+            return given
+        key = given.changes.upsert_key
+        node = ir.Union(columns=_typed_columns(given.facts.schema))
+        inherited = {"event_time": None, "sequence": None}
+        return self._applied("normalize", ChangelogNormalize(), [given], node, [key], **inherited)
+
+    def materialized(self, given: Built, keys: Sequence[str]) -> Built:
+        """The newest row of each key of a table, for rows that other columns identify."""
+        node = ir.Union(columns=_typed_columns(given.facts.schema))
+        return self._applied("materialize", UpsertMaterialize(), [given], node, [tuple(keys)])
+
+    def _selected(self, given: Built, columns: Sequence[ir.Column], texts: Sequence[str]) -> Built:
+        stream = given.stream.select(*texts)
+        schema = pa.schema([pa.field(one.name, read_type(one.type, one.name)) for one in columns])
+        return Built(stream, Facts(schema, _behind(stream, given)))
+
+    def _applied(
+        self,
+        what: str,
+        operator: Operator,
+        given: Sequence[Built],
+        node: ir.Node,
+        keys: Sequence[tuple[str, ...] | None],
+        **arguments: Any,
+    ) -> Built:
+        """The rows of an operator, with the columns and types of the node."""
+        self._uids[what] = number = self._uids.get(what, 0) + 1
+        # Columns of sources have other names by now, so nothing is inherited by name.
+        arguments = {"event_time": [None] * len(given), "sequence": [None] * len(given), **arguments}
+        key: Any = keys[0] if len(given) == 1 else tuple(keys)
+        if not any(keys):
+            key = None
+        stream = given[0].stream.apply(
+            operator,
+            *(one.stream for one in given[1:]),
+            uid=f"{self._prefix}.{what}-{number}",
+            key=list(key) if len(given) == 1 and key else key,
+            **arguments,
+        )
+        times = arguments["event_time"]
+        specs = [
+            InputSpec(
+                one.facts.schema,
+                tuple(own or ()),
+                times if times is None or isinstance(times, str) else times[n],
+                one.changes,
+                name=f"the input of {what}",
+            )
+            for n, (one, own) in enumerate(zip(given, keys, strict=True))
+        ]
+        bound = OutputSpec.of(operator.bind(specs))
+        found = Built(stream, Facts(bound.schema, operator_changes(stream.node, bound.changes)))
+        texts = []
+        for one in node.columns:
+            own = bound.schema.field(one.name).type
+            same = own == read_type(one.type, one.name)
+            texts.append(
+                _quoted(one.name)
+                if same
+                else f"CAST({_quoted(one.name)} AS {one.type}) AS {_quoted(one.name)}"
+            )
+        if texts == [_quoted(name) for name in bound.schema.names]:
+            return found
+        return self._selected(found, node.columns, texts)
+
+
+def _behind(stream: Stream, given: Built) -> Changelog:
+    return changes_behind(
+        stream.node, [given.changes], given.facts.columns, ROW_KIND_COLUMN in given.facts.columns
+    )
+
+
+def _declared(call: ir.Call) -> Aggregate:
+    found = _FUNCTIONS[call.function](*call.columns, *call.numbers)
+    found = found.distinct() if call.distinct else found
+    found = found.where(call.where) if call.where is not None else found
+    return found.alias(call.name)
+
+
+def _orders(order: Sequence[ir.Order]) -> list[Any]:
+    return [
+        (desc if one.descending else asc)(one.column, nulls="first" if one.nulls_first else "last")
+        for one in order
+    ]
+
+
+def _typed_columns(schema: pa.Schema) -> tuple[ir.Column, ...]:
+    return tuple(ir.Column(field.name, ddl_of(field.type)) for field in schema)
+
+
+def ddl_of(kind: pa.DataType) -> str:
+    """A type as Spark DDL text."""
+    plain = {
+        pa.bool_(): "boolean",
+        pa.int8(): "tinyint",
+        pa.int16(): "smallint",
+        pa.int32(): "int",
+        pa.int64(): "bigint",
+        pa.float32(): "float",
+        pa.float64(): "double",
+        pa.string(): "string",
+        pa.binary(): "binary",
+        pa.date32(): "date",
+    }
+    if kind in plain:
+        return plain[kind]
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp_ntz" if kind.tz is None else "timestamp"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"array<{ddl_of(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{ddl_of(kind.key_type)},{ddl_of(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{','.join(f'{_quoted(one.name)}:{ddl_of(one.type)}' for one in kind)}>"
+    raise SqlError(f"a column of type {kind} has no type in Spark SQL; cast it at the source")
+
+
+def _plain(text: str) -> str | None:
+    """The column that a text is."""
+    if text.startswith("`") and text.endswith("`"):
+        name = text[1:-1]
+        return name.replace("``", "`") if "`" not in name.replace("``", "") else None
+    return (
+        text
+        if text.isidentifier() and text.lower() not in ("null", "true", "false", "current_date")
+        else None
+    )
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _as(own: str, new: str) -> str:
+    return _quoted(own) if own == new else f"{_quoted(own)} AS {_quoted(new)}"

@@ -1,0 +1,188 @@
+"""Spark's analyzer and optimizer, driven rule by rule.
+
+Owns: ``Catalyst``: a session with a stand-in for each source, and the optimized plan of a statement; ``SOURCE`` and
+``COLUMN``, the metadata by which a plan's leaf is known as a source.
+Invariant: rules that are not equivalences over a changelog, or that serve Spark's own execution, are left out. A
+stand-in is neither a local relation, which rules would fold to nothing, nor a streaming one, in which the analyzer
+refuses subqueries.
+
+Spark's own optimizer does not let all of these rules be excluded. Its batches are public, so the fixed point of each is
+computed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.captured import convert_exception
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructField, StructType
+
+from asyncstate.errors import EnvironmentSetupError, SqlError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+SOURCE: Final = "asyncstate.source"
+COLUMN: Final = "asyncstate.column"
+
+_LEFT_OUT: Final = {
+    *("RewriteDistinctAggregates", "DecimalAggregates", "NormalizeFloatingNumbers"),  # operators do it
+    *("InferWindowGroupLimit", "LimitPushDown", "LimitPushDownThroughWindow"),
+    *("InjectRuntimeFilter", "PartitionPruning", "CleanupDynamicPruningFilters"),
+    *(
+        "MergeScalarSubqueries",
+        "MergeSubplans",
+        "CombineJoinedAggregates",
+        "PushPartialAggregationThroughJoin",
+    ),
+    *("RewriteAsOfJoin", "ComputeCurrentTime", "OptimizeCsvJsonExprs"),
+    *("ExtractPythonUDFs", "ExtractPythonUDFFromAggregate", "ExtractGroupingPythonUDFFromAggregate"),
+    "ExtractPythonUDFFromJoinCondition",
+}
+_ROUNDS_MAX: Final = 100
+_CHANGES: Final = re.compile(r"\b(current_timestamp|now|current_date|localtimestamp|current_time)\(")
+
+
+class Catalyst:
+    """A copy of a Spark session in which a statement's sources are tables without rows."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        try:
+            java = spark._jsparkSession
+        except Exception as error:
+            raise EnvironmentSetupError(
+                "a statement is compiled by a classic Spark session, and this one is Spark Connect; compile it "
+                "elsewhere, with `asyncstate sql compile`, and run the stored plan here"
+            ) from error
+        self.spark = spark
+        self.java = java.cloneSession()
+        self.session = SparkSession(spark.sparkContext, self.java)
+        self.jvm: Any = spark.sparkContext._jvm
+        self._batches: list[tuple[int, list[Any]]] | None = None
+
+    def add(self, name: str, schema: StructType) -> None:
+        """A stand-in for a source or a stored view with these columns."""
+        fields = [
+            StructField(one.name, one.dataType, one.nullable, {SOURCE: name, COLUMN: one.name})
+            for one in schema
+        ]
+        rows = self.spark.sparkContext.emptyRDD()
+        self.session.createDataFrame(rows, StructType(fields)).createOrReplaceTempView(quoted(name))
+
+    def parsed(self, text: str) -> Any:
+        """The parsed statement. Raises SqlError."""
+        with sql_errors(text):
+            return self.java.sessionState().sqlParser().parsePlan(text)
+
+    def expression(self, text: str) -> Any:
+        """The parsed expression."""
+        return self.java.sessionState().sqlParser().parseExpression(text)
+
+    def rows(self, plan: Any, text: str = "") -> DataFrame:
+        """A parsed or optimized plan as a DataFrame. Raises SqlError if the analyzer refuses it."""
+        with sql_errors(text):
+            return DataFrame(
+                self.jvm.org.apache.spark.sql.classic.Dataset.ofRows(self.java, plan), self.session
+            )
+
+    def analyzed(self, plan: Any, text: str = "") -> Any:
+        """The analyzed plan of a parsed one. Raises SqlError."""
+        found = self.rows(plan, text)._jdf.queryExecution().analyzed()
+        changing = _CHANGES.search(found.toString())
+        if changing is not None:
+            raise SqlError(
+                f"{changing[1]}() changes without a row that says so; put the time into a column of the source, or "
+                "declare an event time and use windows"
+            )
+        return found
+
+    def optimized(self, analyzed: Any) -> Any:
+        """The plan after all rules that hold for changelogs."""
+        self._set_active()
+        plan = analyzed
+        for limit, rules in self._rules():
+            for _ in range(min(limit, _ROUNDS_MAX)):
+                before = plan
+                for rule in rules:
+                    after = rule.apply(plan)
+                    if not after.fastEquals(plan):
+                        plan = after
+                if limit == 1 or plan.fastEquals(before):
+                    break
+        return plan
+
+    def _rules(self) -> list[tuple[int, list[Any]]]:
+        if self._batches is None:
+            batches = items(self.java.sessionState().optimizer().defaultBatches())
+            self._batches = [
+                (
+                    batch.strategy().maxIterations(),
+                    [rule for rule in items(batch.rules()) if _last(rule.ruleName()) not in _LEFT_OUT],
+                )
+                for batch in batches
+            ]
+        return self._batches
+
+    def _set_active(self) -> None:
+        """Rules read the configuration of the active session."""
+        self.jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.java)
+
+    def seq(self, values: Any) -> Any:
+        """A Scala Seq."""
+        found = self.jvm.java.util.ArrayList()
+        for one in values:
+            found.add(one)
+        return self.jvm.org.apache.spark.api.python.PythonUtils.toSeq(found)
+
+    def type(self, kind: DataType) -> Any:
+        """The JVM's object of a type."""
+        return self.jvm.org.apache.spark.sql.types.DataType.fromJson(kind.json())
+
+
+@contextmanager
+def sql_errors(text: str = "") -> Iterator[None]:
+    """Turn Spark's errors about a statement into SqlError."""
+    try:
+        yield
+    except PySparkException as error:
+        raise SqlError(f"Spark says of the statement: {_message(error, text)}") from error
+    except Py4JJavaError as error:
+        found = _message(convert_exception(error.java_exception), text)
+        raise SqlError(f"Spark says of the statement: {found}") from error
+
+
+def items(seq: Any) -> list[Any]:
+    """The elements of a Scala Seq."""
+    return [seq.apply(number) for number in range(seq.size())]
+
+
+def option(value: Any) -> Any:
+    """The value of a Scala Option, or None."""
+    return value.get() if value.isDefined() else None
+
+
+def quoted(name: str) -> str:
+    """A name in SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _last(rule: str) -> str:
+    return rule.rsplit(".", 1)[-1].rstrip("$").rsplit("$", 1)[-1]
+
+
+def _message(error: Exception, text: str) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    kept = []
+    for line in lines:
+        if line.startswith(("'", "+-", "JVM stacktrace", "== SQL")) or line.lstrip().startswith(
+            ("+-", ":-", "at ")
+        ):
+            break
+        kept.append(line.strip())
+    return f"{' '.join(kept) or type(error).__name__}{f' In: {text.strip()}' if text else ''}"

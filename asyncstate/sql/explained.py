@@ -1,0 +1,52 @@
+"""A compiled query as text.
+
+Owns: ``explained``.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from asyncstate.sql import ir
+
+if TYPE_CHECKING:
+    from asyncstate.sql.statements import Compiled
+
+_HIDDEN = {"inputs", "columns", "sql", "rows"}
+
+
+def explained(compiled: Compiled) -> str:
+    """The nodes, each with what it reads, the part of the statement that it comes from, and warnings."""
+    nodes = list(ir.walk(compiled.root))
+    numbers = {node: number for number, node in enumerate(nodes, 1)}
+    lines = [_line(node, numbers) for node in nodes]
+    return "\n".join([*lines, *(f"note: {note}" for note in compiled.notes)])
+
+
+def _line(node: ir.Node, numbers: dict[ir.Node, int]) -> str:
+    said = [
+        _said(field.name, getattr(node, field.name)) for field in fields(node) if field.name not in _HIDDEN
+    ]
+    read = f" of {', '.join(str(numbers[one]) for one in node.inputs)}" if node.inputs else ""
+    source = f"  -- {node.sql}" if node.sql else ""
+    return f"{numbers[node]:3} {type(node).__name__}{read}: {'; '.join(filter(None, said))}{source}"
+
+
+def _said(name: str, value: Any) -> str:
+    if value in (None, (), False, 0, ""):
+        return ""
+    if isinstance(value, tuple):
+        return f"{name} {', '.join(map(_part, value))}"
+    return f"{name} {value}"
+
+
+def _part(value: Any) -> str:
+    if isinstance(value, ir.Call):
+        inner = f"DISTINCT {', '.join(value.columns)}" if value.distinct else ", ".join(value.columns)
+        where = f" where {value.where}" if value.where else ""
+        return f"{value.function}({inner}){where} AS {value.name}"
+    if isinstance(value, ir.Order):
+        return f"{value.column}{' DESC' if value.descending else ''}"
+    return str(value)

@@ -1,0 +1,258 @@
+"""Catalyst's expressions as Spark SQL texts.
+
+Owns: ``Expressions``: texts over the columns of a plan, and the check that a text means its expression.
+Invariant: a text that Spark would read as another expression is refused.
+
+Spark's ``sql`` is written for people. What it loses is put back here (the type of a decimal), or replaced where it
+names an internal function; the rest is found by reading all texts of a statement again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final
+
+from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
+
+from asyncstate.errors import SqlError
+from asyncstate.sql.catalyst import Catalyst, items, quoted, sql_errors
+
+_TRANSPARENT: Final = {
+    *("KnownFloatingPointNormalized", "NormalizeNaNAndZero", "KnownNotNull", "KnownNullable"),
+    *("KnownNotContainsNull", "ArrayDistinctKey", "Alias"),
+}
+_SUBQUERIES: Final = {"Exists", "ListQuery", "InSubquery", "DynamicPruningSubquery", "LateralSubquery"}
+_LAMBDA: Final = "lambdafunction("
+_ID: Final = re.compile(r"#\d+L?")
+
+
+def kind_of(node: Any) -> str:
+    """The class of an expression or plan, without its package."""
+    return str(node.getClass().getSimpleName()).rstrip("$")
+
+
+def id_of(attribute: Any) -> int:
+    """The id of a named expression."""
+    return int(attribute.exprId().id())
+
+
+def type_of(expression: Any) -> str:
+    """Its type as Spark DDL text."""
+    return str(expression.dataType().catalogString())
+
+
+def ids_in(expression: Any) -> set[int]:
+    """The ids of the attributes that it reads."""
+    return {id_of(one) for one in items(expression.references().toSeq())}
+
+
+def children(expression: Any) -> list[Any]:
+    """The direct parts of an expression."""
+    return items(expression.children())
+
+
+def walk(expression: Any) -> Iterator[Any]:
+    """The expression and all of its parts."""
+    yield expression
+    for one in children(expression):
+        yield from walk(one)
+
+
+def conjuncts(condition: Any) -> list[Any]:
+    """The conditions that AND combines."""
+    if condition is None:
+        return []
+    if kind_of(condition) == "And":
+        return [*conjuncts(condition.left()), *conjuncts(condition.right())]
+    if kind_of(condition) == "Literal" and condition.toString() == "true":
+        return []
+    return [condition]
+
+
+def is_only_valid(condition: Any, own: Collection[int]) -> bool:
+    """Whether a condition says only that these columns, or fields of them, are not null."""
+    return kind_of(condition) == "IsNotNull" and bool(ids_in(condition)) and ids_in(condition) <= set(own)
+
+
+def fragment(node: Any) -> str:
+    """The line and the text of the statement that a plan or expression comes from; empty if Spark does not say."""
+    origin = node.origin()
+    text, start, stop = origin.sqlText(), origin.startIndex(), origin.stopIndex()
+    line = origin.line()
+    where = f"line {line.get()}" if line.isDefined() else ""
+    if text.isDefined() and start.isDefined() and stop.isDefined():
+        found = " ".join(text.get()[start.get() : stop.get() + 1].split())
+        return f"{where}: {found if len(found) < 100 else found[:97] + '...'}"
+    return where
+
+
+def refusal(what: str, remedy: str, node: Any = None) -> SqlError:
+    """The error for something that is not supported, with its place in the statement."""
+    where = "" if node is None else fragment(node)
+    return SqlError(f"{where or 'the statement'}: not kept up to date: {what}; {remedy}")
+
+
+class Expressions:
+    """The texts of one statement."""
+
+    def __init__(self, catalyst: Catalyst) -> None:
+        self._catalyst = catalyst
+        self._x = catalyst.jvm.org.apache.spark.sql.catalyst.expressions
+        self._parsed: dict[str, Any] = {}
+        self._texts: dict[str, Any] = {}
+        self._columns: dict[str, Any] = {}
+        self._retyped = False
+        self.volatile: list[Any] = []
+        """Expressions whose value differs from one evaluation to the next."""
+
+    def generator(self, expression: Any, names: Mapping[int, str]) -> str:
+        """The text of a generator, of which only the arguments are checked."""
+        for one in children(expression):
+            self.text(one, names)
+        return _with_lambdas(str(self._rebuilt(expression, names, {}).sql()))
+
+    def text(
+        self, expression: Any, names: Mapping[int, str], replaced: Mapping[int, str] | None = None
+    ) -> str:
+        """The expression over columns with these names; ``replaced``: the texts of aggregates and subqueries, by id."""
+        if not expression.deterministic():
+            self.volatile.append(expression)
+        self._retyped = False
+        made = self._rebuilt(expression, names, replaced or {})
+        found = _with_lambdas(str(made.sql()))
+        probe = {own: self._probe(own) for own in replaced or {}}
+        if replaced:  # what is checked has columns in place of aggregates and subqueries
+            made = self._rebuilt(expression, names, probe)
+        checked = _with_lambdas(str(made.sql())) if replaced else found
+        if kind_of(made) != "AttributeReference" and checked not in self._texts:
+            self._texts[checked] = self._rebuilt(expression, names, probe, False) if self._retyped else made
+        return found
+
+    def _probe(self, own: int) -> Callable[[Any], Any]:
+        """Makes a column of the type of the expression that is replaced."""
+
+        def column(expression: Any) -> Any:
+            name, kind = f"replaced_{own}", expression.dataType()
+            self._columns[name] = kind
+            empty = self._catalyst.jvm.org.apache.spark.sql.types.Metadata.empty()
+            new = self._x.NamedExpression.newExprId()
+            return self._x.AttributeReference(name, kind, True, empty, new, self._catalyst.seq([]))
+
+        return column
+
+    def read(self, text: str) -> Any:
+        """The expression that a text of ours is, parsed only."""
+        if text not in self._parsed:
+            self._parsed[text] = self._catalyst.expression(text)
+        return self._parsed[text]
+
+    def check(self) -> None:
+        """Read all texts again. Raises SqlError if Spark would read one as another expression."""
+        if not self._texts:
+            return
+        fields = [
+            StructField(name, _parse_datatype_json_string(kind.json()))
+            for name, kind in self._columns.items()
+        ]
+        session = self._catalyst.session
+        rows = session.createDataFrame(session.sparkContext.emptyRDD(), StructType(fields))
+        texts = list(self._texts)
+        try:
+            with sql_errors():
+                checked = rows.selectExpr(*[f"{text} AS `{number}`" for number, text in enumerate(texts)])
+        except SqlError as error:
+            raise SqlError(
+                f"the statement uses a function that cannot be written as text: {error}"
+            ) from error
+        plan = self._catalyst.optimized(checked._jdf.queryExecution().analyzed())
+        if kind_of(plan) != "Project":
+            raise SqlError(f"the texts of the statement became {kind_of(plan)}; write it in another way")
+        for text, again in zip(texts, items(plan.projectList()), strict=True):
+            mine, other = _shape(self._texts[text]), _shape(self._rebuilt(again, None, {}))
+            if mine != other:
+                raise SqlError(
+                    f"{text}: Spark reads this text as {other}, and the statement has {mine}; write it in another way"
+                )
+
+    def _rebuilt(
+        self, e: Any, names: Mapping[int, str] | None, replaced: Mapping[int, Any], typed: bool = True
+    ) -> Any:
+        """With our names of columns (None: as they are), and ``typed`` literals: with a CAST where the text of a
+        literal loses its type."""
+        kind = kind_of(e)
+        if kind == "AttributeReference":
+            if names is None:
+                return e
+            own = id_of(e)
+            if own in replaced:
+                return self._replacement(e, replaced[own])
+            if own not in names:
+                raise refusal(f"{e.toString()} is no column here", "report this statement", e)
+            self._columns[names[own]] = e.dataType()
+            return e.withName(names[own]).withQualifier(self._catalyst.seq([]))
+        if kind == "AggregateExpression":
+            return self._replacement(e, replaced[int(e.resultId().id())])
+        if kind == "ScalarSubquery":
+            return self._replacement(e, replaced[id_of(e)])
+        if kind in _SUBQUERIES:
+            raise refusal(f"a subquery ({kind}) stays in an expression", "write it as a join", e)
+        if kind in _TRANSPARENT:
+            return self._rebuilt(e.child(), names, replaced, typed)
+        if kind == "PreciseTimestampConversion":
+            inner = self._rebuilt(e.child(), names, replaced, typed)
+            return self._x.UnixMicros(inner) if type_of(e) == "bigint" else self._x.MicrosToTimestamp(inner)
+        if kind == "NamedLambdaVariable" and typed and names is not None:
+            self._retyped = True
+            return self.read(quoted(str(e.name())))
+        if kind == "StringSplitSQL":
+            return self._split(e, names, replaced)
+        if kind == "Literal" and typed and names is not None and type_of(e).startswith("decimal"):
+            self._retyped = True
+            return self.read(f"CAST({e.sql()} AS {e.dataType().sql()})")
+        parts = children(e)
+        if not parts:
+            return e
+        new = [self._rebuilt(one, names, replaced, typed) for one in parts]
+        return e.withNewChildren(self._catalyst.seq(new))
+
+    def _replacement(self, e: Any, given: Any) -> Any:
+        return self.read(given) if isinstance(given, str) else given(e)
+
+    def _split(self, e: Any, names: Mapping[int, str] | None, replaced: Mapping[int, Any]) -> Any:
+        """The public function for the internal one that ``split_part`` becomes."""
+        delimiter = e.delimiter()
+        if kind_of(delimiter) != "Literal" or not delimiter.toString() or "\\E" in delimiter.toString():
+            raise refusal("split_part by a delimiter that is no literal", "give a text that is not empty", e)
+        value = self._rebuilt(e.str(), names, replaced)
+        pattern = self._x.Literal.create("\\Q" + delimiter.toString() + "\\E", delimiter.dataType())
+        return self._x.StringSplit(value, pattern, self._x.Literal.apply(-1))
+
+
+def _with_lambdas(text: str) -> str:
+    """The text with ``(x, y) -> body`` for each ``lambdafunction(body, x, y)``, as Spark writes it."""
+    while (start := text.rfind(_LAMBDA)) >= 0:
+        parts, depth, quote = list[str](), 0, ""
+        at = begin = start + len(_LAMBDA)
+        while depth >= 0:
+            char = text[at]
+            if quote:
+                quote = "" if char == quote else quote
+            elif char in "'`\"":
+                quote = char
+            elif char in "([":
+                depth += 1
+            elif char in ")]":
+                depth -= 1
+            if depth < 0 or (char == "," and depth == 0 and not quote):
+                parts.append(text[begin:at].strip())
+                begin = at + 1
+            at += 1
+        body, *names = parts
+        given = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        text = f"{text[:start]}{given} -> {body}{text[at:]}"
+    return text
+
+
+def _shape(expression: Any) -> str:
+    return f"{_ID.sub('', str(expression.toString()))}: {type_of(expression)}"

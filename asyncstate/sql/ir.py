@@ -1,0 +1,284 @@
+"""The nodes of a compiled query, and their JSON.
+
+Owns: the node classes, ``Column``, ``Call``, ``Order``; ``to_json`` and ``from_json``.
+Invariant: a node is immutable, and the names of its columns are unique in the plan; its expressions are Spark SQL texts
+over the columns of its inputs. A node that several nodes read is one object, also after a round trip through JSON.
+Must not import Spark or operators.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import pyarrow as pa
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name, and its type as Spark DDL text."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """A column to sort by."""
+
+    column: str
+    descending: bool = False
+    nulls_first: bool = True
+
+
+@dataclass(frozen=True)
+class Call:
+    """An aggregate or window function over columns of the input; ``name``: the column of its result; ``where``: a
+    boolean column, the rows that count; ``numbers``: literal arguments, such as the offset of ``lag``."""
+
+    name: str
+    function: str
+    columns: tuple[str, ...] = ()
+    distinct: bool = False
+    where: str | None = None
+    numbers: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Node:
+    """``columns``: those of its rows; ``sql``: the part of the query that it comes from, for people."""
+
+    inputs: tuple[Node, ...] = ()
+    columns: tuple[Column, ...] = ()
+    sql: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its columns."""
+        return tuple(column.name for column in self.columns)
+
+    def type_of(self, name: str) -> str:
+        """The type of one of its columns, as Spark DDL text."""
+        return next(column.type for column in self.columns if column.name == name)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scan(Node):
+    """Columns of a source or of a view that is kept; ``own``: their names there, one a column."""
+
+    source: str
+    own: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Constant(Node):
+    """Rows that never change: an Arrow table, in base64."""
+
+    rows: str
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows."""
+        return pa.ipc.open_stream(base64.b64decode(self.rows)).read_all()
+
+    @classmethod
+    def of(cls, table: pa.Table, columns: tuple[Column, ...]) -> Constant:
+        """The node of these rows."""
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+        return cls(columns=columns, rows=base64.b64encode(out.getvalue().to_pybytes()).decode())
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Project(Node):
+    """One text a column."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Filter(Node):
+    """The rows for which all conditions are true."""
+
+    conditions: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Union(Node):
+    """The rows of all inputs, whose columns have the same names and types."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Explode(Node):
+    """A row for each row that the generator ``text`` makes; ``made``: the names of its columns. The other columns are
+    the input's."""
+
+    text: str
+    made: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Aggregate(Node):
+    """One row for each distinct value of the ``keys``; without keys one row, also before there is input."""
+
+    keys: tuple[str, ...]
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WindowAggregate(Node):
+    """An aggregate for each key and window of the event time ``time``; its columns include ``window_start`` and
+    ``window_end``. ``window``: the kind (tumble, hop, session), and its lengths in microseconds."""
+
+    keys: tuple[str, ...]
+    calls: tuple[Call, ...]
+    time: str
+    window: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Join(Node):
+    """``how``: inner, left, right, full, semi, anti, or mark, which adds a boolean column, whether there is a partner.
+    ``condition``: what the join itself checks of candidate rows, see ``residual``. ``bounds``: for a join that its
+    condition bounds in time, the two columns of time and how much later the right one may be, least and most."""
+
+    how: str
+    left_key: tuple[str, ...] = ()
+    right_key: tuple[str, ...] = ()
+    null_safe: bool = False
+    condition: Any = None
+    bounds: tuple[str | int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TemporalJoin(Node):
+    """Left rows with the version of the right row at their time."""
+
+    how: str
+    left_key: tuple[str, ...]
+    right_key: tuple[str, ...]
+    times: tuple[str, str]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rank(Node):
+    """The rows of each key with numbers in (offset, offset + limit]; ``number``: the column of the number."""
+
+    key: tuple[str, ...]
+    order: tuple[Order, ...]
+    limit: int
+    offset: int = 0
+    function: str = "row_number"
+    number: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Limit(Node):
+    """The first rows of all, in an order, or any."""
+
+    order: tuple[Order, ...]
+    limit: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Over(Node):
+    """The input's columns, then one for each call. ``frame``: ("whole",), or ("rows", before, after) or ("range",
+    before, after), None for an end that is unbounded."""
+
+    key: tuple[str, ...]
+    order: tuple[Order, ...]
+    frame: tuple[str | int | None, ...]
+    calls: tuple[Call, ...]
+
+
+_KINDS: Final[Mapping[str, type[Node]]] = {
+    kind.__name__: kind
+    for kind in (
+        Scan,
+        Constant,
+        Project,
+        Filter,
+        Union,
+        Explode,
+        Aggregate,
+        WindowAggregate,
+        Join,
+        TemporalJoin,
+        Rank,
+        Limit,
+        Over,
+    )
+}
+_NESTED: Final[Mapping[str, type]] = {"columns": Column, "calls": Call, "order": Order}
+
+
+def walk(root: Node) -> Iterator[Node]:
+    """All nodes, each once, inputs first."""
+    seen: set[Node] = set()
+
+    def visit(node: Node) -> Iterator[Node]:
+        if node in seen:
+            return
+        seen.add(node)
+        for one in node.inputs:
+            yield from visit(one)
+        yield node
+
+    yield from visit(root)
+
+
+def to_json(root: Node) -> list[dict[str, Any]]:
+    """The plan, inputs first; the last node is ``root``."""
+    nodes = list(walk(root))
+    return [{"node": type(node).__name__, **_fields(node, nodes)} for node in nodes]
+
+
+def from_json(given: Sequence[Mapping[str, Any]]) -> Node:
+    """The plan that ``to_json`` wrote."""
+    nodes: list[Node] = []
+    for one in given:
+        values = {name: _value(name, value) for name, value in one.items() if name != "node"}
+        values["inputs"] = tuple(nodes[number] for number in one["inputs"])
+        nodes.append(_KINDS[one["node"]](**values))
+    return nodes[-1]
+
+
+def _fields(node: Node, nodes: Sequence[Node]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in fields(node):
+        value = getattr(node, field.name)
+        if field.name == "inputs":
+            value = [nodes.index(one) for one in value]
+        elif field.name in _NESTED:
+            value = [[getattr(one, part.name) for part in fields(one)] for one in value]
+        found[field.name] = value
+    return found
+
+
+def _value(name: str, value: Any) -> Any:
+    if name in _NESTED:
+        return tuple(_NESTED[name](*map(_frozen, one)) for one in value)
+    return _frozen(value)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+class Named:
+    """Unique names of columns, numbered by their first appearance."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def of(self, base: str) -> str:
+        """A name that begins like ``base``."""
+        name = f"{''.join(c if c.isalnum() or c == '_' else '_' for c in base)[:40]}_{self._count}"
+        self._count += 1
+        return name

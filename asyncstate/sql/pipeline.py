@@ -1,0 +1,70 @@
+"""A statement as a pipeline, for tests without a running job.
+
+Owns: ``sql_pipeline``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import Source, Stream
+from asyncstate.dataflow.changelog_inference import source_changes
+from asyncstate.errors import SqlError
+from asyncstate.sql.build import Built, Facts
+from asyncstate.sql.statements import Compiled, SqlContext, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def sql_pipeline(
+    *statements: str, spark: SparkSession | None = None, plans: Sequence[Compiled] = (), sink: str = "out"
+) -> Callable[..., None]:
+    """A pipeline for ``PipelineHarness``: the last of the statements goes to a sink called ``sink``.
+
+    ``spark``: the classic session that compiles; with ``plans``, compiled before, none is needed. The function keeps
+    what it has compiled in ``plans`` of its own, so that a restart uses the same.
+    """
+    kept: list[Compiled] = list(plans)
+
+    def pipeline(**streams: Stream) -> None:
+        context = SqlContext(spark)
+        for name, stream in streams.items():
+            context.add(name, table_of(stream))
+        if kept:
+            for plan in kept:
+                built = context.build(plan)
+                context.add(plan.name, Table(built))
+            stream = context.tables[kept[-1].name].built.stream
+        else:
+            found = [context.run(text) for text in statements]
+            if not isinstance(found[-1], Stream):
+                raise SqlError("the last statement of a pipeline is to be a query")
+            stream = found[-1]
+            kept.extend(context.compiled.values())
+        stream.to(_nowhere, name=sink)
+
+    pipeline.plans = kept  # type: ignore[attr-defined]
+    return pipeline
+
+
+def table_of(stream: Stream, schema: pa.Schema | None = None) -> Table:
+    """A source as a table; ``schema``: its columns where the source does not have them."""
+    node = stream.node
+    assert isinstance(node, Source)
+    schema = node.schema if schema is None else schema
+    assert schema is not None
+    kinds = ROW_KIND_COLUMN in schema.names or node.changelog
+    columns = pa.schema([field for field in schema if field.name != ROW_KIND_COLUMN])
+    changes = source_changes(node, [*columns.names, *([ROW_KIND_COLUMN] if kinds else [])], kinds)
+    has_delay = node.times.watermark_delay is not None
+    has_sequence = bool(node.times.sequence)
+    return Table(Built(stream, Facts(columns, changes)), node.times.event_time, has_delay, has_sequence)
+
+
+def _nowhere(rows: Any, batch_id: int) -> None:
+    """A harness gives its sinks no rows."""

@@ -1,0 +1,706 @@
+"""Reads an optimized Catalyst plan into nodes of our own.
+
+Owns: ``Reader``.
+Invariant: what has no node here is refused, with its place in the statement; a subplan that occurs twice is one node.
+Names of columns are numbered by their first appearance, never by Catalyst's ids, so that a statement compiled twice
+gives the same plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from asyncstate.errors import SqlError
+from asyncstate.sql import ir
+from asyncstate.sql.aggregates import AggregateReader
+from asyncstate.sql.catalyst import COLUMN, SOURCE, Catalyst, items, option, quoted
+from asyncstate.sql.expressions import (
+    Expressions,
+    children,
+    conjuncts,
+    fragment,
+    id_of,
+    ids_in,
+    is_only_valid,
+    kind_of,
+    refusal,
+    type_of,
+    walk,
+)
+from asyncstate.sql.residual import ResidualReader
+
+_CONSTANT_ROWS_MAX: Final = 100_000
+_JOINS: Final = {
+    "Inner": "inner",
+    "Cross": "inner",
+    "LeftOuter": "left",
+    "LeftSingle": "single",
+    "RightOuter": "right",
+    "FullOuter": "full",
+    "LeftSemi": "semi",
+    "LeftAnti": "anti",
+}
+_RANKS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
+_SHARED: Final = {"Aggregate", "Join", "Window"}
+_FLIPPED: Final = {
+    "LessThan": "GreaterThan",
+    "LessThanOrEqual": "GreaterThanOrEqual",
+    "GreaterThan": "LessThan",
+    "GreaterThanOrEqual": "LessThanOrEqual",
+}
+_SESSION: Final = "precisetimestampconversion"
+_SESSION_MARK: Final = "spark.sessionWindow"
+Needed = set[int] | None
+"""The ids of the columns that are read; None: all."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A node, and the names of its columns by Catalyst's ids."""
+
+    node: ir.Node
+    names: dict[int, str]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether its rows never change."""
+        return isinstance(self.node, ir.Constant)
+
+
+class Reader:
+    """Reads the plan of one statement. ``windows``: whether windows of event time close ("final")."""
+
+    def __init__(self, catalyst: Catalyst, final_windows: Callable[[ir.Node, str], bool]) -> None:
+        self.catalyst = catalyst
+        self.expressions = Expressions(catalyst)
+        self.text = self.expressions.text
+        self.notes: list[str] = []
+        self._named = ir.Named()
+        self._names: dict[int, str] = {}
+        self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
+        self._final_windows = final_windows
+        self._raw_times: dict[int, Any] = {}
+
+    def read(self, plan: Any) -> ir.Node:
+        """The nodes of a plan; the last has the statement's own names of columns. Raises SqlError."""
+        found = self.plan(plan, None)
+        if found.is_constant:
+            raise SqlError(
+                "the statement reads no source; its rows never change, so there is nothing to keep up to date"
+            )
+        texts, columns, used = [], [], dict[str, int]()
+        for attribute in items(plan.output()):
+            own = str(attribute.name())
+            used[own.lower()] = used.get(own.lower(), 0) + 1
+            if used[own.lower()] > 1:
+                raise refusal(f"two columns are called '{own}'", "give each a name of its own with AS", plan)
+            texts.append(quoted(found.names[id_of(attribute)]))
+            columns.append(ir.Column(own, type_of(attribute)))
+        self.expressions.check()
+        return ir.Project(inputs=(found.node,), columns=tuple(columns), texts=tuple(texts))
+
+    # -- names and columns --------------------------------------------------------------------------------
+
+    def name(self, attribute: Any) -> str:
+        """The name of a column, the same each time."""
+        own = id_of(attribute)
+        if own not in self._names:
+            self._names[own] = self._named.of(str(attribute.name()))
+        return self._names[own]
+
+    def fresh(self, what: str) -> str:
+        """A name for a column that the statement does not have."""
+        return self._named.of(f"__{what}")
+
+    def column(self, expression: Any, name: str) -> ir.Column:
+        """A column of the type of the expression."""
+        return ir.Column(name, type_of(expression))
+
+    def project(self, read: Read, added: dict[str, tuple[str, str]]) -> ir.Node:
+        """The node with more columns: (text, type) by name."""
+        if not added:
+            return read.node
+        kept = read.node.columns
+        columns = (*kept, *(ir.Column(name, kind) for name, (_, kind) in added.items()))
+        texts = (*(quoted(one.name) for one in kept), *(text for text, _ in added.values()))
+        if isinstance(read.node, ir.Constant):
+            rows = self.catalyst.session.createDataFrame(read.node.table)
+            named = [f"{text} AS {quoted(one.name)}" for text, one in zip(texts, columns, strict=True)]
+            return ir.Constant.of(rows.selectExpr(*named).toArrow(), columns)
+        return ir.Project(inputs=(read.node,), columns=columns, texts=texts)
+
+    def only(self, node: ir.Node, names: Sequence[str], sql: str = "") -> ir.Node:
+        """The node with these columns alone."""
+        if tuple(names) == node.names:
+            return node
+        columns = tuple(ir.Column(name, node.type_of(name)) for name in names)
+        return ir.Project(inputs=(node,), columns=columns, texts=tuple(map(quoted, names)), sql=sql)
+
+    def key_columns(
+        self, expressions: Sequence[Any], names: dict[int, str], added: dict[str, tuple[str, str]]
+    ) -> list[str]:
+        """The columns of a key; ``added`` gets those that are computed, and the fields of structs."""
+        found = []
+        for one in expressions:
+            if type_of(one).startswith("struct<"):
+                for field in items(one.dataType().toSeq()):
+                    column = self.fresh("key")
+                    text = f"({self.text(one, names)}).{quoted(str(field.name()))}"
+                    added[column] = text, str(field.dataType().catalogString())
+                    found.append(column)
+            elif kind_of(one) == "AttributeReference":
+                found.append(names[id_of(one)])
+            else:
+                column = self.fresh("key")
+                added[column] = self.text(one, names), type_of(one)
+                found.append(column)
+        return list(dict.fromkeys(found))
+
+    def order(
+        self, specs: Sequence[Any], names: dict[int, str], added: dict[str, tuple[str, str]]
+    ) -> tuple[ir.Order, ...]:
+        """The columns of an ORDER BY."""
+        found = []
+        for spec in specs:
+            one = spec.child()
+            if kind_of(one) == "AttributeReference":
+                column = names[id_of(one)]
+            else:
+                column = self.fresh("order")
+                added[column] = self.text(one, names), type_of(one)
+            descending = spec.direction().toString() != "Ascending"
+            found.append(ir.Order(column, descending, "NullsFirst" in spec.nullOrdering().toString()))
+        return tuple(
+            {one.column: one for one in reversed(found)}[one]
+            for one in dict.fromkeys(o.column for o in found)
+        )
+
+    @contextmanager
+    def raw_times(self, windows: dict[int, Any], plan: Any) -> Iterator[None]:
+        """Meanwhile a column of windows has the time that they are made of, wherever it is renamed in ``plan``."""
+        (own, time), before = next(iter(windows.items())), self._raw_times
+        found = {own: time}
+        while kind_of(plan) in ("Project", "Filter"):
+            for one in items(plan.projectList()) if kind_of(plan) == "Project" else ():
+                if (
+                    id_of(one) in found
+                    and kind_of(one) == "Alias"
+                    and kind_of(one.child()) == "AttributeReference"
+                ):
+                    found[id_of(one.child())] = time
+            plan = plan.child()
+        self._raw_times = found
+        try:
+            yield
+        finally:
+            self._raw_times = before
+
+    # -- plans --------------------------------------------------------------------------------------------
+
+    def plan(self, plan: Any, needed: Needed) -> Read:
+        """Read a plan of which at least the columns ``needed`` are read."""
+        kind = kind_of(plan)
+        if self._is_constant(plan):
+            return self._constant(plan)
+        key = None
+        if kind in _SHARED:
+            canonical = plan.canonicalized()
+            key = int(canonical.hashCode()), kind
+            for other, read, output in self._made.get(key, []):
+                again = self._again(read, output, plan, needed) if other.equals(canonical) else None
+                if again is not None:
+                    return again
+        method = getattr(self, f"_{kind.lower()}", None)
+        if method is None:
+            raise refusal(
+                f"{kind} has no operator that keeps it up to date", "write the query without it", plan
+            )
+        found: Read = method(plan, needed)
+        if not found.node.sql:
+            said = fragment(plan)
+            found = Read(replace(found.node, sql=said), found.names) if said else found
+        if key is not None:
+            output = [id_of(one) for one in items(plan.output())]
+            self._made.setdefault(key, []).append((plan.canonicalized(), found, output))
+        return found
+
+    def _again(self, read: Read, output: list[int], plan: Any, needed: Needed) -> Read | None:
+        """A subplan that was read before, under the names of this one; None if it lacks a column."""
+        texts, columns, names = [], [], {}
+        for old, attribute in zip(output, items(plan.output()), strict=True):
+            if old in read.names:
+                new = self.name(attribute)
+                names[id_of(attribute)] = new
+                texts.append(quoted(read.names[old]))
+                columns.append(ir.Column(new, read.node.type_of(read.names[old])))
+            elif needed is None or id_of(attribute) in needed:
+                return None
+        self.notes.append(f"{fragment(plan) or kind_of(plan)} is computed once")
+        return Read(ir.Project(inputs=(read.node,), columns=tuple(columns), texts=tuple(texts)), names)
+
+    def _is_constant(self, plan: Any) -> bool:
+        return not any(source_of(leaf) for leaf in _leaves(plan))
+
+    def _constant(self, plan: Any) -> Read:
+        """The rows of a plan that reads no source, as they are now."""
+        rows = self.catalyst.rows(plan)
+        output = items(plan.output())
+        names = {id_of(one): self.name(one) for one in output}
+        table: pa.Table = rows.toDF(*names.values()).limit(_CONSTANT_ROWS_MAX + 1).toArrow()
+        if table.num_rows > _CONSTANT_ROWS_MAX:
+            raise refusal(
+                f"a table that no source changes has more than {_CONSTANT_ROWS_MAX} rows",
+                "declare it as a source with initial=, or join it by a lookup",
+                plan,
+            )
+        return Read(ir.Constant.of(table, tuple(self.column(one, self.name(one)) for one in output)), names)
+
+    def _logicalrdd(self, plan: Any, needed: Needed) -> Read:
+        output = items(plan.output())
+        wanted = [one for one in output if needed is None or id_of(one) in needed] or output[:1]
+        names = {id_of(one): self.name(one) for one in wanted}
+        node = ir.Scan(
+            columns=tuple(self.column(one, self.name(one)) for one in wanted),
+            source=str(output[0].metadata().getString(SOURCE)),
+            own=tuple(str(one.metadata().getString(COLUMN)) for one in wanted),
+        )
+        return Read(node, names)
+
+    def _project(self, plan: Any, needed: Needed) -> Read:
+        wanted = [one for one in items(plan.projectList()) if needed is None or id_of(one) in needed]
+        below = self.plan(plan.child(), set().union(*map(ids_in, wanted)))
+        below, replaced = self._subqueries(below, wanted)
+        return self.projected(below, wanted, replaced)
+
+    def projected(self, below: Read, wanted: Sequence[Any], replaced: dict[int, str]) -> Read:
+        """The named expressions ``wanted`` over a node."""
+        texts, columns, names = [], [], {}
+        for one in wanted:
+            bare = one.child() if kind_of(one) == "Alias" else one
+            new = self.name(one)
+            if id_of(one) in self._raw_times:
+                raw = self._raw_times[id_of(one)]
+                bare = raw if id_of(raw) in below.names else bare
+            elif _SESSION in bare.toString() and one.metadata().contains(_SESSION_MARK):
+                raise refusal(
+                    "session_window that is not grouped by", "group by it and the columns of a session", one
+                )
+            texts.append(self.text(bare, below.names, replaced))
+            columns.append(self.column(self._raw_times.get(id_of(one), bare), new))
+            names[id_of(one)] = new
+        if not texts:  # only the number of rows is read
+            texts, columns = ["1"], [ir.Column(self.fresh("row"), "int")]
+        return Read(ir.Project(inputs=(below.node,), columns=tuple(columns), texts=tuple(texts)), names)
+
+    def _filter(self, plan: Any, needed: Needed) -> Read:
+        conditions = [one for one in conjuncts(plan.condition()) if not is_only_valid(one, self._raw_times)]
+        ranked = self._ranked(plan, conditions, needed)
+        if ranked is not None:
+            return ranked
+        below = None if needed is None else needed | ids_in(plan.condition())
+        child = self.plan(plan.child(), below)
+        if not conditions:
+            return child
+        found, replaced = self._subqueries(child, conditions)
+        texts = tuple(self.text(one, found.names, replaced) for one in conditions)
+        node: ir.Node = ir.Filter(inputs=(found.node,), columns=found.node.columns, conditions=texts)
+        return Read(self.only(node, child.node.names) if replaced else node, child.names)
+
+    def _subqueries(self, read: Read, expressions: Sequence[Any]) -> tuple[Read, dict[int, str]]:
+        """Join the scalar subqueries of the expressions to the rows: the text of each, by its id."""
+        replaced: dict[int, str] = {}
+        for expression in expressions:
+            for one in walk(expression):
+                if kind_of(one) != "ScalarSubquery" or id_of(one) in replaced:
+                    continue
+                if items(one.outerAttrs()):
+                    raise refusal("a correlated subquery stays in an expression", "write it as a join", one)
+                (attribute,) = items(one.plan().output())
+                sub = self.plan(one.plan(), None)
+                if sub.is_constant:
+                    raise refusal("a subquery over constant tables", "put its value into the text", one)
+                column = self.fresh("scalar")
+                kind = ir.Column(column, type_of(one))
+                value = ir.Project(
+                    inputs=(sub.node,), columns=(kind,), texts=(quoted(sub.names[id_of(attribute)]),)
+                )
+                node = ir.Join(
+                    inputs=(read.node, value),
+                    columns=(*read.node.columns, kind),
+                    how="single",
+                    sql=fragment(one),
+                )
+                read = Read(node, read.names)
+                replaced[id_of(one)] = quoted(column)
+        return read, replaced
+
+    def _aggregate(self, plan: Any, needed: Needed) -> Read:
+        return AggregateReader(self, plan, needed, self._final_windows).read()
+
+    def _sort(self, plan: Any, needed: Needed) -> Read:
+        return self.plan(plan.child(), needed)
+
+    def _locallimit(self, plan: Any, needed: Needed) -> Read:
+        return self.plan(plan.child(), needed)
+
+    def _repartitionbyexpression(self, plan: Any, needed: Needed) -> Read:
+        return self.plan(plan.child(), needed)
+
+    _rebalancepartitions = _repartition = _resolvedhint = _subqueryalias = _repartitionbyexpression
+
+    def _globallimit(self, plan: Any, needed: Needed) -> Read:
+        limit, below, offset = int(plan.limitExpr().toString()), plan.child(), 0
+        while kind_of(below) == "LocalLimit":
+            below = below.child()
+        if kind_of(below) == "Offset":
+            offset, below = int(below.offsetExpr().toString()), below.child()
+        if limit == 0:
+            raise refusal("LIMIT 0 has no rows", "leave the query out", plan)
+        projects, node = [], below
+        while kind_of(node) == "Project":
+            projects.append(node)
+            node = node.child()
+        if kind_of(node) != "Sort":
+            child = self.plan(below, needed)
+            self.notes.append("LIMIT without ORDER BY keeps the rows that come first")
+            found: ir.Node = ir.Limit(
+                inputs=(child.node,), columns=child.node.columns, order=(), limit=limit, offset=offset
+            )
+            return Read(found, child.names)
+        child = self.plan(node.child(), None)
+        added: dict[str, tuple[str, str]] = {}
+        order = self.order(items(node.order()), child.names, added)
+        given = self.project(child, added)
+        found = ir.Limit(inputs=(given,), columns=given.columns, order=order, limit=limit, offset=offset)
+        read = Read(self.only(found, child.node.names), child.names)
+        for one in reversed(projects):
+            read = self.projected(read, items(one.projectList()), {})
+        return read
+
+    def _offset(self, plan: Any, _: Needed) -> Read:
+        raise refusal("OFFSET without LIMIT", "give a LIMIT, too", plan)
+
+    def _union(self, plan: Any, needed: Needed) -> Read:
+        output = items(plan.output())
+        columns = tuple(self.column(one, f"{self.name(one)}_u") for one in output)
+        parts = []
+        for below in items(plan.children()):
+            child = self.plan(below, None)
+            if child.is_constant:
+                raise refusal(
+                    "a UNION with rows that no source changes",
+                    "write these rows into one of the sources, or declare them as a source with initial=",
+                    below,
+                )
+            texts = []
+            for given, column in zip(items(below.output()), columns, strict=True):
+                text = quoted(child.names[id_of(given)])
+                texts.append(text if type_of(given) == column.type else f"CAST({text} AS {column.type})")
+            parts.append(ir.Project(inputs=(child.node,), columns=columns, texts=tuple(texts)))
+        names = {id_of(one): column.name for one, column in zip(output, columns, strict=True)}
+        return Read(ir.Union(inputs=tuple(parts), columns=columns), names)
+
+    def _expand(self, plan: Any, _: Needed) -> Read:
+        output = items(plan.output())
+        projections = [items(one) for one in items(plan.projections())]
+        child = self.plan(plan.child(), set().union(*(ids_in(one) for part in projections for one in part)))
+        raw = {
+            number: self._raw_times[id_of(one)]
+            for number, one in enumerate(output)
+            if id_of(one) in self._raw_times
+        }
+        if raw:  # one row for all windows of a row
+            projections = [[raw.get(number, one) for number, one in enumerate(projections[0])]]
+        columns = tuple(
+            self.column(raw.get(number, one), self.name(one)) for number, one in enumerate(output)
+        )
+        parts = []
+        for part in projections:
+            texts = []
+            for one, column in zip(part, columns, strict=True):
+                text = self.text(one, child.names)
+                texts.append(text if type_of(one) == column.type else f"CAST({text} AS {column.type})")
+            parts.append(ir.Project(inputs=(child.node,), columns=columns, texts=tuple(texts)))
+        names = {id_of(one): column.name for one, column in zip(output, columns, strict=True)}
+        if len(parts) == 1:
+            return Read(parts[0], names)
+        return Read(ir.Union(inputs=tuple(parts), columns=columns), names)
+
+    def _generate(self, plan: Any, _: Needed) -> Read:
+        child, generator = self.plan(plan.child(), None), plan.generator()
+        output = items(plan.generatorOutput())
+        made = tuple(self.column(one, self.name(one)) for one in output)
+        names = {id_of(one): self.name(one) for one in output}
+        if kind_of(generator) == "ReplicateRows":
+            count, *values = children(generator)
+            hidden = self.fresh("copy")
+            given = self.project(child, {})
+            columns = (*made, ir.Column(hidden, "bigint"))
+            inner = ir.Project(
+                inputs=(given,),
+                columns=(*made, ir.Column(hidden, "bigint")),
+                texts=(*(self.text(one, child.names) for one in values), self.text(count, child.names)),
+            )
+            copies = ir.Column(self.fresh("copy"), "bigint")
+            node = ir.Explode(
+                inputs=(inner,),
+                columns=(*columns, copies),
+                text=f"explode(sequence(1L, {quoted(hidden)}))",
+                made=(copies.name,),
+            )
+            return Read(self.only(node, [one.name for one in made]), names)
+        text = self.expressions.generator(generator, child.names)
+        if plan.outer():
+            text = re.sub(r"^(\w+)\(", r"\1_outer(", text)
+        columns = (*child.node.columns, *made)
+        node = ir.Explode(
+            inputs=(child.node,), columns=columns, text=text, made=tuple(one.name for one in made)
+        )
+        return Read(node, {**child.names, **names})
+
+    # -- joins --------------------------------------------------------------------------------------------
+
+    def _join(self, plan: Any, needed: Needed) -> Read:
+        kind = plan.joinType().toString()
+        mark = plan.joinType().exists() if kind.startswith("ExistenceJoin") else None
+        how = "mark" if mark is not None else _JOINS.get(kind)
+        if how is None:
+            raise refusal(f"a join of the kind {kind}", "write it as another join", plan)
+        condition = option(plan.condition())
+        read_by = ids_in(condition) if condition is not None else set()
+        outputs = [{id_of(one) for one in items(side.output())} for side in (plan.left(), plan.right())]
+        wanted: list[Needed] = [None if needed is None else (needed | read_by) & own for own in outputs]
+        if how in ("semi", "anti", "mark"):
+            wanted[1] = read_by & outputs[1]
+        sides = [self.plan(plan.left(), wanted[0]), self.plan(plan.right(), wanted[1])]
+        self._check_constants(plan, how, sides)
+        pairs, rest = _equalities(conjuncts(condition), outputs)
+        added: list[dict[str, tuple[str, str]]] = [{}, {}]
+        keys = self._join_key(pairs, sides, added)
+        behind = rest if how == "inner" else []
+        checked = None
+        if rest and how != "inner":
+            checked = ResidualReader(self, sides, outputs, added).read(rest)
+        shown = ["semi", "anti"]
+        given = [self.project(side, more) for side, more in zip(sides, added, strict=True)]
+        columns = given[0].columns if how in (*shown, "mark") else (*given[0].columns, *given[1].columns)
+        names = {**sides[0].names} if how in (*shown, "mark") else {**sides[0].names, **sides[1].names}
+        kept = [one.name for one in sides[0].node.columns]
+        kept += [] if how in (*shown, "mark") else [one.name for one in sides[1].node.columns]
+        if mark is not None:
+            columns = (*columns, ir.Column(self.name(mark), "boolean"))
+            names[id_of(mark)] = self.name(mark)
+            kept.append(self.name(mark))
+        safe = bool(pairs) and all(one[2] for one in pairs)
+        if not pairs:
+            self.notes.append(
+                f"{fragment(plan) or 'a join'}: a join without an equality runs in one partition"
+            )
+        node: ir.Node = ir.Join(
+            inputs=(given[0], given[1]),
+            columns=columns,
+            how=how,
+            left_key=tuple(keys[0]),
+            right_key=tuple(keys[1]),
+            null_safe=safe,
+            condition=checked,
+        )
+        if behind:
+            texts = tuple(self.text(one, names) for one in behind)
+            node = ir.Filter(inputs=(node,), columns=node.columns, conditions=texts)
+        return Read(self.only(node, kept), names)
+
+    def _check_constants(self, plan: Any, how: str, sides: Sequence[Read]) -> None:
+        constant = [side.is_constant for side in sides]
+        if (constant[0] and how not in ("inner", "right")) or (
+            constant[1] and how not in ("inner", "left", "semi", "anti")
+        ):
+            raise refusal(
+                f"a {how} join that keeps rows of a table that no source changes",
+                "declare the table as a source with initial=, or join the other way round",
+                plan,
+            )
+
+    def _join_key(
+        self,
+        pairs: Sequence[tuple[Any, Any, bool]],
+        sides: Sequence[Read],
+        added: Sequence[dict[str, tuple[str, str]]],
+    ) -> list[list[str]]:
+        """The key columns of both sides. A null-safe equality beside others becomes two: whether the value is null,
+        and the value with a default for null."""
+        keys: list[list[str]] = [[], []]
+        safe = all(one[2] for one in pairs)
+        for *both, is_safe in pairs:
+            for side, one in enumerate(both):
+                text = self.text(one, sides[side].names)
+                if is_safe and not safe:
+                    default = self.catalyst.jvm.org.apache.spark.sql.catalyst.expressions.Literal.default(
+                        one.dataType()
+                    )
+                    null, value = self.fresh("null"), self.fresh("key")
+                    added[side][null] = f"({text}) IS NULL", "boolean"
+                    added[side][value] = f"coalesce({text}, {default.sql()})", type_of(one)
+                    keys[side] += [null, value]
+                elif kind_of(one) == "AttributeReference" and sides[side].names[id_of(one)] not in keys[side]:
+                    keys[side].append(sides[side].names[id_of(one)])
+                else:
+                    value = self.fresh("key")
+                    added[side][value] = text, type_of(one)
+                    keys[side].append(value)
+        return keys
+
+    def _asofjoin(self, plan: Any, _: Needed) -> Read:
+        how = {"Inner": "inner", "LeftOuter": "left"}.get(plan.joinType().toString())
+        condition = plan.asOfCondition()
+        times = [condition.left(), condition.right()] if kind_of(condition) == "GreaterThanOrEqual" else []
+        outputs = [{id_of(one) for one in items(side.output())} for side in (plan.left(), plan.right())]
+        pairs, rest = _equalities(conjuncts(option(plan.condition())), outputs)
+        plain = [
+            kind_of(one) == "AttributeReference" for one in (*times, *(e for pair in pairs for e in pair[:2]))
+        ]
+        if how is None or not times or rest or not pairs or not all(plain) or any(pair[2] for pair in pairs):
+            raise refusal(
+                "this ASOF JOIN",
+                "write ASOF [LEFT] JOIN r MATCH_CONDITION (l.time >= r.time) ON l.key = r.key, with columns alone",
+                plan,
+            )
+        sides = [self.plan(plan.left(), None), self.plan(plan.right(), None)]
+        keys = [tuple(sides[n].names[id_of(pair[n])] for pair in pairs) for n in (0, 1)]
+        node = ir.TemporalJoin(
+            inputs=(sides[0].node, sides[1].node),
+            columns=(*sides[0].node.columns, *sides[1].node.columns),
+            how=how,
+            left_key=keys[0],
+            right_key=keys[1],
+            times=(sides[0].names[id_of(times[0])], sides[1].names[id_of(times[1])]),
+        )
+        return Read(node, {**sides[0].names, **sides[1].names})
+
+    # -- rankings and windows -----------------------------------------------------------------------------
+
+    def _ranked(self, plan: Any, conditions: Sequence[Any], needed: Needed) -> Read | None:
+        """Rows chosen by their number: a ranking that keeps the best ones only. None if it is not of this form."""
+        window = plan.child()
+        if kind_of(window) != "Window" or len(items(window.windowExpressions())) != 1:
+            return None
+        (alias,) = items(window.windowExpressions())
+        own, order = id_of(alias), items(window.orderSpec())
+        function = _RANKS.get(kind_of(alias.child().windowFunction()))
+        if function is None or not order:
+            return None
+        bounds = [(one, _bound(one, own)) for one in conditions]
+        rest = [one for one, bound in bounds if bound is None]
+        highest = [bound[1] for _, bound in bounds if bound is not None and bound[1] is not None]
+        lowest = [bound[0] for _, bound in bounds if bound is not None and bound[0] is not None]
+        if not highest:
+            return None
+        offset, limit = max([one - 1 for one in lowest] + [0]), min(highest)
+        if limit <= offset:
+            raise refusal(f"no row has a number from {offset + 1} to {limit}", "leave the query out", plan)
+        numbered = needed is None or own in needed or any(own in ids_in(one) for one in rest)
+        below = None
+        if needed is not None:
+            parts = [*rest, *order, *items(window.partitionSpec())]
+            below = needed.union(*map(ids_in, parts)) - {own}
+        child = self.plan(window.child(), below)
+        added: dict[str, tuple[str, str]] = {}
+        by = self.order(order, child.names, added)
+        key = self.key_columns(items(window.partitionSpec()), child.names, added)
+        given = self.project(child, added)
+        number = self.name(alias) if numbered else None
+        more = () if number is None else (ir.Column(number, "int"),)
+        node: ir.Node = ir.Rank(
+            inputs=(given,),
+            columns=(*given.columns, *more),
+            key=tuple(key),
+            order=by,
+            limit=limit - offset,
+            offset=offset,
+            function=function,
+            number=number,
+            sql=fragment(plan),
+        )
+        names = dict(child.names) if number is None else {**child.names, own: number}
+        if rest:
+            texts = tuple(self.text(one, names) for one in rest)
+            node = ir.Filter(inputs=(node,), columns=node.columns, conditions=texts)
+        return Read(self.only(node, [*child.node.names, *([] if number is None else [number])]), names)
+
+    def _window(self, plan: Any, needed: Needed) -> Read:
+        from asyncstate.sql.over import OverReader
+
+        return OverReader(self, plan, needed).read()
+
+
+def source_of(leaf: Any) -> str | None:
+    """The source that a leaf of a plan stands for."""
+    if kind_of(leaf) != "LogicalRDD":
+        return None
+    output = items(leaf.output())
+    is_ours = bool(output) and output[0].metadata().contains(SOURCE)
+    return str(output[0].metadata().getString(SOURCE)) if is_ours else None
+
+
+def sources_of(plan: Any) -> set[str]:
+    """All sources that a plan reads, also in subqueries."""
+    return {name for leaf in _leaves(plan) if (name := source_of(leaf)) is not None}
+
+
+def _leaves(plan: Any) -> list[Any]:
+    found = items(plan.collectLeaves())
+    for sub in items(plan.subqueriesAll()):
+        found += items(sub.collectLeaves())
+    return found
+
+
+def _equalities(
+    conditions: Sequence[Any], outputs: Sequence[set[int]]
+) -> tuple[list[tuple[Any, Any, bool]], list[Any]]:
+    """The equalities of the left and the right side, (left, right, null-safe), and the other conditions."""
+    pairs, rest = [], []
+    for one in conditions:
+        kind = kind_of(one)
+        if kind in ("EqualTo", "EqualNullSafe"):
+            a, b = one.left(), one.right()
+            of_a, of_b = ids_in(a), ids_in(b)
+            if of_a and of_b and of_a <= outputs[0] and of_b <= outputs[1]:
+                pairs.append((a, b, kind == "EqualNullSafe"))
+                continue
+            if of_a and of_b and of_a <= outputs[1] and of_b <= outputs[0]:
+                pairs.append((b, a, kind == "EqualNullSafe"))
+                continue
+        rest.append(one)
+    return pairs, rest
+
+
+def _bound(condition: Any, own: int) -> tuple[int | None, int | None] | None:
+    """The (lowest, highest) number that a condition on attribute ``own`` allows; None if it is another condition."""
+    kind = kind_of(condition)
+    if (
+        kind == "IsNotNull"
+        and kind_of(condition.child()) == "AttributeReference"
+        and id_of(condition.child()) == own
+    ):
+        return None, None
+    if kind not in (*_FLIPPED, "EqualTo"):
+        return None
+    a, b = condition.left(), condition.right()
+    if kind_of(a) == "Literal":
+        a, b, kind = b, a, _FLIPPED.get(kind, kind)
+    if kind_of(a) != "AttributeReference" or id_of(a) != own or kind_of(b) != "Literal":
+        return None
+    n = int(b.toString())
+    return {
+        "LessThan": (None, n - 1),
+        "LessThanOrEqual": (None, n),
+        "EqualTo": (n, n),
+        "GreaterThan": (n + 1, None),
+        "GreaterThanOrEqual": (n, None),
+    }[kind]

@@ -1,0 +1,126 @@
+"""DynamicFilter and OneRowJoin: what a change of the one row emits, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from asyncstate.errors import OperatorError, SchemaError, StateAccessError
+from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
+from asyncstate.state.broadcast_state import BroadcastStateDescriptor
+from asyncstate.testing import OperatorHarness
+from operators import DynamicFilter, OneRowJoin
+
+PRODUCTS = pa.schema([("product", pa.string()), ("total", pa.int64())])
+LIMIT = pa.schema([("limit", pa.int64())])
+ROWS = [("a", 1), ("b", 5), ("c", 9), ("d", None)]
+
+
+def harness(operator: Any, **more: Any) -> OperatorHarness:
+    return OperatorHarness(operator, [PRODUCTS, LIMIT], [["product"], None], **more)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_only_rows_between_the_bounds_change(async_enabled: bool, parallelism: int) -> None:
+    made = harness(DynamicFilter("total", ">", "limit"), async_enabled=async_enabled, parallelism=parallelism)
+    with made as first:
+        first.push(ROWS, input=0)
+        assert first.end_batch() == []
+        first.push([(4,)], input=1)
+        assert sorted(first.end_batch()) == [("+I", "b", 5), ("+I", "c", 9)]
+        snapshot = first.snapshot()
+    with first.restore(snapshot, parallelism=2) as second:
+        second.push([(4,), (8,)], kinds=["-U", "+U"], input=1)
+        assert second.end_batch() == [("-D", "b", 5)]
+        second.push([(8,), (0,)], kinds=["-U", "+U"], input=1)
+        second.push([("e", 0), ("f", 3)], input=0)
+        assert sorted(second.end_batch()) == [("+I", "a", 1), ("+I", "b", 5), ("+I", "f", 3)]
+        second.push([("c", 9), ("c", 0)], kinds=["-U", "+U"], input=0)
+        assert second.end_batch() == [("-D", "c", 9)]
+        second.push([(0,)], kinds=["-D"], input=1)
+        assert sorted(second.end_batch()) == [("-D", "a", 1), ("-D", "b", 5), ("-D", "f", 3)]
+
+
+def test_rows_outside_of_the_bounds_are_not_read(async_enabled: bool) -> None:
+    rows = [(f"p{number}", number) for number in range(1_000)]
+    with harness(DynamicFilter("total", "<=", "limit"), async_enabled=async_enabled) as made:
+        made.push(rows, input=0)
+        made.push([(500,)], input=1)
+        assert len(made.end_batch()) == 501
+        made.push([(500,), (502,)], kinds=["-U", "+U"], input=1)
+        assert sorted(made.end_batch()) == [("+I", "p501", 501), ("+I", "p502", 502)]
+
+
+def test_a_new_row_replaces_the_columns_of_the_old_one(async_enabled: bool) -> None:
+    with harness(OneRowJoin(), async_enabled=async_enabled) as made:
+        made.push([("a", 1)], input=0)
+        assert made.end_batch() == [("+I", "a", 1, None)]
+        made.push([(4,)], input=1)
+        made.push([("b", 2)], input=0)
+        assert made.end_batch() == [("-D", "a", 1, None), ("+I", "a", 1, 4), ("+I", "b", 2, 4)]
+
+
+def test_several_rows_are_an_error(async_enabled: bool) -> None:
+    for operator in (DynamicFilter("total", ">", "limit"), OneRowJoin()):
+        with harness(operator, async_enabled=async_enabled) as made:
+            made.push([(4,)], input=1)
+            made.end_batch()
+            made.push([(4,)], input=1)
+            with pytest.raises(OperatorError, match="the second input has 2 rows, but may have one"):
+                made.end_batch()
+
+
+def test_retractions_of_nothing_are_counted(async_enabled: bool) -> None:
+    with harness(OneRowJoin(), async_enabled=async_enabled) as made:
+        made.push([("a", 1)], kinds=["-D"], input=0)
+        assert made.end_batch() == []
+        assert made.statistics()["counter.retractions_without_state"] == 1
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(SchemaError, match="comparison is '!='"):
+        DynamicFilter("total", "!=", "limit")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="kind is 'full'"):
+        OneRowJoin("full")  # type: ignore[arg-type]
+    with pytest.raises(SchemaError, match="'product' of .* is string but 'limit' of .* is int64; cast one"):
+        harness(DynamicFilter("product", ">", "limit"))
+    with pytest.raises(SchemaError, match="has no column 'nothing'"):
+        harness(DynamicFilter("nothing", ">", "limit"))
+
+
+class _Late(BundleOperator):
+    """Writes broadcast state where it must not."""
+
+    num_inputs = 2
+    broadcast_input = 1
+
+    def bind(self, inputs: Any) -> pa.Schema:
+        spec: InputSpec = inputs[0]
+        return spec.schema
+
+    def open(self, context: OperatorContext) -> None:
+        self._state = context.get_state(BroadcastStateDescriptor("kept", pa.int64(), pa.int64()))
+
+    def process_broadcast(self, rows: Bundle, ctx: BundleContext) -> Any:
+        self._state.put(0, rows.num_rows)
+        return None
+
+    def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
+        self._state.put(0, 1)
+
+
+class _Without(_Late):
+    process_broadcast = BundleOperator.process_broadcast
+
+
+def test_bundle_operators_write_broadcast_state_where_it_is_allowed(async_enabled: bool) -> None:
+    with harness(_Late(), async_enabled=async_enabled) as made:
+        made.push([(4,)], input=1)
+        made.end_batch()
+        made.push([("a", 1)], input=0)
+        with pytest.raises((OperatorError, StateAccessError), match="in process_broadcast"):
+            made.end_batch()
+    with pytest.raises(SchemaError, match="has a broadcast input but no process_broadcast method"):
+        harness(_Without())

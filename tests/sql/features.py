@@ -1,0 +1,298 @@
+# ruff: noqa: E501  # statements are data, one a line
+"""One small statement a feature, over tables with nulls, equal rows and none.
+
+Owns: ``FEATURES``, a statement and, where DuckDB's words differ, its own; ``REFUSED``, and what the refusal says;
+``changing_tables``.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+
+from tests.sql.tables import Change, Row, Tables
+
+_LONG, _TEXT = pa.int64(), pa.string()
+SCHEMAS = {
+    "t": pa.schema([("a", _LONG), ("b", _LONG), ("c", _TEXT)]),
+    "u": pa.schema([("a", _LONG), ("d", _LONG), ("e", _TEXT)]),
+    "v": pa.schema([("d", _LONG), ("f", _LONG)]),
+}
+
+
+def changing_tables(seed: int, batches: int = 6, size: int = 14) -> Tables:
+    """Random rows that come, change and go; the fourth micro-batch empties the tables first, the third adds nothing."""
+    rng = random.Random(seed)
+
+    def some(value: Any) -> Any:
+        return None if rng.random() < 0.15 else value
+
+    def row(name: str) -> Row:
+        if name == "t":
+            return some(rng.randrange(5)), some(rng.randrange(8)), some(rng.choice("xyz"))
+        if name == "u":
+            return some(rng.randrange(5)), some(rng.randrange(6)), some(rng.choice("xyw"))
+        return some(rng.randrange(6)), some(rng.randrange(4))
+
+    there: dict[str, list[Row]] = {name: [] for name in SCHEMAS}
+    changes: dict[str, list[list[Change]]] = {name: [] for name in SCHEMAS}
+    for batch in range(batches):
+        for name, rows in there.items():
+            out: list[Change] = []
+            if batch == 3:
+                out += [("-D", one) for one in rows]
+                rows.clear()
+            for number in sorted(rng.sample(range(len(rows)), len(rows) // 3), reverse=True):
+                old = rows.pop(number)
+                if rng.random() < 0.5:
+                    out.append(("-D", old))
+                    continue
+                new = row(name)
+                out += [("-U", old), ("+U", new)]
+                rows.append(new)
+            for _ in range([size, size // 2, 0, 3, size // 2, size // 2][batch % 6]):
+                new = row(name)
+                rows.append(new)
+                out.append(("+I", new))
+            changes[name].append(out)
+    return Tables(SCHEMAS, changes)
+
+
+FEATURES: dict[str, tuple[str, str]] = {
+    "project": ("select a + 1 as x, upper(c) as c, coalesce(b, -1) as b from t where b > 2 or c is null", ""),
+    "group": (
+        "select a, count(*) as n, count(b) as nb, sum(b) as s, min(b) as lo, max(b) as hi, avg(b) as m from t group by a",
+        "",
+    ),
+    "group-expr": ("select a % 2 as k, c, sum(b * 2 + 1) + count(*) as s from t group by a % 2, c", ""),
+    "having": ("select c, sum(b) as s from t group by c having count(*) > 2 and sum(b) > 5", ""),
+    "distinct": ("select distinct a, c from t", ""),
+    "count-distinct": (
+        "select a, count(distinct b) as n, count(distinct c) as m, sum(distinct b) as s from t group by a",
+        "",
+    ),
+    "count-distinct-2": (
+        "select a, count(distinct b, c) as n from t group by a",
+        "select a, count(distinct (b, c)) filter (where b is not null and c is not null) as n from t group by a",
+    ),
+    "filter-agg": (
+        "select a, count(*) filter (where b > 3) as n, sum(b) filter (where c = 'x') as s, count(distinct b) filter (where c = 'x') as d from t group by a",
+        "",
+    ),
+    "global": ("select count(*) as n, sum(b) as s, max(c) as m from t", ""),
+    "global-distinct": ("select count(distinct a) as n, count(distinct c) as m from t where b > 100", ""),
+    "rollup": ("select a, c, sum(b) as s, grouping(a) as g from t group by rollup(a, c)", ""),
+    "cube": ("select a, c, count(*) as n from t group by cube(a, c)", ""),
+    "grouping-sets": ("select a, c, count(*) as n from t group by grouping sets ((a), (c), ())", ""),
+    "agg-of-agg": ("select n, count(*) as k from (select a, count(*) as n from t group by a) group by n", ""),
+    "union-all": ("select a, b from t union all select a, d from u", ""),
+    "union": ("select a, b from t union select a, d from u", ""),
+    "intersect": ("select a, c from t intersect select a, e from u", ""),
+    "intersect-all": ("select a from t intersect all select a from u", ""),
+    "except": ("select a, c from t except select a, e from u", ""),
+    "except-all": ("select a from t except all select a from u", ""),
+    "inner": ("select t.a, b, d from t join u on t.a = u.a", ""),
+    "inner-residual": ("select t.a, b, d from t join u on t.a = u.a and b < d", ""),
+    "left": ("select t.a, b, d from t left join u on t.a = u.a", ""),
+    "left-residual": ("select t.a, b, d from t left join u on t.a = u.a and b < d", ""),
+    "left-residual-sum": ("select t.a, b, d from t left join u on t.a = u.a and b + d > 6", ""),
+    "right": ("select t.a, b, u.a as ua, d from t right join u on t.a = u.a and c = e", ""),
+    "full": ("select t.a, b, u.a as ua, d from t full join u on t.a = u.a", ""),
+    "full-residual": ("select t.a, b, u.a as ua, d from t full join u on t.a = u.a and b <> d", ""),
+    "null-safe": (
+        "select t.a, b, d from t join u on t.a <=> u.a",
+        "select t.a, b, d from t join u on t.a is not distinct from u.a",
+    ),
+    "null-safe-mixed": (
+        "select t.a, b, d from t join u on t.a = u.a and c <=> e",
+        "select t.a, b, d from t join u on t.a = u.a and c is not distinct from e",
+    ),
+    "semi": ("select * from t where exists (select 1 from u where u.a = t.a)", ""),
+    "semi-in": ("select * from t where a in (select a from u)", ""),
+    "anti": ("select * from t where not exists (select 1 from u where u.a = t.a and u.d > t.b)", ""),
+    "not-in": ("select * from t where a not in (select a from u where d > 2)", ""),
+    "not-in-2": ("select * from t where b not in (select d from u where u.a = t.a)", ""),
+    "in-or": ("select * from t where a in (select a from u) or b > 5", ""),
+    "exists-select": ("select a, b, exists (select 1 from u where u.a = t.a) as e from t", ""),
+    "cross": ("select t.a, v.f from t cross join v", ""),
+    "theta": ("select t.a, b, f from t join v on b < f", ""),
+    "three": ("select t.a, b, v.f from t join u on t.a = u.a join v on u.d = v.d", ""),
+    "self": ("select x.a, y.b from t x join t y on x.b = y.a", ""),
+    "join-agg": ("select t.a, b, s from t join (select a, sum(d) as s from u group by a) q on t.a = q.a", ""),
+    "agg-join-agg": (
+        "select e, count(*) as n, sum(b) as s from t join (select a, e, count(*) as k from u group by a, e) q on t.a = q.a and t.b > q.k group by e",
+        "",
+    ),
+    "scalar": ("select a, b from t where b > (select avg(d) from u)", ""),
+    "scalar-select": ("select a, b - (select min(d) from u) as x from t", ""),
+    "scalar-correlated": ("select a, b, (select sum(d) from u where u.a = t.a) as s from t", ""),
+    "scalar-correlated-count": ("select a, b, (select count(*) from u where u.a = t.a) as s from t", ""),
+    "scalar-correlated-where": (
+        "select a, b from t where b >= (select max(d) from u where u.a = t.a and u.e <> t.c)",
+        "",
+    ),
+    "cte-twice": (
+        "with q as (select a, sum(b) as s from t group by a) select x.a, y.a as ya from q x join q y on x.s = y.s",
+        "",
+    ),
+    "topn": (
+        "select * from (select a, b, c, row_number() over (partition by a order by b desc, c) as r from t) where r <= 2",
+        "select * from (select a, b, c, row_number() over (partition by a order by b desc nulls last, c nulls first) as r from t) where r <= 2",
+    ),
+    "topn-hidden": (
+        "select a, b, c from (select a, b, c, row_number() over (partition by a order by b desc, c) as r from t) where r <= 2",
+        "select a, b, c from (select a, b, c, row_number() over (partition by a order by b desc nulls last, c nulls first) as r from t) where r <= 2",
+    ),
+    "topn-rank": (
+        "select * from (select a, b, rank() over (partition by a order by b) as r from t) where r < 3",
+        "select * from (select a, b, rank() over (partition by a order by b nulls first) as r from t) where r < 3",
+    ),
+    "topn-dense": (
+        "select * from (select a, b, dense_rank() over (partition by a order by b desc) as r from t) where r <= 2",
+        "select * from (select a, b, dense_rank() over (partition by a order by b desc nulls last) as r from t) where r <= 2",
+    ),
+    "topn-of-agg": (
+        "select * from (select a, n, rank() over (order by n desc) as r from (select a, count(*) as n from t group by a)) where r <= 2",
+        "",
+    ),
+    "limit": (
+        "select a, b, c from t order by b desc, a, c limit 3",
+        "select a, b, c from t order by b desc nulls last, a nulls first, c nulls first limit 3",
+    ),
+    "limit-offset": (
+        "select a, b, c from t order by b desc, a, c limit 3 offset 2",
+        "select a, b, c from t order by b desc nulls last, a nulls first, c nulls first limit 3 offset 2",
+    ),
+    "over-partition": (
+        "select a, b, sum(b) over (partition by a) as s, count(*) over (partition by a) as n from t",
+        "",
+    ),
+    "over-all": ("select a, b, count(*) over () as n from t", ""),
+    "over-running": (
+        "select a, b, c, sum(b) over (partition by a order by b, c) as s from t",
+        "select a, b, c, sum(b) over (partition by a order by b nulls first, c nulls first) as s from t",
+    ),
+    "over-rows": (
+        "select a, b, sum(b) over (partition by a order by b, c rows between 2 preceding and current row) as s from t",
+        "select a, b, sum(b) over (partition by a order by b nulls first, c nulls first rows between 2 preceding and current row) as s from t",
+    ),
+    "over-rownum": (
+        "select a, b, c, row_number() over (partition by a order by b, c) as r, rank() over (partition by a order by b, c) as k, dense_rank() over (partition by a order by b, c) as k2 from t",
+        "select a, b, c, row_number() over (partition by a order by b nulls first, c nulls first) as r, rank() over (partition by a order by b nulls first, c nulls first) as k, dense_rank() over (partition by a order by b nulls first, c nulls first) as k2 from t",
+    ),
+    "lag": (
+        "select a, b, lag(b) over (partition by a order by b, c) as p, lead(b, 2) over (partition by a order by b, c) as q from t",
+        "select a, b, lag(b) over (partition by a order by b nulls first, c nulls first) as p, lead(b, 2) over (partition by a order by b nulls first, c nulls first) as q from t",
+    ),
+    "over-ratio": ("select a, b, b / sum(b) over (partition by a) as share from t where b > 0", ""),
+    "agg-of-over": (
+        "select a, max(r) as m from (select a, row_number() over (partition by a order by b, c) as r from t) group by a",
+        "",
+    ),
+    "explode": (
+        "select a, x from t lateral view explode(sequence(1, b)) as x where b between 1 and 3",
+        "select a, unnest(range(1, b + 1)) as x from t where b between 1 and 3",
+    ),
+    "lateral": ("select t.a, q.s from t, lateral (select sum(d) as s from u where u.a = t.a) q", ""),
+    "stddev": ("select a, stddev(b) as s, var_pop(b) as v from t group by a", ""),
+    "case-agg": (
+        "select sum(case when b > 3 then 1 else 0 end) as x, sum(case when c = 'x' then b end) as y from t",
+        "",
+    ),
+    "bool": ("select a, bool_and(b > 2) as e, bool_or(b > 6) as s from t group by a", ""),
+    "constant-table": (
+        "select t.a, b, k.name from t join (values (1, 'one'), (2, 'two')) as k(id, name) on t.a = k.id",
+        "",
+    ),
+    "group-constant": ("select count(*) as n from t group by 1=1", ""),
+    "collect": (
+        "select a, array_sort(collect_list(b)) as l from t group by a",
+        "select a, list_sort(coalesce(list(b) filter (where b is not null), [])) as l from t group by a",
+    ),
+    "max-by": (
+        "select a, max_by(b, c) as m, min_by(c, b) as k from (select a, max(b) as b, c from t where c is not null and b is not null group by a, c) where b <> 3 group by a having count(*) = count(distinct b)",
+        "select a, arg_max(b, c) as m, arg_min(c, b) as k from (select a, max(b) as b, c from t where c is not null and b is not null group by a, c) where b <> 3 group by a having count(*) = count(distinct b)",
+    ),
+    "percentile": (
+        "select a, percentile(b, 0.5) as p, median(b) as m from t group by a",
+        "select a, quantile_cont(b, 0.5) as p, median(b) as m from t group by a",
+    ),
+    "bits": ("select a, bit_and(b) as x, bit_or(b) as y, bit_xor(b) as z from t group by a", ""),
+    "moments": (
+        "select a, covar_pop(b, b) as x, covar_pop(a, b) as y, covar_samp(a * b, b) as z from t group by a",
+        "",
+    ),
+    "pivot": (
+        "select * from (select a, c, b from t where c is not null) pivot (sum(b) for c in ('x', 'y'))",
+        "select a, sum(b) filter (where c = 'x') as x, sum(b) filter (where c = 'y') as y from t where c is not null group by a",
+    ),
+    "any-value": (
+        "select a, any_value(a) as x, first(c, true) is null as y from t group by a",
+        "select a, a as x, count(c) = 0 as y from t group by a",
+    ),
+    "over-following": (
+        "select a, b, sum(b) over (partition by a order by b, c rows between current row and unbounded following) as s, max(b) over (partition by a order by b, c rows between 1 preceding and 2 following) as m from t",
+        "select a, b, sum(b) over (partition by a order by b nulls first, c nulls first rows between current row and unbounded following) as s, max(b) over (partition by a order by b nulls first, c nulls first rows between 1 preceding and 2 following) as m from t",
+    ),
+    "over-range": (
+        "select a, b, count(*) over (partition by a order by b range between 1 preceding and 1 following) as n from t where b is not null",
+        "",
+    ),
+    "over-shares": (
+        "select a, b, c, percent_rank() over (partition by a order by b, c) as p, cume_dist() over (partition by a order by b, c) as q from t",
+        "select a, b, c, percent_rank() over (partition by a order by b nulls first, c nulls first) as p, cume_dist() over (partition by a order by b nulls first, c nulls first) as q from t",
+    ),
+    "over-places": (
+        "select a, b, c, first_value(b) over (partition by a order by b, c) as x, last_value(b, true) over (partition by a order by b, c rows between unbounded preceding and unbounded following) as y, nth_value(b, 2) over (partition by a order by b, c) as z from t",
+        "select a, b, c, first_value(b) over (partition by a order by b nulls first, c nulls first) as x, max(b) over (partition by a) as y, nth_value(b, 2) over (partition by a order by b nulls first, c nulls first) as z from t",
+    ),
+    "ntile": (
+        "select a, b, sum(n) as n from (select a, b, ntile(3) over (partition by a order by b) as n from t) group by a, b",
+        "select a, b, sum(n) as n from (select a, b, ntile(3) over (partition by a order by b nulls first) as n from t) group by a, b",
+    ),
+    "lag-default": (
+        "select a, b, lag(b, 1, -1) over (partition by a order by b, c) as p from t",
+        "select a, b, lag(b, 1, -1) over (partition by a order by b nulls first, c nulls first) as p from t",
+    ),
+    "lambda": (
+        "select a, transform(array(a, b), x -> coalesce(x, 0) + 1) as x from t",
+        "select a, [coalesce(a, 0) + 1, coalesce(b, 0) + 1] as x from t",
+    ),
+    "join-three-keys": (
+        "select t.a, t.b, count(*) as n from t join u on t.a = u.a and t.b = u.d and t.c = u.e group by t.a, t.b",
+        "",
+    ),
+    "nested-cte": (
+        "with p as (select a, b from t where b > 1), q as (select a, max(b) as m from p group by a) select p.a, p.b, q.m from p join q on p.a = q.a where p.b <= q.m",
+        "",
+    ),
+    "semi-null-safe": (
+        "select * from t where exists (select 1 from u where u.a <=> t.a)",
+        "select * from t where exists (select 1 from u where u.a is not distinct from t.a)",
+    ),
+}
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "union-constant": (
+        "select a, b from t union all values (100L, 200L)",
+        "line 1: .*UNION with rows that no source changes; .*initial=",
+    ),
+    "constant-kept": (
+        "select k.id, t.b from (values (1), (2)) as k(id) left join t on t.a = k.id",
+        "left join that keeps rows of a table that no source changes; ",
+    ),
+    "now": ("select a, current_timestamp() as x from t", r"current_timestamp\(\) changes without a row"),
+    "random": ("select a, rand() as x from t", "rand"),
+    "limit-0": ("select a from t limit 0", "no source"),
+    "several-rows": (
+        "select a, (select d from u) as x from t",
+        "nothing says that this subquery has at most one row; .*max",
+    ),
+    "syntax": ("select a,\nfrom where t", r"line 2"),
+    "unknown-column": ("select nope from t", "nope"),
+    "only-constants": ("select 1 as x", "reads no source"),
+    "twice": ("select a, a from t", "two columns are called 'a'; .*AS"),
+    "no-statement": ("drop table t", "no statement of a stream"),
+}

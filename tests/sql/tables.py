@@ -1,0 +1,165 @@
+"""Tables that change in micro-batches, a statement kept up to date over them, and DuckDB's answer.
+
+Owns: ``Tables``; ``difference``; ``kept_right``, which runs a statement in a harness and checks it after each
+micro-batch.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from asyncstate.testing import PipelineHarness, PipelineSource
+
+Row = tuple[Any, ...]
+Change = tuple[str, Row]
+
+
+@dataclass
+class Tables:
+    """``changes``: by table the changes of each micro-batch, (row kind, row). ``keys``: primary keys."""
+
+    schemas: Mapping[str, pa.Schema]
+    changes: Mapping[str, Sequence[Sequence[Change]]]
+    insert_only: bool = False
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    times: Mapping[str, str] = field(default_factory=dict)
+    delay: str | None = None
+
+    @property
+    def batches(self) -> int:
+        """The number of micro-batches."""
+        return max(len(one) for one in self.changes.values())
+
+    def used(self, sql: str) -> list[str]:
+        """The tables that a statement names."""
+        return [name for name in self.schemas if re.search(rf"\b{name}\b", sql)]
+
+    def sources(self, names: Sequence[str]) -> dict[str, PipelineSource]:
+        """The tables as sources of a harness."""
+        return {
+            name: PipelineSource(
+                self.schemas[name],
+                changelog=not self.insert_only,
+                primary_key=list(self.keys[name]) if name in self.keys else None,
+                event_time=self.times.get(name),
+                watermark_delay=self.delay if name in self.times else None,
+            )
+            for name in names
+        }
+
+    def contents(self, batch: int) -> dict[str, list[Row]]:
+        """The rows of each table after a micro-batch."""
+        found = {}
+        for name, batches in self.changes.items():
+            rows: Counter[Row] = Counter()
+            for changes in batches[: batch + 1]:
+                for kind, row in changes:
+                    rows[row] += 1 if kind in ("+I", "+U") else -1
+            assert all(count >= 0 for count in rows.values()), name
+            found[name] = list(rows.elements())
+        return found
+
+    def answer(self, sql: str, batch: int) -> list[Row]:
+        """DuckDB's answer over the rows after a micro-batch."""
+        with duckdb.connect(config={"threads": 1}) as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            for name, rows in self.contents(batch).items():
+                schema = self.schemas[name]
+                columns = [pa.array([row[at] for row in rows], one.type) for at, one in enumerate(schema)]
+                connection.register(f"{name}_rows", pa.Table.from_arrays(columns, schema=schema))
+                connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM "{name}_rows"')
+            return connection.execute(sql).fetchall()
+
+
+def comparable(value: Any) -> Any:
+    """A value as both engines have it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float | decimal.Decimal):
+        number = float(value)
+        return "NaN" if math.isnan(number) else number + 0.0
+    if isinstance(value, dt.datetime):
+        return float(
+            (value.replace(tzinfo=dt.UTC) - dt.datetime.fromtimestamp(0, dt.UTC))
+            // dt.timedelta(microseconds=1)
+        )
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    return tuple(map(comparable, value)) if isinstance(value, list | tuple) else value
+
+
+def difference(have: Counter[Row], want: Counter[Row]) -> tuple[list[Row], list[Row]] | None:
+    """The rows that only one of two multisets has; numbers that are nearly equal are equal."""
+    more, less = list((have - want).elements()), list((want - have).elements())
+    alone = []
+    for row in more:
+        match = next((number for number, other in enumerate(less) if _alike(row, other)), None)
+        if match is None:
+            alone.append(row)
+        else:
+            del less[match]
+    return (alone, less) if alone or less else None
+
+
+def _alike(one: Row, two: Row) -> bool:
+    return len(one) == len(two) and all(
+        a == b
+        or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6))
+        or (isinstance(a, tuple) and isinstance(b, tuple) and _alike(a, b))
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+def kept_right(
+    pipeline: Any,
+    tables: Tables,
+    sql: str,
+    oracle: str,
+    *,
+    async_enabled: bool,
+    restarts: random.Random | None = None,
+    finish: bool = False,
+) -> int:
+    """Run a pipeline in a harness, and compare the net of its output with DuckDB's answer to ``oracle`` after every
+    micro-batch. Half-way the job is started again in the other mode. ``restarts``: restart and rescale between any
+    two. ``finish``: compare at the end only, after the last watermark. Returns the most rows that the answer had."""
+    used, most = tables.used(sql), 0
+    net: Counter[Row] = Counter()
+    with PipelineHarness(pipeline, tables.sources(used), async_enabled=async_enabled) as harness:
+        for batch in range(tables.batches):
+            for name in used:
+                changes = tables.changes[name][batch] if batch < len(tables.changes[name]) else []
+                if changes:
+                    kinds = [kind for kind, _ in changes]
+                    harness.push(name, [row for _, row in changes], kinds=kinds)
+            for kind, *row in harness.end_batch()["out"]:
+                net[tuple(map(comparable, row))] += 1 if kind in ("+I", "+U") else -1
+            negative = [row for row, count in net.items() if count < 0]
+            assert not negative, f"batch {batch}: retracted without being there: {negative[:3]}\n{sql}"
+            if restarts is not None and restarts.random() < 0.5:
+                harness.restart(parallelism=restarts.randrange(1, 4), async_enabled=restarts.random() < 0.5)
+            elif restarts is None and batch == tables.batches // 2:
+                harness.restart(async_enabled=not async_enabled)
+            if finish and batch != tables.batches - 1:
+                continue
+            if finish:
+                for kind, *row in harness.finish()["out"]:
+                    net[tuple(map(comparable, row))] += 1 if kind in ("+I", "+U") else -1
+            want = Counter(tuple(map(comparable, row)) for row in tables.answer(oracle, batch))
+            found = difference(+net, want)
+            assert found is None, (
+                f"batch {batch}: only kept: {found[0][:4]}, only right: {found[1][:4]}\n{sql}"
+            )
+            most = max(most, sum(want.values()))
+    return most
