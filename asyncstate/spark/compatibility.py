@@ -74,7 +74,7 @@ def _shown(version: tuple[int, int]) -> str:
 
 def is_connect(of: object) -> bool:
     """Whether a session or a DataFrame is one of Spark Connect."""
-    return ".connect." in type(of).__module__
+    return any(".connect." in one.__module__ for one in type(of).__mro__)
 
 
 def context_of(spark: SparkSession) -> SparkContext | None:

@@ -285,6 +285,11 @@ class StreamingJob:
 
     @property
     def _sql(self) -> JobSql:
+        if is_connect(self._spark):
+            raise ConfigurationError(
+                f"job '{self.name}': statements need Spark's optimizer in this process, which Spark Connect does not "
+                "have; declare the graph with the methods of streams, or use a classic session"
+            )
         if self._statements is None:
             from asyncstate.sql.job import JobSql
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from asyncstate import RecordOperator, ValueStateDescriptor
-from asyncstate.errors import JobError, OperatorError
+from asyncstate.errors import ConfigurationError, JobError, OperatorError
 from asyncstate.operator import InputSpec, RecordContext, Row
 from asyncstate.operators import GroupAggregate, WindowAggregate, count, sum_, tumble
 from asyncstate.spark import StreamingJob, apply_batch, read_state
@@ -219,6 +219,10 @@ def errors(spark: SparkSession, folder: Path) -> Any:
             job.await_termination(_started(job.start))
         except Exception as error:
             found.append([type(error).__name__, str(error), "\n".join(getattr(error, "__notes__", []))])
+    try:
+        job.sql("SELECT * FROM numbers")
+    except ConfigurationError as error:
+        found.append([type(error).__name__, str(error), ""])
     job = _job(spark, folder / "refused")
     rows = job.source("numbers", _numbers(spark, folder, 1))
     rows.apply(_sums(), key="k", uid="sums").to(lambda df, batch_id: print(job.name))

@@ -90,12 +90,14 @@ def test_a_source_starts_from_a_table(server: ConnectServer, tmp_path: Path, mod
 
 
 def test_errors_arrive_as_they_were_raised(server: ConnectServer, tmp_path: Path, mode: str) -> None:
-    operator, sink, refused = result("errors", server, tmp_path, mode)
+    operator, sink, statement, refused = result("errors", server, tmp_path, mode)
     assert operator[0] == "OperatorError"
     assert "operator 'balance'" in operator[1]
     assert "amount -30 of account 0" in operator[1]
     assert sink[:2] == ["LookupError", f"no place for {ROWS} rows"]
     assert "in micro-batch 0 of job 'job'" in sink[2]
+    assert statement[0] == "ConfigurationError"
+    assert "which Spark Connect does not have" in statement[1]
     assert refused[0] == "JobError"
     assert "uses the job itself" in refused[1]
 
