@@ -16,7 +16,7 @@ import pytest
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def operator_harness(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Makes OperatorHarnesses, which are closed behind the test; the test runs in both modes."""
+    """Creates OperatorHarnesses and closes them after the test; the test runs in both modes."""
     from asyncstate.testing import OperatorHarness
 
     with ExitStack() as made:

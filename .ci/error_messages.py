@@ -23,7 +23,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 IN_SQL = (
-    "{source}: {problem}, in: {example}. Mend the source, or let malformed='drop' leave such rows out; "
+    "{source}: {problem}, in: {example}. Fix the source, or set malformed='drop' to leave such rows out; "
     "malformed='only' lists them"
 )
 """The one message that the JVM makes: a SchemaError of asyncstate.spark.sources.malformed."""

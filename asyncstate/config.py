@@ -97,7 +97,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     checkpoint_dir: Annotated[
-        _Path | None, "Folder or URI of the [checkpoint](checkpoints.md), which driver and workers reach."
+        _Path | None, "Folder or URI of the [checkpoint](checkpoints.md); driver and workers must reach it."
     ] = None
     local_dir: Annotated[
         _Path | None,
@@ -121,35 +121,35 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool, "Batch and overlap state requests (async). Results and stored bytes are the same."
     ] = False
     in_flight_limit: Annotated[
-        _Count, "Records of a partition that may be under way at once; further input waits."
+        _Count, "Records of a partition that may be in flight at once; further input waits."
     ] = 6_000
-    buffer_size: Annotated[_Count, "State requests that go to the store together."] = 1_000
+    buffer_size: Annotated[_Count, "State requests that are sent to the store together."] = 1_000
     buffer_timeout_ms: Annotated[
-        _UpToHour, "A buffer that does not fill goes to the store after this long."
+        _UpToHour, "A buffer that does not fill is sent to the store after this time."
     ] = 1_000
     iterate_response_batch_size: Annotated[_Count, "Entries that a state iterator loads at a time."] = 1_000
-    bundle_size: Annotated[_Rows, "Rows of a bundle, at most."] = 500_000
-    bundled_agg_size: Annotated[_Rows, "Rows that a BundledAggregateFunction gets at a time, at most."] = (
+    bundle_size: Annotated[_Rows, "Maximum rows of a bundle."] = 500_000
+    bundled_agg_size: Annotated[_Rows, "Maximum rows that a BundledAggregateFunction gets at a time."] = (
         100_000
     )
     bundled_agg_allow_latency_ms: Annotated[
-        _UpToHour | None, "How long it waits for as many rows; `auto`: until the micro-batch ends."
+        _UpToHour | None, "How long it waits for that many rows; `auto`: until the micro-batch ends."
     ] = None
     on_missing_row: Annotated[
         Literal["count", "warn", "fail"],
-        "[Retractions without their row](order-and-time.md): count them, warn too, or fail.",
+        "[Retractions without a matching row](order-and-time.md): count them, also warn, or fail.",
     ] = "warn"
     unclaimed_state: Annotated[
         Literal["refuse", "keep", "drop"],
         "State that [no operator of the job has](schema-changes.md#a-renamed-or-removed-operator).",
     ] = "refuse"
     snapshot_interval: Annotated[_Count, "Micro-batches from one snapshot to the next."] = 10
-    retained_versions: Annotated[_Count, "Committed micro-batches that stay restorable."] = 10
+    retained_versions: Annotated[_Count, "Committed micro-batches that can be restored."] = 10
     parallelism: Annotated[
-        _Parallelism | None, "Partitions of the state; `auto`: the job chooses. May change at a restart."
+        _Parallelism | None, "Partitions of the state; `auto`: the job chooses. Can change at a restart."
     ] = None
     max_parallelism: Annotated[
-        _Parallelism, "Key groups: the most partitions there can be. Fixed by the first micro-batch."
+        _Parallelism, "Key groups, the upper bound of partitions. Fixed by the first micro-batch."
     ] = 128
     tuning: Tuning = Tuning()
 
@@ -164,9 +164,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shares = self.shares
         if shares.cache + shares.writes > self.memory_bytes // 4 * 3:
             sizes = ("cache_size_bytes", shares.cache), ("write_cache_size_bytes", shares.writes)
-            told = " and ".join(f"{OPTIONS[name].key} ({OPTIONS[name].show(size)})" for name, size in sizes)
+            named = " and ".join(f"{OPTIONS[name].key} ({OPTIONS[name].show(size)})" for name, size in sizes)
             raise ConfigurationError(
-                f"{told} are more than three quarters of async-state.memory "
+                f"{named} are more than three quarters of async-state.memory "
                 f"({OPTIONS['memory_bytes'].show(self.memory_bytes)}); raise async-state.memory or lower them"
             )
 
@@ -253,7 +253,7 @@ class Option:
             if not str(value).startswith("~") and not _URI.match(str(value)):
                 return
             how = (
-                "the whole path of a folder on each worker's own disk, where stores are: no URI, and no ~, which is "
+                "the full path of a folder on each worker's own disk: not a URI, and without ~, which is "
                 "another folder on each machine"
             )
         raise ConfigurationError(
@@ -343,16 +343,19 @@ _FIELDS: dict[str, str] = {option.key: name for name, option in OPTIONS.items()}
 
 _REMOVED: Mapping[str, str] = {
     "store": "a worker always keeps its state in RocksDB, where small state stays in memory",
-    "epoch-mode": "the timers of a time always start when all of the time before are done",
+    "epoch-mode": "the timers of one time always start after all earlier ones have finished",
     "batch-hot-reads": "a test gives OperatorHarness(tuning=Tuning(batch_hot_reads=True))",
-    "fusion": "what can run in one task does; a test gives PipelineHarness and OperatorHarness a Tuning",
+    "fusion": (
+        "operators are always fused where they can be; a test gives PipelineHarness and OperatorHarness a "
+        "Tuning"
+    ),
     "rocksdb.direct-reads": "RocksDB reads through the operating system's page cache",
-    "rocksdb.block-cache-size": "RocksDB's blocks have an eighth of async-state.memory, so set that",
-    "column-cache-size": "rows of column states have an eighth of async-state.memory, so set that",
-    "open-stores-size": "stores that stay open have a sixteenth of async-state.memory, so set that",
-    "gather-memory": "rows that wait for others have a quarter of async-state.memory, so set that",
-    "bundle-memory": "a bundle has a sixteenth of async-state.memory, so set that, or async-state.bundle-size",
-    "broadcast-size-limit": "broadcast rows have a sixteenth of async-state.memory, so set that",
+    "rocksdb.block-cache-size": "RocksDB's block cache gets an eighth of async-state.memory; set that",
+    "column-cache-size": "column states get an eighth of async-state.memory; set that",
+    "open-stores-size": "open stores get a sixteenth of async-state.memory; set that",
+    "gather-memory": "buffered rows get a quarter of async-state.memory; set that",
+    "bundle-memory": "a bundle gets a sixteenth of async-state.memory; set that, or async-state.bundle-size",
+    "broadcast-size-limit": "broadcast rows get a sixteenth of async-state.memory; set that",
     "io-parallelism": "the number of threads that read follows from how long a read takes",
     "watchdog-timeout": "a micro-batch fails if records wait and no read completes for a minute",
     "call-limit": "set the attribute call_limit of the operator, or LookupJoin(call_limit=)",
@@ -382,7 +385,7 @@ def resolve(
     for key in operator_options:
         if not isinstance(key, str):
             raise ConfigurationError(
-                f"the options have the key {key!r}; write the key's name, a text: async-state.enabled"
+                f"the options have the key {key!r}; a key is a string, such as async-state.enabled"
             )
         if not _is_ours(key):
             raise _unknown(key)
@@ -414,7 +417,7 @@ def _shown(given: object) -> object:
 
 
 def _is_ours(key: str) -> bool:
-    """Whether a setting is meant for us, also one whose prefix is misspelled: it is to be told, not left alone."""
+    """Whether a setting is meant for asyncstate; a misspelled prefix counts, so that it is reported."""
     return _MEANT.match(key) is not None
 
 

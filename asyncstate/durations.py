@@ -75,8 +75,8 @@ def microseconds(
                 int(amount) * (_UNITS_US[unit] if unit else _SHORT_US[short]) for amount, unit, short in parts
             )
     raise error(
-        f"{owner}: {name} is {duration!r}, which is no duration; write it like '10 seconds' or "
-        f"'1h 30min' (units: {', '.join((*_UNITS_US, *_SHORT_US))}), or give a timedelta or microseconds"
+        f"{owner}: {name} is {duration!r}, which is not a duration; write it like '10 seconds' or '1h 30min' "
+        f"(units: {', '.join((*_UNITS_US, *_SHORT_US))}), or give a timedelta or microseconds"
     )
 
 
@@ -102,6 +102,7 @@ def seconds(
     if not length >= 0 or (above_zero and not length):
         least = "more than 0" if above_zero else "0 or more"
         raise error(
-            f"{owner}: {name} is {duration!r}; give seconds, {least}, a text such as '10 seconds', or a timedelta"
+            f"{owner}: {name} is {duration!r}; give seconds, {least}, a string such as '10 seconds', or a "
+            "timedelta"
         )
     return length

@@ -21,7 +21,7 @@ _OF_CONTEXT: Final = {
     "current_processing_time": "ctx.processing_time",
     "collect": "ctx.emit(...)",
     "output": "ctx.emit(..., output=name)",
-    "get_runtime_context": "the context that open(context) gets",
+    "get_runtime_context": "the context passed to open(context)",
     "get_broadcast_state": "a BroadcastStateDescriptor, given to context.get_state in open()",
     "get_list_state": "context.get_state(ListStateDescriptor(...))",
     "get_map_state": "context.get_state(MapStateDescriptor(...))",
@@ -89,13 +89,13 @@ _OF_STREAM: Final = {
 def stream_hint(name: str) -> str:
     """The text of an AttributeError for ``name``, which a stream does not have."""
     found = _OF_STREAM.get(name)
-    return f"a stream has no '{name}'" + (f"; here it is {found}" if found else "")
+    return f"a stream has no '{name}'" + (f"; use {found}" if found else "")
 
 
 def hint_for(owner: str, name: str) -> str:
     """The text of an AttributeError for ``name``, which the context ``owner`` does not have."""
     found = _OF_CONTEXT.get(name)
-    return f"{owner} has no '{name}'" + (f"; it is {found} here" if found else "")
+    return f"{owner} has no '{name}'" + (f"; use {found}" if found else "")
 
 
 class NameHints:

@@ -43,9 +43,9 @@ def rows_per_key(count: int | str) -> StateGrowth:
     return StateGrowth(f"bounded by {named} row{'' if count == 1 else 's'} per key", 2)
 
 
-def with_rows(taken_back: bool) -> StateGrowth:
-    """All rows; ``taken_back``: without those that the input retracts."""
-    return StateGrowth(f"{WITH_ROWS.text} that is not taken back", 6) if taken_back else WITH_ROWS
+def with_rows(retracted: bool) -> StateGrowth:
+    """All rows; ``retracted``: without those that the input retracts."""
+    return StateGrowth(f"{WITH_ROWS.text} that is not retracted", 6) if retracted else WITH_ROWS
 
 
 def most(found: Iterable[StateGrowth]) -> StateGrowth:

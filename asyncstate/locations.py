@@ -35,13 +35,13 @@ def folder_of(place: str) -> str:
     that lacks its slashes, and for ``~``, which is another folder on each machine and for each user."""
     if place.startswith("~"):
         raise ConfigurationError(
-            "the checkpoint's place begins with ~, which nobody replaces; write the whole path, or ./ before the "
-            "name of a folder that begins so"
+            "the checkpoint's location begins with ~, which is not expanded; write the full path, or ./ in front if "
+            "that is the folder's name"
         )
     if scheme := _NO_SLASH.match(place):
         raise ConfigurationError(
-            f"the checkpoint's place begins with {scheme[0]} and no slash; write {scheme[0]}//, or ./ before the "
-            "name of a folder that begins so"
+            f"the checkpoint's location begins with {scheme[0]} and no slash; write {scheme[0]}//, or ./ in front if "
+            "that is the folder's name"
         )
     if not place.lower().startswith("file:/"):
         return place

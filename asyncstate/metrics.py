@@ -89,7 +89,9 @@ def kinds(part: type[Any]) -> Mapping[str, MetricKind]:
     found: dict[str, MetricKind] = {}
     for field in _fields(part):
         more = kinds(field.type) if field.kind is None else {field.name: field.kind}
-        assert not found.keys() & more.keys(), f"{part}: two metrics are called {found.keys() & more.keys()}"
+        assert not found.keys() & more.keys(), (
+            f"{part}: two metrics have the name {found.keys() & more.keys()}"
+        )
         found.update(more)
     return found
 

@@ -287,7 +287,7 @@ class CallContext(Protocol):
 
         A coroutine function runs on an event loop (anyio), any other on a thread; at most the operator's
         ``call_limit`` run at once. Neither may touch state or the context. A call that takes longer than the timeout
-        (seconds, a text such as "2 minutes" or a timedelta; by default the operator's ``call_timeout``) is cancelled
+        (seconds, a string such as "2 minutes" or a timedelta; by default the operator's ``call_timeout``) is cancelled
         and fails with TimeoutError.
         ``timeout_seconds`` is never passed on: for a function with a keyword of that name, use a lambda.
 

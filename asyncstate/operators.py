@@ -53,9 +53,9 @@ class _SameModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 if not hasattr(operators, "KeyedProcess"):
     raise ImportError(
-        f"asyncstate.operators is the folder operators/ of the clone that asyncstate was imported from, but `import "
+        "asyncstate.operators is the folder operators/ of the clone that asyncstate was imported from, but `import "
         f"operators` finds {operators.__file__ or list(operators.__path__)}. Rename that one, put the clone before it "
-        "on the path, or install asyncstate from its wheel, which leaves the name to you"
+        "on the path, or install asyncstate from its wheel, which does not use that name"
     )
 sys.meta_path.insert(0, _SameModules())
 sys.modules[__name__] = operators

@@ -61,15 +61,15 @@ class Row(tuple[Any, ...]):
         kind = self._column_types[column]
         if not pa.types.is_timestamp(kind):
             raise SchemaError(
-                f"the {self._what}'s column '{column}' is of type {kind}, no timestamp; declare or cast it as one, or "
-                "take its value as it is"
+                f"the {self._what}'s column '{column}' is of type {kind}, not a timestamp; declare or cast it as one, "
+                "or read its value directly"
             )
         try:
             return None if time_us is None else _EPOCH + dt.timedelta(microseconds=time_us)
         except OverflowError:
             raise SchemaError(
-                f"the {self._what}'s column '{column}' is {time_us} microseconds from 1970, outside of the years 1 to "
-                "9999 of a datetime; take the number as it is"
+                f"the {self._what}'s column '{column}' is {time_us} microseconds from 1970, outside the years 1 to "
+                "9999 of a datetime; read the number directly"
             ) from None
 
     def __repr__(self) -> str:

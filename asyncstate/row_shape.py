@@ -17,11 +17,11 @@ from asyncstate.errors import SchemaError
 _ROWS: Final = (tuple, dict)
 _RETURN: Final = (
     "the function returned",
-    "return a tuple with a value a column, or a dict with these names (None for null)",
+    "return a tuple with one value per column, or a dict with these names (None for null)",
 )
 _EMIT: Final = (
     "emit() got",
-    "give a value a column, in their order or by name (None for null), or one tuple or dict of them",
+    "give one value per column, in order or by name (None for null), or one tuple or dict",
 )
 
 
@@ -100,7 +100,7 @@ class RowShape:
         parts = [f"without {_listed(missing)}"] if missing else []
         if unknown:
             parts.append(
-                f"with {_listed(unknown)}, which {'are no columns' if unknown[1:] else 'is no column'},"
+                f"with {_listed(unknown)}, which {'are not columns' if unknown[1:] else 'is not a column'},"
             )
         return f"{what} {' and '.join(parts)}"
 

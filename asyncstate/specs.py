@@ -108,7 +108,8 @@ class InputSpec:
     def _check_names(self) -> None:
         if not isinstance(self.schema, pa.Schema):
             raise SchemaError(
-                f"{self.name}: {self.schema!r} is no pyarrow schema; give pa.schema([...]) or a text such as 'id long'"
+                f"{self.name}: {self.schema!r} is not a pyarrow schema; give pa.schema([...]) or a string "
+                "such as 'id long'"
             )
         names = self.schema.names
         if len(set(names)) < len(names):
@@ -131,10 +132,12 @@ class InputSpec:
                 f"but the input has no event time; declare event_time='{first.column}' with a watermark_delay"
             )
         elif first.column == self.event_time:
-            advice = "descending, but rows can only be put in ascending order of time; sort other columns descending"
+            advice = (
+                "descending, but rows can only be in ascending order of time; sort other columns descending"
+            )
         else:
             advice = (
-                f"but must begin with the event time column '{self.event_time}', ascending; name that first"
+                f"but must begin with the event time column '{self.event_time}', ascending; put that first"
             )
         raise SchemaError(f"{self.name}: order_by begins with column '{first.column}', {advice}")
 
@@ -202,7 +205,7 @@ class OutputSpec:
     emitted, ``Changelog.retract()`` or ``Changelog.upsert("id")``, and what identifies a row; ``side_changes``: the
     same of side outputs, by name. Rows of other kinds than declared are an error when they are emitted.
 
-    Raises SchemaError for keys that are no columns.
+    Raises SchemaError for keys that are not columns.
     """
 
     schema: pa.Schema
@@ -238,14 +241,14 @@ class OutputSpec:
             return self
         if not self.side_outputs.get(late_output, spec.schema).equals(spec.schema):
             raise SchemaError(
-                f"side output '{late_output}' is to have the late rows of {spec.name}, but is declared with other "
-                "columns; give the late rows an output of their own"
+                f"side output '{late_output}' should get the late rows of {spec.name}, but is declared with other "
+                "columns; use another output for the late rows"
             )
-        beside = [self.side_changes[late_output]] if late_output in self.side_changes else []
+        existing = [self.side_changes[late_output]] if late_output in self.side_changes else []
         return replace(
             self,
             side_outputs={**self.side_outputs, late_output: spec.schema},
-            side_changes={**self.side_changes, late_output: late_changes([*beside, spec.changes])},
+            side_changes={**self.side_changes, late_output: late_changes([*existing, spec.changes])},
         )
 
 
@@ -270,6 +273,6 @@ def unknown_output(name: object, declared: Collection[str]) -> SchemaError:
     """The error for a side output that does not exist, among those ``declared``."""
     known = f"it has {', '.join(map(repr, declared))}" if declared else "it has none"
     return SchemaError(
-        f"there is no side output {name!r}: {known}; bind() declares them: it returns OutputSpec(schema, "
-        "{name: schema}). Only the framework puts rows out to that of an input's late rows"
+        f"there is no side output {name!r}: {known}; bind() declares them by returning "
+        "OutputSpec(schema, {name: schema}). Only the framework emits to the output of an input's late rows"
     )

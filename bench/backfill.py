@@ -112,7 +112,7 @@ def measure(grain: str, enabled: bool, keys: int, sizes: list[str], rounds: int)
         for size in sizes[:: -1 if number % 2 else 1]:
             runs[size].append(isolated(backfill_once, grain, enabled, keys, size))
     if len({run.content for found in runs.values() for run in found}) > 1:
-        raise WrongResult("other bytes were stored when writes were spilled")
+        raise WrongResult("spilled writes stored different bytes")
     spent = {size: [Spent(run.seconds, run.cpu_seconds) for run in found] for size, found in runs.items()}
     for size, found in runs.items():
         cpu = ratio(spent[size], spent[UNBOUNDED], cpu=True)
@@ -132,7 +132,7 @@ def measure(grain: str, enabled: bool, keys: int, sizes: list[str], rounds: int)
 def backfill(
     keys: Annotated[int, typer.Option(min=1_000, help="New keys in the micro-batch.")] = 4_000_000,
     write_caches: Annotated[
-        str, typer.Option(help="Values of async-state.write-cache-size, with commas.")
+        str, typer.Option(help="Values of async-state.write-cache-size, separated by commas.")
     ] = "256mb,64mb",
     rounds: Rounds = 3,
     tiny: Tiny = False,

@@ -35,7 +35,7 @@ Figures = dict[str, Figure]
 
 
 class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The figures of one benchmark by name; of which commit, when, and where they were measured."""
+    """The metrics of one benchmark by name, with their commit, date and machine."""
 
     commit: str
     date: str
@@ -52,15 +52,17 @@ class _Result(msgspec.Struct):
 def compare(
     before: Annotated[Path | None, typer.Argument(help="A file of --output, such as micro.json.")] = None,
     after: Annotated[Path | None, typer.Argument(help="The same file of a later run.")] = None,
-    threshold: Annotated[float, typer.Option(min=0, help="Changes up to this part are none.")] = 0.1,
+    threshold: Annotated[float, typer.Option(min=0, help="Ignore changes up to this fraction.")] = 0.1,
     same_machine: Annotated[
-        bool, typer.Option("--same-machine", help="Of two files: compare rates, too, not ratios alone.")
+        bool, typer.Option("--same-machine", help="With two files: compare rates too, not only ratios.")
     ] = False,
     results: Annotated[
         Path | None,
-        typer.Option(help="Folder of --output to hold against the baseline, instead of measuring."),
+        typer.Option(
+            help="Folder of an earlier --output to compare with the baseline, instead of measuring."
+        ),
     ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Make the results the baseline.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Store the results as the baseline.")] = False,
 ) -> None:
     """Show what has become worse; exit code 1 if a figure has.
 
@@ -69,15 +71,15 @@ def compare(
     """
     if (before is None) != (after is None) or (before is not None and (results is not None or update)):
         raise typer.BadParameter(
-            "give two files, or none and, if the benchmarks have run already, --results FOLDER"
+            "give two files, or none; if the benchmarks have already run, add --results FOLDER"
         )
     with Report("compare") as report:
         if before is not None and after is not None:
             old, new = (read_figures(path, same_machine) for path in (before, after))
             if not set(old) & set(new):
                 raise CaseError(
-                    f"{before} and {after} have no figure in common; give two files of the same benchmark (of Nexmark, "
-                    "which has rates only, with --same-machine)"
+                    f"{before} and {after} have no metric in common; give two files of the same benchmark (of "
+                    "Nexmark, which has rates only, with --same-machine)"
                 )
             _held_against(report, f"{after} against {before}", old, new, threshold)
         else:
@@ -121,19 +123,19 @@ def _change(name: str, before: Figure | None, after: Figure | None, threshold: f
     if before is None or after is None:
         return Row(name=name, facts=facts | {"verdict": "gone" if after is None else "new"})
     gain = after.value / before.value if after.rate else before.value / after.value
-    apart = after.low > before.high or after.high < before.low
-    if apart and not 1 / (1 + threshold) <= gain <= 1 + threshold:
+    disjoint = after.low > before.high or after.high < before.low
+    if disjoint and not 1 / (1 + threshold) <= gain <= 1 + threshold:
         facts["verdict"] = "better" if gain > 1 else "worse"
     return Row(name=name, facts=facts | {"gain": gain})
 
 
 def read_figures(path: Path, same_machine: bool = False) -> Figures:
-    """The figures in a file of ``--output``, by name. Raises CaseError."""
+    """The metrics in a file of ``--output``, by name. Raises CaseError."""
     try:
         document = msgspec.json.decode(path.read_bytes(), type=_Result)
     except (OSError, msgspec.MsgspecError) as error:
         raise CaseError(
-            f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark has written with --output"
+            f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark wrote with --output"
         ) from None
     return {
         name: figure
@@ -152,15 +154,15 @@ def read_baseline(benchmark: str) -> Baseline:
         raise CaseError(f"{path}: there is no baseline of {benchmark}; --update writes it") from None
     except msgspec.MsgspecError as error:
         raise CaseError(
-            f"{path}: {error}; take it from version control again, or write it with --update"
+            f"{path}: {error}; restore it from version control, or write it with --update"
         ) from None
 
 
 def write_baseline(benchmark: str, figures: Figures) -> Path:
-    """Keep figures of this commit and machine; a line a figure, so that a difference of versions shows what has
+    """Store the metrics of this commit and machine, one per line, so that a diff of versions shows what has
     changed.
 
-    The path of the file, which no longer has those of before.
+    Returns the path of the file, which it replaces.
     """
 
     def encoded(value: object) -> str:
@@ -192,12 +194,12 @@ def _commit() -> str:
 
 
 def results_in(folder: Path) -> dict[str, Figures]:
-    """The figures of each benchmark of ``MEASURED`` that has left its results in ``folder``. Raises CaseError."""
+    """The metrics of each benchmark of ``MEASURED`` that wrote its results to ``folder``. Raises CaseError."""
     found = {name: folder / f"{name}.json" for name in MEASURED}
     figures = {name: read_figures(path) for name, path in found.items() if path.exists()}
     if not figures:
         names = ", ".join(path.name for path in found.values())
-        raise CaseError(f"{folder}: none of {names} is there; give a folder that was an --output")
+        raise CaseError(f"{folder}: none of {names} exists; give a folder that was an --output")
     return figures
 
 
@@ -209,7 +211,7 @@ def _measured(report: Report) -> dict[str, Figures]:
         if done.returncode:
             said = (done.stdout + done.stderr)[-LAST_WORDS:]
             raise CaseError(
-                f"bench {command[3]} has ended with {done.returncode}; the end of what it said:\n{said}"
+                f"bench {command[3]} ended with {done.returncode}; the end of its output:\n{said}"
             )
     return results_in(report.folder)
 

@@ -105,13 +105,15 @@ def facts(found: Growth, rows: int) -> dict[str, Any]:
 
 
 def growth(
-    keys: Annotated[str, typer.Option(help="Keys in the state, sizes with commas.")] = "1000000,10000000",
-    rows: Annotated[int, typer.Option(min=1, help="Rows of a counted micro-batch.")] = 250_000,
+    keys: Annotated[
+        str, typer.Option(help="Keys in the state; sizes separated by commas.")
+    ] = "1000000,10000000",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a measured micro-batch.")] = 250_000,
     micro_batches: Annotated[int, typer.Option(min=2, help="Counted micro-batches.")] = 36,
     cache_share: Annotated[
         float | None,
         typer.Option(
-            min=0, max=1, help="Room for this part of the rows in the caches; by default as configured."
+            min=0, max=1, help="Fraction of the rows that fits into the caches; by default as configured."
         ),
     ] = None,
     tiny: Tiny = False,

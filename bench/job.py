@@ -42,11 +42,11 @@ class JobBase(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """Micro-batch after micro-batch through the real runtime, store and delta.
+    """Runs micro-batches through the real runtime, store and delta.
 
-    ``base`` is what another Job over the same folder's content left in its own ``base``, None for an empty state.
+    ``base`` is the ``base`` of another Job over a copy of the folder, None for empty state.
     ``config`` and ``watermark`` may be replaced between micro-batches. The store is kept in ``local``, by default in
-    ``folder``, beside the checkpoint; ``on_output`` is given the output; ``wrap_store`` and ``memory`` are as in
+    ``folder``, next to the checkpoint; ``on_output`` gets the output; ``wrap_store`` and ``memory`` are as in
     ``run_partition``.
     """
 

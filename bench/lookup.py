@@ -96,11 +96,11 @@ def measure(address: str, keys: int, rounds: int) -> list[Row]:
 
 def lookup(
     keys: Annotated[int, typer.Option(min=1, help="Distinct keys of a micro-batch.")] = 500,
-    latency: Annotated[float, typer.Option(min=0, help="Milliseconds until the service answers.")] = 10.0,
+    latency: Annotated[float, typer.Option(min=0, help="Latency of the service in milliseconds.")] = 10.0,
     rounds: Rounds = 7,
     output: Output = None,
 ) -> None:
-    """Ask an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed beside sync."""
+    """Query an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed by that of sync."""
     with Report("lookup", output, keys=keys, latency_ms=latency) as report, service(latency) as address:
         title = f"{keys:,} distinct keys a micro-batch, {latency:g} ms an answer, medians of {rounds}"
         report.section(title, costs("ms", ""))

@@ -81,7 +81,7 @@ class Case:
 
     @property
     def specs(self) -> list[InputSpec]:
-        """What the operator is told of its inputs."""
+        """The specs of the operator's inputs."""
         return [InputSpec(_SCHEMA, ("key",), "time" if self.event_time else None)] * self.inputs
 
 
@@ -248,10 +248,10 @@ def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: in
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
-    """What the median of what ``values`` are drawn from lies between, with a confidence of 95% or somewhat more.
+    """Confidence interval (at least 95%) of the median of the distribution of ``values``.
 
-    By ranks, so whatever their distribution: as many values lie below that median as coins fall heads. Fewer than six
-    values cannot tell; of them the extremes.
+    By ranks, so for any distribution: the number of values below the median is binomial. Fewer than six
+    values are not enough for it; they give their extremes.
     """
     ordered = sorted(values)
     count = len(ordered)

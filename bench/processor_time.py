@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
-# Behind the name in /proc/PID/stat: the parent, and user and system time of the process and of its ended children.
+# After the name in /proc/PID/stat: the parent, and user and system time of the process and of its ended children.
 _PARENT, _TIMES = 1, slice(11, 15)
 
 
 class Spent(NamedTuple):
-    """Seconds by the clock, and of processors, user and system; None where the system does not tell."""
+    """Wall seconds, and processor seconds, user and system; None where the system does not report them."""
 
     seconds: float
     cpu_seconds: float | None
@@ -86,7 +86,7 @@ def tree_times(pid: int) -> dict[int, float] | None:
 
 
 def _stat(entry: Path) -> list[str] | None:
-    """The fields behind the program's name, which may hold anything; None for a process that has ended."""
+    """The fields after the program's name, which may contain anything; None for a process that has ended."""
     try:
         return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

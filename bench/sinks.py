@@ -1,4 +1,4 @@
-"""What ``write_upserts`` costs beside the same COPY and merge by hand.
+"""Cost of ``write_upserts``, compared with the same COPY and merge by hand.
 
 Owns: ``bench sinks``. Invariant: both write the same changes into tables that have the same rows, by turns, and the
 tables are compared in the end.

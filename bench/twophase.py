@@ -1,8 +1,8 @@
-"""One-phase against two-phase aggregation on Spark: what the local phase saves, and what it costs where keys are many.
+"""One-phase against two-phase aggregation on Spark: what partial aggregation saves, and what it costs with many keys.
 
 Owns: ``CASES``, how the keys are spread and which operator aggregates them, and ``bench two-phase``.
 Invariant: the input follows from case, rows and seed alone; the modes of a case read the same files, take turns at each
-micro-batch, and put out the same net rows.
+micro-batch, and emit the same net rows.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _COLUMNS = (
     Column("auto on", "auto_local", percent),
 )
 _NOTE = (
-    "rows of a micro-batch behind the partial aggregation (what the exchange carries) and at the "
-    "operator; then what one phase takes by what the others do; on: how often auto took two"
+    "rows of a micro-batch after the partial aggregation (which the exchange carries) and at the operator; then what "
+    "one phase takes by what the others do; on: how often auto took two"
 )
 
 
@@ -166,9 +166,9 @@ def measure(
     sides = {name: mode.side for name, mode in modes.items()}
     spent = turns(sides, rounds, drawn, warm_up=WARM_UP, clocks=TreeClocks)
     for name, mode in modes.items():
-        # Netted: with several bundles a micro-batch, one phase also puts out what was for a moment.
+        # Netted: with several bundles a micro-batch, one phase also emits intermediate results.
         if net(mode.output) != net(modes["one"].output):
-            raise WrongResult(f"{name} puts out other rows than one phase")
+            raise WrongResult(f"{name} emits other rows than one phase")
     exchanged = _exchanged(spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1))), case)
     facts: dict[str, Any] = {"rows": rows, "rows_exchanged": exchanged}
     facts |= {"rows_operator": int(modes["two"].metrics["rows_in"])}
@@ -188,7 +188,7 @@ def _value(mine: list[Spent], others: list[Spent], cpu: bool) -> float | None:
 
 
 def _exchanged(df: DataFrame, case: Case) -> int:
-    """The rows behind a partial aggregation, which are not in the job's own figures."""
+    """The rows after a partial aggregation, which are not in the job's own metrics."""
     if case.values:
         columns = (df.selectExpr("spark_partition_id()", "k", name) for name in ("user", "item"))
         return sum(one.distinct().count() for one in columns)
@@ -197,7 +197,7 @@ def _exchanged(df: DataFrame, case: Case) -> int:
 
 
 def two_phase(
-    cases: Annotated[str, typer.Option(help=f"{', '.join(CASES)}; with commas, or 'all'.")] = "all",
+    cases: Annotated[str, typer.Option(help=f"{', '.join(CASES)}; separated by commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     rounds: Rounds = 7,
     cores: Cores = 2,

@@ -1,6 +1,6 @@
 """Built-in operators for keyed streams: what they emit and when.
 
-Only re-exports. Operators stand on ``asyncstate.operator`` and the state objects; they know no engine, no
+Only re-exports. Operators use ``asyncstate.operator`` and the state objects; they know no engine, no
 store and no Spark.
 """
 

@@ -147,8 +147,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/runtime/rows/input_buffer.py",
-        "self._apart and (self._always_apart or not retracts)",
-        "self._apart",
+        "self._independent and (self._always_independent or not retracts)",
+        "self._independent",
         "runtime/test_first_input.py",
     ),
     # storage
@@ -175,19 +175,19 @@ MUTATIONS: Final = (
         "asyncstate/storage/memtable.py",
         "self._settled().update(dict.fromkeys(keys))",
         "pass",
-        "storage/test_overlay.py",
+        "storage/test_memtable.py",
     ),
     _mutation(
         "asyncstate/storage/value_cache.py",
-        "        self.young.update(entries)\n",
+        "        self.recent.update(entries)\n",
         "",
-        "storage/test_overlay.py",
+        "storage/test_memtable.py",
     ),
     _mutation(
         "asyncstate/storage/value_cache.py",
         "if self.without != state_ids:",
         "if not self.without:",
-        "storage/test_cache.py",
+        "storage/test_worker_cache.py",
     ),
     _mutation(
         "asyncstate/storage/write_buffer.py",
@@ -205,7 +205,7 @@ MUTATIONS: Final = (
         "asyncstate/storage/worker_cache.py",
         "if entries is None or known != lineage:",
         "if entries is None:",
-        "storage/test_cache.py",
+        "storage/test_worker_cache.py",
     ),
     # what a worker keeps of column states
     _mutation(
@@ -243,13 +243,13 @@ MUTATIONS: Final = (
         "asyncstate/storage/store_pool.py",
         "    if of != lineage:\n",
         "    if not of:\n",
-        "storage/test_open_stores.py",
+        "storage/test_store_pool.py",
     ),
     _mutation(
         "asyncstate/storage/slots.py",
         "            self.cached.unlink(missing_ok=True)  #",
         "            pass  #",
-        "storage/test_open_stores.py",
+        "storage/test_store_pool.py",
     ),
     _mutation(
         "asyncstate/storage/lease.py",
@@ -343,13 +343,13 @@ MUTATIONS: Final = (
         "asyncstate/runtime/rows/sorted_inputs.py",
         "fields = [field.translate(_INVERTED) for field in fields]",
         "pass",
-        "runtime/test_ordering.py",
+        "runtime/test_sorted_inputs.py",
     ),
     _mutation(
         "asyncstate/runtime/rows/sorted_inputs.py",
         "start + encode_namespace(watermark + 1)",
         "start + encode_namespace(watermark)",
-        "runtime/test_ordering.py",
+        "runtime/test_sorted_inputs.py",
     ),
     _mutation(
         "asyncstate/runtime/rows/sorted_inputs.py",
@@ -502,7 +502,7 @@ MUTATIONS: Final = (
         "operators/core/consolidation.py",
         "_Balance(left, minus > plus,",
         "_Balance(left, minus >= plus,",
-        "operators/test_netting.py",
+        "operators/test_consolidation.py",
     ),
     _mutation(
         "operators/aggregate/retractable_minmax.py",

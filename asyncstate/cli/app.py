@@ -14,7 +14,7 @@ from asyncstate.cli import inspecting, migrating, upkeep
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 state = typer.Typer(
-    no_args_is_help=True, help="The state in a checkpoint: look at it, check it, roll it back."
+    no_args_is_help=True, help="Show, verify, migrate and roll back the state in a checkpoint."
 )
 app.add_typer(state, name="state")
 
@@ -28,7 +28,8 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print it and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Looks after the checkpoints of asyncstate jobs; needs no Spark."""

@@ -35,14 +35,14 @@ _OF_TYPE = re.compile(
 )  # the texts of a state that are types, current and earlier ones
 
 Place = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The job's checkpoint: a folder or URI.")]
-Version = Annotated[
-    int | None, typer.Option("--version", help="A version that is kept; by default the newest.")
-]
-OutputFormat = Annotated[Format, typer.Option("--format", help="For people, or JSON: a line a row.")]
+Version = Annotated[int | None, typer.Option("--version", help="A retained version; by default the newest.")]
+OutputFormat = Annotated[Format, typer.Option("--format", help="text for people, or json: one line per row.")]
 Uid = Annotated[str | None, typer.Option("--uid", help="Only this operator.")]
 LocalDir = Annotated[
     str | None,
-    typer.Option("--local-dir", help="Where partitions are restored; by default the temporary folder."),
+    typer.Option(
+        "--local-dir", help="Folder in which partitions are restored; by default the temporary folder."
+    ),
 ]
 
 
@@ -75,14 +75,17 @@ def list_states(place: Place, version: Version = None, output: OutputFormat = Fo
 
 def show(
     place: Place,
-    state: Annotated[str, typer.Argument(help="The state's name; @timers are the timers.")],
+    state: Annotated[str, typer.Argument(help="The state's name; @timers shows the timers.")],
     uid: Uid = None,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", help="Only this key; with several columns once for each, in their order."),
+        typer.Option(
+            "--key",
+            help="Only this key; for a key of several columns give the option once for each, in order.",
+        ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=sys.maxsize, help="At most so many entries.")
+        int, typer.Option("--limit", min=1, max=sys.maxsize, help="Maximum number of entries to show.")
     ] = 20,
     version: Version = None,
     unpickle: Annotated[

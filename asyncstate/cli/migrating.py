@@ -33,12 +33,17 @@ from asyncstate.offline.operator_changes import (
 
 group = typer.Typer(
     no_args_is_help=True,
-    help="Rewrite one state for a program that cannot read it. Stop the query first: it cannot commit any more.",
+    help=(
+        "Rewrite one state for a program that cannot read it. Stop the query first: it cannot commit "
+        "afterwards."
+    ),
 )
 
 Operator = Annotated[str, typer.Argument(metavar="UID", help="The operator's uid.")]
 State = Annotated[str, typer.Argument(metavar="STATE", help="The state's name.")]
-Field = Annotated[str, typer.Argument(metavar="FIELD", help="The field; dotted for one inside structs.")]
+Field = Annotated[
+    str, typer.Argument(metavar="FIELD", help="The field; a dotted path for a field inside structs.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -92,10 +97,13 @@ def cast_field(
     state: State,
     field: Annotated[
         str,
-        typer.Argument(metavar="FIELD", help="The field; dotted inside structs; 'value' for a plain value."),
+        typer.Argument(
+            metavar="FIELD", help="The field; a dotted path inside structs; 'value' for a plain value."
+        ),
     ],
     to: Annotated[
-        str, typer.Argument(metavar="TYPE", help="As state list shows types: int32, 'int64 not null', ...")
+        str,
+        typer.Argument(metavar="TYPE", help="A type as `state list` shows it: int32, 'int64 not null', ..."),
     ],
     yes: Yes = False,
     local_dir: LocalDir = None,
@@ -105,7 +113,7 @@ def cast_field(
     _run(place, uid, state, CastField(field, to), what, yes, local_dir)
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")]
 
 
 @group.command("rename-operator")
@@ -129,7 +137,7 @@ def drop_operator(place: Place, uid: Operator, yes: Yes = False, dry_run: DryRun
 @group.command("accept-change")
 def accept_change(place: Place, uid: Operator, yes: Yes = False, dry_run: DryRun = False) -> None:
     """Accept the state as valid after a change of the operator's parameters that is refused."""
-    what = f"Take the state of operator '{uid}' for that of the changed program"
+    what = f"Accept the state of operator '{uid}' as that of the changed program"
     _change(place, uid, AcceptChange(), what, yes, dry_run)
 
 
@@ -141,7 +149,7 @@ def accept_sink(
     dry_run: DryRun = False,
 ) -> None:
     """Accept what a sink holds as valid after a change of its rows that is refused."""
-    _change(place, sink, AcceptSink(), f"Take what sink '{sink}' holds for right", yes, dry_run)
+    _change(place, sink, AcceptSink(), f"Accept what sink '{sink}' holds as correct", yes, dry_run)
 
 
 def _change(place: str, uid: str, change: OperatorChange, what: str, yes: bool, dry_run: bool) -> None:
@@ -154,7 +162,7 @@ def _change(place: str, uid: str, change: OperatorChange, what: str, yes: bool, 
         typer.confirm(f"{what}? Its query must be stopped", abort=True)
     with checked():
         version = change_operator(place, uid, change)
-    say(f"{what}: done in version {version}. Older versions are as they were.")
+    say(f"{what}: done in version {version}. Older versions are unchanged.")
 
 
 def _run(
@@ -167,6 +175,6 @@ def _run(
     with checked():
         done = migrate(place, uid, state, change, local_dir=local_dir)
     say(
-        f"{what} of operator '{uid}': done in version {done.version}, {done.entries} entries written. Older versions "
-        "are as they were."
+        f"{what} of operator '{uid}': done in version {done.version}, {done.entries} entries written. Older "
+        "versions are unchanged."
     )

@@ -47,12 +47,14 @@ def verify(place: Place, output: OutputFormat = Format.TABLE) -> None:
 
 def rollback(
     place: Place,
-    version: Annotated[int, typer.Argument(help="The version to go back to.")],
+    version: Annotated[int, typer.Argument(help="The version to return to.")],
     spark_checkpoint: Annotated[
         str | None,
-        typer.Option("--spark-checkpoint", help="The query's own checkpoint: Spark goes back, too."),
+        typer.Option("--spark-checkpoint", help="The query's own checkpoint, which is rolled back too."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and end.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be dropped, and change nothing.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Forget all versions after VERSION. Stop the query first: it cannot commit any more."""
@@ -66,8 +68,8 @@ def rollback(
         dropped = [found for found in inspection.versions if found > version]
         if dropped and (damage := inspection.checkpoint.problems(version)):
             raise CheckpointCorruptionError(
-                f"version {version} is not whole: {damage[0]}. Put it back from a copy, or roll back to another "
-                "version; state verify tells which are whole"
+                f"version {version} is damaged: {damage[0]}. Restore it from a copy, or roll back to another "
+                "version; `state verify` lists the intact ones"
             )
         query = QueryCheckpoint(spark_checkpoint) if spark_checkpoint is not None else None
         rewind = query.rewind_to(version) if query is not None else None
@@ -96,8 +98,8 @@ def _apply(query: QueryCheckpoint, rewind: Rewind, job: str, version: int) -> No
         query.apply(rewind)
     except CheckpointError as error:
         raise CheckpointError(
-            f"the state of job '{job}' is back at version {version}, but Spark's checkpoint is not: {error}. Mend that "
-            "and give this command again, before the query is started"
+            f"the state of job '{job}' is back at version {version}, but Spark's checkpoint is not: {error}. "
+            "Fix that and run this command again before you start the query"
         ) from error
 
 
@@ -113,10 +115,13 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def _what_is_left(version: int, has_rewound: bool) -> str:
-    sinks = "What sinks got from the dropped batches is for you to take back, unless they overwrite it."
+    sinks = (
+        "Rows that sinks got from the dropped batches stay there unless the sinks overwrite them; remove "
+        "them yourself."
+    )
     if has_rewound:
-        return f"Start the query: Spark runs batch {version + 1} again, with the rows that it had. {sinks}"
+        return f"Start the query: Spark runs batch {version + 1} again, with the same rows. {sinks}"
     return (
-        f"Spark must now run batch {version + 1} again: give this command the query's own checkpoint, too "
-        f"(--spark-checkpoint), before you start the query. {sinks}"
+        f"Spark must now run batch {version + 1} again: run this command with the query's own checkpoint too "
+        f"(--spark-checkpoint) before you start the query. {sinks}"
     )

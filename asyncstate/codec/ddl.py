@@ -32,11 +32,11 @@ class ArrowType(Protocol):
 
     @property
     def num_fields(self) -> int:
-        """See ``pyarrow.DataType``."""
+        """The number of child fields of a ``pyarrow.DataType``."""
 
     @property
     def bit_width(self) -> int:
-        """See ``pyarrow.DataType``."""
+        """The bits per value of a ``pyarrow.DataType``."""
 
 
 TypeLike: TypeAlias = type[P] | ArrowType | str | None
@@ -102,7 +102,7 @@ _TYPE: Final = (
     "a type of Spark SQL, such as 'bigint', 'decimal(10, 2)' or 'array<struct<a: int>>'",
 )
 _COLUMNS: Final = ("the columns", "names and types of Spark SQL, such as 'account string, amount bigint'")
-_QUOTE: Final = ", and names that are no plain words in backquotes"
+_QUOTE: Final = "; put names that are not plain words in backquotes"
 
 
 def read_type(given: T | TypeLike, what: str) -> T | pa.DataType:
@@ -227,7 +227,7 @@ class _Reader:
         precision, scale = [int(number) if number.isdecimal() else -1 for number in digits]
         if not 1 <= precision <= _PRECISION_MAX or not 0 <= scale <= precision:
             self.refuse(
-                f"cannot have decimal({', '.join(digits)}): a decimal has 1 to {_PRECISION_MAX} digits, of which as "
-                "many may stand behind the point"
+                f"cannot have decimal({', '.join(digits)}): a decimal has 1 to {_PRECISION_MAX} digits, of "
+                "which as many may follow the decimal point"
             )
         return pa.decimal128(precision, scale)

@@ -44,10 +44,14 @@ class Refusal:
     def __str__(self) -> str:
         texts = {
             TypeChange.REMOVED: f"field {self.field!r} was removed (it was {self.was})",
-            TypeChange.RETYPED: f"field {self.field!r} changed from {self.was} to {self.now}, which is not a widening",
+            TypeChange.RETYPED: (
+                f"field {self.field!r} changed from {self.was} to {self.now}, which does not widen it"
+            ),
             TypeChange.NOT_NULL: f"field {self.field!r} is no longer nullable, but stored values may be null",
             TypeChange.ADDED_NOT_NULL: f"the added field {self.field!r} is not nullable; declare it nullable",
-            TypeChange.ADDED: f"field {self.field!r} ({self.now}) was added, but stored values do not tell it",
+            TypeChange.ADDED: (
+                f"field {self.field!r} ({self.now}) was added, but stored values do not have it"
+            ),
             TypeChange.MOVED: f"field {self.field!r} has moved to the place of {self.was!r}; keep the old order",
         }
         return texts[self.change]

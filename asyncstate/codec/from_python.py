@@ -119,7 +119,7 @@ def _reason(alone: Any, convert: Convert) -> str:
         return error.reason if error.found is alone[0] else str(error)
     except _REFUSALS as error:
         return str(error) or type(error).__name__
-    return "it is another value there"
+    return "it would become another value"
 
 
 def _first_refused(values: Any, convert: Convert) -> int | None:
@@ -329,7 +329,7 @@ def _integer(value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)):
-        raise TypeError("a bool is no number")
+        raise TypeError("a bool is not a number")
     if hasattr(value, "__index__"):
         return operator.index(value)
     if isinstance(value, _FRACTIONS) and (whole := int(value)) == value:
@@ -547,7 +547,8 @@ def other_fields(values: Iterable[Mapping[Any, Any]], names: Sequence[str]) -> M
     wrong = [f"without {', '.join(missing)}"] if missing else []
     wrong += [f"with {', '.join(unknown)}"] if unknown else []
     return MisfitError(
-        f"a dict with the fields {', '.join(names)} is expected (None for null), and it is one {' and '.join(wrong)}",
+        f"a dict with the fields {', '.join(names)} is expected (None for null), but it is one "
+        f"{' and '.join(wrong)}",
         value,
     )
 
@@ -575,18 +576,18 @@ def _wanted(kind: pa.DataType) -> str:
         low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
         return f"a whole number from {low} to {high}"
     if types.is_timestamp(kind):
-        return f"a datetime or a whole number of {kind.unit}, of 64 bits and nothing finer,"
+        return f"a datetime or a whole number of {kind.unit}, of 64 bits, not finer,"
     if types.is_date(kind):
         return "a datetime.date"
     if types.is_time(kind) or types.is_duration(kind):
         name = "datetime.time" if types.is_time(kind) else "datetime.timedelta"
-        return f"a {name} or a whole number of {kind.unit}, nothing finer,"
+        return f"a {name} or a whole number of {kind.unit}, not finer,"
     if types.is_decimal(kind):
         return f"a finite Decimal of at most {kind.precision} digits, {kind.scale} of them after the point,"
     if types.is_floating(kind):
         return "a float, or a whole number that a float holds exactly,"
     if _is_text(kind):
-        return "a str that UTF-8 can hold (without lone surrogates)"
+        return "a str that UTF-8 can encode (without lone surrogates)"
     if is_bytes_type(kind) or types.is_binary_view(kind):
         return "bytes"
     return "a bool" if types.is_boolean(kind) else str(kind)

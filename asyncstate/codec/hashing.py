@@ -52,8 +52,8 @@ def check_max_parallelism(max_parallelism: int) -> None:
     """Raise ``ConfigurationError`` unless 1 <= max_parallelism <= 32768 (a group is two bytes of a key)."""
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise ConfigurationError(
-            f"max parallelism {max_parallelism} is not between 1 and {MAX_PARALLELISM_LIMIT}; "
-            "set it in this range"
+            f"max parallelism {max_parallelism} is not between 1 and {MAX_PARALLELISM_LIMIT}; choose a value "
+            "in this range"
         )
 
 

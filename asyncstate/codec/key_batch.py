@@ -86,7 +86,7 @@ class KeyBatch:
     def inverse(self) -> Int32Array:
         """Index of the unique key of each row, shape (num_rows,); ``CodecError`` after ``select``."""
         if self._inverse is None:
-            raise CodecError("key batch: a selection of keys has no rows; ask the batch it was selected from")
+            raise CodecError("key batch: a selection of keys has no rows; use the batch it was selected from")
         return self._inverse
 
     @property
@@ -287,7 +287,7 @@ def _ascending(chosen: BoolArray | npt.NDArray[np.integer]) -> npt.NDArray[np.in
 def _user_columns(columns: Sequence[pa.Array], num_rows: int) -> tuple[list[KeyField], list[pa.Array]]:
     """Fields and columns of user keys, checked."""
     if not columns:
-        raise CodecError("user key: no columns are given; a user key has at least one")
+        raise CodecError("user key: no columns are given; give at least one")
     names = [f"user key {number}" for number in range(len(columns))]
     types = [column.type for column in columns]
     for name, arrow_type in zip(names, types, strict=True):
@@ -295,7 +295,8 @@ def _user_columns(columns: Sequence[pa.Array], num_rows: int) -> tuple[list[KeyF
     plain = plain_columns(columns, types, names, "user key")
     if len(plain[0]) != num_rows:
         raise CodecError(
-            f"user key: columns of {len(plain[0])} rows are given for {num_rows} rows; give one a row of the keys"
+            f"user key: columns of {len(plain[0])} rows are given for {num_rows} rows; give one per row of "
+            "the keys"
         )
     return [key_field(*field) for field in zip(names, types, strict=True)], plain
 

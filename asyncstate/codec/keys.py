@@ -120,7 +120,7 @@ class KeyCodec:
         wrong = np.flatnonzero(ends != lengths)
         if len(wrong):
             raise CodecError(
-                f"key: {_bytes_at(keys, int(wrong[0])).hex()} has bytes behind the key columns "
+                f"key: {_bytes_at(keys, int(wrong[0])).hex()} has bytes after the key columns "
                 f"({', '.join(self.names)}); check that the state was written with the same key columns"
             )
         return columns

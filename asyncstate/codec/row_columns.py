@@ -58,9 +58,7 @@ def encode_rows(
         lengths = np.diff(binary_parts(column)[0])
         if bool((lengths > _MAX_VARIABLE_BYTES).any()):
             name = layout.schema.field(layout.variable[at]).name
-            raise CodecError(
-                f"{layout.owner}: a value of field {name!r} is larger than 4 GiB; store it in pieces"
-            )
+            raise CodecError(f"{layout.owner}: a value of field {name!r} is larger than 4 GiB; split it")
         header["lengths"][:, at] = lengths
     matrix = header.view(np.uint8).reshape(num_rows, layout.dtype.itemsize)
     if prefix is not None:

@@ -68,8 +68,8 @@ def as_python(column: pa.Array, name: str = "") -> list[Any]:
     except OverflowError as error:
         which = f"column '{name}'" if name else "a column"
         raise SchemaError(
-            f"{which} has a date beyond the years 1 to 9999, where Python's end; take such rows out before the "
-            "operator, or give it the number of days (unix_date)"
+            f"{which} has a date outside the years 1 to 9999, which Python cannot represent; filter such rows "
+            "out before the operator, or pass the number of days (unix_date)"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Changelog inference: the changelog mode and the unique keys of each node's rows.
 
-Owns: ``changes_behind``, which derives the properties of a node's output from those of its inputs, and the check of
+Owns: ``node_changes``, which derives the properties of a node's output from those of its inputs, and the check of
 what a source declares.
 Invariant: jobs and tests both infer here, from the same declarations; an invalid declaration is refused. A property
 that is not certain is left out.
@@ -48,16 +48,16 @@ def declared_mode(
     if (mode is not None and found is None) or not isinstance(found, ChangelogMode | None):
         raise JobError(
             f"source '{source}': mode is {mode!r}; give 'insert-only', 'retract' or 'upsert', or leave it out: rows "
-            f"with a column {ROW_KIND_COLUMN} are 'retract' then, others 'insert-only'"
+            f"with a column {ROW_KIND_COLUMN} are then 'retract', others 'insert-only'"
         )
     if changelog is None:
         return found
-    told = ChangelogMode.RETRACT if changelog else ChangelogMode.INSERT_ONLY
+    declared = ChangelogMode.RETRACT if changelog else ChangelogMode.INSERT_ONLY
     if found is not None and (found is ChangelogMode.INSERT_ONLY) == bool(changelog):
         raise JobError(
             f"source '{source}': mode is {found.text!r} and changelog is {changelog}; give one of them"
         )
-    return told if found is None else found
+    return declared if found is None else found
 
 
 def declared_key(source: str, primary_key: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -78,7 +78,8 @@ def source_changes(node: Source, columns: Sequence[str], has_kinds: bool) -> Cha
     for name in key or ():
         if name not in columns:
             raise SchemaError(
-                f"there is no column '{name}', which is declared as its primary_key; there are {', '.join(columns)}"
+                f"there is no column '{name}', which is declared as its primary_key; there are "
+                f"{', '.join(columns)}"
             )
     mode = node.mode
     if mode is None:
@@ -90,14 +91,14 @@ def source_changes(node: Source, columns: Sequence[str], has_kinds: bool) -> Cha
         )
     if mode is ChangelogMode.INSERT_ONLY and has_kinds:
         raise SchemaError(
-            f"it is declared as no changelog but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
+            f"it is declared with changelog=False but has the column '{ROW_KIND_COLUMN}'; drop the column, or leave "
             "changelog=False out"
         )
     origin = f"source '{node.name}'"
     if mode is ChangelogMode.UPSERT:
         if key is None:
             raise SchemaError(
-                "it is declared as upserts, but not by which columns its rows replace each other; give primary_key"
+                "it is declared as upserts, but without the key by which rows replace each other; give primary_key"
             )
         return replace(Changelog.upsert(*key), origin=origin)
     return Changelog(mode, () if key is None else (key,), origin=origin)
@@ -110,7 +111,7 @@ def operator_changes(node: Node, changes: Changelog) -> Changelog:
     return replace(changes, origin=f"side output '{node.name}'")
 
 
-def changes_behind(
+def node_changes(
     node: Node, inputs: Sequence[Changelog], columns: Sequence[str], has_kinds: bool
 ) -> Changelog:
     """The changelog properties downstream of a transformation, a union or a sink.
@@ -136,8 +137,8 @@ def _union(node: Union, inputs: Sequence[Changelog]) -> Changelog:
     if found is None:
         upserts = next(one for one in inputs if one.is_upsert)
         raise SchemaError(
-            f"the rows of {upserts.origin} are {upserts.text}, which does not identify a row among those of the other "
-            f"streams; {upserts_way_out(upserts)}"
+            f"the rows of {upserts.origin} are {upserts.text}, which does not identify a row across all streams of "
+            f"the union; {upserts_way_out(upserts)}"
         )
     return found
 
@@ -153,8 +154,8 @@ def _transformed(node: Transform, inputs: Sequence[Changelog], has_kinds: bool) 
     upserts = next((one for one in inputs if one.is_upsert), None)
     if upserts is not None:
         raise SchemaError(
-            f"the function gets {upserts.text} of {upserts.origin}, and what it makes of that key is not known; say it "
-            f"with transform(..., changes=Changelog.upsert(...)), or {upserts_way_out(upserts)}"
+            f"the function gets {upserts.text} of {upserts.origin}, and its result for that key is not known; declare "
+            f"it with transform(..., changes=Changelog.upsert(...)), or {upserts_way_out(upserts)}"
         )
     if not has_kinds or all(one.is_insert_only for one in inputs):
         return replace(INSERT_ONLY, origin=f"'{node.name}'")
@@ -166,8 +167,8 @@ def _filtered(node: Transform, given: Changelog, columns: Sequence[str]) -> Chan
     by = _columns_of(condition, columns)
     if given.upsert_key is not None and (by is None or not by <= set(given.upsert_key)):
         raise SchemaError(
-            f"the rows of {given.origin} are {given.text}, and the condition asks for more than that key: of a row "
-            f"that no longer meets it the one before would stay. {_sentence(upserts_way_out(given))}"
+            f"the rows of {given.origin} are {given.text}, and the condition uses columns outside that key: when an "
+            f"update no longer meets it, the old row would stay. {_sentence(upserts_way_out(given))}"
         )
     return given.filtered(by)
 
@@ -176,10 +177,10 @@ def _dropped(node: Transform, given: Changelog, columns: Sequence[str]) -> Chang
     if ROW_KIND_COLUMN in node.expressions and not given.is_insert_only:
         raise SchemaError(
             f"the rows of {given.origin} are changes ({given.text}), which without '{ROW_KIND_COLUMN}' would all be "
-            "insertions; keep the column. Where the changes themselves are to be rows, say it with transform(...)"
+            "insertions; keep the column. To treat the changes themselves as rows, use transform(...)"
         )
     gone = {name.lower() for name in node.expressions if isinstance(name, str)}
-    return _behind(given, {name: (name,) for name in columns if name.lower() not in gone})
+    return _passed_through(given, {name: (name,) for name in columns if name.lower() not in gone})
 
 
 def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Changelog:
@@ -197,7 +198,7 @@ def _projected(node: Transform, given: Changelog, columns: Sequence[str]) -> Cha
             passed[old] = (*passed.get(old, ()), new)
     if makes_kinds:  # computed by a user's expression
         return replace(RETRACT, origin=f"'{node.name}'").filtered(None)
-    return _behind(given, passed)
+    return _passed_through(given, passed)
 
 
 def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -235,13 +236,13 @@ def _left_out(star: exp.Star, columns: Sequence[str]) -> set[str]:
     return {name for name in columns if name.lower() in hidden}
 
 
-def _behind(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
+def _passed_through(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
     found = given.projected(passed)
     if found is None:
         lost = [name for name in given.upsert_key or () if not passed.get(name)]
         raise SchemaError(
-            f"the rows of {given.origin} are {given.text}, but column '{lost[0]}' of that key does not pass "
-            f"unchanged; keep it as SQL text ('{lost[0]}'), or {upserts_way_out(given)}"
+            f"the rows of {given.origin} are {given.text}, but column '{lost[0]}' of that key is changed; keep it as "
+            f"SQL text ('{lost[0]}'), or {upserts_way_out(given)}"
         )
     return found
 

@@ -54,7 +54,7 @@ class Dataflow:
     ) -> Stream:
         """Add a source; see ``StreamingJob.source`` and ``PipelineHarness``."""
         if not (isinstance(name, str) and name.strip()):  # type: ignore[redundant-expr]  # as it may be called
-            raise JobError(f"{caller()}: a source is called {name!r}; give it a name, such as 'orders'")
+            raise JobError(f"{caller()}: a source has the name {name!r}; give it a string, such as 'orders'")
         node = Source(
             name=name,
             place=caller(),
@@ -85,7 +85,7 @@ class Dataflow:
     def check_used(self) -> None:
         """Raise JobError if no operator and no sink reads the sources."""
         if not any(isinstance(node, Apply | Sink) for node in self.nodes):
-            raise JobError("the job has no operator and no sink; declare what is to be done with its sources")
+            raise JobError("the job has no operator and no sink; apply an operator or add a sink")
 
     def unused(self, known: Collection[Node]) -> Iterator[str]:
         """Problems of those nodes of ``known`` whose rows nothing reads. Operators do not count, since others may read
@@ -94,7 +94,8 @@ class Dataflow:
         for node in self.nodes:
             if isinstance(node, Transform | Union | Output) and node in known and node not in used:
                 yield node.problem(
-                    "no operator and no sink gets its rows; go on from the stream that it returned, or leave it out"
+                    "no operator and no sink uses its rows; continue from the stream that it returned, or leave it "
+                    "out"
                 )
 
     def named(self, kind: str) -> str:
@@ -150,7 +151,7 @@ class Stream:
         unique key. Upserts need ``changes``, since the function's effect on their key is not known."""
         inputs = self._nodes("transform", (self, *others))
         if not callable(function):
-            raise JobError(f"{caller()}: transform was given {function!r}; give a function of DataFrames")
+            raise JobError(f"{caller()}: transform got {function!r}; give a function of DataFrames")
         name = self._flow.named("transform")
         return self._flow.add(
             Transform(
@@ -217,8 +218,8 @@ class Stream:
         """The rows that an operator emits to its side output ``name``; several calls return the same rows."""
         if not isinstance(self.node, Apply):
             raise JobError(
-                f"{caller()}: '{self.node.name}' is no operator, so it has no side output {name!r}; call output on "
-                "what apply returned"
+                f"{caller()}: '{self.node.name}' is not an operator, so it has no side output {name!r}; call output "
+                "on the stream that apply returned"
             )
         known = (one for one in self._flow.nodes if isinstance(one, Output) and one.inputs == (self.node,))
         found = next((one for one in known if one.side == name), None)
@@ -234,7 +235,7 @@ class Stream:
         rows that do not change from now on. Returns the same stream."""
         if not (callable(sink) or callable(getattr(sink, "write", None))):
             raise JobError(
-                f"{caller()}: {sink!r} is no sink; give a function of (rows, batch id), or an object with "
+                f"{caller()}: {sink!r} is not a sink; give a function of (rows, batch id), or an object with "
                 "a method write"
             )
         if not isinstance(starting_now, bool):
@@ -267,7 +268,7 @@ class Stream:
         for stream in streams:
             if not isinstance(stream, Stream) or stream._flow is not self._flow:
                 raise JobError(
-                    f"{caller()}: '{what}' was given {stream!r}, which is no stream of this job; give what source, "
+                    f"{caller()}: '{what}' got {stream!r}, which is not a stream of this job; give what source, "
                     "apply, where and the others return"
                 )
         return tuple(stream.node for stream in streams if isinstance(stream, Stream))

@@ -54,13 +54,13 @@ def check_initial(node: Source, before: GraphManifest | None, is_first: bool) ->
         return
     if before is None:
         raise JobError(
-            "it has initial rows, and the checkpoint does not tell whether they have come; leave initial out if they "
-            "have, else give them to an operator with a new uid: apply(..., initial_state=...)"
+            "it has initial rows, and the checkpoint does not say whether they were already processed; if so, leave "
+            "initial out, else give them to an operator with a new uid: apply(..., initial_state=...)"
         )
     if not before.sources.get(node.name, True):
         raise JobError(
-            "it has initial rows, but micro-batches have read its stream without them, which initial rows come before; "
-            "leave initial out, or give them to an operator with a new uid: apply(..., initial_state=...)"
+            "it has initial rows, which must come before its stream, but micro-batches have already read that; leave "
+            "initial out, or give them to an operator with a new uid: apply(..., initial_state=...)"
         )
 
 
@@ -93,9 +93,9 @@ def check_sinks(
 
 def _added(missed: Sequence[str]) -> str:
     return (
-        f"it is new, so its table would lack the rows that {', '.join(missed)} has given before. Give the operator "
-        "before it a new uid and its rows from the beginning; or, if the table may have only what changes from now on, "
-        "say so: to(..., starting_now=True)"
+        f"it is new, so its table would lack the rows that {', '.join(missed)} has given before. Give the upstream "
+        "operator a new uid and replay its rows from the beginning; or, if the table only needs changes from now on, "
+        "use to(..., starting_now=True)"
     )
 
 
@@ -104,9 +104,9 @@ def _refused(node: Sink, changed: Sequence[str]) -> str:
         "another name, and another table with to(..., starting_now=True)" if node.is_table else "another name"
     )
     return (
-        f"it has rows of another program, which would stay: {'; '.join(changed)}. Undo the change; or give the sink "
-        f"{new}; or put right what it holds, and say so when the query is stopped: "
-        f"{_MIGRATE} accept-sink CHECKPOINT {shlex.quote(node.name)}"
+        f"it has rows that another program wrote, which would stay: {'; '.join(changed)}. Undo the change; or give "
+        f"the sink {new}; or correct the rows that it holds, and confirm that while the query is stopped: {_MIGRATE} "
+        f"accept-sink CHECKPOINT {shlex.quote(node.name)}"
     )
 
 

@@ -90,7 +90,7 @@ class Source(Node):
 
     @property
     def times(self) -> Times:
-        """See ``Node``."""
+        """The time attributes of its rows."""
         return self.declared
 
     @property
@@ -101,7 +101,7 @@ class Source(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         times = self.declared
         key = f" by {key_text(self.primary_key)}" if self.primary_key else ""
         said = ["a changelog" + key] if self.mode is ChangelogMode.RETRACT else []
@@ -126,19 +126,19 @@ class Transform(Node):
 
     @property
     def times(self) -> Times:
-        """See ``Node``."""
+        """The time attributes of its rows."""
         return self.inputs[0].times
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         said = [expression_text(one) for one in self.expressions]
         said += [f"{expression_text(one)} AS {name}" for name, one in self.named.items()]
         return f"{self.kind} {', '.join(said)}"
 
     @property
     def called(self) -> str:
-        """See ``Node``."""
+        """Its name in error messages."""
         return self.text
 
 
@@ -158,7 +158,7 @@ class Union(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         return "union"
 
 
@@ -180,13 +180,13 @@ class Apply(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         key = f" by {key_text(self.key)}" if self.key is not None else ""
         return f"{type(self.operator).__name__}{key}"
 
     @property
     def called(self) -> str:
-        """See ``Node``."""
+        """Its name in error messages."""
         return f"operator '{self.name}'"
 
     def arguments(self) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Output(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         return f"side output '{self.side}'"
 
 
@@ -249,7 +249,7 @@ class Sink(Node):
 
     @property
     def text(self) -> str:
-        """See ``Node``."""
+        """What it does, in one line."""
         return "sink"
 
 
@@ -287,7 +287,7 @@ def array_of(
         found = found.combine_chunks()
     if not isinstance(found, pa.Array) or len(found) != batch.num_rows:
         raise SchemaError(
-            f"'{name}' returned {type(found).__name__}; return a pyarrow array with a value for each of the "
+            f"'{name}' returned {type(found).__name__}; return a pyarrow array with one value for each of the "
             f"{batch.num_rows} rows"
         )
     if kind is not None and found.type != kind:
@@ -354,6 +354,7 @@ def same_destinations(sinks: Sequence[Sink]) -> Iterator[str]:
         other = seen.setdefault(where, node)
         if other is not node:
             yield node.problem(
-                f"it writes where {other.called} does, by the same writer ({', '.join(map(str, where))}), so that each "
-                "would take the other's micro-batches for its own; give one of them another writer, or another table"
+                f"it writes where {other.called} does, by the same writer ({', '.join(map(str, where))}), so each "
+                "would mistake the other's micro-batches for its own; give one of them another writer or another "
+                "table"
             )

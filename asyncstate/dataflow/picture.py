@@ -97,9 +97,9 @@ def _usually(node: Node) -> str:
     if isinstance(node, Source):
         return "read by Spark"
     if isinstance(node, Sink):
-        return "written by the driver's call"
+        return "written by a call on the driver"
     if not isinstance(node, Apply):
-        return "in Spark's plan of whatever reads it"
+        return "in Spark's plan of the reader"
     return "no exchange, no state" if node.operator.stateless else f"{_EXCHANGE}, one task a partition, state"
 
 

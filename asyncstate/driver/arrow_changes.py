@@ -59,8 +59,8 @@ def _check_one_a_key(table: pa.Table, keys: Sequence[str]) -> None:
     if pc.any(several).as_py():
         key = counted.filter(several).select(list(keys)).to_pylist()[0]
         raise OperatorError(
-            f"the key {key} has several rows or changes in one micro-batch, of which a table with this primary key can "
-            "have one; put UpsertMaterialize, or ChangelogNormalize with a sequence, with the key before"
+            f"the key {key} has several rows or changes in one micro-batch, but a table with this primary key can "
+            "have only one; add UpsertMaterialize, or ChangelogNormalize with a sequence, with the key upstream"
         )
 
 

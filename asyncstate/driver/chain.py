@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 
 RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[OutBatch | CommitRecord]"]
-REPORT = "nothing was committed; start the query again, and report this if it comes back"
+REPORT = "nothing was committed; restart the query, and report this if it happens again"
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,6 @@ def _open_file(spec: TaskSpec) -> IO[bytes]:
         return tempfile.TemporaryFile(prefix="asyncstate-chain-", dir=spec.local_dir)
     except OSError as error:
         raise StoreError(
-            f"operator '{spec.uid}': no file for input rows that exceed memory: {error}. Check the disk's space and "
-            "permissions, or set async-state.local-dir to another folder"
+            f"operator '{spec.uid}': cannot create a file for input rows that exceed memory: {error}. Check the "
+            "disk's space and permissions, or set async-state.local-dir to another folder"
         ) from error

@@ -49,7 +49,7 @@ class CommitLog:
         if latest.job_id != self.job_id:
             raise CheckpointError(
                 f"checkpoint {self.folder} belongs to job '{latest.job_id}', not to '{self.job_id}'; give "
-                f"StreamingJob(name='{latest.job_id}') to go on with it, or another checkpoint folder"
+                f"StreamingJob(name='{latest.job_id}') to continue it, or another checkpoint folder"
             )
         check_key_groups(self.folder, latest, config)
 
@@ -71,8 +71,8 @@ class CommitLog:
         if latest is None:
             if batch_id != self._first_batch_id:
                 raise JobError(
-                    f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is "
-                    "empty. Was it deleted? Put it back, start the query with a new Spark checkpoint, or give "
+                    f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is empty. "
+                    "Was it deleted? Restore it, start the query with a new Spark checkpoint, or give "
                     f"StreamingJob(first_batch_id={batch_id}) to start with empty state here"
                 )
             return None
@@ -88,8 +88,8 @@ class CommitLog:
             # base.
             return self._checkpoint.read(latest.base) if latest.base >= 0 else None
         raise JobError(
-            f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} stands at "
-            f"batch {latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
+            f"job '{self.job_id}': Spark runs batch {batch_id}, but the checkpoint {self.folder} is at batch "
+            f"{latest.batch_id}; {_way_out(batch_id, latest.batch_id)}"
         )
 
     def origin_of(self, base: Manifest | None) -> Origin:
@@ -139,10 +139,10 @@ def batch_schema(manifest: Manifest | None) -> str | None:
 def _way_out(batch_id: int, newest: int) -> str:
     if batch_id > newest:
         return (
-            "the batches between have not been seen here; use the checkpoint folder that belongs to this "
-            "query's Spark checkpoint"
+            "the batches in between are missing here; use the checkpoint folder that belongs to this query's Spark "
+            "checkpoint"
         )
     return (
-        "only the newest batch can be run again; use the Spark checkpoint that belongs to this checkpoint "
-        "folder, or start both anew"
+        "only the newest batch can be run again; use the Spark checkpoint that belongs to this checkpoint folder, or "
+        "start both from new ones"
     )

@@ -79,7 +79,7 @@ class Stage(Protocol[R_co]):
     def side(self, name: str) -> R_co:
         """The rows of a side output. Raises JobError for an undeclared name."""
 
-    def behind(self, first: Any, key: Key | None = None) -> Any:
+    def preceded_by(self, first: Any, key: Key | None = None) -> Any:
         """This stage with the rows of ``first`` before its own; ``key``: of the main output, see ``concat``."""
 
     def release(self) -> None:

@@ -85,7 +85,7 @@ def _tail_of(
     if isinstance(following, Apply) and not following.operator.stateless:
         # Initial state needs a separate exchange.
         if len(following.inputs) == 1 and following.initial_state is None:
-            joined = batch.behind(call_of(node), inputs, call_of(following), empty[last], routes)
+            joined = batch.downstream(call_of(node), inputs, call_of(following), empty[last], routes)
             if joined is not None:
                 return tail._replace(joined=joined)
             first = batch.first_step(call_of(following), empty[last])
@@ -110,7 +110,7 @@ def _kept(
 ) -> str:
     """Why the rows of ``last`` are materialized before ``following`` consumes them; empty if they are not."""
     if following.initial_state is not None:
-        return f"'{following.name}' may have to start from what is there"
+        return f"'{following.name}' may have to start from existing rows"
     if following.inputs.count(last) > 1 or any(one not in empty for one in following.inputs):
         return f"'{following.name}' gets them twice"
     frames = [empty[one] for one in following.inputs]
@@ -129,16 +129,16 @@ def _renamed_route(route: tuple[str, ...], step: Step | None) -> tuple[str, ...]
 def places_of(tails: Mapping[Apply, FusedChain]) -> dict[Node, str]:
     """Where nodes run that do not run in their kind's usual place, and why others are not fused."""
     places: dict[Node, str] = {}
-    behind: dict[Apply, list[tuple[Apply, FusedChain]]] = {}
+    downstream: dict[Apply, list[tuple[Apply, FusedChain]]] = {}
     for node, tail in tails.items():
         places |= {inner: f"in the task of '{node.name}'" for inner in tail.inside}
         if tail.joined is not None and tail.next is not None:
             places[tail.next] = f"in the task of '{node.name}', {_why(tail.joined)}; no exchange, state"
         elif isinstance(tail.next, Apply):
-            behind.setdefault(tail.next, []).append((node, tail))
+            downstream.setdefault(tail.next, []).append((node, tail))
         elif tail.stopped and isinstance(tail.next, Transform):
-            places[tail.next] = f"in Spark's plan of whatever reads it: {tail.stopped}"
-    return places | {node: _exchanged(before) for node, before in behind.items()}
+            places[tail.next] = f"in Spark's plan of the reader: {tail.stopped}"
+    return places | {node: _exchanged(before) for node, before in downstream.items()}
 
 
 def _exchanged(before: Sequence[tuple[Apply, FusedChain]]) -> str:
@@ -146,7 +146,11 @@ def _exchanged(before: Sequence[tuple[Apply, FusedChain]]) -> str:
     said = []
     for node, tail in before:
         if tail.before is not None:
-            what = "the best rows of each key" if tail.before.local is None else "rows of a key put together"
+            what = (
+                "the best rows of each key"
+                if tail.before.local is None
+                else "rows partially aggregated by key"
+            )
             said.append(f"{what} in the task of '{node.name}'; ")
     feeds = " and ".join(f"'{node.name}'" for node, tail in before if tail.feeds)
     said.append(f"an exchange in the Spark job of {feeds}" if feeds else "an exchange")
@@ -163,7 +167,7 @@ def _why(joined: Downstream) -> str:
 def _reason(flow: Dataflow, last: Node, following: Node | None) -> str:
     if following is None:
         count = sum(last in other.inputs for other in flow.nodes if not isinstance(other, Output))
-        return f"the rows of '{last.name}' go {count} ways" if count > 1 else ""
+        return f"the rows of '{last.name}' have {count} readers" if count > 1 else ""
     if isinstance(following, Transform):
         return f"'{following.text}' is more than conditions of columns and literals of one type, or plain columns"
     return ""

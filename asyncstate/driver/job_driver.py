@@ -75,7 +75,7 @@ class JobDriver(Generic[R]):
         self._make_batch = make_batch
 
     @contextmanager
-    def trial(self) -> Iterator[Any]:
+    def dry_run(self) -> Iterator[Any]:
         """The next micro-batch, for checks only: nothing runs in it."""
         base = self._ledger.latest()
         number = 0 if base is None else base.batch_id + 1
@@ -92,8 +92,8 @@ class JobDriver(Generic[R]):
         """
         if self.now is not None:
             raise JobError(
-                f"job '{self._frame.job_id}' is inside a micro-batch already; a job serves one query and is not "
-                "called from within its own function"
+                f"job '{self._frame.job_id}' already runs a micro-batch; a job serves one query, and its own function "
+                "cannot call it"
             )
         self.now = batch_id, time.perf_counter()
         self.last_error = None
@@ -101,7 +101,7 @@ class JobDriver(Generic[R]):
             self._run(function, batch_id, final, schema)
         except BaseException as error:
             error.add_note(
-                f"in micro-batch {batch_id} of job '{self._frame.job_id}', which comes again at the next start"
+                f"in micro-batch {batch_id} of job '{self._frame.job_id}', which is replayed at the next start"
             )
             self.last_error = error
             raise
@@ -121,8 +121,8 @@ class JobDriver(Generic[R]):
             returned = time.perf_counter()
             if batch.failed_uids:
                 raise JobError(
-                    f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; let "
-                    "the error out of the function, so that the batch is not committed without this operator"
+                    f"batch {batch_id}: apply failed for {batch.failed_uids} but the function returned; do not catch "
+                    "the error, so that the batch is not committed without this operator"
                 )
             self._commit(batch, base)
         finally:
@@ -137,7 +137,7 @@ class JobDriver(Generic[R]):
         idle = sorted(operators.keys() - batch.applied.keys())
         if idle:
             _log.warning(
-                "job '%s', batch %d: operators %s have state but were not applied; it is carried along",
+                "job '%s', batch %d: operators %s have state but were not applied; their state is kept",
                 self._frame.job_id,
                 batch.batch_id,
                 idle,
@@ -193,8 +193,7 @@ class JobDriver(Generic[R]):
         gone = sorted(known.keys() - declared.keys())
         if gone:
             _log.warning(
-                "job '%s', batch %d: the watermark does not wait any more for %s, sources that are no longer declared "
-                "with a watermark_delay",
+                "job '%s', batch %d: the watermark no longer waits for %s, which no longer have a watermark_delay",
                 self._frame.job_id,
                 batch.batch_id,
                 gone,

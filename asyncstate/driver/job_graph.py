@@ -26,7 +26,7 @@ from asyncstate.dataflow import (
     Union,
     check_one_start,
 )
-from asyncstate.dataflow.changelog_inference import changes_behind, operator_changes, source_changes
+from asyncstate.dataflow.changelog_inference import node_changes, operator_changes, source_changes
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.driver.executor import Executor, Feed, R
@@ -178,8 +178,8 @@ class JobGraph(Generic[R]):
             ]
         elif any(one is not None for one in starts):
             initial = starts
-        behind, last = self._chain(node)
-        task = FusedTask(call_of(node), self._tails[node].after, done.get(node), behind)
+        downstream, last = self._chain(node)
+        task = FusedTask(call_of(node), self._tails[node].after, done.get(node), downstream)
         if last.feeds and node.initial_state is None and initial is None and not first:
             planned = batch.plan(task, inputs)
             fed[last.last] = Feed(planned, self._empty_rows[last.last])
@@ -208,11 +208,11 @@ class JobGraph(Generic[R]):
 
     def _chain(self, node: Apply) -> tuple[list[Downstream], FusedChain]:
         """The operators that run in the task of ``node``, and the chain of the last one."""
-        tail, behind = self._tails[node], list[Downstream]()
+        tail, downstream = self._tails[node], list[Downstream]()
         while tail.joined is not None and isinstance(tail.next, Apply):
             joined, tail = tail.joined, self._tails[tail.next]
-            behind.append(joined._replace(after=tail.after))
-        return behind, tail
+            downstream.append(joined._replace(after=tail.after))
+        return downstream, tail
 
     def check(self, batch: MicroBatch[R]) -> None:
         """Raise JobError with all problems of the graph, each with its node and where that was declared."""
@@ -298,7 +298,7 @@ class JobGraph(Generic[R]):
         found = self._selected(node, inputs)
         known, columns = [self.changes[one] for one in node.inputs], executor.columns(inputs[0])
         kinds = has_kinds(executor.columns(found))
-        self.changes[node] = changes_behind(node, known, columns, kinds)
+        self.changes[node] = node_changes(node, known, columns, kinds)
         return self._known(node, found)
 
     def _selected(self, node: Node, inputs: list[R]) -> R:
@@ -334,7 +334,7 @@ def _named(node: Node) -> Iterator[None]:
 def _check_source(node: Source, columns: Sequence[str]) -> None:
     for name in (node.times.event_time, *_names(node.times.sequence)):
         if name is not None and name not in columns:
-            raise SchemaError(f"there is no column '{name}'; there are {', '.join(columns)}")
+            raise SchemaError(f"there is no column '{name}'; the columns are {', '.join(columns)}")
 
 
 def _names(given: Any) -> list[str]:

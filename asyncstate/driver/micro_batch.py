@@ -257,7 +257,7 @@ class MicroBatch(Generic[R]):
     def _enter(self, task: FusedTask) -> None:
         """Reserve the operators' uids."""
         with self._lock:
-            for one in (task.call, *(behind.call for behind in task.then)):
+            for one in (task.call, *(downstream.call for downstream in task.then)):
                 self._check_open(one.uid)
                 check_uid(one.uid)
                 check_not_taken(one.uid, self._uids)
@@ -313,9 +313,9 @@ class MicroBatch(Generic[R]):
         elif not any(isinstance(one, Feed) for one in inputs):
             checked = self._done_before(call.operator, seen, checked)
         chain = [self._prepare(call, checked, after)]
-        for behind in then:
-            checked = self._check(behind.call, [behind.rows], behind.route)
-            chain.append(self._prepare(behind.call, checked, behind.after))
+        for downstream in then:
+            checked = self._check(downstream.call, [downstream.rows], downstream.route)
+            chain.append(self._prepare(downstream.call, checked, downstream.after))
         return chain
 
     def _planned(self, task: FusedTask, inputs: Sequence[R | Feed]) -> Planned:
@@ -518,7 +518,7 @@ class MicroBatch(Generic[R]):
         at = [own.key.index(name) for name in own.route]
         return [tuple(key[i] for i in at) for key in call.operator.keyed_output(checked.ready)]
 
-    def behind(
+    def downstream(
         self,
         first: Call,
         inputs: Sequence[R],
@@ -581,9 +581,9 @@ class MicroBatch(Generic[R]):
         if ours.output.side_outputs:
             return f"'{first.uid}' has side outputs"
         if theirs.ready[index].broadcast:
-            return "each of its partitions gets all of them"
+            return "each of its partitions gets all rows"
         if not stepped and may_run_locally(following.operator, theirs.ready):
-            return "Spark may put them together before the exchange"
+            return "Spark may aggregate them before the exchange"
         return ""
 
     def _task_spec(self, call: Call, checked: _Checked, parallelism: int) -> TaskSpec:
@@ -643,7 +643,7 @@ def _both(first: Applied, then: Applied) -> Applied:
     records = [report_of_both(before[record.partition], record) for record in then.records]
     stage = then.stage
     if stage is not None and first.stage is not None:
-        stage = stage.behind(first.stage, then.output.changes.upsert_key)
+        stage = stage.preceded_by(first.stage, then.output.changes.upsert_key)
     return replace(
         then,
         stage=stage,
@@ -658,7 +658,7 @@ def check_watermark(applied: Mapping[str, Applied], sources: Collection[str]) ->
     waiting = next((one.waiting for one in applied.values() if one.waiting is not None), None)
     if waiting is not None and not sources:
         raise JobError(
-            f"{waiting}, so its rows wait for the watermark, but no input of the job has a watermark_delay: they would "
-            "wait until finish(). Give the input watermark_delay (how late its rows may come, such as '10 seconds'), "
-            "or do without event time there; nothing was committed"
+            f"{waiting}, so its rows wait for the watermark, but no input of the job has a watermark_delay: they "
+            "would wait until finish(). Give the input a watermark_delay (how late its rows can arrive, such as '10 "
+            "seconds'), or do not use event time there; nothing was committed"
         )

@@ -127,7 +127,7 @@ def _with_changes(spec: InputSpec, changes: object, columns: Sequence[str]) -> I
     if not isinstance(changes, Changelog):
         raise SchemaError(
             f"{spec.name}: changes is {changes!r}; give Changelog.insert_only(), Changelog.retract() or "
-            "Changelog.upsert('key column'), with several inputs one entry for each"
+            "Changelog.upsert('key column'), for several inputs one entry for each"
         )
     for name in (name for key in changes.unique_keys for name in key):
         spec.column(name)
@@ -160,7 +160,7 @@ def check_job_name(name: object) -> None:
     """Raise JobError if ``name`` cannot name a folder."""
     if not names_files(name):
         raise JobError(
-            f"job name {name!r} cannot be used: local folders are named after it; {FILE_NAME_RULE}"
+            f"job name {name!r} cannot be used: it is part of the names of local folders; {FILE_NAME_RULE}"
         )
 
 
@@ -175,6 +175,5 @@ def check_operator_options(uid: str, options: Mapping[str, object]) -> None:
     for name in JOB_OPTIONS:
         if f"async-state.{name}" in options:
             raise ConfigurationError(
-                f"operator '{uid}': async-state.{name} holds for the whole job; give it to "
-                "StreamingJob(options=...)"
+                f"operator '{uid}': async-state.{name} applies to the whole job; give it to StreamingJob(options=...)"
             )

@@ -69,7 +69,7 @@ def check_key_groups(place: str, latest: Manifest | None, config: Config) -> Non
     if latest is not None and latest.max_parallelism != config.max_parallelism:
         raise ConfigurationError(
             f"checkpoint {place} has {latest.max_parallelism} key groups, but async-state.max-parallelism is "
-            f"{config.max_parallelism}; set it to {latest.max_parallelism}: it is fixed by the job's first batch"
+            f"{config.max_parallelism}; set it to {latest.max_parallelism}: the job's first batch fixes it"
         )
 
 
@@ -88,7 +88,7 @@ def operator_after(
     if reported != list(range(parallelism)):
         raise JobError(
             f"operator '{uid}': batch {batch_id} was reported by partitions {reported}, expected each of "
-            f"0..{parallelism - 1} once; nothing was committed, start the query again"
+            f"0..{parallelism - 1} once; nothing was committed, restart the query"
         )
     check_digests(uid, records)
     return OperatorManifest(
@@ -112,7 +112,7 @@ def _agreed_states(uid: str, records: Sequence[CommitRecord]) -> list[StateSpec]
         if record.states != states:
             raise JobError(
                 f"operator '{uid}': partitions {records[0].partition} and {record.partition} declared different "
-                "states; declare the same states in open() whatever the data"
+                "states; declare the same states in open() for all data"
             )
     return states
 
@@ -161,8 +161,8 @@ def check_fingerprint(uid: str, stored: Mapping[str, str], now: Mapping[str, str
             _check_columns(uid, what, before, after)
         elif not before.equals(after):
             raise SchemaError(
-                f"operator '{uid}': the key ({what}) was ({_fields(before)}) and is ({_fields(after)}); "
-                f"stored keys and their partitions depend on it; {_OUT}"
+                f"operator '{uid}': the key ({what}) was ({_fields(before)}) and is now ({_fields(after)}); stored "
+                f"keys and their partitions depend on it; {_OUT}"
             )
 
 

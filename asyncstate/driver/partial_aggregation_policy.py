@@ -74,7 +74,7 @@ def _phase(operator: Operator, inputs: Sequence[InputSpec]) -> PartialAggregatio
     if phase is not None and not _has_step(operator):
         name = type(operator).__name__
         raise SchemaError(
-            f"{name}: has a partial_aggregation but no partial_step, which makes the same rows in Python; write "
+            f"{name}: has a partial_aggregation but no partial_step, which produces the same rows in Python; write "
             f"{name}.partial_step, or leave partial_aggregation out"
         )
     return phase

@@ -183,7 +183,7 @@ class ProgressFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
+        """The record as one line of JSON."""
         progress: Progress | None = getattr(record, "progress", None)
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
@@ -218,8 +218,8 @@ class ProgressReports:
             if not self._failed:
                 self._failed = True
                 _log.warning(
-                    "job '%s', batch %d: on_progress failed (%s: %s); the batch is committed all the same, and later "
-                    "failures of on_progress are not logged",
+                    "job '%s', batch %d: on_progress failed (%s: %s); the batch is committed nevertheless, and "
+                    "later failures of on_progress are not logged",
                     progress["job"],
                     progress["batch_id"],
                     type(error).__name__,

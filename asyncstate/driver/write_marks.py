@@ -58,7 +58,7 @@ def mark_of(text: str) -> Mark:
     except msgspec.MsgspecError as error:
         raise JobError(
             f"the target keeps {text!r} where the sink's mark should be ({error}); another program or release wrote "
-            "it: give the sink another writer"
+            "that: give the sink another writer"
         ) from error
 
 
@@ -92,12 +92,12 @@ def is_written(
         _check_other_driver(place, writer, batch_id, origin, mark)
     if batch_id < mark.batch_id:
         raise JobError(
-            f"{place} has micro-batch {mark.batch_id} of writer '{writer}', and now comes {batch_id}: the job was "
+            f"{place} has micro-batch {mark.batch_id} of writer '{writer}', and the next is {batch_id}: the job was "
             f"rolled back, or started with another checkpoint. {_TAKE_BACK}"
         )
     if mark.driver != origin.driver and mark.batch_id < batch_id - 1 and not has_gaps:
         _log.warning(
-            "%s has micro-batch %d of writer '%s', and now comes %d: it has nothing of those between; if it was "
+            "%s has micro-batch %d of writer '%s', and the next is %d: it lacks those in between; if it was "
             "restored from a backup, roll the job back to %d",
             place,
             mark.batch_id,
@@ -109,7 +109,7 @@ def is_written(
 
 
 _TAKE_BACK = (
-    "Take back what the later ones have written and what the target keeps of the writer (docs/sinks.md), or give the "
+    "Remove the rows of the later micro-batches and the target's record of the writer (docs/sinks.md), or give the "
     "sink another writer; nothing was written"
 )
 
@@ -120,18 +120,17 @@ def _check_other_checkpoint(
     if not (origin.is_first and takes_over):
         raise JobError(
             f"{place} has micro-batch {mark.batch_id} of writer '{writer}' from another checkpoint ({_shown(mark)}), "
-            f"and now comes {batch_id} of {origin.checkpoint or 'no checkpoint'}: "
+            f"and the next is {batch_id} of {origin.checkpoint or 'no checkpoint'}: "
             + (
-                "another job has taken over, or this one writes into a table of another. Stop the one that should not "
-                "write"
+                "another job has taken over, or two jobs write into one table. Stop the one that should not write"
                 if takes_over
-                else "its rows cannot be told from those that are there. Write into another place"
+                else "its rows cannot be distinguished from the existing ones. Write into another place"
             )
             + ", or give the sink another writer; nothing was written"
         )
     _log.warning(
-        "%s has micro-batch %d of writer '%s' from another checkpoint (%s), which a new one takes over from now: rows "
-        "that only the old job has written stay until they are deleted",
+        "%s has micro-batch %d of writer '%s' from another checkpoint (%s), which this new checkpoint takes over: "
+        "rows that only the old job wrote stay until they are deleted",
         place,
         mark.batch_id,
         writer,
@@ -143,14 +142,14 @@ def _check_other_driver(place: str, writer: str, batch_id: int, origin: Origin, 
     last = origin.earlier.get(mark.driver)
     if last is None:
         raise JobError(
-            f"{place} has micro-batch {mark.batch_id} of writer '{writer}' from a driver that this checkpoint does not "
-            f"know, and now comes {batch_id}: a copy of the checkpoint is in use, or another driver has taken it over. "
-            "Stop the other one, or give this one's sink another writer and table; nothing was written"
+            f"{place} has micro-batch {mark.batch_id} of writer '{writer}' from a driver that this checkpoint does "
+            f"not know, and the next is {batch_id}: a copy of the checkpoint is in use, or another driver has taken "
+            "it over. Stop the other one, or give this one's sink another writer and table; nothing was written"
         )
     if mark.batch_id > last:
         raise JobError(
-            f"{place} has micro-batch {mark.batch_id} of writer '{writer}', but the checkpoint was rolled back to "
-            f"micro-batch {last} since, and now comes {batch_id}. {_TAKE_BACK}"
+            f"{place} has micro-batch {mark.batch_id} of writer '{writer}', but the checkpoint was since rolled back "
+            f"to micro-batch {last}, and the next is {batch_id}. {_TAKE_BACK}"
         )
 
 

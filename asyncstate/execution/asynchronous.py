@@ -154,7 +154,7 @@ class AsyncExecutionController(ExecutionController):
                 self._progress()
 
     def drain(self) -> None:
-        """See ``ExecutionController``."""
+        """Return when every record accepted so far has ended and its output is in ``outputs``."""
         mailbox = self._mailbox
         while mailbox.in_flight:
             self._progress()
@@ -278,13 +278,13 @@ class AsyncExecutionController(ExecutionController):
         return self._reads.pacer.waits_for_device
 
     def prefetch(self, keys: list[bytes]) -> None:
-        """See ``StateBackend``."""
+        """Start loading ``keys`` (sorted, unique) if that can happen while other work goes on; a hint only."""
         self._bundles.prefetch(keys)
 
     # -- reading -------------------------------------------------------------------------------------
 
     def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows:
-        """See ``ExecutionController``."""
+        """Announce the next rows, by key group (2 bytes) and encoded key: a hint for prefetching."""
         if self._limits.batch_hot_reads:
             return super().coming_rows(kind, groups, keys)
         return ComingRecords(self._ahead, self._await_block, kind, groups, keys)
@@ -431,7 +431,7 @@ class AsyncExecutionController(ExecutionController):
     # -- the rest ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """See ``ExecutionController``."""
+        """Release threads; records in flight are dropped."""
         try:
             self.calls.close()
         finally:

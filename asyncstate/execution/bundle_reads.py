@@ -74,7 +74,7 @@ class BundleReads:
 
         def answer(fetched: Values) -> Values:
             self.unanswered -= 1
-            assert self._overlay.spills == spills, "nothing is spilled while an answer is out"
+            assert self._overlay.spills == spills, "nothing is spilled while a read is in flight"
             return self._overlay.apply_writes(keys, fetched, read.spills, written)
 
         return read.future.then_apply(answer)

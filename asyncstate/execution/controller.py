@@ -290,7 +290,7 @@ class ExecutionController(StateBackend):
     # -- the first level of the cache -----------------------------------------------------------------
 
     def attach(self, level_one: WriteBackCache) -> None:
-        """See ``StateBackend``."""
+        """Collect the buffered writes of ``level_one`` before every scan, and at the end of the micro-batch."""
         self._level_ones.append(level_one)
 
     def finish_states(self) -> None:
@@ -301,7 +301,7 @@ class ExecutionController(StateBackend):
     # -- the sink's calls that never wait ------------------------------------------------------------
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
-        """See ``StateBackend``."""
+        """At most ``limit`` entries with start <= key < end, ascending."""
         for level_one in self._level_ones:
             level_one.write_back()
         try:
@@ -311,7 +311,7 @@ class ExecutionController(StateBackend):
             raise
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """See ``StateBackend``."""
+        """Values for ``keys`` (sorted, unique), None where there is none."""
         try:
             return self.overlay.get_many(keys)
         except Exception as error:
@@ -319,19 +319,20 @@ class ExecutionController(StateBackend):
             raise
 
     def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """See ``StateBackend``."""
+        """Write one value per key."""
         self.overlay.put_many(keys, values)
         if self.overlay.exceeds(len(keys), keys, values) and self.may_spill:
             self.overlay.spill()
 
     def delete_many(self, keys: Sequence[bytes]) -> None:
-        """See ``StateBackend``."""
+        """Remove many keys."""
         self.overlay.delete_many(keys)
         if self.overlay.exceeds(len(keys), keys) and self.may_spill:
             self.overlay.spill()
 
     def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
-        """See ``StateBackend``."""
+        """Write or remove (None) many keys (sorted, unique), in ``WriteBackCache.finish``: they are not read any more
+        in this micro-batch."""
         if not self.overlay.finish_many(keys, values, size_bytes):
             self.overlay.put_many(keys, values)
             if self.overlay.exceeds(len(keys), keys, values):
@@ -359,13 +360,14 @@ class ExecutionController(StateBackend):
     def _not_at_work(self, call: OutsideCall) -> str:
         if call.record is None:
             return (
-                f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is at work; use it in "
-                "process_bundle(), process_due() or on_watermark(), or in a callback chained to a future of the bundle"
+                f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is being processed; use it in "
+                "process_bundle(), process_due() or on_watermark(), or in a callback chained to a future of the "
+                "bundle"
             )
         return (
-            f"ctx.call({call.name}) of the record with key {call.record.key!r} was used while that record is not at "
-            "work; use it in process(), in on_timer(), or in a callback chained to a future of the record (in "
-            "on_watermark() there is no key to keep in order)"
+            f"ctx.call({call.name}) of the record with key {call.record.key!r} was used while that record is not "
+            "being processed; use it in process(), in on_timer(), or in a callback chained to a future of the record "
+            "(on_watermark() has no key)"
         )
 
     def guard(self) -> None:
@@ -424,8 +426,8 @@ class ExecutionController(StateBackend):
             return self._is_generator(record, result)
         return self.failures.misused(
             record,
-            f"the operator returned {result!r}, which goes nowhere; put rows out with ctx.emit(...), and return None "
-            "or a StateFuture (combine_all makes one of several)",
+            f"the operator returned {result!r}, which is ignored; emit rows with ctx.emit(...), and return None or a "
+            "StateFuture (combine_all combines several)",
         )
 
     def _is_generator(self, record: Record | None, result: Any) -> FutureStateError:

@@ -125,8 +125,8 @@ class OutsideCalls:
             if inspect.iscoroutine(given):
                 given.close()  # else Python also warns that it was never awaited
             raise FutureStateError(
-                f"ctx.call got {function!r}, which is no function; pass the function and its arguments, such as "
-                "ctx.call(client.get, url) and not ctx.call(client.get(url))"
+                f"ctx.call got {function!r}, which is not a function; pass the function and its arguments, "
+                "such as ctx.call(client.get, url) and not ctx.call(client.get(url))"
             )
         if timeout_seconds is None:
             timeout = self.limits.timeout_ms / 1000
@@ -202,7 +202,7 @@ class OutsideCalls:
         if not loop.stop(cancel=True, timeout_seconds=self._patience_seconds):
             raise OperatorError(
                 f"operator '{self.uid}': the event loop of its outside calls does not end, because a coroutine blocks "
-                "it or does not heed its cancellation; the thread is left behind. Await what waits, or make it a "
+                "it or ignores its cancellation; its thread keeps running. Await in the coroutine, or make it a "
                 "plain function, which runs on a thread"
             )
         if loop.closing_error is not None:
@@ -234,7 +234,7 @@ class OutsideCalls:
     def _hook_error(self, hook: str, error: BaseException) -> OperatorError:
         return OperatorError(
             f"operator '{self.uid}': {hook} failed: {type(error).__name__}: {error}. The micro-batch is not "
-            "committed; fix the operator and start the query again"
+            "committed; fix the operator and restart the query"
         )
 
     async def _open(self) -> None:

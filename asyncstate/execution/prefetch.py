@@ -61,7 +61,7 @@ class AheadRead(ReadRequest):
         self.spills = spills
 
     def arrived(self, start: int, values: Values) -> None:
-        """See ``ReadRequest``."""
+        """Take the values of the keys from position ``start`` on, which then no longer count as missing."""
         self._ahead.arrived(self, self.keys[start : start + len(values)], values)
 
     def enough(self, values: Values) -> bool:
@@ -249,7 +249,7 @@ class ComingRecords(ComingRows):
             self._next_row += BLOCK_ROWS
 
     def done(self) -> None:
-        """See ``ComingRows``."""
+        """All records have been passed on."""
         if self._keys:
             self._ahead.learn(self._kind, len(self._keys) % BLOCK_ROWS or BLOCK_ROWS)
         while self._passed:

@@ -68,7 +68,7 @@ class RangeChunk(ReadRequest):
         self._landed(self._requests)
 
     def about(self, start: int) -> tuple[bytes, Any]:
-        """See ``ReadRequest``."""
+        """The error context of the keys from ``start`` on: a store key, and the requesting record (or None)."""
         request = self._requests[start]
         return request.key, request.record
 
@@ -108,7 +108,7 @@ class RangeReads:
         if len(entries) < asked or asked == request.limit:
             return True
         request.head_is_read = True
-        positions = positions_behind(
+        positions = next_positions(
             entries, request.key, request.end, request.limit, self._entries_a_block(entries)
         )
         return self._wait_for(request, self._overlay.store.cold(positions))
@@ -177,7 +177,7 @@ def reads_in(page: Page) -> int:
     return _READS_A_SEEK + len(page) // _ENTRIES_A_READ
 
 
-def positions_behind(entries: Page, start: bytes, end: bytes, limit: int, entries_a_step: int) -> list[bytes]:
+def next_positions(entries: Page, start: bytes, end: bytes, limit: int, entries_a_step: int) -> list[bytes]:
     """Estimated positions of every ``entries_a_step``-th entry after ``entries``, the first of a page of ``limit``.
 
     As if all keys were at equal distances, as numbers and times often are.

@@ -147,23 +147,23 @@ class Record:
 
     @property
     def watermark(self) -> int:
-        """See ``RecordContext``."""
+        """The watermark of this micro-batch, microseconds."""
         return self.frame.watermark
 
     @property
     def processing_time(self) -> int:
-        """See ``RecordContext``."""
+        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
         return self.frame.processing_time
 
     @property
     def timers(self) -> Timers:
-        """See ``RecordContext``."""
+        """Timers of this record's key."""
         return self.frame.timers
 
     def emit(
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any
     ) -> None:
-        """See ``RecordContext``."""
+        """Emit one row of the output schema, or of that of the side output ``output``."""
         out = self.out
         if out is None:
             raise StateAccessError(
@@ -172,8 +172,8 @@ class Record:
             )
         if kind is not _INSERT and type(kind) is not RowKind:
             raise SchemaError(
-                f"emit() got the kind {kind!r}; give one of RowKind.INSERT (+I), UPDATE_BEFORE (-U), UPDATE_AFTER (+U) "
-                "and DELETE (-D). The value of a column that is called kind goes into a dict: emit({...})"
+                f"emit() got the kind {kind!r}; give one of RowKind.INSERT (+I), UPDATE_BEFORE (-U), UPDATE_AFTER "
+                "(+U) and DELETE (-D). To emit a column named kind, pass a dict: emit({...})"
             )
         if output is not None:
             out.append(SideRow(kind, self._side(output).emitted(values, columns), self.encoded_key, output))
@@ -197,12 +197,10 @@ class Record:
         timeout_seconds: Any = None,
         **keywords: Any,
     ) -> StateFuture[Any]:
-        """See ``RecordContext``."""
+        """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database."""
         caller = self.frame.caller
         if caller is None:
-            raise StateAccessError(
-                f"the record with key {self.key!r} has no controller that makes outside calls"
-            )
+            raise StateAccessError(f"the record with key {self.key!r} has no controller for outside calls")
         return caller.call(self, function, arguments, timeout_seconds, keywords)
 
 
@@ -230,6 +228,6 @@ class BroadcastRecord(Record):
     ) -> None:
         """Refused: every partition would emit the row."""
         raise StateAccessError(
-            "a row of the broadcast input emitted a row, which every partition would put out; keep it in a "
+            "a row of the broadcast input emitted a row, which every partition would emit; keep it in a "
             "BroadcastState and emit in process(), or set notify_stateful_sets and emit in process_notification()"
         )

@@ -34,12 +34,12 @@ _SHOWN: Final = 3  # of the unanswered requests
 _NO_LOOP_ERRORS: Final = frozenset({"AsyncLibraryNotFoundError", "NoEventLoopError"})  # of sniffio and anyio
 
 AWAIT_HINT: Final = (
-    "an operator awaits StateFutures only, there is no event loop around it; make a call to the outside with "
-    "`await ctx.call(function, *arguments)`"
+    "an operator can await only StateFutures, because no event loop runs it; call an external service with `await "
+    "ctx.call(function, *arguments)`"
 )
 _ARRAY_HINT: Final = (
     "A column of a bundle has more than the 2 GiB that an Arrow array of strings or bytes holds; lower "
-    "async-state.bundle-size, so that fewer rows and keys come together. "
+    "async-state.bundle-size, so that a bundle has fewer rows and keys. "
 )
 
 
@@ -105,8 +105,8 @@ class Failures:
         if store:
             self._raise(
                 StoreError(
-                    f"{what}The micro-batch is not committed; check the disk under async-state.local-dir and start "
-                    "the query again"
+                    f"{what}The micro-batch is not committed; check the disk under async-state.local-dir and restart "
+                    "the query"
                 ),
                 error,
             )
@@ -114,8 +114,7 @@ class Failures:
         hint = _ARRAY_HINT if _beyond_an_array(error) else hint
         self._raise(
             OperatorError(
-                f"{what}{hint}The micro-batch is not committed; fix the operator or the input and start the query "
-                "again"
+                f"{what}{hint}The micro-batch is not committed; fix the operator or the input and restart the query"
             ),
             error,
         )
@@ -160,8 +159,8 @@ class Failures:
             remedies.append("check the disk under the local store")
         if calls:
             remedies.append(
-                "let the functions of ctx.call await what they wait for and heed their cancellation, or make them "
-                "plain functions, which run on threads"
+                "in functions of ctx.call, await all waits and react to cancellation, or make them plain functions, "
+                "which run on threads"
             )
         return (
             f"operator '{self.uid}': {waiting} have not answered; the oldest: {oldest}. "
@@ -211,7 +210,7 @@ def state_label(store_key: bytes, state_names: Mapping[int, str]) -> str:
     """The name of the state of a store key in messages."""
     state_id = store_key[_STATE_ID_AT]
     if state_id < _FIRST_DECLARED:
-        return _OWN_STATES.get(state_id, "rows that wait for their order")
+        return _OWN_STATES.get(state_id, "buffered rows in order")
     return f"state '{state_names.get(state_id, 'unknown')}'"
 
 

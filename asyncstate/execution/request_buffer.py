@@ -31,11 +31,11 @@ class RecordRead(ReadRequest):
         self._answer = answer
 
     def arrived(self, start: int, values: Values) -> None:
-        """See ``ReadRequest``."""
+        """Take the values of the keys from position ``start`` on, which then no longer count as missing."""
         self._answer(self._requests[start : start + len(values)], values)
 
     def about(self, start: int) -> tuple[bytes, Any]:
-        """See ``ReadRequest``."""
+        """The error context of the keys from ``start`` on: a store key, and the requesting record (or None)."""
         return self.keys[start], self._requests[start].record
 
 

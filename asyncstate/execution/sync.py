@@ -27,7 +27,7 @@ class SyncExecutionController(ExecutionController):
     __slots__ = ()
 
     def submit(self, record: Record) -> None:
-        """See ``ExecutionController``."""
+        """Accept a record; it runs now or when its key is free."""
         record.out = self.outputs
         self._run(record)
         if self._unhandled:
@@ -43,7 +43,7 @@ class SyncExecutionController(ExecutionController):
             raise self.failures.never(None, "returned")
 
     def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
-        """See ``StateBackend``."""
+        """A future of ``decode(value or None)``."""
         try:
             value = self.get(key)
         except Exception as error:
@@ -56,11 +56,11 @@ class SyncExecutionController(ExecutionController):
             return failed_future(error)
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
-        """See ``StateBackend``."""
+        """A future of the same."""
         return completed_future(self.scan(start, end, limit))
 
     def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
-        """See ``StateBackend``."""
+        """A future of the same."""
         return completed_future(self.get_many(keys))
 
     def prefetch(self, keys: list[bytes]) -> None:

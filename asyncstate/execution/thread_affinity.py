@@ -49,9 +49,9 @@ class ThreadBound:
             else f"inside {name}, a function of ctx.call"
         )
         raise StateAccessError(
-            f"operator '{self.uid}': state was used {where}, beside the records at work: it would be that of their "
-            "keys. Pass the function what it needs as arguments, and use state in process() or in a callback of the "
-            "call's future"
+            f"operator '{self.uid}': state was used {where}, where it would belong to the keys of other records in "
+            "flight. Pass the function what it needs as arguments, and use state in process() or in a callback of "
+            "the call's future"
         )
 
 

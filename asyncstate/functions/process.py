@@ -41,10 +41,11 @@ class Function(NameHints, ABC):
         """Release what ``open`` took; called also when the batch fails."""
 
     async def open_calls(self) -> None:
-        """See ``Operator.open_calls``."""
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before the
+        task's first call."""
 
     async def close_calls(self) -> None:
-        """See ``Operator.close_calls``."""
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
 
 
 # -- one input ------------------------------------------------------------------------------------------
@@ -174,7 +175,8 @@ class WindowContext(CallContext, Protocol):
 
     @property
     def key(self) -> Key:
-        """See ``RecordContext.key``."""
+        """The values of the key columns: a tuple, whose values are also available by the columns' names (those of the
+        first keyed input)."""
 
     @property
     def window(self) -> TimeWindow:

@@ -104,14 +104,14 @@ class StateFuture(FutureCore, NotAValue, Generic[T_co]):
 
     def __bool__(self) -> NoReturn:
         raise FutureStateError(
-            f"{self!r} is neither true nor false; await it, or decide by its value in then_apply or "
+            f"{self!r} is neither true nor false; await it, or branch on its value in then_apply or "
             "then_conditionally_apply"
         )
 
     def __reduce__(self) -> NoReturn:
         raise FutureStateError(
-            f"{self!r} cannot be pickled or copied: it is the answer to one record's request; store or pass on its "
-            "value, in a callback, and keep no future in the operator"
+            f"{self!r} cannot be pickled or copied: it belongs to one record's request; store or pass on its value in "
+            "a callback, and do not keep futures in the operator"
         )
 
     # -- settling ---------------------------------------------------------------------------------

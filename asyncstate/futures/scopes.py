@@ -90,12 +90,15 @@ def require_own(future: Any, owner: FutureOwner | None, use: str) -> None:
     if scope is not None and scope.current is owner:
         return
     if scope is None:
-        when = "when its micro-batch was over, or on another thread"
+        when = "after its micro-batch ended, or on another thread"
     elif scope.current is None:
-        when = "while no record is at work"
+        when = "while no record is being processed"
     else:
-        when = f"while the record with key {scope.current.key!r} is at work; its callbacks would run under that key"
+        when = (
+            f"while the record with key {scope.current.key!r} is being processed; its callbacks would run under that "
+            "key"
+        )
     raise FutureStateError(
-        f"{future!r} was {use} {when}. Keep futures in local variables of process(), not in the operator, and let "
-        "records share values through state"
+        f"{future!r} was {use} {when}. Keep futures in local variables of process(), not in the operator, and share "
+        "values between records through state"
     )

@@ -132,8 +132,8 @@ def settle(future: FutureCore, state: int, value: Any) -> None:
     """``complete`` and ``fail`` for the framework: it settles what it has promised."""
     if future._state != PENDING:
         raise FutureStateError(
-            f"a future was completed twice: it is {future!r}, the second outcome is {value!r}; "
-            "complete each future once, and never one that the framework gave you"
+            f"a future was completed twice: it is {future!r}, the second outcome is {value!r}; complete each future "
+            "once, and never one that the framework returned"
         )
     run([(future, state, value)])
 
@@ -187,8 +187,8 @@ def require_completable(future: FutureCore) -> None:
     """Raise FutureStateError unless the running record may complete ``future``, which is pending."""
     if future._value is not None:
         raise FutureStateError(
-            f"{future!r} was completed by the operator, but comes from a request or another future, which completes "
-            "it; complete only a StateFuture() that you made yourself"
+            f"{future!r} was completed by the operator, but its request or source future completes it; complete only "
+            "a StateFuture() that you created"
         )
     require_own(future, future._owner, "completed")
 

@@ -36,7 +36,7 @@ class DatabaseLookup(Lookup):
         return f"DatabaseLookup({value_text(self.connect)}, {self.query!r})"
 
     def lookup(self, keys: Sequence[Key]) -> list[Rows]:
-        """See ``Lookup``."""
+        """The rows of each key, in the order of ``keys``; None means no rows."""
         one = ", ".join([self.placeholder] * len(keys[0]))
         group = f"({one})" if len(keys[0]) > 1 else one
         query = self.query.replace("{keys}", ", ".join([group] * len(keys)))
@@ -62,7 +62,7 @@ class PostgresLookup(Lookup):
         return f"PostgresLookup({without_secrets(self.dsn)!r}, {self.query!r})"
 
     async def open(self) -> None:
-        """See ``Lookup``."""
+        """Create clients and connections; runs on the event loop of the calls, before the first request of a task."""
         try:
             import asyncpg
         except ImportError as error:
@@ -72,10 +72,10 @@ class PostgresLookup(Lookup):
         self._pool = await asyncpg.create_pool(self.dsn, min_size=0, max_size=self.connections)
 
     async def close(self) -> None:
-        """See ``Lookup``."""
+        """Close what ``open`` created; runs on the same event loop, also when the task fails."""
         await self._pool.close()
 
     async def lookup(self, keys: Sequence[Key]) -> list[Rows]:
-        """See ``Lookup``."""
+        """The rows of each key, in the order of ``keys``; None means no rows."""
         values = [list(column) for column in zip(*keys, strict=True)]
         return rows_by_key(keys, await self._pool.fetch(self.query, *values))

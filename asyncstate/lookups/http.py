@@ -90,14 +90,14 @@ class HttpLookup(Lookup):
         if not (isinstance(given, str) and parts.scheme in ("http", "https") and parts.hostname and plain):
             raise ConfigurationError(
                 f"HttpLookup: url is {without_secrets(repr(given))}; give an address that begins with http:// or "
-                "https://, with {0}, {1} in place of the values of the key"
+                "https://, with {0}, {1} as placeholders for the values of the key"
             )
         if "{" in parts.netloc:
-            raise ConfigurationError("HttpLookup: the host of url has a place for a value; give a fixed host")
+            raise ConfigurationError("HttpLookup: the host of url has a placeholder; give a fixed host")
         headers: object = self.headers
         if not isinstance(headers, Mapping):
             raise ConfigurationError(
-                "HttpLookup: headers is no dict; give the values of headers by their names"
+                "HttpLookup: headers is not a dict; give a dict from names of headers to their values"
             )
         for name in ("connections", "response_bytes_max", "requests_per_second"):
             value: Any = getattr(self, name)
@@ -120,11 +120,11 @@ class HttpLookup(Lookup):
         if asked and max(asked) >= len(keys):
             raise ConfigurationError(
                 f"HttpLookup: url has a place {{{max(asked)}}}, but {len(keys)} values are sent: "
-                f"{', '.join(keys.names)}; places count from 0"
+                f"{', '.join(keys.names)}; placeholders count from 0"
             )
 
     async def open(self) -> None:
-        """See ``Lookup``."""
+        """Create clients and connections; runs on the event loop of the calls, before the first request of a task."""
         try:
             import aiohttp
         except ImportError as error:
@@ -140,11 +140,11 @@ class HttpLookup(Lookup):
         self._pace = _Pace(self.requests_per_second)
 
     async def close(self) -> None:
-        """See ``Lookup``."""
+        """Close what ``open`` created; runs on the same event loop, also when the task fails."""
         await self._session.close()
 
     async def lookup(self, keys: Sequence[Key]) -> list[Rows]:
-        """See ``Lookup``."""
+        """The rows of each key, in the order of ``keys``; None means no rows."""
         return [await self._rows(key) for key in keys]
 
     async def _rows(self, key: Key) -> Rows:
@@ -180,8 +180,8 @@ class HttpLookup(Lookup):
         for template, segment in zip(before, after, strict=True):
             if template != segment and segment in (".", "..", ""):
                 raise OperatorError(
-                    f"a value of key {key!r} makes the part {segment!r} of the path, which asks for something else; "
-                    "leave such rows out with where=, or send the value as a parameter, ?name={0}"
+                    f"a value of key {key!r} makes the path segment {segment!r}, which would request another "
+                    "resource; filter such rows out with where=, or send the value as a parameter, ?name={0}"
                 )
         return address
 
@@ -199,8 +199,8 @@ class HttpLookup(Lookup):
                 target = url.join(URL(place))
             if not target.host or target.origin() != url.origin():
                 raise OperatorError(
-                    f"the service redirects to another place ({target.scheme}://{target.host or ''}), and a lookup "
-                    "does not follow there; give the address of that service as url"
+                    f"the service redirects to another host ({target.scheme}://{target.host or ''}), which a lookup "
+                    "does not follow; give that address as url"
                 )
             url = target
         raise OperatorError(f"the service redirects more than {_REDIRECTS_MAX} times")
@@ -217,20 +217,20 @@ class HttpLookup(Lookup):
             return bytes(packed)
         if coding not in _WINDOW_BITS:
             raise OperatorError(
-                f"the service packs its answer as {coding!r}; gzip and deflate are understood"
+                f"the service compresses its answer with {coding!r}; only gzip and deflate are supported"
             )
         unpacking = zlib.decompressobj(_WINDOW_BITS[coding])
         try:
             body = unpacking.decompress(bytes(packed), most + 1)
         except zlib.error as error:
-            raise OperatorError(f"the answer of the service is no {coding}: {error}") from error
+            raise OperatorError(f"the service's answer is not valid {coding}: {error}") from error
         if len(body) > most:
             raise self._too_long()
         return body
 
     def _too_long(self) -> OperatorError:
         return OperatorError(
-            f"the answer of the service has more than {self.response_bytes_max} bytes; ask for less, or raise "
+            f"the service's answer has more than {self.response_bytes_max} bytes; request less, or raise "
             "response_bytes_max of HttpLookup"
         )
 

@@ -58,9 +58,9 @@ def rows_by_key(keys: Sequence[Key], rows: Iterable[Sequence[Any]]) -> list[Rows
         values = tuple(row)
         if values[:width] not in found:
             raise OperatorError(
-                f"a row of key {values[:width]!r} was found, which was not asked for; asked for were "
+                f"a row of key {values[:width]!r} was returned but not requested; requested were "
                 f"{', '.join(map(repr, keys[:3]))}{' and others' if len(keys) > 3 else ''}. Select the key's columns "
-                "first, with the values and types that are sent"
+                "first, with the same values and types as sent"
             )
         found[values[:width]].append(values[width:])
     return [found[key] for key in keys]

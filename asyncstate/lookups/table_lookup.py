@@ -44,23 +44,24 @@ class TableLookup(Lookup):
         return {**self.__dict__, "_index": None}
 
     def check(self, keys: pa.Schema, columns: pa.Schema) -> None:
-        """See ``Lookup``."""
+        """Raise SchemaError if it does not support such ``keys``, or has no such ``columns``; called once, before
+        rows."""
         for what, own, other in (("key", self.key, keys), ("columns", self.columns, columns)):
             if len(own) != len(other):
                 raise SchemaError(
                     f"TableLookup: {what}={list(own)} names {len(own)} columns, but the join has {len(other)}: "
-                    f"{', '.join(other.names)}. Name one of the table for each, in that order"
+                    f"{', '.join(other.names)}. Name one column of the table for each, in that order"
                 )
         for name, sent in zip(self.key, keys, strict=True):
             kind = self.table.schema.field(name).type
             if _family(kind) != _family(sent.type):
                 raise SchemaError(
-                    f"TableLookup: the table's column '{name}' is of type {kind} and would equal no value of "
-                    f"'{sent.name}', which is of type {sent.type}; cast one of them"
+                    f"TableLookup: the table's column '{name}' is of type {kind} and can never equal a value of "
+                    f"'{sent.name}' of type {sent.type}; cast one of them"
                 )
 
     def lookup(self, keys: Sequence[Key]) -> list[Rows]:
-        """See ``Lookup``."""
+        """The rows of each key, in the order of ``keys``; None means no rows."""
         if self._index is None:
             values = [self.table.column(name).to_pylist() for name in (*self.key, *self.columns)]
             rows = list(zip(*values, strict=True))
@@ -105,7 +106,8 @@ def _inferred(name: str, values: list[Any]) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         found = f"column '{name}': {error}"
     raise SchemaError(
-        f"TableLookup: the rows are no table: {found}; give every column values of one type, or an Arrow table"
+        f"TableLookup: the rows cannot be made into a table: {found}; give each column "
+        "values of one type, or an Arrow table"
     )
 
 
@@ -118,6 +120,6 @@ def _arrow(table: Any) -> pa.Table:
     if hasattr(table, "columns") and hasattr(table, "iloc"):
         return pa.Table.from_pandas(table, preserve_index=False)
     raise SchemaError(
-        f"TableLookup: the table is a {type(table).__name__}; give an Arrow table, a DataFrame of pandas or a list of "
-        "dicts, a row each"
+        f"TableLookup: the table is a {type(table).__name__}; give an Arrow table, a pandas DataFrame or a list of "
+        "dicts, one per row"
     )

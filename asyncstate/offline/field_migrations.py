@@ -93,7 +93,7 @@ def _edited(
     elif isinstance(edit, RenameField):
         if any(field.name == edit.to for field in fields):
             raise SchemaError(
-                f"there is a field {edit.to!r} already; choose another name, or drop that field first"
+                f"there is already a field {edit.to!r}; choose another name, or drop that field first"
             )
         fields[at] = fields[at].with_name(edit.to)
     else:
@@ -108,8 +108,8 @@ def _wanted(name: str, text: str) -> pa.Field:
         return field_from_text(name, text)
     except SchemaError as error:
         raise SchemaError(
-            f"{text!r} is no type; write one of {KEY_TYPES_TEXT} as `state list` shows types, with ' not null' behind "
-            "it where it must not be null"
+            f"{text!r} is not a type; write one of {KEY_TYPES_TEXT} as `state list` shows types, followed by ' not "
+            "null' if it must not be null"
         ) from error
 
 
@@ -132,8 +132,8 @@ def _inside(
 ) -> tuple[pa.Field, pa.Array]:
     if not pa.types.is_struct(field.type):
         raise SchemaError(
-            f"field {edit.field!r} goes through {field.name!r}, which is a {field.type}; only fields of structs can be "
-            "reached"
+            f"field {edit.field!r} goes through {field.name!r}, which is a {field.type}; only fields of structs can "
+            "be named"
         )
     null = column.is_null()
     alive = alive & ~null.to_numpy(zero_copy_only=False)
@@ -145,7 +145,7 @@ def _cast(field: pa.Field, column: pa.Array, wanted: pa.Field, alive: npt.NDArra
     if pa.types.is_nested(field.type) or pa.types.is_nested(wanted.type):
         raise SchemaError(
             f"field {field.name!r} cannot be cast from {field_to_text(field)} to {field_to_text(wanted)}; only flat "
-            "types can be cast, name the field inside"
+            "types can be cast; name a field inside it"
         )
     if not wanted.nullable:
         _refuse(column.is_null().to_numpy(zero_copy_only=False) & alive, column)

@@ -228,7 +228,7 @@ class StateDecoder:
             if len(key) != end:
                 raise CodecError(
                     f"{self.owner}: the store key {key.hex()} does not end where the declared key does; the entry is "
-                    "damaged or of another declaration, read an older checkpoint version"
+                    "damaged, or another declaration wrote it; read an older checkpoint version"
                 )
 
     def _user_key_codec(self) -> KeyCodec | None:
@@ -291,7 +291,7 @@ class StateDecoder:
         except Exception as error:  # the object's own method
             raise CodecError(
                 f"{self.owner}: a loaded {type(value).__name__} cannot be shown: its repr raises {error!r}; read the "
-                "state without unpickling, which gives the stored bytes"
+                "state without unpickling, which returns the stored bytes"
             ) from error
         return text.encode(
             errors="backslashreplace"

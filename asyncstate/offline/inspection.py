@@ -93,8 +93,8 @@ class Inspection:
         self.versions = self.checkpoint.versions()
         if not self.versions:
             raise CheckpointError(
-                f"{redact(place)} holds no version of any job's state; give the folder that the job was given as its "
-                "checkpoint folder (not Spark's own checkpoint)"
+                f"{redact(place)} holds no version of any job's state; give the job's own checkpoint folder (not "
+                "Spark's checkpoint)"
             )
 
     def manifest(self, version: int | None = None) -> Manifest:
@@ -206,8 +206,8 @@ def key_schemas(operator: OperatorManifest) -> tuple[pa.Schema, ...]:
         found.append(schema_from_text(operator.schema[name]))
     if not found:
         raise CheckpointError(
-            f"operator '{operator.uid}': the checkpoint does not say what its key columns are; only checkpoints that a "
-            "StreamingJob or an OperatorHarness of this release has written can be read"
+            f"operator '{operator.uid}': the checkpoint does not name its key columns; only checkpoints written by a "
+            "StreamingJob or an OperatorHarness of this release can be read"
         )
     return tuple(found)
 
@@ -271,7 +271,7 @@ def scratch_folder(local_dir: str | None = None) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix="asyncstate-offline-", dir=local_dir))
     except OSError as error:
         raise StoreError(
-            f"no scratch folder can be made in {local_dir or tempfile.gettempdir()}: {error}. Check the disk's space "
+            f"cannot create a scratch folder in {local_dir or tempfile.gettempdir()}: {error}. Check the disk's space "
             "and permissions, or choose another local directory"
         ) from error
     try:

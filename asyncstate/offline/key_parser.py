@@ -58,8 +58,8 @@ def _value(owner: str, column: pa.Field, text: str) -> pa.Array:
         return _read(_unquoted(text), column.type)
     except (ValueError, ArithmeticError, KeyError, pa.ArrowException):
         raise StateDeclarationError(
-            f"{owner}: --key {text!r} is no {column.type}, the type of key column '{column.name}'; give such a value, "
-            "as `state show` prints it"
+            f"{owner}: --key {text!r} is not a value of {column.type}, the type of key column '{column.name}'; give "
+            "such a value, as `state show` prints it"
         ) from None
 
 

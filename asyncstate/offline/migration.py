@@ -101,7 +101,7 @@ def migrate(
     ).manifest  # refused before the job is stopped
     checkpoint.claim(before.job_id)
     newest = checkpoint.latest()  # the job may have committed before it was fenced off
-    assert newest is not None, "a claim forgets no version"
+    assert newest is not None, "a claim keeps all versions"
     migration = _Migration(newest, uid, state, change)
     with scratch_folder(local_dir) as folder:
         stores = LocalStores(str(folder), "migration", checkpoint.files)
@@ -134,12 +134,12 @@ class _Migration:
         if isinstance(change, DropState):
             return None
         if state.kind == _ORDERED:
-            raise StateDeclarationError(f"{owner}: rows that wait in order can only be dropped")
+            raise StateDeclarationError(f"{owner}: buffered rows of an ordered input can only be dropped")
         if isinstance(change, RenameState):
             check_state_name(change.to)
             if any(other.name == change.to for other in self._operator.states):
                 raise StateDeclarationError(
-                    f"{owner}: the operator has a state '{change.to}' already; drop that first"
+                    f"{owner}: the operator already has a state '{change.to}'; drop that first"
                 )
             return msgspec.structs.replace(state, name=change.to)
         self._rewriter = StateRewriter(

@@ -66,7 +66,7 @@ def change_operator(
     checkpoint = inspection.checkpoint
     checkpoint.claim(found.job_id)
     newest = checkpoint.latest()  # the job may have committed before it was fenced off
-    assert newest is not None, "a claim forgets no version"
+    assert newest is not None, "a claim keeps all versions"
     changed = _changed(newest, uid, change)
     checkpoint.commit(changed)
     return changed.batch_id
@@ -89,7 +89,8 @@ def _changed(manifest: Manifest, uid: str, change: OperatorChange) -> Manifest:
     check_uid(change.to)
     if change.to in manifest.operators:
         raise StateDeclarationError(
-            f"version {manifest.batch_id} has an operator '{change.to}' already; drop that first, or choose another uid"
+            f"version {manifest.batch_id} already has an operator '{change.to}'; drop that first, or choose another "
+            "uid"
         )
     renamed = {**others, change.to: msgspec.structs.replace(operator, uid=change.to)}
     changed = _with_sinks(msgspec.structs.replace(manifest, operators=renamed), uid, change.to)

@@ -51,7 +51,7 @@ class StateRewriter:
         self._kind = kind
         if kind not in (*_ENTRY_KINDS, "list", "list-column") or types.get(VALUE) == PICKLED:
             what = "pickled values have" if types.get(VALUE) == PICKLED else f"a state of kind {kind} has"
-            raise StateDeclarationError(f"{owner}: {what} no fields that could be changed; drop the state")
+            raise StateDeclarationError(f"{owner}: {what} no fields to change; drop the state")
         schema = value_schema(types[VALUE])
         self._edit = self._rooted(edit, schema)
         self._old = RowCodec(schema, [value_schema(text) for text in older_values(types)], owner=owner)

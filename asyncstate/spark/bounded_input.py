@@ -163,7 +163,7 @@ def _config(session: SparkSession, options: dict[str, object]) -> Config:
     for name in _OF_CHECKPOINTS:
         if f"async-state.{name}" in options:
             raise ConfigurationError(
-                f"apply_batch keeps no checkpoint, so async-state.{name} means nothing; leave it out, or use a "
+                f"apply_batch keeps no checkpoint, so async-state.{name} has no effect; leave it out, or use a "
                 "StreamingJob"
             )
     check_session(session, "apply_batch")

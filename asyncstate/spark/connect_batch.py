@@ -2,7 +2,7 @@
 
 Owns: ``ConnectBatch``, the client's function for ``foreachBatch``; ``ServerBatch``, what becomes of it on the server;
 how DataFrames and the session travel there with a user's functions.
-Invariant: the server's process makes the job anew, from what the client's job was given and over the same checkpoint,
+Invariant: the server's process rebuilds the job, from what the client's job was given and over the same checkpoint,
 which it claims as any new driver does. Nothing else of the client's job is used there.
 Must not import storage.
 """

@@ -58,7 +58,7 @@ class ConnectFiles:
         return self._files.size_bytes(self._stop) is not None
 
     def refuse(self) -> None:
-        """Tell the client that a micro-batch has not begun."""
+        """Notify the client that a micro-batch has not begun."""
         self._files.put_bytes(self._stop, _REFUSED)
 
     def _delete_others(self) -> None:

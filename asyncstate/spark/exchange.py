@@ -58,7 +58,7 @@ from asyncstate.spark.facts import both, known_changes, mark_of
 from asyncstate.spark.python_task import PartitionTask, regular_inputs
 from asyncstate.spark.report_accumulator import ReportAccumulator
 from asyncstate.spark.reports import ShuffleWriter
-from asyncstate.spark.sql_partial_aggregation import first_rows, put_together
+from asyncstate.spark.sql_partial_aggregation import first_rows, partial_aggregate
 from asyncstate.spark.task_errors import marked
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def input_spec(
     names = columns.fieldNames()
     double = sorted({column for column in names if names.count(column) > 1})
     if double:
-        raise SchemaError(f"{name} has more than one column called '{double[0]}'; rename or drop all but one")
+        raise SchemaError(f"{name} has more than one column named '{double[0]}'; rename or drop all but one")
     lower = [column.lower() for column in names]
     alike = [column for column in names if lower.count(column.lower()) > 1]
     if alike and str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
         raise SchemaError(
-            f"{name}: columns {' and '.join(map(repr, alike))} differ in case only, which Spark cannot tell apart "
+            f"{name}: columns {' and '.join(map(repr, alike))} differ only in case, which Spark cannot distinguish "
             "while spark.sql.caseSensitive is false; rename all but one"
         )
     for field in columns:
@@ -94,8 +94,8 @@ def input_spec(
     kinds = [field for field in columns if field.name == ROW_KIND_COLUMN]
     if kinds and not isinstance(kinds[0].dataType, StringType):
         raise SchemaError(
-            f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog "
-            "has strings (+I, -U, +U, -D) there; cast or rename it"
+            f"{name}: column '{ROW_KIND_COLUMN}' is of type {kinds[0].dataType.simpleString()}; a changelog needs "
+            "strings (+I, -U, +U, -D) there; cast or rename it"
         )
     if changes is None:
         changes = known_changes(df, name)
@@ -117,16 +117,15 @@ def _collation(kind: DataType) -> str | None:
 def _collated(name: str, column: str, collation: str, is_key: bool) -> SchemaError:
     if is_key:
         return SchemaError(
-            f"{name}: key column '{column}' has the collation {collation}, under which Spark takes different texts as "
-            "equal, but keys of state are equal if their bytes are; give a column that is the same for them as the "
-            f"key, such as lower({column}) COLLATE UTF8_BINARY, or cast it to STRING COLLATE UTF8_BINARY to tell them "
-            "apart"
+            f"{name}: key column '{column}' has the collation {collation}, under which Spark treats different strings "
+            "as equal, but state compares keys by their bytes; use a normalized column as the key, such as "
+            f"lower({column}) COLLATE UTF8_BINARY, or cast it to STRING COLLATE UTF8_BINARY to distinguish them"
         )
     return SchemaError(
-        f"{name}: column '{column}' has the collation {collation}, which an operator cannot keep: it compares texts by "
-        "their bytes, in min_ and max_, DISTINCT, orders and conditions, and what it puts out has no collation. Cast "
-        "the column to STRING COLLATE UTF8_BINARY, within arrays, maps and structs too, or give a column that compares "
-        f"so, such as lower({column}) COLLATE UTF8_BINARY"
+        f"{name}: column '{column}' has the collation {collation}, which operators do not support: they compare "
+        "strings by their bytes, in min_ and max_, DISTINCT, orders and conditions, and their output has no "
+        "collation. Cast the column to STRING COLLATE UTF8_BINARY, within arrays, maps and structs too, or use a "
+        f"normalized column, such as lower({column}) COLLATE UTF8_BINARY"
     )
 
 
@@ -192,8 +191,8 @@ def output_rows(uid: str, output: pa.Schema, changes: Changelog = RETRACT) -> St
         columns = spark_schema(output)
     except Exception as error:
         raise SchemaError(
-            f"operator '{uid}': its output ({', '.join(map(str, output))}) has a type Spark does not know: "
-            f"{error}; let bind() return another type"
+            f"operator '{uid}': its output ({', '.join(map(str, output))}) has a type that Spark does not support: "
+            f"{error}; return another type from bind()"
         ) from error
     taken = {ROW_KIND_COLUMN, COMMIT} & set(output.names)
     if taken:
@@ -279,7 +278,7 @@ def _sent(spec: InputSpec) -> StructType:
 def _rows(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
     if spec.limit is not None:
         return first_rows(df, spec.limit)
-    return df if spec.local is None else put_together(df, spec, parallelism)
+    return df if spec.local is None else partial_aggregate(df, spec, parallelism)
 
 
 def _route(index: int, spec: InputSpec, parallelism: int, max_parallelism: int) -> str:
@@ -338,12 +337,12 @@ class Stage:
         if name not in self.sides:
             known = f"has {', '.join(map(repr, self.sides))}" if self.sides else "has none"
             raise JobError(
-                f"there is no side output {name!r}: {self.owner.removeprefix('the output of ')} {known}; its bind() "
-                "declares them, and late rows have one where late_output names it"
+                f"there is no side output {name!r}: {self.owner.removeprefix('the output of ')} {known}; bind() "
+                "declares side outputs, and late_output names the one for late rows"
             )
         return self.sides[name]
 
-    def behind(self, first: Stage, key: Key | None = None) -> Stage:
+    def preceded_by(self, first: Stage, key: Key | None = None) -> Stage:
         """This stage after the rows of ``first``, which is released separately; ``key``: as of ``both``."""
         sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
         return replace(self, rows=both(first.rows, self.rows, key), sides=sides)
@@ -362,8 +361,8 @@ class Stage:
 def over(owner: str) -> str:
     """The error message for rows, called ``owner``, that are read too late."""
     return (
-        f"{owner} is read after the micro_batch function has returned, when its rows have been given back; "
-        "read it, or write it out, inside the micro_batch function"
+        f"{owner} is read after the micro_batch function has returned, when its rows have been released; read or "
+        "write it inside the micro_batch function"
     )
 
 
@@ -394,10 +393,10 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     committed; checkpointed rows make the micro-batch fail and be replayed.
     """
     spec = tasks.task.spec
-    with ReportAccumulator(context_of(tasks.exchanged.sparkSession), spec.parallelism) as told:
-        planned = _through(tasks, replace(tasks.task, reports=told.reports), schema)
+    with ReportAccumulator(context_of(tasks.exchanged.sparkSession), spec.parallelism) as accumulator:
+        planned = _through(tasks, replace(tasks.task, reports=accumulator.reports), schema)
         stage = planned.localCheckpoint()
-        found = told.found()
+        found = accumulator.found()
     try:
         found = _reports_in(stage) if found is None else found
     except BaseException:
@@ -437,9 +436,9 @@ def _reported(column: str, spec: TaskSpec, found: Sequence[bytes]) -> str:
     attempts = ", ".join(f"X'{record[:ATTEMPT_BYTES].hex()}'" for record in found)
     error = marked(
         JobError(
-            f"operator '{spec.uid}', batch {spec.batch_id}: an executor was lost or tasks were run twice, and Spark "
-            "kept output rows of another attempt than the one whose state is to be committed; nothing was "
-            "committed, start the query again: the batch will be replayed"
+            f"operator '{spec.uid}', batch {spec.batch_id}: an executor was lost or tasks ran twice, and Spark kept "
+            "output rows of a different attempt than the one whose state would be committed; nothing was committed, "
+            "restart the query to replay the batch"
         )
     )
     # It is inside ``inline``: Spark moves no filter of the user's function before it.

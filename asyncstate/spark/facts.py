@@ -74,9 +74,9 @@ def known_changes(df: DataFrame, what: str = "") -> Changelog:
     upserts = _made_of_upserts(df)
     if upserts is not None:
         raise SchemaError(
-            f"{what or 'the rows'}: Spark has made these rows of others that are {upserts}, and what became of their "
-            "key is not known: say what they are with changes=Changelog.upsert(...), or put ChangelogNormalize() "
-            "before Spark's transformation"
+            f"{what or 'the rows'}: Spark derived these rows from others that are {upserts}, and their key is no "
+            "longer known: declare it with changes=Changelog.upsert(...), or put ChangelogNormalize() before Spark's "
+            "transformation"
         )
     return INSERT_ONLY if _only_insertions(df) else RETRACT
 
@@ -140,9 +140,9 @@ def source_facts(
         upserts = _made_of_upserts(df)
         if upserts is not None:
             raise JobError(
-                f"source '{source}': Spark has made its rows of others that are {upserts}, and what became of their "
-                "key is not known: say what they are with mode='upsert' and primary_key=..., or transform the stream "
-                "that source returns, which keeps what is known"
+                f"source '{source}': Spark derived its rows from others that are {upserts}, and their key is no "
+                "longer known: declare it with mode='upsert' and primary_key=..., or transform the stream that "
+                "source returns, which keeps the key"
             )
     if not isinstance(known, Changelog) or known.upsert_key is None:
         return mode, primary_key
@@ -155,8 +155,8 @@ def source_facts(
     else:
         return ChangelogMode.UPSERT, known.upsert_key
     raise JobError(
-        f"source '{source}': {said}, but its reader was given upsert_key, so its rows are {known.text}; leave {said} "
-        "out, or read it without upsert_key"
+        f"source '{source}': {said}, but its reader got upsert_key, so its rows are {known.text}; leave {said} out, "
+        "or read it without upsert_key"
     )
 
 

@@ -99,7 +99,7 @@ class StreamingJob:
         if self.config.checkpoint_dir is None:
             raise ConfigurationError(
                 f"job '{name}' has no checkpoint folder; give StreamingJob(checkpoint_dir=...) or set "
-                "async-state.checkpoint-dir to a folder that driver and workers reach"
+                "async-state.checkpoint-dir to a folder that driver and workers can reach"
             )
         self.name = name
         self._spark = spark
@@ -201,11 +201,12 @@ class StreamingJob:
             )
         if self._graph.flow.nodes and function != self._run_graph:
             raise JobError(
-                f"job '{self.name}' has sources, so it takes no micro_batch function; declare everything in one form"
+                f"job '{self.name}' has sources, so it cannot also have a micro_batch function; use one of the two "
+                "forms"
             )
         if self._function is not None:
             raise JobError(
-                f"job '{self.name}' already has a micro_batch function; make one StreamingJob for each query"
+                f"job '{self.name}' already has a micro_batch function; create one StreamingJob for each query"
             )
         self._function = function
 
@@ -252,8 +253,8 @@ class StreamingJob:
         """
         if self._function is not None:
             raise JobError(
-                f"job '{self.name}' has a micro_batch function, so it takes no sources any more; declare everything in "
-                "one form"
+                f"job '{self.name}' has a micro_batch function, so it cannot also have sources; use one of the two "
+                "forms"
             )
         check_streaming(name, df)
         times = Times(event_time, watermark_delay, sequence, drop_stale, idle_after)
@@ -300,12 +301,12 @@ class StreamingJob:
         return self._statements
 
     def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
-        with self._driver.trial() as batch:
+        with self._driver.dry_run() as batch:
             return self._graph.facts_of(stream.node, batch)
 
     def check(self) -> None:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""
-        with self._driver.trial() as batch:
+        with self._driver.dry_run() as batch:
             self._graph.check(batch)
 
     def explain(self) -> str:
@@ -465,7 +466,7 @@ class StreamingJob:
         if self._on_batch is not None and not self._graph.flow.nodes:
             raise JobError(
                 f"job '{self.name}' has a micro_batch function; give it to df.writeStream.foreachBatch, or declare "
-                "sources with job.source in place of it"
+                "sources with job.source instead"
             )
         self.check()
         process = self.micro_batch(self._run_graph)
@@ -488,7 +489,7 @@ class StreamingJob:
         latest = self._ledger.latest()
         schema = self._driver.schema or batch_schema(latest)
         if latest is None or schema is None:
-            raise JobError(f"job '{self.name}' has run no micro-batch yet, so there is nothing to finish")
+            raise JobError(f"job '{self.name}' has not run a micro-batch yet, so there is nothing to finish")
         empty = self._spark.createDataFrame([], StructType.fromJson(json.loads(schema)))
         self._run(empty, latest.batch_id + 1, final=True)
 

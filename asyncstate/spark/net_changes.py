@@ -54,7 +54,7 @@ def last_changes(rows: DataFrame, key: str | Sequence[str], changes: Changelog |
         raise SchemaError(
             f"last_changes: the rows have no column '{', '.join(missing)}'; their columns are: {', '.join(names)}"
             if missing
-            else "last_changes: key names no column; give those that identify a row"
+            else "last_changes: key is empty; give the columns that identify a row"
         )
     check_table_key("last_changes", known, keys)
     row = ", ".join(map(quoted, names))
@@ -79,18 +79,21 @@ def check_table_key(owner: str, changes: Changelog, keys: Sequence[str]) -> None
         columns = ", ".join(keys)
         raise SchemaError(
             f"{owner}: the rows{f' of {changes.origin}' if changes.origin else ''} are {changes.text}, but the table "
-            f"has the key ({columns}): a row that another one replaces could not be found there. Give the table the "
-            f"key of the rows, or {upserts_way_out(changes)} and put UpsertMaterialize() with key=({columns}) behind it"
+            f"has the key ({columns}): a replaced row could not be found there. Give the table the key of the rows, "
+            f"or {upserts_way_out(changes)} and add UpsertMaterialize() with key=({columns}) downstream"
         )
 
 
 def _several(changes: Changelog) -> str:
     """In SQL the problem of a key with several rows."""
     if changes.is_upsert:
-        return "' changes in one micro-batch, whose order is not known; put ChangelogNormalize with a sequence before'"
+        return (
+            "' changes in one micro-batch, whose order is not known; add ChangelogNormalize with a sequence "
+            "upstream'"
+        )
     return (
-        "' rows at once, of which a table with this primary key can have one; put UpsertMaterialize (or Deduplicate) "
-        "with the key before, or give the table a key that identifies a row'"
+        "' rows at once, but a table with this primary key can have only one; add UpsertMaterialize (or Deduplicate) "
+        "with the key upstream, or give the table a key that identifies a row'"
     )
 
 
@@ -104,7 +107,8 @@ def _columns(rows: DataFrame, compares: bool = True) -> list[str]:
     """The columns without ``row_kind``; ``compares``: all of them must be groupable."""
     if not has_kinds(rows.columns):
         raise SchemaError(
-            f"the rows have no '{ROW_KIND_COLUMN}' column, so they are no changelog; give what `apply` returned"
+            f"the rows have no '{ROW_KIND_COLUMN}' column, so they are not a changelog; give the DataFrame that "
+            "`apply` returned"
         )
     for field in rows.schema if compares else ():
         if field.dataType.typeName() in ("map", "variant"):

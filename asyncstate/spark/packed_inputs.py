@@ -63,7 +63,7 @@ def check_streaming(name: str, df: object) -> DataFrame:
     """``df``; raises JobError for anything but a streaming DataFrame."""
     if not isinstance(df, DataFrame) or not df.isStreaming:
         kind = "a DataFrame that is not streaming" if isinstance(df, DataFrame) else repr(df)
-        raise JobError(f"source '{name}' was given {kind}; give what spark.readStream gives")
+        raise JobError(f"source '{name}' got {kind}; give a DataFrame from spark.readStream")
     return df
 
 
@@ -87,8 +87,8 @@ def initial_of(uid: str, given: InitialState, inputs: Sequence[DataFrame]) -> In
     each = [given] if isinstance(given, DataFrame) else list(given) if isinstance(given, list | tuple) else []
     if len(each) != len(inputs) or not any(one is not None for one in each):
         raise JobError(
-            f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give a DataFrame of rows for "
-            "each of them or None in its place, or {name of a state: DataFrame of its values}"
+            f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give for each of them a "
+            "DataFrame of rows or None, or {name of a state: DataFrame of its values}"
         )
     rows = [
         nothing(df) if one is None else before(f"operator '{uid}'", static(uid, one), df)
@@ -119,7 +119,5 @@ def static(name: str, df: object) -> DataFrame:
     """``df``, the initial rows of operator or source ``name``. Raises JobError for anything but a bounded DataFrame."""
     if not isinstance(df, DataFrame) or df.isStreaming:
         kind = "a streaming DataFrame" if isinstance(df, DataFrame) else repr(df)
-        raise JobError(
-            f"'{name}' is to start from {kind}; give a DataFrame that spark.read or the like gives"
-        )
+        raise JobError(f"'{name}' would start from {kind}; give a batch DataFrame, such as from spark.read")
     return df

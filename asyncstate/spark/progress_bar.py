@@ -99,14 +99,14 @@ class TerminalScreen:
         self._live.start()
 
     def show(self, lines: list[str]) -> None:
-        """See ``Screen``."""
+        """Show these lines."""
         from rich.text import Text
 
         text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis", style="dim")
         self._live.update(text, refresh=True)
 
     def clear(self) -> None:
-        """See ``Screen``."""
+        """Remove the lines."""
         self._live.stop()
 
 
@@ -120,11 +120,11 @@ class NotebookScreen:
         self._handle = display(HTML(""), display_id=True)
 
     def show(self, lines: list[str]) -> None:
-        """See ``Screen``."""
+        """Show these lines."""
         self._handle.update(self._html(f"<pre>{html.escape(chr(10).join(lines))}</pre>"))
 
     def clear(self) -> None:
-        """See ``Screen``."""
+        """Remove the lines."""
         self._handle.update(self._html(""))
 
 

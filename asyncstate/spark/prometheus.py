@@ -73,9 +73,9 @@ class PrometheusProgress:
             if kind in _GAUGES
         }
         for name in (f"{name}_max" for name in OF_PARTITIONS):
-            self._levels[name] = self._gauge(name, f"{name}: the highest of a partition.", _OPERATOR)
+            self._levels[name] = self._gauge(name, f"{name}: the maximum over partitions.", _OPERATOR)
         self._own = self._counter(
-            "operator_counter", "What operators count themselves.", (*_OPERATOR, "counter")
+            "operator_counter", "Metrics that operators define themselves.", (*_OPERATOR, "counter")
         )
 
     def __call__(self, progress: Progress) -> None:

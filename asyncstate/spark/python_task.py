@@ -62,7 +62,7 @@ _GC_YOUNG_ALLOCATIONS = 50_000
 
 _log = logging.getLogger(__name__)
 _settled = False
-_told: set[tuple[str, str, str]] = set()
+_logged: set[tuple[str, str, str]] = set()
 """The counters of stateless operators that this worker has already reported, by job, uid and name."""
 
 
@@ -106,7 +106,7 @@ class PartitionTask:
         settle_worker()
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
-            raise JobError(f"operator '{self.spec.uid}': a task got no row, not even its marker; {REPORT}")
+            raise JobError(f"operator '{self.spec.uid}': a task got no rows, not even its marker; {REPORT}")
         partition = int(first.column(ROUTE)[0].as_py()) >> TAG_BITS
         widths: list[float] = []
         received = Received()
@@ -200,12 +200,12 @@ class StatelessTask:
 def _tell(spec: TaskSpec, counters: Mapping[str, int]) -> None:
     """Log the operator's counters once per worker: a sum over runs that may be repeated would be wrong."""
     for name, value in counters.items():
-        told = (spec.job_id, spec.uid, name)
-        if value and told not in _told:
-            _told.add(told)
+        counter = (spec.job_id, spec.uid, name)
+        if value and counter not in _logged:
+            _logged.add(counter)
             _log.warning(
-                "operator '%s' keeps no state, so no progress has its counters: %s is %d in one part of batch %d. "
-                "Said once for each worker.",
+                "operator '%s' keeps no state, so its counters are not in the progress: %s is %d in one part of "
+                "batch %d. Each worker logs this once.",
                 spec.uid,
                 name,
                 value,
@@ -271,8 +271,8 @@ def split_inputs(spec: TaskSpec, partition: int, batches: Iterator[pa.RecordBatc
         route = batch.column(ROUTE).to_numpy()
         if (route >> TAG_BITS != partition).any():
             raise JobError(
-                f"operator '{spec.uid}': a task got rows of partitions "
-                f"{sorted(set((route >> TAG_BITS).tolist()))}, each task must have one; {REPORT}"
+                f"operator '{spec.uid}': a task got rows of partitions {sorted(set((route >> TAG_BITS).tolist()))}, "
+                f"each task must have exactly one; {REPORT}"
             )
         for index, rows in _runs(route & TAG_MASK, batch, regular):
             given = spec.inputs[index]

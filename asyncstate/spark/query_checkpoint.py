@@ -52,8 +52,8 @@ class QueryCheckpoint:
 
     def __init__(self, place: str) -> None:
         hint = (
-            "give the query's own checkpoint, its checkpointLocation: a job that was started by job.start() has it "
-            "beside the job's, with '-query' behind the name"
+            "give the query's own checkpoint, its checkpointLocation: job.start() puts it next to the job's "
+            "checkpoint, with '-query' appended to the name"
         )
         self._files: CheckpointFiles = existing_files(place, "folder", hint)
         self._logs = [
@@ -64,8 +64,8 @@ class QueryCheckpoint:
         ]
         if not self._numbers(OFFSETS):
             raise CheckpointError(
-                f"{self._files.shown} has no folder '{OFFSETS}' with files in it, so it is no checkpoint of a query; "
-                "give the query's checkpointLocation, not the job's checkpoint"
+                f"{self._files.shown} has no folder '{OFFSETS}' with files in it, so it is not a query's "
+                "checkpoint; give the query's checkpointLocation, not the job's checkpoint"
             )
 
     def rewind_to(self, version: int) -> Rewind:
@@ -98,18 +98,19 @@ class QueryCheckpoint:
         where = f"the query's checkpoint {self._files.shown}"
         if newest < version - 1:
             raise CheckpointError(
-                f"{where} stands at batch {newest}, before version {version} of the state; give the one that belongs "
-                "to this job"
+                f"{where} is at batch {newest}, before version {version} of the state; give the one that belongs to "
+                "this job"
             )
         if newest >= version and version not in commits & offsets:
             raise CheckpointError(
-                f"{where} has batch {version} no longer: it keeps {min(offsets)} to {max(offsets)} "
-                "(spark.sql.streaming.minBatchesToRetain). Roll back to one of these, or start query and job anew"
+                f"{where} no longer has batch {version}: it keeps {min(offsets)} to {max(offsets)} "
+                "(spark.sql.streaming.minBatchesToRetain). Roll back to one of these, or restart query and job from "
+                "new checkpoints"
             )
         if max(newest, *offsets) > version and version + 1 not in offsets:
             raise CheckpointError(
-                f"{where} has {OFFSETS}/{version + 1} no longer, which says what rows batch {version + 1} had; put it "
-                "back from a copy, or roll back to another version"
+                f"{where} no longer has {OFFSETS}/{version + 1}, which lists the rows of batch {version + 1}; restore "
+                "it from a copy, or roll back to another version"
             )
 
     def _kept_of_sources(self, version: int) -> dict[str, int]:
@@ -134,7 +135,7 @@ class QueryCheckpoint:
             return {source: _entry(offset) for source, offset in offsets.items()}
         except ValueError as error:
             raise CheckpointError(
-                f"the query's checkpoint {self._files.shown}: {name} cannot be read: {error}. Put it back from a copy, "
+                f"the query's checkpoint {self._files.shown}: {name} cannot be read: {error}. Restore it from a copy, "
                 "or roll back to another version"
             ) from error
 
@@ -144,8 +145,9 @@ class QueryCheckpoint:
         lost = [number for number in range(start, entry + 1) if number not in have]
         if lost:
             raise CheckpointError(
-                f"the query's checkpoint {self._files.shown} has {folder}/{lost[0]} no longer, which says what files "
-                f"batch {version + 1} and those before it had; roll back to a newer version, or start both anew"
+                f"the query's checkpoint {self._files.shown} no longer has {folder}/{lost[0]}, which lists the files "
+                f"of batch {version + 1} and earlier ones; roll back to a newer version, or start both from new "
+                "checkpoints"
             )
 
     def _numbers(self, folder: str) -> set[int]:
@@ -169,7 +171,7 @@ def _offsets(data: bytes) -> dict[str, str]:
     if version == "v1":
         return {str(number): line for number, line in enumerate(offsets)}
     if version != "v2":
-        raise ValueError(f"it is of version {version}, which this release does not know")
+        raise ValueError(f"it has version {version}, which this release does not know")
     named = [_NAMED_OFFSET.fullmatch(line) for line in offsets]
     return {found[1]: found[2] for found in named if found is not None}
 

@@ -41,8 +41,8 @@ def trigger_of(given: object, job: str) -> dict[str, Any]:
         given = {"processingTime": given}
     if not isinstance(given, Mapping) or len(given) != 1 or not given.keys() <= set(_TRIGGERS):
         raise ConfigurationError(
-            f"job '{job}': {given!r} is no trigger; write a time such as '10 seconds', or 'availableNow' for all rows "
-            "that there are now"
+            f"job '{job}': {given!r} is not a trigger; write a time such as '10 seconds', or 'availableNow' for all "
+            "rows available now"
         )
     time = given.get("processingTime")
     if time is None:
@@ -60,8 +60,8 @@ def query_place(spark: SparkSession, checkpoint: str, chosen: str | None) -> str
     """
     if chosen is None and is_uri(checkpoint) and re.search("[?#]", checkpoint):
         raise ConfigurationError(
-            f"the job's checkpoint {redact(checkpoint)} has options behind '?', which Spark does not know, so the "
-            "query's own checkpoint cannot lie beside it; name a place for it: start(query_checkpoint=...), such as "
+            f"the job's checkpoint {redact(checkpoint)} has options after '?', which Spark does not know, so the "
+            "query's own checkpoint cannot be next to it; choose a location: start(query_checkpoint=...), such as "
             "'s3a://bucket/job-query' or a folder that outlives the driver"
         )
     place = chosen if chosen is not None else f"{checkpoint.rstrip('/')}-query"
@@ -78,8 +78,8 @@ def _check_scheme(spark: SparkSession, place: str) -> None:
             scheme, spark.sparkContext._jsc.hadoopConfiguration()
         )
     except Py4JError as error:
-        package = _PACKAGES.get(scheme, "it needs a package of Hadoop for that")
+        package = _PACKAGES.get(scheme, "it needs a Hadoop package for that")
         raise ConfigurationError(
-            f"Spark keeps the query's offsets in {redact(place)}, and cannot use {scheme}:// as it is set up here: "
-            f"{package} (spark.jars.packages). Or name another place: start(query_checkpoint=...)"
+            f"Spark keeps the query's offsets in {redact(place)}, and this Spark cannot use {scheme}://: {package} "
+            "(spark.jars.packages). Or choose another location: start(query_checkpoint=...)"
         ) from error

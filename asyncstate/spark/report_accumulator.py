@@ -46,9 +46,9 @@ class _Listed(AccumulatorParam[list[bytes]]):
     """Concatenates lists."""
 
     def zero(self, value: list[bytes]) -> list[bytes]:
-        """See ``AccumulatorParam``."""
+        """An empty list."""
         return []
 
     def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:  # noqa: N802 - pyspark's name
-        """See ``AccumulatorParam``."""
+        """Both lists, one after the other."""
         return value1 + value2

@@ -121,14 +121,14 @@ def reports_of(
     partition of each has reported once, and if tasks have read rows of an attempt other than the one whose report came.
     """
     found: dict[str, dict[int, Report]] = {stage: {} for stage in parallelism}
-    told: dict[str, list[int]] = {stage: [] for stage in parallelism}
+    reported: dict[str, list[int]] = {stage: [] for stage in parallelism}
     waiting = [msgspec.msgpack.decode(one, type=Report) for one in packed]
     while waiting:
         report = waiting.pop()
         found[report.stage][report.partition] = report
-        told[report.stage].append(report.partition)
+        reported[report.stage].append(report.partition)
         waiting += report.carried
-    for stage, partitions in told.items():
+    for stage, partitions in reported.items():
         if sorted(partitions) != list(range(parallelism[stage])):
             raise JobError(
                 f"operator '{stage}': partitions {sorted(partitions)} reported, expected each of "
@@ -151,7 +151,7 @@ def _check_read(report: Report, expected: Mapping[tuple[str, int], bytes], batch
         return
     other = sorted({stage for stage, at in expected if read.get((stage, at)) != expected[stage, at]})
     raise JobError(
-        f"operator '{report.stage}', batch {batch_id}: an executor was lost or tasks were run twice, and partition "
-        f"{report.partition} got output rows of operator {other} of another attempt than the one whose state is to be "
-        "committed; nothing was committed, start the query again: the batch will be replayed"
+        f"operator '{report.stage}', batch {batch_id}: an executor was lost or tasks ran twice, and partition "
+        f"{report.partition} got output rows of operator {other} from a different attempt than the one whose state "
+        "would be committed; nothing was committed, restart the query to replay the batch"
     )

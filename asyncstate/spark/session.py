@@ -139,9 +139,9 @@ def settle_session(spark: SparkSession) -> None:
         context.pythonExec = sys.executable
     if str(conf.get("spark.speculation", "false")).strip().lower() == "true":
         _log.warning(
-            "spark.speculation is true: a second attempt at a partition restores all its state, and if Spark keeps "
-            "the rows of one attempt and the report of the other, the micro-batch fails and has to be replayed; set "
-            "spark.speculation to false for this application"
+            "spark.speculation is true: a speculative attempt restores all state of its partition, and if Spark "
+            "keeps the rows of one attempt and the report of the other, the micro-batch fails and must be replayed; "
+            "set spark.speculation to false for this application"
         )
 
 

@@ -22,7 +22,7 @@ def shipped_copy(uid: str, operator: Operator) -> Operator:
     except Exception as error:  # any error of the objects that it holds
         raise JobError(
             f"operator '{uid}' ({type(operator).__name__}) cannot be sent to tasks: {type(error).__name__}: {error}. "
-            "Make what cannot be pickled (clients, locks, open files) in open()"
+            "Create objects that cannot be pickled (clients, locks, open files) in open()"
         ) from error
     copied: Operator = pickle.loads(pickled)
     return copied

@@ -52,17 +52,17 @@ class SparkExecutor:
 
     @functools.cached_property
     def default_parallelism(self) -> int:
-        """See ``Executor``."""
+        """The number of partitions of an operator that does not set it."""
         return default_parallelism(self._spark)
 
     # -- rows ------------------------------------------------------------------------------------------
 
     def columns(self, rows: DataFrame) -> list[str]:
-        """See ``Executor``."""
+        """Column names, including ``row_kind`` if there is one."""
         return rows.columns
 
     def schema(self, rows: DataFrame) -> pa.Schema:
-        """See ``Executor``."""
+        """The columns except ``row_kind``, all nullable, timestamps in UTC."""
         return exchange.arrow_schema_of(rows)
 
     def input_spec(
@@ -74,105 +74,108 @@ class SparkExecutor:
         broadcast: bool,
         changes: Changelog | None = None,
     ) -> InputSpec:
-        """See ``Executor``."""
+        """The specification of an operator's input."""
         return exchange.input_spec(rows, key, event_time, name, broadcast, changes)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> DataFrame:
-        """See ``Executor``."""
+        """An empty frame with the output columns ``schema`` and ``row_kind``."""
         return self._spark.createDataFrame([], exchange.output_rows(uid, schema))
 
     def no_rows_like(self, rows: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """An empty frame with the columns of ``rows``."""
         return self._spark.createDataFrame([], rows.schema) if rows.isStreaming else nothing(rows)
 
     def transformed(
         self, node: Transform | Union, inputs: Sequence[DataFrame], kinds: bool = False
     ) -> DataFrame:
-        """See ``Executor``."""
+        """The output of a row-by-row node; ``kinds``: a selection keeps ``row_kind`` even if it does not list it."""
         return transformed(node, inputs, kinds)
 
     def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
-        """See ``Executor``."""
+        """``rows``; the stage that reads them records the highest event time that may advance a watermark."""
         if is_connect(rows):  # its client does not get what a local checkpoint has observed
             return rows
         self._observed.add(name)
         return rows.observe(name, sf.expr(highest_time(rows, event_time)).alias("highest"))
 
     def highest(self, rows: DataFrame, event_time: str) -> int | None:
-        """See ``Executor``."""
+        """The highest event time that may advance a watermark, in microseconds; reads the rows."""
         found: int | None = rows.agg(sf.expr(highest_time(rows, event_time))).collect()[0][0]
         return found
 
     def without_kinds(self, rows: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """The rows without ``row_kind``."""
         return rows.drop(ROW_KIND_COLUMN)
 
     def with_kinds(self, rows: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """The rows with ``row_kind``; rows without one become insertions."""
         return insertions(rows)
 
     def with_changes(self, rows: DataFrame, changes: Changelog) -> DataFrame:
-        """See ``Executor``."""
+        """The rows, annotated with ``changes``, which ``input_spec`` then uses."""
         return with_changes(rows, changes)
 
     def concat(self, first: DataFrame, then: DataFrame, key: Key | None = None) -> DataFrame:
-        """See ``Executor``."""
+        """All rows of both, which have the same columns; ``key``: they are upserts by these columns, so rows of
+        ``first`` that rows of ``then`` replace are left out."""
         return both(first, then, key)
 
     def before(self, what: str, rows: Any, like: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """``rows``, to be read before those of ``like``, with the same columns."""
         return before(what, rows, like)
 
     def check_static(self, name: str, rows: Any) -> DataFrame:
-        """See ``Executor``."""
+        """``rows`` from which source or operator ``name`` starts, checked."""
         return static(name, rows)
 
     def initial_of(self, uid: str, given: Any, inputs: Sequence[DataFrame]) -> InitialRows:
-        """See ``Executor``."""
+        """What operator ``uid`` starts from, checked."""
         return initial_of(uid, given, inputs)
 
     # -- operators -------------------------------------------------------------------------------------
 
     def shipped_copy(self, uid: str, operator: Operator) -> Operator:
-        """See ``Executor``."""
+        """A copy of the operator."""
         return shipped_copy(uid, operator)
 
     @property
     def has_exchanges(self) -> bool:
-        """See ``Executor``."""
+        """Whether rows are exchanged, so that dropping rows that no ranking needs saves work."""
         return True
 
     def stateless(self, spec: TaskSpec, output: pa.Schema, rows: DataFrame) -> DataFrame:
-        """See ``Executor``."""
+        """The output of a stateless operator, which runs when its rows are read."""
         with stage_explained(spec.uid, spec.operator):
             schema = exchange.output_rows(spec.uid, output)
             task = StatelessTask(spec, exchange.wire_schema(schema))
             return rows.selectExpr(*exchange.plain_columns(spec.inputs[0])).mapInArrow(task, schema)
 
     def plan(self, chain: Sequence[Prepared], inputs: Sequence[DataFrame | Feed], done: bool) -> PlannedStage:
-        """See ``Executor``."""
+        """A stage of ``chain`` over ``inputs``; ``done``: the first step of its first operator has run in the
+        upstream task."""
         return plan_stage(chain, inputs, done, self._run_partition)
 
     def run(
         self, planned: Any, stateless: Collection[str]
     ) -> tuple[exchange.Stage, list[tuple[Prepared, list[CommitRecord]]]]:
-        """See ``Executor``."""
+        """Run a stage and the stages that feed it; returns its rows, and for each operator the reports of its
+        partitions."""
         return run_stages(planned, self.texts, self._arrow, stateless, self._observed)
 
     def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
-        """See ``Executor``."""
+        """Display the metrics of operators that have run, where the engine has a place for them."""
         self.texts.ran(metrics)
 
     # -- micro-batches ---------------------------------------------------------------------------------
 
     @contextmanager
     def micro_batch(self, batch_id: int, stateless: Collection[str]) -> Iterator[None]:
-        """See ``Executor``."""
+        """A context around everything that a micro-batch does."""
         with self.texts.batch(), rows_explained(batch_id, stateless):
             yield
 
     def withdraw(self, rows: DataFrame, owner: str) -> None:
-        """See ``Executor``."""
+        """Invalidate the rows named ``owner``, since the micro-batch is over."""
         exchange.withdraw(rows, exchange.over(owner))
 
     def check_sink(self, sink: Any, rows: DataFrame) -> None:
@@ -185,7 +188,7 @@ class SparkExecutor:
             check(rows.schema)
 
     def write(self, sink: Any, name: str, rows: DataFrame, batch: Any) -> None:
-        """See ``Executor``."""
+        """Write the rows of a MicroBatch to the sink, which has this name in the graph."""
         write_micro_batch = getattr(sink, "write_micro_batch", None)
         if callable(write_micro_batch):
             write_micro_batch(rows, batch, name)
@@ -193,7 +196,7 @@ class SparkExecutor:
             (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 
     def describe(self, error: Exception) -> str:
-        """See ``Executor``."""
+        """One line that describes an error of the engine or of user code, raised while the graph is checked."""
         if isinstance(error, PySparkException):
             return str(error).splitlines()[0]
         return f"{type(error).__name__}: {error}"

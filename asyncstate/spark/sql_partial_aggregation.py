@@ -1,6 +1,6 @@
 """Partial aggregation of an operator in Catalyst: rows of a key are aggregated before the exchange by key group.
 
-Owns: ``put_together``, the SQL of ``PartialAggregation``, and ``first_rows``, that of ``PartialLimit``.
+Owns: ``partial_aggregate``, the SQL of ``PartialAggregation``, and ``first_rows``, that of ``PartialLimit``.
 Invariant: the result has a row for each key, slice and presence of an event time, with the columns of
 ``InputSpec.row_schema``; columns are compared as the state compares them, since ``input_spec`` refuses other collations
 than UTF8_BINARY; whatever the session's ANSI mode and time zone, nothing overflows and no time shifts.
@@ -45,7 +45,7 @@ _PART: Final = "__asyncstate_local_part"
 """A grouping column in addition to the key: the slice of a row, or whether it has an event time."""
 
 
-def put_together(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
+def partial_aggregate(df: DataFrame, spec: InputSpec, parallelism: int) -> DataFrame:
     """The rows of ``df`` after the partial aggregation of ``spec``; they come in at most ``parallelism`` partitions."""
     assert spec.local is not None
     if spec.changelog:
@@ -162,15 +162,15 @@ def _summand(column: LocalColumn, value: str) -> str:
 def _signed(value: str, spec: InputSpec) -> str:
     if not spec.changelog:
         return value
-    taken_back = _texts(RowKind.UPDATE_BEFORE, RowKind.DELETE)
-    return f"if({ROW_KIND_COLUMN} in ({taken_back}), -{value}, {value})"
+    retracted = _texts(RowKind.UPDATE_BEFORE, RowKind.DELETE)
+    return f"if({ROW_KIND_COLUMN} in ({retracted}), -{value}, {value})"
 
 
 def _checked_kinds(df: DataFrame, spec: InputSpec) -> DataFrame:
     """``df``, failing where a row's kind is invalid or null."""
     error = marked(
         SchemaError(
-            f"{spec.name}: column '{ROW_KIND_COLUMN}' has a value that no changelog has; write one of "
+            f"{spec.name}: column '{ROW_KIND_COLUMN}' has a value that is not a row kind; write one of "
             f"{', '.join(ROW_KIND_TEXTS)}, or drop the column if every row is an insert"
         )
     )

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.02
 INTERRUPTED: Final = (
-    "the job is being stopped; Spark knows that by: py4j.protocol.Py4JJavaError: An error occurred while calling the "
-    "micro-batch: java.lang.InterruptedException"
+    "the job is being stopped; Spark recognizes that by: py4j.protocol.Py4JJavaError: An error occurred while "
+    "calling the micro-batch: java.lang.InterruptedException"
 )
 
 
@@ -65,8 +65,8 @@ def call_to_its_end(function: Callable[[], object], batch_id: int) -> None:
         if threading.current_thread() is threading.main_thread():
             raise  # Ctrl-C, in a micro-batch that the user's program runs itself
         raise JobError(
-            f"batch {batch_id}: the micro-batch function or a sink raised {leaving!r}; nothing was committed. Raise an "
-            "error to end the query, or call job.stop() on another thread"
+            f"batch {batch_id}: the micro-batch function or a sink raised {leaving!r}; nothing was committed. Raise "
+            "an error to end the query, or call job.stop() from another thread"
         ) from leaving
 
 
@@ -118,8 +118,8 @@ class Stopping:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         if self._at_work == threading.get_ident():
             raise JobError(
-                f"job '{self._name}': stop() waits for the end of the micro-batch, so it cannot be called from within "
-                "one; call it on another thread, or let an error out of the function"
+                f"job '{self._name}': stop() waits for the micro-batch to end, so it cannot be called inside one; "
+                "call it from another thread, or raise an error in the function"
             )
         if not self._turns.acquire(timeout=-1 if timeout_seconds is None else timeout_seconds):
             raise self._late(timeout_seconds)
@@ -146,6 +146,6 @@ class Stopping:
 
     def _late(self, seconds: float | None) -> JobError:
         return JobError(
-            f"job '{self._name}': the micro-batch at work has not ended within {seconds} s, so the query goes on; call "
-            "stop() with a longer timeout, or query.stop() to break the micro-batch off: it then comes again"
+            f"job '{self._name}': the running micro-batch did not end within {seconds} s, so the query continues; "
+            "call stop() with a longer timeout, or query.stop() to interrupt the micro-batch, which is then replayed"
         )

@@ -171,7 +171,7 @@ def stage_explained(uid: str, operator: object, stateless: Collection[str] = ())
             if isinstance(error, pickle.PicklingError) or "Could not serialize object" in str(error):
                 raise JobError(
                     f"operator '{uid}' ({name}) cannot be pickled, so it cannot be sent to the workers: {error}. Keep "
-                    "only its parameters in __init__, and make files, locks, clients and the like in open()"
+                    "only parameters in __init__, and create files, locks and clients in open()"
                 ) from error
             if _died(error):
                 raise _ended(f"operator '{uid}' ({name})", "the operator", stateless) from error
@@ -185,8 +185,8 @@ def _died(error: Exception) -> bool:
 def _ended(where: str, what: str, stateless: Collection[str]) -> JobError:
     ran = ", or ".join([what, *([f"a stateless one ({', '.join(stateless)})"] if stateless else [])])
     return JobError(
-        f"{where}: a Python worker ended while it ran {ran}: it was killed, ran out of memory, crashed in native code, "
-        "or called os._exit; nothing was committed. The executor's stderr says more; start the query again"
+        f"{where}: a Python worker ended while it ran {ran}: it was killed, ran out of memory, crashed in native "
+        "code, or called os._exit; nothing was committed. See the executor's stderr; restart the query"
     )
 
 
@@ -205,6 +205,6 @@ def rows_explained(batch_id: int, stateless: Collection[str] = ()) -> Iterator[N
             if not _LOST_ROWS.search(str(error)):
                 raise
             raise JobError(
-                f"batch {batch_id}: an executor was lost, and with it output rows that the micro_batch function "
-                "was still reading; nothing was committed, start the query again: the batch will be replayed"
+                f"batch {batch_id}: an executor was lost, and with it output rows that the micro_batch function was "
+                "still reading; nothing was committed, restart the query to replay the batch"
             ) from error

@@ -59,9 +59,7 @@ def _transformed(node: Transform, inputs: Sequence[DataFrame]) -> DataFrame:
     (function,) = node.expressions
     found = function(*inputs)
     if not isinstance(found, DataFrame) or found.isStreaming:
-        raise SchemaError(
-            f"the function returned {found!r}; return a DataFrame made of those that it was given"
-        )
+        raise SchemaError(f"the function returned {found!r}; return a DataFrame derived from its arguments")
     return found
 
 
@@ -78,7 +76,9 @@ def _selected(df: DataFrame, node: Transform, functions: Mapping[str, Any], kind
 def _dropped(df: DataFrame, names: tuple[str, ...]) -> DataFrame:
     missing = [name for name in names if name not in df.columns]
     if missing:
-        raise SchemaError(f"there is no column '{missing[0]}' to drop; there are {', '.join(df.columns)}")
+        raise SchemaError(
+            f"there is no column '{missing[0]}' to drop; the columns are {', '.join(df.columns)}"
+        )
     return df.drop(*names)
 
 

@@ -243,7 +243,7 @@ class AggregateReader:
                 continue
             if kind_of(one) != "AttributeReference":
                 raise refusal(
-                    "a grouping expression that is no column", "group by a column of a subquery", one
+                    "a grouping expression that is not a column", "group by a column of a subquery", one
                 )
             name = child.names[id_of(one)]
             if not type_of(one).startswith("struct<"):
@@ -337,7 +337,7 @@ def _lengths(text: str, plan: Any) -> tuple[str | int, ...]:
         gap = re.search(r"\+ ([^,]*), TimestampType", text)
         if gap is None or not re.fullmatch(r"[\d.]+ \w+( [\d.]+ \w+)*", gap[1]):
             raise refusal(
-                "session_window with a gap that is not constant", "give a text such as '10 minutes'", plan
+                "session_window with a gap that is not constant", "give a string such as '10 minutes'", plan
             )
         return "session", gap[1]
     step = re.search(r"% (\d+)\)", text)

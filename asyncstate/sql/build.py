@@ -1,7 +1,7 @@
 """Builds streams and operators from the nodes of a compiled statement.
 
 Owns: ``Builder``; ``Facts``, what is known of the rows of a stream before the job is checked.
-Invariant: facts come from where a job infers them, ``changes_behind`` and ``bind``; nothing is inferred again here.
+Invariant: facts come from where a job infers them, ``node_changes`` and ``bind``; nothing is inferred again here.
 Must not import Spark.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import read_type
 from asyncstate.dataflow import Stream
-from asyncstate.dataflow.changelog_inference import changes_behind, operator_changes
+from asyncstate.dataflow.changelog_inference import node_changes, operator_changes
 from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.operators import (
@@ -146,7 +146,7 @@ class Built:
 
     @property
     def changes(self) -> Changelog:
-        """See ``Facts``."""
+        """The changelog mode and keys of the stream."""
         return self.facts.changes
 
 
@@ -196,7 +196,7 @@ class Builder:
         if len(given) == 1:
             return given[0]
         stream = given[0].stream.union(*(one.stream for one in given[1:]))
-        changes = changes_behind(stream.node, [one.changes for one in given], given[0].facts.columns, False)
+        changes = node_changes(stream.node, [one.changes for one in given], given[0].facts.columns, False)
         return Built(stream, Facts(given[0].facts.schema, changes))
 
     def _explode(self, node: ir.Explode, given: Built) -> Built:
@@ -373,7 +373,7 @@ class Builder:
 
 
 def _behind(stream: Stream, given: Built) -> Changelog:
-    return changes_behind(
+    return node_changes(
         stream.node, [given.changes], given.facts.columns, ROW_KIND_COLUMN in given.facts.columns
     )
 

@@ -188,7 +188,7 @@ class Expressions:
             if own in replaced:
                 return self._replacement(e, replaced[own])
             if own not in names:
-                raise refusal(f"{e.toString()} is no column here", "report this statement", e)
+                raise refusal(f"{e.toString()} is not a column here", "report this statement", e)
             self._columns[names[own]] = e.dataType()
             return e.withName(names[own]).withQualifier(self._catalyst.seq([]))
         if kind == "AggregateExpression":
@@ -223,7 +223,9 @@ class Expressions:
         """The public function for the internal one that ``split_part`` becomes."""
         delimiter = e.delimiter()
         if kind_of(delimiter) != "Literal" or not delimiter.toString() or "\\E" in delimiter.toString():
-            raise refusal("split_part by a delimiter that is no literal", "give a text that is not empty", e)
+            raise refusal(
+                "split_part by a delimiter that is no literal", "give a string that is not empty", e
+            )
         value = self._rebuilt(e.str(), names, replaced)
         pattern = self._x.Literal.create("\\Q" + delimiter.toString() + "\\E", delimiter.dataType())
         return self._x.StringSplit(value, pattern, self._x.Literal.apply(-1))

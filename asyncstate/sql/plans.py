@@ -533,7 +533,7 @@ class Reader:
         sides: Sequence[Read],
         added: Sequence[dict[str, tuple[str, str]]],
     ) -> list[list[str]]:
-        """The key columns of both sides. A null-safe equality beside others becomes two: whether the value is null,
+        """The key columns of both sides. A null-safe equality next to others becomes two: whether the value is null,
         and the value with a default for null."""
         keys: list[list[str]] = [[], []]
         safe = all(one[2] for one in pairs)
@@ -640,7 +640,7 @@ class Reader:
 
 
 def source_of(leaf: Any) -> str | None:
-    """The source that a leaf of a plan stands for."""
+    """The source of a leaf of a plan."""
     if kind_of(leaf) != "LogicalRDD":
         return None
     output = items(leaf.output())

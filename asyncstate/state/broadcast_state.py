@@ -143,8 +143,8 @@ class BroadcastState(ImmediateMap[K, V]):
     def _encoded(self, key: K, value: V) -> tuple[bytes, bytes]:
         if value is None:
             raise StateAccessError(
-                f"{self._binding.label}: a value cannot be None (user key {key!r}); use remove() to delete the "
-                "entry, or leave the put out"
+                f"{self._binding.label}: a value cannot be None (user key {key!r}); use remove() to delete the entry, "
+                "or skip put()"
             )
         return self._binding.encode_key((key,)), self._binding.encode_value(value)
 
@@ -164,8 +164,8 @@ class BroadcastState(ImmediateMap[K, V]):
         context = self._binding.sink.current
         if context is None or not context.may_write_broadcast:
             raise StateAccessError(
-                f"{self._binding.label} can be written in process_broadcast() only, where every partition does "
-                "the same; send the change as a row of the broadcast input, or keep it in a keyed state"
+                f"{self._binding.label} can be written only in process_broadcast(), which runs the same in every "
+                "partition; send the change as a row of the broadcast input, or use a keyed state"
             )
 
 
@@ -235,7 +235,8 @@ class BroadcastStateDescriptor(MapDescriptor[BroadcastState[K, V], K, V], Generi
         for option in ("namespaced", "ttl"):
             if getattr(self, option, None):
                 raise StateDeclarationError(
-                    f"state '{self.name}': broadcast state has no {option}; leave it out, or use a keyed state"
+                    f"state '{self.name}': broadcast state does not support {option}; leave it out, or use a keyed "
+                    "state"
                 )
         super()._check()
 

@@ -84,8 +84,8 @@ def check_state_name(name: str) -> None:
     """Raise StateDeclarationError unless ``name`` is a valid name of a state."""
     if not _NAME.fullmatch(str(name)):
         raise StateDeclarationError(
-            f"state name {name!r} is not allowed; use letters, digits, '_', '.' and '-', with a "
-            "letter or '_' in front"
+            f"state name {name!r} is not allowed; use letters, digits, '_', '.' and '-', starting with a letter or "
+            "'_'"
         )
 
 
@@ -129,8 +129,8 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         arrow_type = read_type(given, f"state '{self.name}', {attribute}")
         if not isinstance(arrow_type, pa.DataType):
             raise SchemaError(
-                f"state '{self.name}': {attribute}={given!r} is no type; give a pyarrow type such as "
-                "pa.int64(), a text such as 'bigint', or one of int, float, str, bytes, bool"
+                f"state '{self.name}': {attribute}={given!r} is not a type; give a pyarrow type such as "
+                "pa.int64(), a string such as 'bigint', or one of int, float, str, bytes, bool"
             )
         return arrow_type
 
@@ -207,7 +207,8 @@ class _ValueDescriptor(_Descriptor[ValueState[T, R]], Generic[T, R]):
             return {"default": codec.encode_one(self.default)}
         except CodecError as error:
             raise StateDeclarationError(
-                f"operator '{uid}', state '{self.name}': the default {self.default!r} is no value of the state: {error}"
+                f"operator '{uid}', state '{self.name}': the default {self.default!r} is not a value of the "
+                f"state: {error}"
             ) from error
 
 
@@ -345,8 +346,8 @@ class AggregatingStateDescriptor(_Descriptor[AggregatingState[IN, OUT]], Generic
                 object.__setattr__(self, "accumulator_type", found)
         elif not isinstance(function, AggregateFunction):
             raise StateDeclarationError(
-                f"state '{self.name}': aggregate_function={function!r} is no AggregateFunction; "
-                "give an object of a class that derives from it"
+                f"state '{self.name}': aggregate_function={function!r} is not an AggregateFunction; give an instance "
+                "of a subclass"
             )
 
     def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:

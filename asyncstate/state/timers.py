@@ -165,7 +165,7 @@ class KeyedTimers:
         group, key = self._current()
         if not self._handled:
             raise StateAccessError(
-                f"{self._label}: a timer is registered, but there is no on_timer() method for it to call; add one"
+                f"{self._label}: a timer is registered, but the operator has no on_timer() method; add one"
             )
         time = self._encoded_time(time_us)
         tail = key + self._place(name, namespace)
@@ -186,16 +186,16 @@ class KeyedTimers:
         times = self._repeated[firing.store_key] = self._repeated.get(firing.store_key, 0) + 1
         if times >= REPETITIONS_MAX:
             raise StateAccessError(
-                f"{self._label}: the timer that is firing (time {firing.time}, name {firing.name!r}) has been "
-                f"registered again for the same time by its own on_timer() {times:,} times; register it for a later "
-                "time, or it fires for ever"
+                f"{self._label}: the timer that is firing (time {firing.time}, name {firing.name!r}) was registered "
+                f"again for the same time by its own on_timer() {times:,} times; register it for a later time, or it "
+                "fires forever"
             )
 
     def _delete(self, kind: _Kind, time_us: int | None, name: str | None, namespace: int | None) -> None:
         if (time_us is None) == (name is None):
             raise StateAccessError(
-                f"{self._label}: deleting a timer of {kind.domain.value} takes the time of an unnamed timer or the "
-                f"name of a named one, got time {time_us!r} and name {name!r}; pass one of the two"
+                f"{self._label}: delete a {kind.domain.value} timer by its time if it is unnamed, or by its name; got "
+                f"time {time_us!r} and name {name!r}; pass one of the two"
             )
         group, key = self._current()
         tail = key + self._place(name, namespace)
@@ -342,13 +342,13 @@ class KeyedTimers:
             return encode_namespace(time_us)
         except CodecError:
             raise StateAccessError(
-                f"{self._label}: {time_us!r} is no time; give int64 microseconds since the epoch"
+                f"{self._label}: {time_us!r} is not a time; give int64 microseconds since the epoch"
             ) from None
 
     def _place(self, name: str | None, namespace: int | None) -> bytes:
         if name is not None and not isinstance(name, str):
             raise StateAccessError(
-                f"{self._label}: the name {name!r} is no text; give a str, such as name='{name}'"
+                f"{self._label}: the name {name!r} is not a string; give a str, such as name='{name}'"
             )
         if name == "":
             raise StateAccessError(f"{self._label}: a name is empty; leave it out for an unnamed timer")
@@ -357,8 +357,8 @@ class KeyedTimers:
             return where if name is None else where + name.encode()
         except UnicodeEncodeError:
             raise StateAccessError(
-                f"{self._label}: the name {name!a} cannot be written as UTF-8, since it has a lone surrogate; "
-                "take another name"
+                f"{self._label}: the name {name!a} cannot be written as UTF-8, because it has a lone surrogate; use "
+                "another name"
             ) from None
 
 

@@ -139,23 +139,21 @@ def _since(stored: Mapping[str, str], types: Texts) -> str:
     if types.get(VALUE) not in older:
         return ""
     return (
-        f"This declaration is version {older.index(types[VALUE])} of the state; a newer program has gone on to version "
-        f"{len(older)}: run that, or roll the checkpoint back to before. "
+        f"This declaration is version {older.index(types[VALUE])} of the state; a newer program has written version "
+        f"{len(older)}: run that, or roll the checkpoint back to an earlier version. "
     )
 
 
 def _refused(uid: str, name: str, found: list[tuple[str, str]], place: str, since: str = "") -> str:
     where = f"{shlex.quote(place) if place else 'CHECKPOINT'} {uid} {name}"
     commands = [_command(arguments, where) for _, arguments in found if arguments != "-"]
-    ways = (
-        "Declare it as it is stored, or give the state a new name, or the operator a new uid, to start empty"
-    )
+    ways = "Declare it as it is stored, or give the state a new name or the operator a new uid to start empty"
     if commands and all(arguments for _, arguments in found):
-        ways += f"; or stop the query and rewrite what is stored: {' && '.join(commands)}"
+        ways += f"; or stop the query and rewrite the stored state: {' && '.join(commands)}"
         if any(arguments.startswith("drop-field") for _, arguments in found):
-            ways += " (rename-field, with the new name behind, keeps the values instead)"
+            ways += " (rename-field, with the new name as the last argument, keeps the values)"
     elif commands:
-        ways += f"; or stop the query and drop what is stored: {_command('', where)}"
+        ways += f"; or stop the query and drop the stored state: {_command('', where)}"
     return (
         f"operator '{uid}', state '{name}': the declaration disagrees with the checkpoint: "
         f"{'; '.join(text for text, _ in found)}. {since}{ways}"

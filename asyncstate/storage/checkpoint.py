@@ -95,7 +95,7 @@ class Checkpoint:
         versions = self.versions()
         if batch_id not in versions:  # the running job has deleted it, which is no damage
             return (
-                f"Version {batch_id} was given up with its files; versions are {versions}: read one of these"
+                f"Version {batch_id} was dropped with its files; versions are {versions}: read one of these"
             )
         for version in reversed([v for v in versions if v < batch_id]):
             if not self.problems(version, damaged):
@@ -257,8 +257,8 @@ class Checkpoint:
         view, stray = self._look()
         if stray and not self._epochs.look().starts:
             raise CheckpointCorruptionError(
-                f"{self.files.shown} has {stray}, but no owners/*.start.json, which says what counts; copy the whole "
-                f"checkpoint, or start with a new checkpoint folder"
+                f"{self.files.shown} has {stray}, but no owners/*.start.json, which records the valid versions; copy "
+                "the whole checkpoint, or start with a new checkpoint folder"
             )
         return view
 
@@ -279,8 +279,8 @@ class Checkpoint:
 
     def _fenced(self, reason: str) -> str:
         return (
-            f"this driver (epoch {self.epoch}) no longer owns the checkpoint: {reason}. Stop this query; to "
-            f"run it here instead, stop the other one first and start again"
+            f"this driver (epoch {self.epoch}) no longer owns the checkpoint: {reason}. Stop this query; to run it "
+            "here, stop the other one first and restart this one"
         )
 
 

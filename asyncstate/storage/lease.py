@@ -134,7 +134,7 @@ class Lease:
             if error is None:
                 raise
             # A read that hangs keeps the store from closing; the task's own error is more useful.
-            error.add_note(f"giving the local store back failed as well: {releasing}")
+            error.add_note(f"releasing the local store failed as well: {releasing}")
 
 
 class LocalStores:
@@ -189,7 +189,7 @@ class LocalStores:
                     undo.callback(_closed, opened)
                 hand_on([slot, *others], base)
                 lease = self._open(slot, opened, base, options or RocksDBOptions(), export_cache, undo)
-                self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.way in _ON)
+                self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.method in _ON)
                 _compact_copy(lease.store, others, base)
                 undo.pop_all()  # from now on the lease releases everything
         return lease
@@ -250,10 +250,10 @@ class LocalStores:
             opened = None
         rocks = None if pending is None else _advanced(slot, base, pending, fetcher, options, opened)
         if rocks is not None:
-            way, applied = ("advanced" if pending else "kept"), len(pending or ())
+            method, applied = ("advanced" if pending else "kept"), len(pending or ())
         else:
             rocks = _rebuilt(slot, base, fetcher, options)
-            way, applied = ("rescaled" if base.rescaled else "rebuilt"), len(base.deltas)
+            method, applied = ("rescaled" if base.rescaled else "rebuilt"), len(base.deltas)
         undo.callback(_closed, rocks)
         cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
         slot.taken_over = False  # from now on this process holds it
@@ -261,7 +261,7 @@ class LocalStores:
         shutil.rmtree(slot.kept, ignore_errors=True)
         slot.kept.mkdir()
         slot.compacted_marker.unlink(missing_ok=True)
-        restored = RestoreStatistics(way, applied, fetcher.bytes_fetched, time.monotonic() - started)
+        restored = RestoreStatistics(method, applied, fetcher.bytes_fetched, time.monotonic() - started)
         keep = functools.partial(
             self._open_stores.keep, limit_bytes=self._open_bytes_max, export_cache=export_cache
         )

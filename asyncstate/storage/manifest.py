@@ -259,12 +259,15 @@ def _impossible(manifest: Manifest) -> Iterator[str]:
         if not 0 <= file.size_bytes <= _SIZE_BYTES_MAX:
             yield f"gives the checkpoint file {file.name!r} {file.size_bytes} bytes"
         if not is_file_name(file.name):
-            yield f"names the checkpoint file {file.name!r}, which may lie outside of the checkpoint"
+            yield f"names the checkpoint file {file.name!r}, which may be outside the checkpoint"
     for operator in manifest.operators.values():
         for partition in operator.partitions:
             for local_name in partition.snapshot.files if partition.snapshot else ():
                 if not _LOCAL_NAME.fullmatch(local_name):
-                    yield f"has a snapshot with the local file {local_name!r}, which is no name of a RocksDB file"
+                    yield (
+                        f"has a snapshot with the local file {local_name!r}, which is not a name of a RocksDB "
+                        "file"
+                    )
         for spec in operator.states:
             if not spec.types:
                 yield f"has no types of state {spec.name!r} of operator {operator.uid!r}"

@@ -67,10 +67,10 @@ class MemTableStatistics:
 class MemTable:
     """Reads see this batch's writes in memory, then the read cache, then spilled writes, then the store.
 
-    ``read_cache_bytes`` bounds the read cache: recently read entries, in a young generation of a quarter of it at most,
-    and entries read or written before (see ``ValueCache``). ``carried`` is the cache that an earlier micro-batch left
-    for exactly the store's content; the memtable owns it from then on. Scans bypass the cache: a page belongs to the
-    iteration, whatever the cache drops meanwhile.
+    ``read_cache_bytes`` bounds the read cache: recently read entries, in a recent generation of at most a quarter of
+    it, and entries read or written before (see ``ValueCache``). ``carried`` is the cache that an earlier micro-batch
+    left for exactly the store's content; the memtable owns it from then on. Scans bypass the cache: a page belongs to
+    the iteration, whatever the cache drops meanwhile.
 
     ``bound`` sets how much memory writes may take and where to spill them; without it they all stay in memory. Writes
     are spilled only by a call of ``spill``, never by a write: values that were read before and are not answered yet
@@ -151,7 +151,7 @@ class MemTable:
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
-            value = self._clean.young.get(key, MISSING)
+            value = self._clean.recent.get(key, MISSING)
             if value is MISSING:
                 value = self._recall(key)
                 if value is MISSING:
@@ -166,7 +166,7 @@ class MemTable:
         self._reads += 1
         value: Peeked = self._writes.get(key, MISSING)
         if value is MISSING:
-            value = self._clean.young.get(key, MISSING)
+            value = self._clean.recent.get(key, MISSING)
             if value is MISSING:
                 value = self._recall(key)
                 if value is MISSING:
@@ -175,17 +175,17 @@ class MemTable:
         return value
 
     def _recall(self, key: bytes) -> Peeked:
-        """Look into prefetched values and the older generations; a hit in the latter is promoted to the young one."""
+        """Look into prefetched values and the older generations; a hit in the latter is promoted to the recent one."""
         if self._early:
             value: Peeked = self._early.pop(key, MISSING)
             if value is not MISSING:
-                # A store read, only made earlier. The same as ``remember`` of a key that is not young, inlined: most
+                # A store read, only made earlier. The same as ``remember`` of a key that is not recent, inlined: most
                 # records of a micro-batch take this branch.
                 self._misses += 1
                 clean = self._clean
-                clean.young[key] = value
-                clean.young_bytes += len(key) + ENTRY_OVERHEAD_BYTES + (0 if value is None else len(value))
-                if clean.young_bytes > clean.young_bytes_max:
+                clean.recent[key] = value
+                clean.recent_bytes += len(key) + ENTRY_OVERHEAD_BYTES + (0 if value is None else len(value))
+                if clean.recent_bytes > clean.recent_bytes_max:
                     clean.age()
                 return value
         return self._clean.recall(key)
@@ -194,9 +194,9 @@ class MemTable:
         """Read a key that ``peek`` did not know from the store, and cache the answer."""
         self._store_reads += 1
         clean = self._clean
-        value = clean.young[key] = self._store_get(key)
-        clean.young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
-        if clean.young_bytes > clean.young_bytes_max:
+        value = clean.recent[key] = self._store_get(key)
+        clean.recent_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
+        if clean.recent_bytes > clean.recent_bytes_max:
             clean.age()
         return value
 
@@ -258,7 +258,7 @@ class MemTable:
     def unknown(self, keys: Iterable[bytes]) -> list[bytes]:
         """Those of ``keys`` that memory does not know, in their order; does not count as a read."""
         left: Iterable[bytes] = keys
-        for entries in (self._settled(), self._clean.young, *self._clean.older, self._early):
+        for entries in (self._settled(), self._clean.recent, *self._clean.older, self._early):
             left = filterfalse(entries.__contains__, left)
         return list(left)
 

@@ -106,7 +106,9 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
     ConfigurationError for a URI that cannot be used, CheckpointError when the location cannot be reached.
     """
     if "\0" in place:
-        raise ConfigurationError(f"async-state.checkpoint-dir is {redact(place)!r}; a path has no NUL in it")
+        raise ConfigurationError(
+            f"async-state.checkpoint-dir is {redact(place)!r}; a path cannot contain NUL"
+        )
     if not is_uri(place):
         return LocalFiles(folder_of(place))
     retries = retries or Retries()
@@ -116,8 +118,8 @@ def checkpoint_files(place: str, retries: Retries | None = None) -> CheckpointFi
         # Not chained, here and below: error texts of pyarrow and the stores may repeat the URI.
         raise ConfigurationError(
             f"async-state.checkpoint-dir is {redact(place)}, which pyarrow cannot use: "
-            f"{redact_in(str(error), place)}. Give a path, or the URI of a store that pyarrow knows, such as "
-            f"s3://bucket/folder; in credentials write %2F for a slash, %3F for ?, %23 for #"
+            f"{redact_in(str(error), place)}. Give a path, or the URI of a store that pyarrow supports, such as "
+            "s3://bucket/folder; in credentials write %2F for a slash, %3F for ?, %23 for #"
         ) from None
     except OSError as error:
         raise CheckpointError(
@@ -141,7 +143,7 @@ def existing_files(place: str, what: str, hint: str) -> CheckpointFiles:
             there = Path(folder_of(place)).is_dir()
         except OSError as error:
             raise CheckpointError(
-                f"the {what} {place} cannot be looked at: {error}. Check its permissions"
+                f"the {what} {place} cannot be read: {error}. Check its permissions"
             ) from error
         if not there:
             raise CheckpointError(f"there is no {what} {place}; {hint}")
@@ -305,8 +307,8 @@ class ObjectFiles(CheckpointFiles):
 
     def _failed(self, action: str, name: str, error: BaseException) -> CheckpointError:
         return CheckpointError(
-            f"could not {action} {name} in the checkpoint {self.shown}: {redact_in(str(error), self.place)}. Check the "
-            f"store and its credentials, then start the query again: it goes on from the last version that was stored"
+            f"could not {action} {name} in the checkpoint {self.shown}: {redact_in(str(error), self.place)}. Check "
+            "the store and its credentials, then restart the query: it continues from the last stored version"
         )
 
 

@@ -82,8 +82,8 @@ class Epochs:
                 return owner
             self._wait(attempt)
         raise ConcurrentJobError(
-            f"job '{job_id}' could not claim the checkpoint {self._files.shown} in {_CLAIMS_MAX} tries: others claim "
-            f"it all the time. See that only one query uses it, then start it again"
+            f"job '{job_id}' could not claim the checkpoint {self._files.shown} in {_CLAIMS_MAX} tries: others keep "
+            "claiming it. Make sure that only one query uses it, then restart it"
         )
 
     def try_claim(self, epoch: int, job_id: str) -> Owner | None:
@@ -96,8 +96,8 @@ class Epochs:
             return None
         if name not in listed.claims.get(epoch, []):
             raise CheckpointError(
-                f"{self._files.shown} does not list {name}, which was just written; a checkpoint needs a store that "
-                f"lists an object as soon as it is written"
+                f"{self._files.shown} does not list {name}, which was just written; a checkpoint needs a store with "
+                "consistent listings"
             )
         return owner if listed.claims[epoch] == [name] else None
 
@@ -125,8 +125,8 @@ class Epochs:
             return decode_start(self._files.get_bytes(name), name)
         except CheckpointCorruptionError as error:
             raise CheckpointCorruptionError(
-                f"{error}. It says which versions of {self._files.shown} count, and nothing else does: put this file "
-                "back from a copy of the checkpoint, or start with a new checkpoint folder"
+                f"{error}. Only this file says which versions of {self._files.shown} are valid: restore it from a "
+                "copy of the checkpoint, or start with a new checkpoint folder"
             ) from error
 
     def describe(self, listed: Listed) -> str:

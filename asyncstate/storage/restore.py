@@ -20,14 +20,14 @@ from asyncstate.storage.manifest import DeltaRef, FileRef
 from asyncstate.storage.restore_plan import RestorePlan, group_bounds
 from asyncstate.storage.rocksdb import RocksDBStore, write_sst
 from asyncstate.storage.rocksdb_options import RocksDBOptions
-from asyncstate.storage.snapshot import scratch_beside
+from asyncstate.storage.snapshot import sibling_scratch
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatistics:
-    """How a store came to its base version. ``way``: kept, advanced, rebuilt or rescaled."""
+    """How a store came to its base version. ``method``: kept, advanced, rebuilt or rescaled."""
 
-    way: str
+    method: str
     deltas_applied: int
     bytes_fetched: int
     seconds: float
@@ -74,7 +74,7 @@ class Fetcher:
 
 def advance(store: RocksDBStore, deltas: Sequence[DeltaRef], version: int, fetcher: Fetcher) -> None:
     """Ingest the deltas; all are fetched and verified before the first one touches the store."""
-    with scratch_beside(store.path) as folder:
+    with sibling_scratch(store.path) as folder:
         files = _numbered(Path(folder), deltas)
         fetcher.fetch(files)
         if files:
@@ -84,7 +84,7 @@ def advance(store: RocksDBStore, deltas: Sequence[DeltaRef], version: int, fetch
 
 def build_store(path: Path, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
     """Make a new store folder with the content of ``base`` and return it open."""
-    with scratch_beside(path) as scratch:
+    with sibling_scratch(path) as scratch:
         folder = Path(scratch)
         if base.rescaled:
             sst_files = _collected(folder, base, fetcher, options)

@@ -95,8 +95,8 @@ def _rescaled_base(
     most = manifest.max_parallelism
     if not 0 < parallelism <= most:
         raise CheckpointError(
-            f"operator {operator.uid!r} cannot run with parallelism {parallelism}: this checkpoint was made "
-            f"for 1 to {most} partitions; choose one of these, or start with a new checkpoint folder"
+            f"operator {operator.uid!r} cannot run with parallelism {parallelism}: this checkpoint supports 1 to "
+            f"{most} partitions; choose a value in this range, or start with a new checkpoint folder"
         )
     first, end = group_range(partition, parallelism, most)
     old = range(first * operator.parallelism // most, (end - 1) * operator.parallelism // most + 1)

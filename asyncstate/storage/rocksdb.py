@@ -162,7 +162,7 @@ class RocksDBStore(KeyedStore):
         return [] if blocks is None else list(filter(blocks.key_may_exist, positions))
 
     def warm(self, positions: list[bytes]) -> None:
-        """See ``KeyedStore``."""
+        """Load what a scan reads at ``positions`` (sorted); a hint, for threads other than the scanning one."""
         blocks = self._blocks
         if blocks is None:
             return
@@ -173,12 +173,12 @@ class RocksDBStore(KeyedStore):
 
     @property
     def warm_positions_max(self) -> int:
-        """See ``KeyedStore``."""
+        """How many positions can be loaded at the same time; known once ``cold`` has been called."""
         return self._positions_max
 
     @property
     def block_bytes(self) -> int:
-        """See ``KeyedStore``."""
+        """How many bytes one read of the device returns; 0 for a store that has none."""
         return self.options.block_bytes
 
     def _range_blocks(self) -> Rdict | None:
@@ -322,8 +322,8 @@ class RocksDBStore(KeyedStore):
     def _give_up_compaction(self, runs: int) -> None:
         self._let_compact(False)
         _log.warning(
-            "the RocksDB store %s cannot merge its %d sorted runs, and reads become slower: %s; the next "
-            "micro-batch tries again",
+            "the RocksDB store %s cannot merge its %d sorted runs, so reads become slower: %s; the next micro-batch "
+            "retries",
             self.path,
             runs,
             self._compaction_error(),
@@ -336,7 +336,7 @@ class RocksDBStore(KeyedStore):
         except OSError as error:
             return str(error)
         said = re.findall("Compaction error: (.*)", log)
-        return said[-1] if said else "see its file LOG"
+        return said[-1] if said else "see its LOG file"
 
     def _number(self, name: str) -> int:
         return self.db.property_int_value(f"rocksdb.{name}") or 0

@@ -234,7 +234,7 @@ def make_owned(folder: Path) -> None:
     folder.mkdir(_PRIVATE, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
-        raise _not_ours(folder, "is no folder of its own but a link")
+        raise _not_ours(folder, "is a link, not a folder")
     if found.st_uid != os.geteuid():
         raise _not_ours(folder, f"belongs to the user with the number {found.st_uid}, not {os.geteuid()}")
     if found.st_mode & _OTHERS:
@@ -243,6 +243,6 @@ def make_owned(folder: Path) -> None:
 
 def _not_ours(folder: Path, what: str) -> StoreError:
     return StoreError(
-        f"the local store folder {folder} {what}, so what lies in it may be somebody else's. Delete it, or set "
+        f"the local store folder {folder} {what}, so its content may be somebody else's. Delete it, or set "
         "async-state.local-dir to a folder that only this user can write to"
     )

@@ -80,7 +80,7 @@ def create_snapshot(
     checksums = ChecksumCache(store.path)
     refs: dict[str, FileRef] = {}
     new: list[tuple[Path, str]] = []
-    with scratch_beside(store.path) as scratch:
+    with sibling_scratch(store.path) as scratch:
         frozen = Path(scratch) / "frozen"
         hard_linked_copy(store, frozen)
         sizes = store.file_sizes()
@@ -106,7 +106,7 @@ def create_snapshot(
     return SnapshotRef(store.version, lineage, refs)
 
 
-def scratch_beside(path: str | Path) -> TemporaryDirectory[str]:
+def sibling_scratch(path: str | Path) -> TemporaryDirectory[str]:
     """A new folder on the file system of ``path``, for a ``with`` block."""
     path = Path(path)
     return TemporaryDirectory(prefix=f"{path.name}.scratch-", dir=path.parent, ignore_cleanup_errors=True)
@@ -120,6 +120,6 @@ def hard_linked_copy(store: RocksDBStore, folder: Path) -> None:
         raise
     except Exception as error:
         raise StoreError(
-            f"no snapshot of the RocksDB store {store.path} could be taken: {error}. Check the disk's space "
-            f"and permissions, then retry"
+            f"cannot take a snapshot of the RocksDB store {store.path}: {error}. Check the disk's space and "
+            "permissions, then retry"
         ) from error

@@ -66,12 +66,12 @@ class SpilledWrites:
         self.entries += len(changes)
 
     def get(self, key: bytes) -> bytes | None:
-        """See ``KeyedStore``."""
+        """Return the value of a key, None when it is absent."""
         marked = self._scratch.get(key)
         return self._below.get(key) if marked is None else _unmarked(marked)
 
     def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
-        """See ``KeyedStore``."""
+        """Return the values of the keys, in their order, None where absent."""
         found = self._scratch.get_many(keys, piece_keys)
         if None not in found:
             return [_unmarked(marked) for marked in found]  # type: ignore[arg-type]
@@ -95,15 +95,15 @@ class SpilledWrites:
         ]
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """See ``KeyedStore``."""
+        """Return at most ``limit`` entries with start <= key < end, ascending; end None: to the last key."""
         return scan_over(self._spilled, self._below.scan, start, end, limit)
 
     def cold(self, positions: list[bytes]) -> list[bytes]:
-        """See ``KeyedStore``."""
+        """Those of ``positions`` (keys that are not stored) at which a scan would now wait for a device."""
         return sorted({*self._scratch.cold(positions), *self._below.cold(positions)})
 
     def warm(self, positions: list[bytes]) -> None:
-        """See ``KeyedStore``."""
+        """Load what a scan reads at ``positions`` (sorted); a hint, for threads other than the scanning one."""
         self._scratch.warm(positions)
         self._below.warm(positions)
 
@@ -114,7 +114,7 @@ class SpilledWrites:
 
     @property
     def block_bytes(self) -> int:
-        """See ``KeyedStore``."""
+        """How many bytes one read of the device returns; 0 for a store that has none."""
         return self._below.block_bytes
 
     def pages(self, start: bytes) -> Iterator[Sequence[Change]]:
@@ -130,9 +130,9 @@ class SpilledWrites:
 
     def _failed(self, error: StoreError) -> StoreError:
         return StoreError(
-            f"writes of this micro-batch could not be spilled to {self._place}: {error.__cause__ or error}. Make room "
-            "on that disk, put async-state.local-dir on a larger one, or raise async-state.write-cache-size if memory "
-            "allows"
+            f"writes of this micro-batch could not be spilled to {self._place}: {error.__cause__ or error}. Free "
+            "space on that disk, put async-state.local-dir on a larger one, or raise async-state.write-cache-size if "
+            "memory allows"
         )
 
 

@@ -40,74 +40,74 @@ Peeked = bytes | Literal[Missing.MISSING] | None
 class ValueCache:
     """Values of one partition by store key, None for a key known to be absent.
 
-    Recently read or written entries are ``young``, a dict of at most a quarter of the limit. When it is full, it
+    Recently read or written entries are ``recent``, a dict of at most a quarter of the limit. When it is full, it
     becomes a generation of ``older``, newest first, and a new one begins. An entry that is used is promoted to
-    ``young``, and the oldest generation is dropped as a whole: a least-recently-used cache in which neither a hit nor
-    an eviction costs much. A micro-batch's writes are merged into the young entries if there is room, else they become
+    ``recent``, and the oldest generation is dropped as a whole: a least-recently-used cache in which neither a hit nor
+    an eviction costs much. A micro-batch's writes are merged into the recent entries if there is room, else they become
     a generation. So two neighbours are together more than a quarter, and the generations are few.
 
     The cache goes from micro-batch to micro-batch as it is: ``begin`` and ``end`` enclose each. ``without``: ids of
-    states that must have no entries in it. ``resting``: for how many micro-batches the cache stays disabled after
-    lookups cost more than they saved.
+    states that must have no entries in it. ``disabled_batches``: for how many micro-batches the cache stays disabled
+    after lookups cost more than they saved.
     """
 
     __slots__ = (
-        "_laid_over_bytes",
         "_list_get_seconds",
+        "_merged_bytes",
         "_older_bytes",
         "_recall_seconds",
         "_recalled",
         "_recalls",
         "bytes_peak",
         "carried",
+        "disabled_batches",
         "evictions",
         "limit_bytes",
         "older",
-        "resting",
+        "recent",
+        "recent_bytes",
+        "recent_bytes_max",
         "was_short",
         "without",
-        "young",
-        "young_bytes",
-        "young_bytes_max",
     )
 
     def __init__(self) -> None:
-        self.young: Entries = {}
-        self.young_bytes = self.young_bytes_max = 0
+        self.recent: Entries = {}
+        self.recent_bytes = self.recent_bytes_max = 0
         self.older: list[Entries] = []
         self.without: frozenset[int] = frozenset()
-        self.resting = 0
+        self.disabled_batches = 0
         self._older_bytes: list[int] = []
-        self._laid_over_bytes = 0  # bytes of the young entries that were merged in since they were counted
+        self._merged_bytes = 0  # bytes of the recent entries that were merged in since they were counted
         self._list_get_seconds = 0.0  # what a key of a list get last cost in the store; 0 if unknown
         self.begin(0)
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory; a key counts in each generation that has it, and recently replaced values count as well."""
-        return self.young_bytes + sum(self._older_bytes)
+        return self.recent_bytes + sum(self._older_bytes)
 
     def __len__(self) -> int:
-        return len(self.young) + sum(map(len, self.older))
+        return len(self.recent) + sum(map(len, self.older))
 
     @property
     def worth_keeping(self) -> bool:
         """Whether the next micro-batch can make use of the cache."""
-        return bool(self.young or self.older or self.resting)
+        return bool(self.recent or self.older or self.disabled_batches)
 
     # -- one micro-batch ----------------------------------------------------------------------------
 
     def begin(self, limit_bytes: int) -> None:
         """Serve a micro-batch that may cache ``limit_bytes``."""
-        assert not (self.resting and len(self)), "a cache that rests is empty"
-        self.limit_bytes, self.young_bytes_max = limit_bytes, limit_bytes // _YOUNG_OF
+        assert not (self.disabled_batches and len(self)), "a disabled cache is empty"
+        self.limit_bytes, self.recent_bytes_max = limit_bytes, limit_bytes // _YOUNG_OF
         self.carried = len(self)
         self.was_short = False
         self.evictions = self.bytes_peak = self._recalls = self._recalled = 0
         self._recall_seconds = 0.0
-        if self.young_bytes > self.young_bytes_max:
+        if self.recent_bytes > self.recent_bytes_max:
             self.age()
-        self.evictions += self._shrink_older(limit_bytes - self.young_bytes_max)
+        self.evictions += self._shrink_older(limit_bytes - self.recent_bytes_max)
 
     def leave_out(self, state_ids: frozenset[int]) -> None:
         """Cache nothing of these states. If the set has changed, clear the cache: entries may be older than later
@@ -117,7 +117,7 @@ class ValueCache:
             self.without = state_ids
 
     def recall(self, key: bytes) -> Peeked:
-        """Look into the older generations; a hit is promoted to the young one."""
+        """Look into the older generations; a hit is promoted to the recent one."""
         for entries in self.older:
             value: Peeked = entries.get(key, MISSING)
             if value is not MISSING:
@@ -131,7 +131,7 @@ class ValueCache:
             return unknown
         started, wanted = time.perf_counter(), len(unknown)
         aged: list[int] = []
-        for number, entries in enumerate((self.young, *self.older)):
+        for number, entries in enumerate((self.recent, *self.older)):
             if entries and unknown:
                 asked, unknown = unknown, look_up(entries, keys, unknown, answers)
                 if number > _FRESH_GENERATIONS and len(unknown) < len(asked):
@@ -146,31 +146,31 @@ class ValueCache:
 
     def remember(self, key: bytes, value: bytes | None) -> None:
         """Cache a value that was read from the store (None: it is absent) for later reads."""
-        if key not in self.young:
-            self.young_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
-        self.young[key] = value
-        if self.young_bytes > self.young_bytes_max:
+        if key not in self.recent:
+            self.recent_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
+        self.recent[key] = value
+        if self.recent_bytes > self.recent_bytes_max:
             self.age()
 
     def remember_many(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
-        """Cache many answers of the store, unless they exceed the young generation's bound or the cache is disabled."""
-        if self._is_left_out(keys) or (self.resting and len(keys) >= _JUDGED_KEYS):
+        """Cache many answers of the store, unless they exceed the recent generation or the cache is disabled."""
+        if self._is_left_out(keys) or (self.disabled_batches and len(keys) >= _JUDGED_KEYS):
             return
-        most = self.young_bytes_max
+        most = self.recent_bytes_max
         if len(keys) * ENTRY_OVERHEAD_BYTES > most or (size_bytes := size_of(keys, values)) > most:
             self.was_short = True
             return
-        self.young.update(zip(keys, values, strict=True))
-        self.young_bytes += size_bytes
-        if self.young_bytes > self.young_bytes_max:
+        self.recent.update(zip(keys, values, strict=True))
+        self.recent_bytes += size_bytes
+        if self.recent_bytes > self.recent_bytes_max:
             self.age()
 
     def age(self) -> None:
-        """Begin a new young generation: the present one exceeds its bound."""
+        """Begin a new recent generation: the present one exceeds its bound."""
         self.note_bytes()
-        self._add(self.young, self.young_bytes)
-        self._begin_young()
-        self.evictions += self._shrink_older(self.limit_bytes - self.young_bytes_max)
+        self._add(self.recent, self.recent_bytes)
+        self._begin_recent()
+        self.evictions += self._shrink_older(self.limit_bytes - self.recent_bytes_max)
 
     def merge_writes(self, writes: Callable[[], Entries], size_bytes: int, copied: bool) -> None:
         """Update the cache for a store with these writes in it: merge them in, or empty the cache.
@@ -178,24 +178,24 @@ class ValueCache:
         ``writes`` returns them; ``copied``: others continue to use that dict. Of a key that was written, no older value
         remains afterwards.
         """
-        limit = self.limit_bytes - self.young_bytes_max
-        if self.resting or size_bytes > limit:
-            self.was_short |= not self.resting
+        limit = self.limit_bytes - self.recent_bytes_max
+        if self.disabled_batches or size_bytes > limit:
+            self.was_short |= not self.disabled_batches
             self.clear()
             return
         entries = writes()
         if self.without and entries:
             entries = {key: v for key, v in entries.items() if key[_STATE_ID_AT] not in self.without}
             size_bytes, copied = size_of(entries, entries.values()), False
-        if self.young_bytes + size_bytes > self.young_bytes_max:
-            self._count_young()
-        if self.young_bytes + size_bytes <= self.young_bytes_max:
-            self._lay_over_young(entries, size_bytes)
+        if self.recent_bytes + size_bytes > self.recent_bytes_max:
+            self._count_recent()
+        if self.recent_bytes + size_bytes <= self.recent_bytes_max:
+            self._merge_into_recent(entries, size_bytes)
         else:
-            if not all(map(entries.__contains__, self.young)):
-                self._add(self.young, self.young_bytes)
+            if not all(map(entries.__contains__, self.recent)):
+                self._add(self.recent, self.recent_bytes)
             self._add(entries.copy() if copied else entries, size_bytes)
-            self._begin_young()
+            self._begin_recent()
         self._shrink_older(limit)
 
     def end(self, list_get_seconds: float) -> bool:
@@ -204,27 +204,27 @@ class ValueCache:
         ``list_get_seconds``: what a key of a list get cost in the store, 0 if there was none.
         """
         self._list_get_seconds = list_get_seconds or self._list_get_seconds
-        if not self.resting and self._recalls_pay():
+        if not self.disabled_batches and self._recalls_pay():
             return True
         self.clear()
-        self.resting = (self.resting or _REST_BATCHES) - 1
+        self.disabled_batches = (self.disabled_batches or _REST_BATCHES) - 1
         return False
 
     # -- size -----------------------------------------------------------------------------------------
 
     def shrink(self, limit_bytes: int) -> int:
         """Drop oldest generations until the rest keeps within the limit; return the number of dropped entries."""
-        dropped = self._shrink_older(limit_bytes - self.young_bytes)
-        if self.young_bytes > limit_bytes:
-            dropped += len(self.young)
-            self._begin_young()
+        dropped = self._shrink_older(limit_bytes - self.recent_bytes)
+        if self.recent_bytes > limit_bytes:
+            dropped += len(self.recent)
+            self._begin_recent()
         return dropped
 
     def clear(self) -> None:
         """Forget everything."""
         self.older.clear()
         self._older_bytes.clear()
-        self._begin_young()
+        self._begin_recent()
 
     def note_bytes(self) -> None:
         """Count what is cached now for the peak."""
@@ -243,19 +243,19 @@ class ValueCache:
             self.older.insert(0, entries)
             self._older_bytes.insert(0, size_bytes)
 
-    def _begin_young(self) -> None:
-        self.young, self.young_bytes, self._laid_over_bytes = {}, 0, 0
+    def _begin_recent(self) -> None:
+        self.recent, self.recent_bytes, self._merged_bytes = {}, 0, 0
 
-    def _lay_over_young(self, entries: Entries, size_bytes: int) -> None:
+    def _merge_into_recent(self, entries: Entries, size_bytes: int) -> None:
         # What they replace counts twice for a while: finding it takes longer than all the rest.
-        self.young.update(entries)
-        self.young_bytes += size_bytes
-        self._laid_over_bytes += size_bytes
-        if 2 * self._laid_over_bytes >= self.young_bytes:
-            self._count_young()
+        self.recent.update(entries)
+        self.recent_bytes += size_bytes
+        self._merged_bytes += size_bytes
+        if 2 * self._merged_bytes >= self.recent_bytes:
+            self._count_recent()
 
-    def _count_young(self) -> None:
-        self.young_bytes, self._laid_over_bytes = size_of(self.young, self.young.values()), 0
+    def _count_recent(self) -> None:
+        self.recent_bytes, self._merged_bytes = size_of(self.recent, self.recent.values()), 0
 
     # -- what is not worth it -------------------------------------------------------------------------
 

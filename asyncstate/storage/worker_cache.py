@@ -107,7 +107,8 @@ class WorkerCache(Generic[E]):
             return loan
 
     def take_back(self, key: PartitionKey, loan: CacheLoan[E], lineage: str, entries: E) -> None:
-        """See ``CacheLoan.keep``."""
+        """Return ``entries``, which are right for the content named ``lineage``, to the cache; the task drops its
+        own."""
         with self._lock:
             granted = self._lent.pop(loan, None)
             if granted is None:

@@ -132,7 +132,7 @@ class WriteBuffer:
         Raises StoreError with nothing lost.
         """
         assert self._held is None, (
-            "what is held is older than the entries: it is settled before they are moved"
+            "buffered columns precede the entries: they are materialized before the entries move"
         )
         if self._bound is None:
             return None
@@ -173,7 +173,7 @@ class WriteBuffer:
         self.settle()
         self._entries_bytes = size_in_memory(self.entries)
         if self.spilled is not None:
-            assert not self._finished, "what was finished has been spilled, or written to be"
+            assert not self._finished, "final writes were spilled or written"
             self._changes = SpilledChanges(self.spilled, self.entries, sorted(self.entries))
             return self._changes
         if not self._finished:

@@ -48,7 +48,7 @@ def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
         missing = [name for name in node.expressions if name not in rows.schema.names]
         if missing:
             raise SchemaError(
-                f"there is no column '{missing[0]}' to drop; there are {', '.join(rows.schema.names)}"
+                f"there is no column '{missing[0]}' to drop; the columns are {', '.join(rows.schema.names)}"
             )
         return rows.select([name for name in rows.schema.names if name not in node.expressions])
     if node.kind == "with_columns":
@@ -110,7 +110,7 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
     try:
         parsed: Any = sqlglot.parse_one(expression, read="spark")
     except sqlglot.errors.SqlglotError as error:
-        raise SchemaError(f"'{expression}' is no Spark SQL: {str(error).splitlines()[0]}") from error
+        raise SchemaError(f"'{expression}' is not Spark SQL: {str(error).splitlines()[0]}") from error
     refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
     inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
     if type(inner) is exp.Explode and inner.this.find(*refused) is None:
@@ -118,8 +118,8 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
     found = parsed.find(*refused)
     if found is not None:
         raise SchemaError(
-            f"'{expression}': {found.key} is not a value of one row, which alone can be evaluated without Spark; use "
-            "an operator, or a function of Arrow columns"
+            f"'{expression}': {found.key} is not computed from one row, so it needs Spark; use an operator, or a "
+            "function of Arrow columns"
         )
     return str(parsed.transform(_for_duckdb).sql(dialect="duckdb", identify=True))
 
@@ -136,7 +136,8 @@ def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = Non
         import duckdb
     except ImportError as error:
         raise EnvironmentSetupError(
-            "SQL text is evaluated without Spark by DuckDB, which is not installed; pip install 'asyncstate[testing]'"
+            "evaluating SQL text without Spark needs DuckDB, which is not installed; pip install "
+            "'asyncstate[testing]'"
         ) from error
     connection = getattr(_opened, "connection", None)
     if connection is None:

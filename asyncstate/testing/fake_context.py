@@ -87,9 +87,7 @@ class FakeContext:
         processing_time: int = 0,
     ) -> None:
         if not isinstance(operator, RecordOperator):
-            raise JobError(
-                f"FakeContext takes a RecordOperator, and {operator!r} is none; use OperatorHarness"
-            )
+            raise JobError(f"FakeContext needs a RecordOperator, but got {operator!r}; use OperatorHarness")
         schemas = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         check_num_inputs(_UID, operator, len(schemas))
         keys = keys_of_inputs(_UID, key, len(schemas), operator.broadcast_input)
@@ -190,42 +188,43 @@ class FakeContext:
 
     @property
     def key(self) -> Key:
-        """See ``RecordContext``."""
+        """The values of the key columns: a tuple, whose values are also available by the columns' names (those of the
+        first keyed input)."""
         return self._at_hand().key
 
     @property
     def input_index(self) -> int:
-        """See ``RecordContext``."""
+        """0 or 1: the input the record came from."""
         return self._at_hand().input_index
 
     @property
     def row_kind(self) -> RowKind:
-        """See ``RecordContext``."""
+        """The changelog kind of the record."""
         return self._at_hand().row_kind
 
     @property
     def timestamp(self) -> int | None:
-        """See ``RecordContext``."""
+        """Event time in microseconds; None without an event time column."""
         return self._at_hand().timestamp
 
     @property
     def watermark(self) -> int:
-        """See ``RecordContext``."""
+        """The watermark of this micro-batch, microseconds."""
         return self._frame.watermark
 
     @property
     def processing_time(self) -> int:
-        """See ``RecordContext``."""
+        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
         return self._frame.processing_time
 
     @property
     def timers(self) -> Any:
-        """See ``RecordContext``."""
+        """Timers of this record's key."""
         return self._frame.timers
 
     def _at_hand(self) -> Record:
         if self._record is None:
-            raise JobError("FakeContext: there is no row at hand; make one with row(...)")
+            raise JobError("FakeContext: there is no current row; create one with row(...)")
         return self._record
 
     if not TYPE_CHECKING:  # type checkers must see the declarations only

@@ -63,18 +63,18 @@ class FaultyStore(KeyedStore):
     # -- KeyedStore -------------------------------------------------------------------------------------
 
     def get(self, key: bytes) -> bytes | None:
-        """See ``KeyedStore``."""
+        """Return the value of a key, None when it is absent."""
         self._read(1)
         return self._corrupt[key] if key in self._corrupt else self._store.get(key)
 
     def get_many(self, keys: list[bytes], piece_keys: int = 0) -> list[bytes | None]:
-        """See ``KeyedStore``."""
+        """Return the values of the keys, in their order, None where absent."""
         self._read(len(keys))
         values = self._store.get_many(keys, piece_keys)
         return [self._corrupt.get(key, value) for key, value in zip(keys, values, strict=True)]
 
     def scan(self, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
-        """See ``KeyedStore``."""
+        """Return at most ``limit`` entries with start <= key < end, ascending; end None: to the last key."""
         self._read(1)
         entries: list[tuple[bytes, bytes]] = []
         for key, value in self._store.iterate(start, end):
@@ -90,27 +90,27 @@ class FaultyStore(KeyedStore):
         return self._store.cold(positions)
 
     def warm(self, positions: list[bytes]) -> None:
-        """See ``KeyedStore``."""
+        """Load what a scan reads at ``positions`` (sorted); a hint, for threads other than the scanning one."""
         self._read(len(positions))
         self._store.warm(positions)
 
     @property
     def warm_positions_max(self) -> int:
-        """See ``KeyedStore``."""
+        """How many positions can be loaded at the same time; known once ``cold`` has been called."""
         return self._store.warm_positions_max
 
     @property
     def block_bytes(self) -> int:
-        """See ``KeyedStore``."""
+        """How many bytes one read of the device returns; 0 for a store that has none."""
         return self._store.block_bytes
 
     def apply(self, changes: SortedChanges, version: int) -> None:
-        """See ``KeyedStore``."""
+        """Make sorted changes (each key once) part of the store and set its version."""
         self._store.apply(changes, version)
         self.version = version
 
     def statistics(self) -> StoreStatistics:
-        """See ``KeyedStore``."""
+        """Return current metrics; cheap enough for once a micro-batch."""
         return self._store.statistics()
 
     def close(self) -> None:

@@ -118,13 +118,13 @@ class _Ran(NamedTuple):
     aside: list[SideBatch]
     records: list[CommitRecord]
 
-    def then(self, behind: _Ran, key: Key | None) -> _Ran:
+    def then(self, downstream: _Ran, key: Key | None) -> _Ran:
         """This, followed by a later run in the same micro-batch over its results; ``key``: its rows are upserts by
         it."""
         first = {record.partition: record for record in self.records}
-        records = [report_of_both(first[record.partition], record) for record in behind.records]
-        older = list(not_replaced(self.rows, behind.rows, key))
-        return _Ran(older + behind.rows, self.aside + behind.aside, records)
+        records = [report_of_both(first[record.partition], record) for record in downstream.records]
+        older = list(not_replaced(self.rows, downstream.rows, key))
+        return _Ran(older + downstream.rows, self.aside + downstream.aside, records)
 
 
 class OperatorHarness:
@@ -132,7 +132,7 @@ class OperatorHarness:
 
     ``inputs``, ``key``, ``event_time``, ``watermark_delay`` (microseconds, or as in a job) have one entry per input;
     for a single input the entry itself may be passed; the checks of a job apply here as well.
-    ``order_by`` is as in a job's ``apply``: a column or a list of columns, with several inputs one entry for each, None
+    ``order_by`` is as in a job's ``apply``: a column or a list of columns, for several inputs one entry for each, None
     where rows come as they are; so are ``sequence`` and ``drop_stale``. The operator's broadcast input has no key: its
     entry in ``key`` is None or left out. ``changelog``: whether rows of an input have kinds, or a ``Changelog`` that
     says how they change its table, and what identifies a row (default: whether the operator accepts changelogs).
@@ -142,7 +142,7 @@ class OperatorHarness:
     ``parallelism``, and ``key`` is None.
     ``initial_state`` is the state from which a new operator starts, as in a job's ``apply``: rows that precede all
     others of its first micro-batch, or values by name of state, ``{"balance": [("ann", 7)]}``; rows in the forms that
-    ``push`` accepts, with several inputs one entry for each, None where there are none. Kinds are in a column
+    ``push`` accepts, for several inputs one entry for each, None where there are none. Kinds are in a column
     ``row_kind``. ``worker``: the worker cache between micro-batches, for tests that simulate several workers; by
     default that of this process. ``uid``: its name in errors and in the checkpoint. ``tuning``: settings of the engine
     for tests; see ``Tuning``. ``filters``: see ``InputSpec``; a ``PipelineHarness`` sets them.
@@ -295,10 +295,10 @@ class OperatorHarness:
     def advance_processing_time(self, duration: Duration) -> None:
         """Advance the clock that sets ``ctx.processing_time``; for a harness with its own ManualClock.
 
-        ``duration``: a text such as "10 minutes", a timedelta, or an int of microseconds."""
+        ``duration``: a string such as "10 minutes", a timedelta, or an int of microseconds."""
         if not isinstance(self.clock, ManualClock):
             raise JobError(
-                f"the harness was given {type(self.clock).__name__} as its clock; move that, or give a ManualClock"
+                f"the harness was given {type(self.clock).__name__} as its clock; advance that, or use a ManualClock"
             )
         self.clock.advance(microseconds(duration, "advance_processing_time", "duration", JobError))
 
@@ -481,7 +481,7 @@ class OperatorHarness:
         of the job of which the operator is part, where its own inputs do not decide; ``before``: rows that come first,
         in the first micro-batch of their source (None: none)."""
         if self._manifest is not None and self._manifest.final:
-            raise JobError("the harness has been finished; make a new one")
+            raise JobError("the harness is finished; create a new one")
         if watermark is None:
             wanted = self.watermark if self._watermark is None else self._watermark
             watermark = MAX_WATERMARK if final else max(self.watermark, wanted)
@@ -539,15 +539,15 @@ class OperatorHarness:
             for writer, given, values in self._initial.values:
                 writing = replace(spec, operator=writer, inputs=(given,))
                 written = self._collected(self._partitions(writing, [values], copies_of(writer)))
-                spec = self._behind(spec, written)
+                spec = self._downstream(spec, written)
             before = self._initial.rows if before is None else before
         if before is not None:
             first = self._collected(self._partitions(spec, before, self._operator))
-            spec = self._behind(spec, first)
+            spec = self._downstream(spec, first)
         ran = self._collected(self._partitions(spec, self._pending, self._operator))
         return ran if first is None else first.then(ran, self._output.changes.upsert_key)
 
-    def _behind(self, spec: TaskSpec, ran: _Ran) -> TaskSpec:
+    def _downstream(self, spec: TaskSpec, ran: _Ran) -> TaskSpec:
         """The same micro-batch, starting from the result of ``ran``."""
         return replace(spec, base=self._operator_after(spec, ran.records), first_arrival=FIRST_ARRIVAL)
 

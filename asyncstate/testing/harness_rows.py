@@ -36,7 +36,7 @@ def record_batch(rows: Any, schema: pa.Schema, name: str, doing: str = "push") -
         return rows
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise SchemaError(
-            f"{doing}: the rows of {name} are {rows!r}; give a list of rows, also of a single one"
+            f"{doing}: the rows of {name} are {rows!r}; give a list of rows, even for a single row"
         )
     values = [_values(row, number, schema, name, doing) for number, row in enumerate(rows)]
     columns = [_column([row[i] for row in values], field, name, doing) for i, field in enumerate(schema)]
@@ -58,7 +58,7 @@ def _values(row: Any, number: int, schema: pa.Schema, name: str, doing: str) -> 
         )
     if isinstance(row, (str, bytes)) or not isinstance(row, Sequence) or len(row) != len(schema):
         raise SchemaError(
-            f"{doing}: row {number} of {name} is {row!r}; give a tuple with a value for each of its {len(schema)} "
+            f"{doing}: row {number} of {name} is {row!r}; give a tuple with one value for each of its {len(schema)} "
             f"columns, or a dict: {', '.join(schema.names)}"
         )
     return row
@@ -81,7 +81,7 @@ def kind_codes(kinds: Any, num_rows: int, doing: str = "push") -> np.ndarray[Any
         )
     texts = [kinds] * num_rows if isinstance(kinds, str) else list(kinds)
     if len(texts) != num_rows:
-        raise SchemaError(f"{doing}: there are {len(texts)} kinds for {num_rows} rows; give one a row")
+        raise SchemaError(f"{doing}: there are {len(texts)} kinds for {num_rows} rows; give one per row")
     wrong = next(((number, text) for number, text in enumerate(texts) if text not in ROW_KIND_TEXTS), None)
     if wrong is not None:
         raise SchemaError(
@@ -150,7 +150,7 @@ def net(rows: Iterable[Sequence[Any]], *, in_order: bool = False) -> Counter[tup
     Counter({('b', 7): 1, ('a', 2): 1})
     """
     if not isinstance(rows, Iterable):
-        raise SchemaError(f"net: {rows!r} is no list of rows; give rows such as a harness returns")
+        raise SchemaError(f"net: {rows!r} is not a list of rows; give rows as a harness returns them")
     counts: Counter[tuple[Any, ...]] = Counter()
     for number, row in enumerate(rows):
         given: object = row
@@ -162,7 +162,7 @@ def net(rows: Iterable[Sequence[Any]], *, in_order: bool = False) -> Counter[tup
         key = tuple(map(_hashable, values))
         counts[key] += _SIGNS[kind]
         if in_order and counts[key] < 0:
-            raise AssertionError(f"net: row {number} is {row!r}, but no row before it has added {key!r}")
+            raise AssertionError(f"net: row {number} is {row!r}, but no earlier row added {key!r}")
     return Counter({row: times for row, times in counts.items() if times})
 
 

@@ -62,8 +62,8 @@ def initial_of(
     each = [given] if len(specs) == 1 else list(given) if isinstance(given, list | tuple) else []
     if len(each) != len(specs) or not any(one is not None for one in each):
         raise JobError(
-            f"operator '{uid}' has {len(specs)} inputs, and initial_state is {given!r}; give rows for each of them or "
-            "None in its place, or {name of a state: rows of its values}"
+            f"operator '{uid}' has {len(specs)} inputs, and initial_state is {given!r}; give for each of them rows or "
+            "None, or {name of a state: rows of its values}"
         )
     rows = []
     for index, (one, spec) in enumerate(zip(each, specs, strict=True)):
@@ -80,8 +80,8 @@ def initial_rows(what: str, given: Any, schema: pa.Schema, changelog: bool) -> p
     """
     if not isinstance(given, pa.RecordBatch | list | tuple):
         raise JobError(
-            f"{what} is to start from {given!r}; a harness takes a RecordBatch or a list of rows. Let the pipeline get "
-            "a DataFrame as an argument, and give it rows in tests"
+            f"{what} would start from {given!r}; a harness needs a RecordBatch or a list of rows. Pass DataFrames to "
+            "the pipeline as arguments, and give it rows in tests"
         )
     kinds = changelog and _has_kinds(given)
     wanted = pa.schema([*schema, *([_KIND] if kinds else [])])
@@ -144,8 +144,8 @@ def _value_type(state: StateSpec, rows: Any) -> pa.DataType:
             return pa.infer_type(list(map(_value_in, rows)) if isinstance(rows, list | tuple) else [])
         except pa.ArrowException as error:
             raise SchemaError(
-                f"initial_state: values of state '{state.name}' are no Arrow values: {error}; push the rows that make "
-                "the state instead"
+                f"initial_state: values of state '{state.name}' are not Arrow values: {error}; push the rows that "
+                "produce the state instead"
             ) from error
     kind = type_from_text(text)
     return pa.list_(kind) if state.kind == "list" else kind
@@ -156,8 +156,8 @@ def _check_kept(what: str, given: Sequence[Any], kept: Sequence[Any]) -> None:
     for number, (one, other) in enumerate(zip(given, kept, strict=True)):
         if type(one) is not type(other) or (one != other and one == one):
             raise SchemaError(
-                f"{what}: row {number} has the value {one!r}, which would be {other!r}: initial values of a pickled "
-                "state come through Arrow; push the rows that make the state instead"
+                f"{what}: row {number} has the value {one!r}, which would become {other!r}: initial values of a "
+                "pickled state pass through Arrow; push the rows that produce the state instead"
             )
 
 

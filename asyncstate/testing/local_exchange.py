@@ -44,8 +44,8 @@ def _deep_copy(operator: Operator) -> Operator:
         return copy.deepcopy(operator, {id(module): module for module in sys.modules.values()})
     except TypeError as error:
         raise JobError(
-            f"{type(operator).__name__} cannot be sent to tasks: {error}. Make what cannot be pickled (clients, locks, "
-            "open files) in open()"
+            f"{type(operator).__name__} cannot be sent to tasks: {error}. Create objects that cannot be pickled "
+            "(clients, locks, open files) in open()"
         ) from error
 
 

@@ -100,7 +100,7 @@ class _Stage:
             raise JobError(f"there is no side output {name!r}; there are {', '.join(self.sides) or 'none'}")
         return self.sides[name]
 
-    def behind(self, first: _Stage, key: Key | None = None) -> _Stage:
+    def preceded_by(self, first: _Stage, key: Key | None = None) -> _Stage:
         sides = {name: _joined(first.sides[name], rows) for name, rows in self.sides.items()}
         older = LocalRows(first.rows.schema, tuple(not_replaced(first.rows.batches, self.rows.batches, key)))
         return _Stage(_joined(older, self.rows), sides, self.observed)
@@ -120,11 +120,11 @@ class LocalExecutor:
     # -- rows ------------------------------------------------------------------------------------------
 
     def columns(self, rows: LocalRows) -> list[str]:
-        """See ``Executor``."""
+        """Column names, including ``row_kind`` if there is one."""
         return list(rows.schema.names)
 
     def schema(self, rows: LocalRows) -> pa.Schema:
-        """See ``Executor``."""
+        """The columns except ``row_kind``, all nullable, timestamps in UTC."""
         return pa.schema([pa.field(one.name, one.type) for one in rows.schema if one.name != ROW_KIND_COLUMN])
 
     def input_spec(
@@ -136,14 +136,14 @@ class LocalExecutor:
         broadcast: bool,
         changes: Changelog | None = None,
     ) -> InputSpec:
-        """See ``Executor``."""
+        """The specification of an operator's input."""
         unknown = RETRACT if has_kinds(rows.schema.names, name) else INSERT_ONLY
         known = unknown if rows.changes is None else rows.changes
         changes = known if changes is None else changes
         return InputSpec(self.schema(rows), key, event_time, changes, name, broadcast)
 
     def no_rows(self, uid: str, schema: pa.Schema) -> LocalRows:
-        """See ``Executor``."""
+        """An empty frame with the output columns ``schema`` and ``row_kind``."""
         if ROW_KIND_COLUMN in schema.names:
             raise SchemaError(
                 f"operator '{uid}': its output has a column '{ROW_KIND_COLUMN}', a reserved name; rename it"
@@ -151,13 +151,13 @@ class LocalExecutor:
         return LocalRows(output_schema(schema))
 
     def no_rows_like(self, rows: LocalRows) -> LocalRows:
-        """See ``Executor``."""
+        """An empty frame with the columns of ``rows``."""
         return LocalRows(rows.schema)
 
     def transformed(
         self, node: Transform | Union, inputs: Sequence[LocalRows], kinds: bool = False
     ) -> LocalRows:
-        """See ``Executor``."""
+        """The output of a row-by-row node; ``kinds``: a selection keeps ``row_kind`` even if it does not list it."""
         if isinstance(node, Union):
             if any(ROW_KIND_COLUMN in one.schema.names for one in inputs):
                 inputs = [self.with_kinds(one) for one in inputs]
@@ -171,17 +171,17 @@ class LocalExecutor:
         return rows
 
     def highest(self, rows: LocalRows, event_time: str) -> int | None:
-        """See ``Executor``."""
+        """The highest event time that may advance a watermark, in microseconds; reads the rows."""
         return highest_event_time(rows.batch.column(event_time))
 
     def without_kinds(self, rows: LocalRows) -> LocalRows:
-        """See ``Executor``."""
+        """The rows without ``row_kind``."""
         if ROW_KIND_COLUMN not in rows.schema.names:
             return rows
         return _selected(rows, [name for name in rows.schema.names if name != ROW_KIND_COLUMN])
 
     def with_kinds(self, rows: LocalRows) -> LocalRows:
-        """See ``Executor``."""
+        """The rows with ``row_kind``; rows without one become insertions."""
         if ROW_KIND_COLUMN in rows.schema.names:
             return rows
         kinds = (pa.array(["+I"] * one.num_rows, pa.string()) for one in rows.batches)
@@ -189,16 +189,17 @@ class LocalExecutor:
         return LocalRows(rows.schema.append(_KIND), tuple(batches))
 
     def with_changes(self, rows: LocalRows, changes: Changelog) -> LocalRows:
-        """See ``Executor``."""
+        """The rows, annotated with ``changes``, which ``input_spec`` then uses."""
         return replace(rows, changes=changes)
 
     def concat(self, first: LocalRows, then: LocalRows, key: Key | None = None) -> LocalRows:
-        """See ``Executor``."""
+        """All rows of both, which have the same columns; ``key``: they are upserts by these columns, so rows of
+        ``first`` that rows of ``then`` replace are left out."""
         older = tuple(not_replaced(first.batches, then.batches, key))
         return _joined(LocalRows(first.schema, older), then)
 
     def before(self, what: str, rows: Any, like: LocalRows) -> LocalRows:
-        """See ``Executor``."""
+        """``rows``, to be read before those of ``like``, with the same columns."""
         given = self.check_static(what, rows)
         if ROW_KIND_COLUMN in like.schema.names and ROW_KIND_COLUMN not in given.schema.names:
             batch = given.batch
@@ -208,15 +209,15 @@ class LocalExecutor:
         return _selected(given, like.schema.names)
 
     def check_static(self, name: str, rows: Any) -> LocalRows:
-        """See ``Executor``."""
+        """``rows`` from which source or operator ``name`` starts, checked."""
         if isinstance(rows, pa.RecordBatch):
             return LocalRows.of(rows)
         if not isinstance(rows, LocalRows):
-            raise JobError(f"'{name}' is to start from {rows!r}; give a RecordBatch")
+            raise JobError(f"'{name}' would start from {rows!r}; give a RecordBatch")
         return rows
 
     def initial_of(self, uid: str, given: Any, inputs: Sequence[LocalRows]) -> InitialRows:
-        """See ``Executor``."""
+        """What operator ``uid`` starts from, checked."""
         if isinstance(given, Mapping):
             return InitialRows(
                 values={str(name): self.check_static(uid, rows) for name, rows in given.items()}
@@ -224,8 +225,8 @@ class LocalExecutor:
         each = list(given) if isinstance(given, list | tuple) else [given]
         if len(each) != len(inputs) or not any(one is not None for one in each):
             raise JobError(
-                f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give rows for each of "
-                "them or None in its place, or {name of a state: rows of its values}"
+                f"operator '{uid}' has {len(inputs)} inputs, and initial_state is {given!r}; give for each of them "
+                "rows or None, or {name of a state: rows of its values}"
             )
         rows = [
             self.no_rows_like(own) if one is None else self.before(f"operator '{uid}'", one, own)
@@ -236,16 +237,16 @@ class LocalExecutor:
     # -- operators -------------------------------------------------------------------------------------
 
     def shipped_copy(self, uid: str, operator: Operator) -> Operator:
-        """See ``Executor``."""
+        """A copy of the operator."""
         return copies_of(operator)()
 
     @property
     def has_exchanges(self) -> bool:
-        """See ``Executor``."""
+        """Whether rows are exchanged, so that dropping rows that no ranking needs saves work."""
         return False
 
     def stateless(self, spec: TaskSpec, output: pa.Schema, rows: LocalRows) -> LocalRows:
-        """See ``Executor``."""
+        """The output of a stateless operator, which runs when its rows are read."""
         (given,) = spec.inputs
         parts = [InputBatch(*payload_of(given, batch)) for batch in rows.batches]
         out = run_stateless(with_copy(spec, copies_of(spec.operator)), iter(parts))
@@ -253,13 +254,15 @@ class LocalExecutor:
         return LocalRows(output_schema(output), made)
 
     def plan(self, chain: Sequence[Prepared], inputs: Sequence[LocalRows | Feed], done: bool) -> _Planned:
-        """See ``Executor``."""
+        """A stage of ``chain`` over ``inputs``; ``done``: the first step of its first operator has run in the
+        upstream task."""
         return _Planned(chain, inputs, done)
 
     def run(
         self, planned: Any, stateless: Collection[str]
     ) -> tuple[_Stage, list[tuple[Prepared, list[CommitRecord]]]]:
-        """See ``Executor``."""
+        """Run a stage and the stages that feed it; returns its rows, and for each operator the reports of its
+        partitions."""
         reports: list[tuple[Prepared, list[CommitRecord]]] = []
         inputs = []
         for one in planned.inputs:
@@ -308,17 +311,17 @@ class LocalExecutor:
         return stage, list(zip(chain, records, strict=True))
 
     def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
-        """See ``Executor``."""
+        """Display the metrics of operators that have run, where the engine has a place for them."""
 
     # -- micro-batches ---------------------------------------------------------------------------------
 
     def micro_batch(self, batch_id: int, stateless: Collection[str]) -> AbstractContextManager[Any]:
-        """See ``Executor``."""
+        """A context around everything that a micro-batch does."""
         self._observed = {}
         return nullcontext()
 
     def withdraw(self, rows: LocalRows, owner: str) -> None:
-        """See ``Executor``."""
+        """Invalidate the rows named ``owner``, since the micro-batch is over."""
 
     def check_sink(self, sink: Any, rows: LocalRows) -> None:
         """See ``Executor``: a sink of ours may have the methods ``check_changes`` and ``check``."""
@@ -337,7 +340,7 @@ class LocalExecutor:
             (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 
     def describe(self, error: Exception) -> str:
-        """See ``Executor``."""
+        """One line that describes an error of the engine or of user code, raised while the graph is checked."""
         return f"{type(error).__name__}: {error}"
 
 

@@ -33,7 +33,7 @@ from asyncstate.dataflow import (
     draw,
     explain,
 )
-from asyncstate.dataflow.changelog_inference import changes_behind, operator_changes, source_changes
+from asyncstate.dataflow.changelog_inference import node_changes, operator_changes, source_changes
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
 from asyncstate.display import html_table, time_text
@@ -153,8 +153,8 @@ class PipelineHarness:
         times = Times(
             source.event_time, source.watermark_delay, source.sequence, source.drop_stale, source.idle_after
         )
-        told = None if source.mode is not None and not source.changelog else source.changelog
-        return self.flow.add_source(name, times, told, source.schema, source.mode, source.primary_key)
+        is_changelog = None if source.mode is not None and not source.changelog else source.changelog
+        return self.flow.add_source(name, times, is_changelog, source.schema, source.mode, source.primary_key)
 
     # -- rows ---------------------------------------------------------------------------------------------
 
@@ -178,8 +178,8 @@ class PipelineHarness:
         texts = [ROW_KIND_TEXTS[code] for code in codes]
         if not node.changelog and codes.any():
             raise SchemaError(
-                f"push: source '{source}' got the kinds {texts}; give other kinds than +I only to a source with "
-                "changelog=True"
+                f"push: source '{source}' got the kinds {texts}; only a source with changelog=True accepts kinds "
+                "other than +I"
             )
         self._pending[source].append(
             batch.append_column(_KIND, pa.array(texts, pa.string())) if node.changelog else batch
@@ -187,7 +187,7 @@ class PipelineHarness:
 
     def advance_processing_time(self, duration: Duration) -> None:
         """Advance the clock; for a harness with its own ManualClock."""
-        assert isinstance(self.clock, ManualClock), "the harness was given a clock of its own; move that"
+        assert isinstance(self.clock, ManualClock), "the harness has a clock of its own; advance that"
         self.clock.advance(microseconds(duration, "advance_processing_time", "duration", JobError))
 
     def end_batch(self, *, crash_before: str | None = None) -> dict[str, list[OutputRow]]:
@@ -235,8 +235,8 @@ class PipelineHarness:
                 now = self._declared_sources.get(name)
                 if rows and now is not None and _columns_of(now) != _columns_of(before[name]):
                     raise JobError(
-                        f"restart: source '{name}' has other columns, and rows with the old ones that were pushed and "
-                        "not processed; call end_batch before restart"
+                        f"restart: source '{name}' has other columns, but unprocessed rows with the old ones were "
+                        "pushed; call end_batch before restart"
                     )
             stored = {*self._left, *(uid for uid, one in self._operators.items() if one.has_state)}
             self._build(self._left | {uid: one.snapshot() for uid, one in self._operators.items()}, stored)
@@ -378,7 +378,7 @@ class PipelineHarness:
         if not isinstance(node, Apply):
             found = _through(node, inputs)
             kinds = has_kinds(found.schema.names)
-            self.changes[node] = changes_behind(node, known, inputs[0].schema.names, kinds)
+            self.changes[node] = node_changes(node, known, inputs[0].schema.names, kinds)
             return found
         check_one_start(node, self._starts)
         arguments = node.arguments()
@@ -400,7 +400,7 @@ class PipelineHarness:
 
     def _run(self, final: bool, crash_before: str | None) -> dict[str, list[OutputRow]]:
         if self._finished:
-            raise JobError("the harness has been finished; make a new one")
+            raise JobError("the harness is finished; create a new one")
         names = {node.name for node in self.flow.nodes if isinstance(node, Apply | Sink)}
         if crash_before is not None and crash_before not in names:
             raise JobError(f"crash_before: there is no operator and no sink '{crash_before}'")

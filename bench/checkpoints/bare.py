@@ -38,7 +38,7 @@ class MemoryFiles(CheckpointFiles):
 
     def get_file(self, name: str, local: str | Path) -> None:
         """There are no files: a job without a checkpoint cannot lose its local store."""
-        raise AssertionError(f"{name} was asked for, but was never stored")
+        raise AssertionError(f"{name} was requested, but was never stored")
 
     def get_bytes(self, name: str) -> bytes:
         """What was put."""
@@ -64,7 +64,7 @@ def memory_files(place: str, retries: Retries | None = None) -> CheckpointFiles:
 
 @contextlib.contextmanager
 def without_checkpoint() -> Iterator[None]:
-    """Micro-batches that run inside have no checkpoint; for this process, so not beside others."""
+    """Micro-batches inside the block have no checkpoint. It patches this process, so run no others at the same time."""
     with (
         patch.object(task_stores, "checkpoint_files", memory_files),
         patch.object(task_commit, "create_snapshot", lambda *_: None),

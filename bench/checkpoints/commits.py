@@ -155,7 +155,7 @@ class BothJobs:
         return next(written, None) is not None
 
     def rows_out(self, name: str) -> float:
-        """Rows that the last micro-batch put out."""
+        """Rows that the last micro-batch emitted."""
         return float(self.jobs[name].history[-1]["operators"][_UID]["rows_out"])
 
 

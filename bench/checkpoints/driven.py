@@ -68,7 +68,7 @@ class DrivenJob:
         self._ledger.commit(batch_id, base, MIN_WATERMARK, 0, SourceTimes({}, {}, []), operators, final=False)
 
     def snapshot_with(self, rows: Sequence[pa.RecordBatch]) -> bool:
-        """Run one micro-batch and tell whether the checkpoint got a snapshot with it."""
+        """Run one micro-batch and return whether it wrote a snapshot to the checkpoint."""
         before = self.partition.snapshot
         self.run(rows)
         return self.partition.snapshot != before

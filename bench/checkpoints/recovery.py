@@ -47,10 +47,9 @@ COLUMNS = (
     Column("aim", "aim", times),
 )
 NOTE = (
-    "replay, most favourable to it: the operator alone over all micro-batches that made the state, "
-    "without reading the input, without Spark, without a checkpoint. Recovery: new process, no "
-    "local store, files in the page cache; until a first read, and until a first micro-batch is "
-    "done and the store given back."
+    "replay, most favourable to it: the operator alone over all micro-batches that made the state, without reading "
+    "the input, without Spark, without a checkpoint. Recovery: new process, no local store, files in the page cache; "
+    "until a first read, and until a first micro-batch is done and the store released."
 )
 
 

@@ -122,7 +122,7 @@ def isolated_in(
                 ) from None
         if code or not (folder / "found").exists():
             said = (folder / "log").read_text(errors="replace")[-LAST_WORDS:].strip()
-            raise CaseError(f"its process has ended with {code}; the end of what it said:\n{said}")
+            raise CaseError(f"its process ended with {code}; the end of its output:\n{said}")
         found: T = msgspec.json.decode(
             (folder / "found").read_bytes(), type=get_type_hints(function)["return"]
         )

@@ -1,4 +1,4 @@
-"""Figures as a PNG: lines or bars, a panel or several.
+"""Metrics as a PNG chart: lines or bars, in one or several panels.
 
 Owns: ``Panel``, ``Series`` and ``draw``.
 """

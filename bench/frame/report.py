@@ -1,7 +1,7 @@
-"""What a benchmark says: rows, as a table of 80 columns and as JSON, and the exit code.
+"""The report of a benchmark: rows, as a table of 80 columns and as JSON, and the exit code.
 
 Owns: ``Row``, ``Figure``, ``Column``, ``table``, ``Report``, and the options that all command lines have. Invariant: a
-case that fails or is wrong stands in the table with the reason and takes nothing from the others; the JSON is written
+case that fails or is wrong is in the table with the reason and does not affect the others; the JSON is written
 after each row.
 """
 
@@ -30,12 +30,12 @@ WIDTH = 80
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _MIB = 1 << 20
 
-Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick: shows that it runs.")]
-Seed = Annotated[int, typer.Option(help="Seed of what is drawn.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Counted rounds; medians over them are shown.")]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick, to check that it runs.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random data.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Measured rounds; the table shows medians over them.")]
 Cores = Annotated[int, typer.Option(min=1, help="Cores for each engine, and partitions.")]
-Output = Annotated[Path | None, typer.Option(help="Folder for the figures as JSON, and the pictures.")]
-Folder = Annotated[Path | None, typer.Option(help="Where state is put; by default the temporary directory.")]
+Output = Annotated[Path | None, typer.Option(help="Folder for the results as JSON, and the charts.")]
+Folder = Annotated[Path | None, typer.Option(help="Folder for state; by default the temporary directory.")]
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -132,7 +132,7 @@ class Column(NamedTuple):
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Lines of at most ``WIDTH`` characters; a name that the figures leave no room for has a line of its own."""
+    """Lines of at most ``WIDTH`` characters; a name that does not fit next to the values gets its own line."""
     cells = [[column.cell(row) for column in columns] for row in rows]
     used = [at for at in range(len(columns)) if any(line[at] for line in cells)]
     heads = [(" " + columns[at].heading).rpartition(" ")[::2] for at in used]
@@ -168,7 +168,7 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 
 def _instead(row: Row) -> str:
-    """What stands in the place of the figures."""
+    """The text that replaces the values."""
     for what, why in (("FAILED", row.failed), ("left out", row.skipped), ("WRONG", "; ".join(row.wrong))):
         if why:
             return f"{what}: {why.splitlines()[0]}"
@@ -225,7 +225,7 @@ class Report:
         try:
             for found in measure():
                 self.add(found)
-        except Exception as error:  # of one case: the others have their figures all the same
+        except Exception as error:  # of one case: the others keep their results
             if isinstance(error, WrongResult):
                 row.wrong = [str(error)]
             else:
@@ -261,19 +261,19 @@ class Report:
             and (log := self.folder / "spark.log").exists()
             and (said := log.read_text(errors="replace"))
         ):
-            self.say(f"the end of what Spark said:\n{said[-LAST_WORDS:].strip()}")
+            self.say(f"the end of Spark's output:\n{said[-LAST_WORDS:].strip()}")
         for row in wrong:
             self.say("\n  ".join([f"{row.title}: WRONG result:", *row.wrong]), style="red")
         if self._path is not None and self.rows:
             self.say("written: " + ", ".join(map(str, [self._path, *self.pictures])))
         if wrong:
-            self.say(f"what the wrong ones have left is in {self.folder}")
+            self.say(f"the files of the wrong ones are in {self.folder}")
         else:
             shutil.rmtree(self.folder, ignore_errors=True)
-        told = isinstance(error, CaseError | AsyncStateError)
-        if error is not None and told:
+        expected = isinstance(error, CaseError | AsyncStateError)
+        if error is not None and expected:
             self.say(reason(error), style="red")
-        if error is None or told:
+        if error is None or expected:
             code = WRONG_RESULT if wrong else CANNOT_RUN if failed or error is not None else 0
             if code:
                 raise typer.Exit(code) from None
@@ -296,7 +296,9 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise typer.BadParameter(f"'{text}': give numbers from 1 on, with commas", param_hint=option)
+        raise typer.BadParameter(
+            f"'{text}': give numbers of at least 1, separated by commas", param_hint=option
+        )
     return found
 
 
@@ -318,9 +320,7 @@ def made(folder: Path | None) -> Path | None:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            raise typer.BadParameter(
-                f"{error}; give a folder that can be written to", param_hint="--folder"
-            ) from None
+            raise typer.BadParameter(f"{error}; give a writable folder", param_hint="--folder") from None
     return folder
 
 

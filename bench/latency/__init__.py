@@ -1,1 +1,1 @@
-"""What a small micro-batch costs, and how long an event takes to its output, beside Spark's own operators."""
+"""Cost of a small micro-batch, and latency from event to output, compared with Spark's own operators."""

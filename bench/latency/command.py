@@ -36,29 +36,31 @@ _STEADY = (
 
 def latency(
     work: Annotated[
-        str, typer.Option(help="a aggregates, b first rows, d a counter in Python; with commas.")
+        str, typer.Option(help="a aggregates, b first rows, d a counter in Python; separated by commas.")
     ] = "all",
     rows: Annotated[
-        str, typer.Option(help="Rows a micro-batch, sizes with commas; none with ''.")
+        str, typer.Option(help="Rows per micro-batch, sizes separated by commas; '' for none.")
     ] = "10,1000,10000",
     engines: Annotated[
         str,
-        typer.Option(help="Names with commas: ours-sync, ours-async, spark, spark-foreach, ...; or 'all'."),
+        typer.Option(
+            help="Names separated by commas: ours-sync, ours-async, spark, spark-foreach, ...; or 'all'."
+        ),
     ] = "all",
-    batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches a turn.")] = 8,
+    batches: Annotated[int, typer.Option(min=1, help="Measured micro-batches per turn.")] = 8,
     turns: Annotated[
-        int, typer.Option(min=1, help="Counted turns of each engine, behind one that is not.")
+        int, typer.Option(min=1, help="Measured turns of each engine, after one that is not measured.")
     ] = 2,
     keys: Annotated[int, typer.Option(min=1, help="Keys in the state.")] = 100_000,
     rate: Annotated[
-        int, typer.Option(min=0, help="Events a second for the latency; 0 measures none.")
+        int, typer.Option(min=0, help="Events per second for the latency; 0 to skip it.")
     ] = 1_000,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Counted seconds at that rate.")] = 15.0,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Measured seconds at that rate.")] = 15.0,
     cores: Cores = 2,
     tiny: Tiny = False,
     output: Output = None,
 ) -> None:
-    """What a small micro-batch costs, and how long events take, beside Spark's own stateful operators."""
+    """Measure small micro-batches and the latency of events, compared with Spark's own stateful operators."""
     works = chosen(work, ENGINES, "--work")
     sizes = numbers(rows, "--rows") if rows else ()
     known = dict.fromkeys(engine.name for each in ENGINES.values() for engine in each)

@@ -30,8 +30,8 @@ _TURN_SECONDS_MAX = 300.0
 
 @dataclass(frozen=True)
 class FixedPlan:
-    """How much: micro-batches of each of ``sizes`` rows, ``batches`` a turn behind ``opening`` ones, ``turns`` that
-    count, on ``keys`` keys, by the engines of these names."""
+    """How much to measure: micro-batches of each of ``sizes`` rows, ``batches`` per turn after ``opening`` ones,
+    ``turns`` that count, on ``keys`` keys, by the engines of these names."""
 
     folder: Path
     sizes: Sequence[int]
@@ -90,7 +90,7 @@ def fixed_costs(spark: SparkSession, work: str, plan: FixedPlan, report: Report)
 def _turn(
     spark: SparkSession, work: str, engine: Engine, plan: FixedPlan, size: int, batches: int, opening: int
 ) -> _Found:
-    """Run the query from where it was until ``batches`` micro-batches behind the ``opening`` ones have been counted."""
+    """Continue the query until ``batches`` micro-batches after the ``opening`` ones have been measured."""
     rows = _numbers(spark, size).selectExpr(
         f"{KEYED[work].fixed.format(keys=plan.keys)} AS key", "value % 1000003 AS value"
     )

@@ -76,7 +76,9 @@ class _Seen:
             if (failure := running.query.exception()) is not None:
                 raise failure
             if time.perf_counter() > end:
-                raise TimeoutError(f"no more output within {_BEHIND_SECONDS_MAX:.0f} s; give a lower --rate")
+                raise TimeoutError(
+                    f"no further output within {_BEHIND_SECONDS_MAX:.0f} s; give a lower --rate"
+                )
             time.sleep(_POLL_SECONDS)
 
     def has(self, number: int) -> bool:
@@ -85,7 +87,7 @@ class _Seen:
 
 
 def latencies(spark: SparkSession, work: str, plan: SteadyPlan, report: Report) -> None:
-    """A row an engine of a work, one behind the other. All have the sink that notes what comes."""
+    """One row per engine of a work, one after the other. All use the sink that records the output."""
     for peer in dict.fromkeys(engine.peer for engine in chosen(work, plan.engines)):
         engine = Engine(peer, PEERS[peer].title, peer)
         group = f"{work}: {WORKS[work].title}"
@@ -142,9 +144,9 @@ def problems_of(numbers: Sequence[npt.NDArray[np.int64]], plan: SteadyPlan, each
     wanted = np.arange(0 if each else max(0, plan.count - plan.keys), plan.count)
     problems = []
     if missing := len(np.setdiff1d(wanted, found)):
-        problems.append(f"{missing:,} events have not come out")
+        problems.append(f"{missing:,} events are missing in the output")
     if twice := int((times > 1).sum()):
-        problems.append(f"{twice:,} events have come out more than once")
+        problems.append(f"{twice:,} events are in the output more than once")
     if strange := len(np.setdiff1d(found, np.arange(plan.count))):
-        problems.append(f"{strange:,} rows are of no event")
+        problems.append(f"{strange:,} rows belong to no event")
     return tuple(problems)

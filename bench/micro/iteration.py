@@ -1,12 +1,12 @@
-"""What iterating a map or a list costs, beside rocksdict's own iteration over the same entries.
+"""Cost of iterating a map or a list, compared with rocksdict's own iteration over the same entries.
 
 Owns: the iterating operators, and the hand-written scans that are the floors.
 Invariant: both sides give the same entries as Python objects in a list, page by page, from state that is in memory, and
-are measured in processor time: nothing waits, and what else the machine does stays out of it.
+are measured in processor time: nothing waits, and other load on the machine does not count.
 
 Two floors each. *scan*: rocksdict's entries as they are, bytes; an entry is a map entry or a list element with a key
-of its own. *decode*: also turned into Python numbers by ``struct``; for the list out of chunks of many elements, which
-is the quickest layout to be had by hand.
+of its own. *decode*: also decoded into Python numbers by ``struct``; for the list, from chunks of many elements, which
+is the fastest layout to write by hand.
 """
 
 from __future__ import annotations

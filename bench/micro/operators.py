@@ -1,4 +1,4 @@
-"""The operators of the micro-benchmarks that are not built in, and their rows; nothing is put out, as by hand.
+"""The custom operators of the micro-benchmarks and their rows. They emit nothing, as the code by hand.
 
 Owns: ``CountPerKey``, ``CountPerPair``, ``CallARecord``, ``CallAKey``, ``CountBoth`` and ``MATCHES``.
 """
@@ -63,7 +63,7 @@ def _increment(total: int | None) -> int:
 
 
 class CountPerPair(BundleOperator):
-    """Count and sum of each (key, value), the table behind a distinct aggregate, in a ColumnMapState."""
+    """Count and sum per (key, value), the table of a distinct aggregate, in a ColumnMapState."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         return _COUNTED
@@ -188,8 +188,8 @@ def _match(begin: int) -> Match:
 
 
 MATCHES: dict[str, Callable[[], Operator]] = {
-    "Match, rows that begin nothing": lambda: _match(0),
-    "Match, one row of ten begins": lambda: _match(_VALUES // 10),
+    "Match, rows that start nothing": lambda: _match(0),
+    "Match, one row of ten starts": lambda: _match(_VALUES // 10),
 }
 """By what is measured."""
 

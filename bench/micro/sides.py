@@ -94,8 +94,8 @@ def compared(
     path_aim: float = 0.0,
     **how: Any,
 ) -> list[Row]:
-    """A row a mode; and one of the state path, in processor time, in sync mode: in async mode reads go on beside the
-    calls that ask for them."""
+    """One row per mode, and one of the state path, in processor time, in sync mode: in async mode reads run in parallel
+    to the calls that request them."""
     rows = []
     for mode in MODES:
         with Place(mode) as place:

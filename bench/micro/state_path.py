@@ -1,15 +1,15 @@
-"""What the state path of an operator costs, beside its own reads and writes made by hand.
+"""Cost of an operator's state path, compared with the same reads and writes by hand.
 
-Owns: ``CASES``, the micro-batches of each; what an operator asks of its store in them, and the replay of that with
+Owns: ``CASES``, the micro-batches of each; the operator's requests to its store in them, and their replay with
 rocksdict; ``timed_side``.
-Invariant: the floor gets and scans what the operator got and scanned, and writes what it wrote, in one sorted file,
+Invariant: the floor repeats the gets and scans of the operator, and writes the same entries, in one sorted file,
 from arrays and into arrays; it decides nothing.
 
-Two figures of ours: the whole micro-batch, from Arrow rows to Arrow rows and the uploaded delta; and of that the state
-path, which is the time inside the calls of state objects and of the rows that wait in order, and the commit. It and
-what it is compared with are processor time of the thread: all of it is work on one thread, and beside other work on
-the machine the ratios of wall times differed from run to run by more than was to be seen in them. By hand no value is
-decoded: what is read becomes one array with its bounds, where ours gives the columns of keys and rows.
+Two metrics: the whole micro-batch, from Arrow rows to Arrow rows and the uploaded delta; and of that the state
+path, which is the time in calls of state objects and of sorted input buffers, and the commit. It and
+its counterpart are processor time of the thread: all work is on one thread, and with other load on
+the machine the noise in ratios of wall times exceeded the effect. By hand no value is
+decoded: the bytes become one array with offsets, where asyncstate gives the columns of keys and rows.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Batch = tuple[list[InputBatch], int]
 
 @dataclass(frozen=True)
 class Case:
-    """An operator over micro-batches of ``rows`` rows, drawn for ever; ``inputs`` are two for a join."""
+    """An operator over an endless sequence of random micro-batches of ``rows`` rows; a join has two ``inputs``."""
 
     name: str
     operator: Callable[[], Operator]
@@ -117,7 +117,7 @@ class Replay:
         self._entries: dict[bytes, bytes] = {}
 
     def run(self, reads: RecordingStore, after: dict[bytes, bytes]) -> Spent:
-        """Read as ``reads`` tells and write what makes the entries those of ``after``."""
+        """Replay ``reads``, and write the entries that lead to ``after``."""
         changed = {key: value for key, value in after.items() if self._entries.get(key) != value}
         changes: list[tuple[bytes, bytes | None]] = [*changed.items()]
         changes += [(key, None) for key in self._entries if key not in after]
@@ -247,7 +247,7 @@ def timed_engine(watch: Stopwatch) -> Iterator[None]:
 
 
 def _packed(parts: list[bytes]) -> list[bytes]:
-    """The same bytes made anew from one array, as columns are made into keys and values."""
+    """The same bytes rebuilt from one array, as columns are encoded into keys and values."""
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     whole = np.frombuffer(b"".join(parts), np.uint8).copy()
     if len(parts) and (lengths == lengths[0]).all():

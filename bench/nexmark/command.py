@@ -45,23 +45,22 @@ class Enabled(enum.StrEnum):
 
 
 def nexmark(
-    queries: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "q4,q18",
+    queries: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "q4,q18",
     events: Annotated[int, typer.Option(min=1, help="Events to generate.")] = 1_000_000,
     enabled: Annotated[
         Enabled, typer.Option("--async-state.enabled", help="Run with sync or async state, or both.")
     ] = Enabled.BOTH,
     micro_batch_events: Annotated[
-        int | None, typer.Option(min=1, help="Events a micro-batch; by default a tenth of all.")
+        int | None, typer.Option(min=1, help="Events per micro-batch; by default a tenth of all.")
     ] = None,
     cores: Cores = 2,
     seed: Seed = 0,
     repeat: Annotated[
-        int, typer.Option(min=1, help="Runs of each query and mode, alternating; the median one is shown.")
+        int,
+        typer.Option(min=1, help="Runs of each query and mode, alternating; the table shows the median one."),
     ] = 1,
     output: Output = None,
-    explain: Annotated[
-        str | None, typer.Option(help="Show how this query would run, and run nothing.")
-    ] = None,
+    explain: Annotated[str | None, typer.Option(help="Show the plan of this query and exit.")] = None,
 ) -> None:
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
     how = "one run each, sync first" if repeat == 1 else f"median of {repeat} alternating runs"
@@ -91,8 +90,8 @@ def nexmark(
 
 
 def run_modes(report: Report, runner: NexmarkRunner, query: str, modes: Sequence[bool], repeat: int) -> None:
-    """A row a mode, of the run of median duration, a wrong one before all others. The order turns round each time: a
-    JVM is quicker at what it did before. What a mode fails with stands in its row."""
+    """One row per mode, of the run of median duration; a wrong run takes precedence. The order alternates: a
+    JVM is faster at repeated work. The error of a mode is in its row."""
     runs: dict[bool, list[QueryResult]] = {mode: [] for mode in modes}
     rows = {mode: Row(name="async" if mode else "sync", group=query) for mode in modes}
     for number in range(repeat):
@@ -120,7 +119,9 @@ def _median_run(runs: Sequence[QueryResult]) -> QueryResult:
 
 def _fill(row: Row, run: QueryResult) -> None:
     row.facts = run.facts | {"result": "right" if run.checked else "WRONG"}
-    row.wrong = ["it differs from DuckDB's on the same events:", *run.problems] if run.problems else []
+    row.wrong = (
+        ["it differs from DuckDB's result for the same events:", *run.problems] if run.problems else []
+    )
     rate = run.events_per_second
     if run.checked:
         row.figures = {
@@ -129,7 +130,7 @@ def _fill(row: Row, run: QueryResult) -> None:
 
 
 def draw_results(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Throughput and micro-batch time of each query, sync beside async."""
+    """Measure throughput and micro-batch time of each query, sync and async."""
     modes = {mode: [row for row in rows if row.name == mode and row.facts] for mode in ("sync", "async")}
     rates, batches = [], []
     for mode, found in modes.items():

@@ -102,7 +102,7 @@ def _kind_problems(connection: duckdb.DuckDBPyConnection, has_kind: bool) -> lis
         f"SELECT DISTINCT {ROW_KIND_COLUMN} FROM changelog_rows "
         f"WHERE {ROW_KIND_COLUMN} IS NULL OR {ROW_KIND_COLUMN} NOT IN ({texts})"
     ).fetchall()
-    return [f"'{kind}' in column '{ROW_KIND_COLUMN}' is no row kind" for (kind,) in strange]
+    return [f"'{kind}' in column '{ROW_KIND_COLUMN}' is not a row kind" for (kind,) in strange]
 
 
 def _collect_differences(

@@ -105,8 +105,8 @@ class GeneratorConfig:
                 )
         if self.out_of_order_group_size % _OUT_OF_ORDER_STEP == 0:
             raise ConfigurationError(
-                f"Nexmark generator: 'out_of_order_group_size' is {self.out_of_order_group_size}, a "
-                f"multiple of {_OUT_OF_ORDER_STEP}, which would repeat events; take a number beside it"
+                f"Nexmark generator: 'out_of_order_group_size' is {self.out_of_order_group_size}, a multiple of "
+                f"{_OUT_OF_ORDER_STEP}, which would repeat events; use another number"
             )
 
     @property

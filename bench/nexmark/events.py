@@ -19,7 +19,7 @@ from bench.nexmark.oracle import EVENT_KINDS, QuerySpec
 def narrow(events: DataFrame, spec: QuerySpec) -> DataFrame:
     """The kinds of events and the fields that a query needs, still as wide rows; for a stream or a batch.
 
-    Done before ``foreachBatch``, because behind it Spark no longer tells the file reader what is unused.
+    Applied before ``foreachBatch``, because after it Spark no longer prunes columns in the file reader.
     """
     kinds = [EVENT_KINDS.index(kind) for kind in spec.needs]
     structs = [

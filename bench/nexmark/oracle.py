@@ -436,7 +436,7 @@ _SPECS = (
     ),
     QuerySpec(
         "match",
-        "Three bids of an auction one behind the other within 10 s, to the millisecond: a low, a high and a low one",
+        "Three consecutive bids of an auction within 10 s, to the millisecond: a low, a high and a low one",
         """
         SELECT auction, price AS low, high, back, bidder FROM (
             SELECT auction, price, dateTime, lead(price) OVER next AS high, lead(price, 2) OVER next AS back,

@@ -83,7 +83,7 @@ def over_range(events: Stream) -> Stream:
 
 
 def match(events: Stream) -> Stream:
-    """A low, a high and again a low bid, one behind the other."""
+    """A low, a high and again a low bid, in sequence."""
     bid = bids(events).with_columns(at="date_trunc('millisecond', dateTime)")
     low, high = pc.field("price") < 10_000, pc.field("price") >= 1_000_000
     found = Match(

@@ -142,8 +142,8 @@ def _clear_unless_equal(path: Path, description: bytes) -> bool:
     ]
     if strangers:
         raise ConfigurationError(
-            f"Nexmark source: {path} has other things than events in it, such as '{min(strangers)}'; "
-            "give an empty or a new folder"
+            f"Nexmark source: {path} contains other files than events, such as '{min(strangers)}'; give an empty or a "
+            "new folder"
         )
     shutil.rmtree(path)
     return False

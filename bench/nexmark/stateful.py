@@ -59,9 +59,9 @@ def q3(events: Stream) -> Stream:
 
 
 def q4(events: Stream) -> Stream:
-    """A join, the highest bid of each auction, and the mean of those, which takes back what it replaces.
+    """A join, the highest bid of each auction, and the mean of those, which retracts the rows it replaces.
 
-    Auctions and bids are never taken back, so their inner join is not either: without its row kinds the highest bid
+    Auctions and bids are insert-only, so their inner join is too: without its row kinds the highest bid
     needs no log of all bids.
     """
     offers = auctions(events).select("id", "category", "dateTime AS opened", "expires")
@@ -147,8 +147,8 @@ def q8(events: Stream) -> Stream:
 def q9(events: Stream) -> Stream:
     """Auctions joined with their bids in time; the highest of each auction, the earliest of equal ones.
 
-    Auctions and bids are never taken back, so their inner join is not either: without its row kinds the ranking
-    keeps one row an auction instead of all.
+    Auctions and bids are insert-only, so their inner join is too: without its row kinds the ranking
+    keeps one row per auction instead of all.
     """
     bid = bids(events).select("auction", "bidder", "price", "dateTime AS bid_dateTime", "extra AS bid_extra")
     paired = auctions(events).join(

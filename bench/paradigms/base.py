@@ -49,7 +49,7 @@ class Paradigm(RecordOperator):
     """Iterations over entries of the store."""
     rejected: ClassVar[tuple[Rejected, ...]] = ()
     output: ClassVar[tuple[tuple[str, pa.DataType], ...]]
-    """The output's columns behind the key."""
+    """The output's columns after the key."""
 
     def __init__(self, form: str = Form.FUTURES) -> None:
         self.form = form

@@ -56,7 +56,7 @@ class Traversal(Paradigm):
         ctx.emit(row.key, total)
 
     def does_not_wait_for_the_pages(self, row: Row, ctx: RecordContext) -> Any:
-        """Wrong: then_accept does not wait for what its function started, here for the pages behind the first."""
+        """Wrong: then_accept does not wait for what its function started, here for the pages after the first."""
         total = 0
 
         def add(entry: tuple[int, int]) -> None:

@@ -100,7 +100,8 @@ def paradigms(
     slow: Annotated[
         bool,
         typer.Option(
-            "--slow/--no-slow", help="Also the iterating ones on a device of 1 ms (Linux, a C compiler)."
+            "--slow/--no-slow",
+            help="Also measure iteration on a device with 1 ms latency (needs Linux and a C compiler).",
         ),
     ] = True,
     seed: Seed = 1,

@@ -53,7 +53,7 @@ class Sequential(Paradigm):
         ctx.emit(row.key, count)
 
     def repeats_the_write(self, row: Row, ctx: RecordContext) -> Any:
-        """Right, but the write and the output stand in every branch and have to be kept alike."""
+        """Correct, but every branch repeats the write and the output."""
 
         def decide(count: int | None) -> None:
             if count is None:

@@ -1,7 +1,7 @@
 """One peer in a process of its own: the program ``python -m bench.peers.child``.
 
 Owns: the session, the streaming query, the turn that each micro-batch waits for.
-Invariant: a micro-batch does nothing before it is told to, but what Spark does before ``foreachBatch``: planning and
+Invariant: a micro-batch does nothing before its turn except what Spark does before ``foreachBatch``: planning and
 the log of its offsets, which follow the micro-batch before.
 """
 
@@ -54,7 +54,7 @@ class Turns:
         started = time.perf_counter()
         self.say(Said(what="ready"))
         if self._lines.readline() != GO:
-            os._exit(1)  # whoever gives the turns is gone
+            os._exit(1)  # the process that gives the turns has ended
         self.cpu[batch_id] = tree_times(os.getpid())
         self.waited[batch_id] = time.perf_counter() - started
 
@@ -85,7 +85,7 @@ def _streams(spark: SparkSession, run: Run) -> dict[str, DataFrame]:
 
 
 def _one_stream(streams: dict[str, DataFrame]) -> DataFrame:
-    """All tables as one stream, for a job of asyncstate has one: which table a row is of stands in SIDE."""
+    """All tables as one stream, because a micro_batch function has one; column SIDE is the table of a row."""
     if len(streams) == 1:
         return next(iter(streams.values()))
     left, right = (

@@ -16,7 +16,7 @@ from bench.peers.fairness import facts
 from bench.peers.flink.nexmark import FLINK_PEERS, PYFLINK, NexmarkPlan, keyed, nexmark, share_of_good
 from bench.peers.flink.queries import FLINK_QUERIES
 from bench.peers.peers import PEERS
-from bench.peers.results import COLUMNS, Throughput, beside, draw_throughput
+from bench.peers.results import COLUMNS, Throughput, compared, draw_throughput
 from bench.peers.works import WORKS, Scale
 
 _SPARK_WORK = ("a", "b", "c", "d", "e", "g")
@@ -40,24 +40,30 @@ def peers(
     work: Annotated[
         str,
         typer.Option(
-            help="a aggregates, b first rows, c join, d counter, e windows, f Nexmark beside Flink, g a function of "
-            "the user's own; with commas, or 'all'."
+            help=(
+                "a aggregates, b first rows, c join, d counter, e windows, f Nexmark compared with Flink, g a "
+                "user-defined function; separated by commas, or 'all'."
+            )
         ),
     ] = ",".join(_SPARK_WORK),
-    peers: Annotated[str, typer.Option(help="Names with commas between them, or 'all'.")] = "all",
+    peers: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     keys: Annotated[
-        str, typer.Option(help="Keys of work a; the first number is that of b.")
+        str, typer.Option(help="Keys of work a; work b uses the first number.")
     ] = "1000000,10000000",
     batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches.")] = 5,
-    warm_up: Annotated[int, typer.Option(min=0, help="Micro-batches that do not count.")] = 2,
-    repeat: Annotated[int, typer.Option(min=1, help="Times to do it all, order reversed each time.")] = 1,
+    warm_up: Annotated[int, typer.Option(min=0, help="Warm-up micro-batches, not measured.")] = 2,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Repetitions of everything, in reversed order each time.")
+    ] = 1,
     cores: Cores = 2,
     events: Annotated[int, typer.Option(min=1_000, help="Nexmark events (work f).")] = 5_000_000,
-    queries: Annotated[str, typer.Option(help="Nexmark queries of work f, with commas, or 'all'.")] = "all",
+    queries: Annotated[
+        str, typer.Option(help="Nexmark queries of work f, separated by commas, or 'all'.")
+    ] = "all",
     checked_events: Annotated[
         int | None,
-        typer.Option(min=1, help="Events on which Flink's result is compared (work f); by default all."),
+        typer.Option(min=1, help="Events for which Flink's result is compared (work f); by default all."),
     ] = None,
     flink_python: Annotated[
         Path | None,
@@ -103,14 +109,14 @@ def peers(
                     found = measure.measure(WORKS[name], scale, label, names, plan, report.tell)  # noqa: B023
                     if name in PYFLINK and "pyflink" in names:  # noqa: B023
                         found += [keyed(name, label, WORKS[name].title, scale, flink, report.tell)]  # noqa: B023
-                    yield from beside(found)
+                    yield from compared(found)
 
                 report.case(label, results)
         report.draw("peers.png", lambda path: draw_throughput(path, report.rows, title))
 
 
 def _lines(work: str, amount: _Amount) -> list[tuple[str, str, int]]:
-    """Label, work and keys of each line that a letter stands for."""
+    """Label, work and keys of each line of a letter."""
     if work == "a":
         return [(f"a, {keys:,} keys", "a", keys) for keys in amount.keys]
     if work == "e":

@@ -58,7 +58,7 @@ def check(given: Input, result: Result, sink: Path, first: int, cores: int) -> C
 
 
 def _last_rows(connection: duckdb.DuckDBPyConnection, key: Sequence[str], sink: Path) -> Path:
-    """Of each key the row that was put out last. Rows of a key are in one file a micro-batch, in order."""
+    """The last emitted row of each key. Rows of a key are in one file per micro-batch, in order."""
     last = sink.with_name(f"{sink.name}-last")
     last.mkdir()
     files = f"'{_text(sink)}/*/*.parquet', hive_partitioning = false"

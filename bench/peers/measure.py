@@ -1,7 +1,7 @@
-"""One piece of work: checked small, then measured, peer beside peer.
+"""One piece of work: checked on a small input, then measured, all peers in turns.
 
 Owns: ``Plan`` and ``measure``.
-Invariant: nobody is measured whose result on the small input is not right, and no figure stands as right whose last
+Invariant: no peer with a wrong result on the small input is measured, and no metric counts as right if its last
 micro-batch was not.
 Must not import Spark.
 """
@@ -44,7 +44,7 @@ class Plan:
 def measure(
     work: Work, scale: Scale, label: str, names: Sequence[str], plan: Plan, tell: Callable[[str], None]
 ) -> list[Throughput]:
-    """The figures of those of ``names`` that do this work; ``label`` is the work's name in the table."""
+    """The metrics of those of ``names`` that do this work; ``label`` is the work's name in the table."""
     chosen = [name for name in work.peers if name in names]
     found: dict[str, list[Throughput]] = {name: [] for name in chosen}
     able = [name for name in chosen if not PEERS[name].missing]
@@ -69,7 +69,7 @@ def _blank(work: Work, label: str, peer: str, keys: int, **more: object) -> Thro
 
 
 def _merged(results: Sequence[Throughput]) -> Throughput:
-    """The seconds of all repetitions one behind the other; one that was not right before all others."""
+    """The seconds of all repetitions, concatenated; a wrong repetition takes precedence."""
     bad = next((result for result in results if not result.right), None)
     seconds, cpu_seconds = (
         [each for result in results for each in getattr(result, clock)]
@@ -155,7 +155,7 @@ class _Bench:
         found = {}
         for name, process in running.items():
             if name in failed or process.timed is None:
-                why = failed.get(name, "it did not come to its end")
+                why = failed.get(name, "it did not finish")
                 found[name] = _blank(work, self._label, name, inputs[name][1].keys, failed=why)
             else:
                 self._tell(f"comparing with DuckDB: {name}")

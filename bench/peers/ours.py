@@ -59,7 +59,7 @@ class CountRecords(RecordOperator):
         self._count: ValueState[Any] = context.get_state(ValueStateDescriptor("n", pa.int64(), default=0))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """Read, add one, put out, write."""
+        """Read, add one, emit, write."""
         key, state = row[0], self._count
 
         def counted(before: Any) -> Any:
@@ -70,7 +70,7 @@ class CountRecords(RecordOperator):
 
 
 class KeepSome(BundleOperator):
-    """No state: the rows that the floor puts out."""
+    """No state: the rows that the floor emits."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         return pa.schema([("key", pa.int64()), ("value", pa.int64())])

@@ -1,8 +1,8 @@
-"""Processes that take turns a micro-batch at a time, and what they and the driver of the benchmark say to each other.
+"""Processes that take turns by micro-batch, and their protocol with the driver of the benchmark.
 
 Owns: ``Input``, ``Start``, ``Run``, ``Timed`` and ``Said``, a line of JSON each; ``Running``, a peer's process, and
 ``take_turns``.
-Invariant: at any moment at most one process has been told to work.
+Invariant: at most one process works at any moment.
 Must not start Spark.
 
 A process is started with a Start as its argument, and then gets a line for each of its Runs, and a line ``go`` for each
@@ -59,7 +59,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of each micro-batch, from its trigger to its commit.
 
     ``cpu_seconds`` are those of processors: driver, JVM and Python workers, from a micro-batch's turn to the next
-    one's; of the last, which has none behind it, nothing is known. Empty where the system does not tell.
+    one's; the last one's are unknown. Empty where the system does not report them.
     """
 
     seconds: list[float]
@@ -131,7 +131,7 @@ class Running:
         if said.what == "failed":
             logs = (self._log.with_name(name) for name in (LOG, self._log.name))
             text = "\n".join(log.read_text(errors="replace")[-LAST_WORDS:] for log in logs if log.exists())
-            raise CaseError(f"{said.error}; the end of what it said:\n{text.strip()}")
+            raise CaseError(f"{said.error}; the end of its output:\n{text.strip()}")
         self.timed = said.timed
 
 

@@ -1,6 +1,6 @@
 """What was measured, how far it is from what was aimed at, and its table and picture.
 
-Owns: ``Throughput``, ``beside``, the aims, ``COLUMNS`` and ``draw_throughput``.
+Owns: ``Throughput``, ``compared``, the aims, ``COLUMNS`` and ``draw_throughput``.
 Invariant: a ratio is a median over pairs of micro-batches that followed each other; what was not found right has none.
 Must not import Spark or asyncstate.
 """
@@ -48,7 +48,7 @@ class Throughput(Row, kw_only=True, omit_defaults=True):
 
     @property
     def right(self) -> bool:
-        """Whether it has figures."""
+        """Whether it has metrics."""
         return bool(self.seconds) and not (self.failed or self.wrong or self.skipped)
 
     @property
@@ -86,11 +86,11 @@ _AIMED_KEYS = {"a": 1_000_000}
 PYFLINK_AIM, FLINK_AIM, FLINK_GOOD = 15.0, 1.0, 1.5
 
 
-def beside(results: Sequence[Throughput]) -> list[Throughput]:
-    """The results of one piece of work with their facts; those of each way of ours, with the peers, one behind the
-    other.
+def compared(results: Sequence[Throughput]) -> list[Throughput]:
+    """The results of one piece of work with their facts; those of each asyncstate variant, with the peers, in
+    sequence.
 
-    ``sync`` and ``async`` say how many times the rows a second of a peer ours have.
+    ``sync`` and ``async`` are the ratios of asyncstate's rows per second to a peer's.
     """
     shown = []
     kind = results[0].work.partition(",")[0] if results else ""

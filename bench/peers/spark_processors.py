@@ -37,7 +37,7 @@ class _Sums(StatefulProcessor):
         self.state.update(tuple(sums))
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Add the rows to ``sums``; what is put out."""
+        """Add the rows to ``sums``, and return the output rows."""
         raise NotImplementedError
 
 

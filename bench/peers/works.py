@@ -22,7 +22,7 @@ SPAN_US = 20_000_000
 DELAY = "1 second"
 BOUND = "10 seconds"
 FLOOR_SHARE = 100
-"""The floor puts out a row of so many, to have a result that can be compared."""
+"""The floor emits one row of this many, to have a result that can be compared."""
 TUMBLE, HOP = ("10 seconds",), ("10 seconds", "2 seconds")
 _DELAY_US = 1_000_000
 _BASE_US = 1_600_000_000_000_000
@@ -57,10 +57,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Result:
-    """What must come out.
+    """The expected result.
 
-    ``sql`` is the answer in DuckDB: the rows that the micro-batches from ``{first}`` to ``{last}`` put out, over the
-    tables with a column ``batch``. With ``upsert`` (key columns) a peer may put out any number of rows a key, of which
+    ``sql`` is the answer in DuckDB: the rows that the micro-batches from ``{first}`` to ``{last}`` emit, over the
+    tables with a column ``batch``. With ``upsert`` (key columns) a peer may emit any number of rows per key, of which
     the last counts.
     """
 

@@ -32,11 +32,14 @@ def slow_disk(
     workloads: Annotated[
         str,
         typer.Option(
-            help="by-hand (rocksdict alone), p1 to p9 (paradigms), aggregate, deduplicate; with commas, or 'all'."
+            help=(
+                "by-hand (rocksdict alone), p1 to p9 (paradigms), aggregate, deduplicate; separated by commas, or "
+                "'all'."
+            )
         ),
     ] = _AIMED_AT,
     devices: Annotated[
-        str, typer.Option(help="memory, disk, 0.2ms, 1ms, 5ms; with commas, or 'all'.")
+        str, typer.Option(help="memory, disk, 0.2ms, 1ms, 5ms; separated by commas, or 'all'.")
     ] = "all",
     state_keys: Annotated[int, typer.Option(min=1_000, help="Keys in the state, of 100 bytes.")] = 1_000_000,
     records: Annotated[

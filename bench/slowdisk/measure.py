@@ -35,7 +35,7 @@ from bench.slowdisk.workloads import INPUT, WORKLOADS, Workload, fill_batches, r
 _BUNDLE_ROWS = 2_000  # few enough that a bundle of uniform keys meets each block once, as a single read does
 _BASE = "base.json"
 _PIPES = shutil.ignore_patterns("*.asked")  # by which a worker is asked for a store
-_RECORD_US = 60.0  # about what a record costs in sync mode beside the added latency
+_RECORD_US = 60.0  # about the cost of a record in sync mode without the added latency
 _WARM_UP_SHARE = 10
 
 
@@ -60,7 +60,7 @@ DEVICES: Mapping[str, Device] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure. Sync gets as many records as fit ``sync_seconds``, so that no run takes for ever."""
+    """How much to measure. Sync gets as many records as fit ``sync_seconds``, which bounds each run."""
 
     state_keys: int
     records: int

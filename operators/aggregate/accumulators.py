@@ -54,19 +54,19 @@ class Count(MergingAggregator):
         self.fields = (pa.field(self.name, pa.int64(), nullable=False),)
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``Aggregator``."""
+        """The states of n single rows; ``signs`` as in ``KeyedRows``."""
         return [pa.array(self.weights(batch, signs))]
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         return [pa.array(group_sum(filled(state[0]).to_numpy(), groups))]
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         return [pc.add(filled(state[0]), filled(partial[0]))]
 
     def local(self) -> tuple[LocalColumn, ...] | None:
-        """See ``Aggregator``."""
+        """The columns that a partial aggregation computes for this part; None: it needs the rows themselves."""
         return None if len(self.columns) > 1 else (self._local(LocalFunction.COUNT, pa.int64()),)
 
 
@@ -84,7 +84,7 @@ class Sum(MergingAggregator):
         self._input_type = input_type
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``Aggregator``."""
+        """The states of n single rows; ``signs`` as in ``KeyedRows``."""
         values = filled(batch.column(self.column).cast(self.type))
         mask = counted_rows(batch, (self.column,), self.condition, signs)
         if mask is not None and not mask.all():
@@ -99,13 +99,13 @@ class Sum(MergingAggregator):
                 return [pc.if_else(pa.array(signs < 0), pc.negate(values), values)]
             raise GroupOverflowError(
                 self.owner,
-                f"the smallest int64 of column '{self.column}' cannot be taken back; cast the column to decimal(38, 0) "
-                "before the operator",
+                f"the smallest int64 of column '{self.column}' cannot be retracted; cast the column to decimal(38, "
+                "0) before the operator",
                 int(smallest[0]),
             ) from error
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         sums = filled(state[0])
         try:
             if pa.types.is_decimal(sums.type):
@@ -115,7 +115,7 @@ class Sum(MergingAggregator):
             raise self._overflow(_totals(sums, groups), error) from error
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         first, second = filled(state[0]), filled(partial[0])
         try:
             if not pa.types.is_decimal(self.type):
@@ -127,7 +127,7 @@ class Sum(MergingAggregator):
             raise self._overflow([one + other for one, other in pairs], error) from error
 
     def local(self) -> tuple[LocalColumn, ...] | None:
-        """See ``Aggregator``."""
+        """The columns that a partial aggregation computes for this part; None: it needs the rows themselves."""
         if self._input_type == pa.int64():
             halves = (LocalFunction.SUM_HIGH, LocalFunction.SUM_LOW)
             return tuple(self._local(half, pa.int64()) for half in halves)
@@ -143,7 +143,7 @@ class Sum(MergingAggregator):
         return [pa.array(half) for half in group_halves(values, weights, groups)]
 
     def gather(self, columns: Sequence[pa.Array], groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The state of each group (u) from the columns (n each) that ``local`` names."""
         if len(columns) == 1:
             return self.combine(list(columns), groups)
         high, low = (filled(column).to_numpy() for column in columns)
@@ -182,7 +182,7 @@ class RetractableSum(Sum):
         self.may_lack = frozenset(names)
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``Aggregator``."""
+        """The states of n single rows; ``signs`` as in ``KeyedRows``."""
         values = batch.column(self.column)
         is_finite = pc.is_finite(values)
         if pc.all(is_finite).as_py() is not False:
@@ -199,25 +199,25 @@ class RetractableSum(Sum):
         return [sums, *(counted(weights * kind) for kind in kinds)]
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         return [*super().combine(state[:1], groups), *(group_counts(column, groups) for column in state[1:])]
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         pairs = zip(state[1:], partial[1:], strict=True)
         return [*super().merge(state[:1], partial[:1]), *(merged_counts(*pair) for pair in pairs)]
 
     def local(self) -> tuple[LocalColumn, ...]:
-        """See ``Aggregator``."""
+        """The columns that a partial aggregation computes for this part; None: it needs the rows themselves."""
         counts = (self._local(function, pa.int64()) for function in NOT_FINITE)
         return (self._local(LocalFunction.SUM_FINITE, self.type), *counts)
 
     def gather(self, columns: Sequence[pa.Array], groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The state of each group (u) from the columns (n each) that ``local`` names."""
         return self.combine(list(columns), groups)
 
     def totals(self, state: State) -> pa.Array:
-        """See ``Sum``."""
+        """The sums (u)."""
         if all(column.null_count == len(column) for column in state[1:]):
             return state[0]
         nan, positive, negative = (filled(column).to_numpy() > 0 for column in state[1:])
@@ -262,7 +262,7 @@ class Extreme(MergingAggregator):
         return super().prepare(rows)
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``Aggregator``."""
+        """The states of n single rows; ``signs`` as in ``KeyedRows``."""
         values = batch.column(self.column)
         mask: npt.NDArray[Any] | None = None if self.condition is None else self.chosen(batch)
         if signs is not None:
@@ -272,15 +272,15 @@ class Extreme(MergingAggregator):
         return [pc.if_else(pa.array(mask), values, pa.scalar(None, values.type))]
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         return [group_extreme(state[0], groups, self.largest)]
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         return [pair_extreme(state[0], partial[0], self.largest)]
 
     def local(self) -> tuple[LocalColumn, ...] | None:
-        """See ``Aggregator``."""
+        """The columns that a partial aggregation computes for this part; None: it needs the rows themselves."""
         if self._retract:
             return None
         return (self._local(LocalFunction.MAX if self.largest else LocalFunction.MIN, self.type),)

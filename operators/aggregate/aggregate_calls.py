@@ -53,7 +53,7 @@ class Aggregate:
         columns, over each combination of values. Raises SchemaError without columns."""
         if not self.columns:
             raise SchemaError(
-                f"{self.kind.name}() of all rows cannot be distinct; name the column whose values count"
+                f"{self.kind.name}() of all rows cannot be distinct; name the column whose values to count"
             )
         return replace(self, is_distinct=True)
 
@@ -185,12 +185,12 @@ class Parts:
             self.sources.append(source)
         return index
 
-    def add_apart(self, parts: Parts, prefix: str) -> range:
+    def add_prefixed(self, parts: Parts, prefix: str) -> range:
         """Add parts that are not shared; return their indices. Their state columns start with ``prefix`` and are
         nullable: null if nothing has been counted."""
         added = range(len(self.all), len(self.all) + len(parts.all))
         for part in parts.all:
-            part.call_apart(prefix)
+            part.prefix_fields(prefix)
             self.add(part)
         self.float_sums |= {added[total]: added[counter] for total, counter in parts.float_sums.items()}
         return added
@@ -305,24 +305,27 @@ def check_aggregates(aggregates: object, owner: str, values: bool = True, tables
     """Raise SchemaError unless ``aggregates`` is a list of aggregates of the allowed kinds: ``values``, or a single
     function that makes rows (``tables``)."""
     if not isinstance(aggregates, Sequence) or isinstance(aggregates, str):
-        raise SchemaError(f"{owner}: aggregates is {aggregates!r}; give a list, also of a single one")
+        raise SchemaError(f"{owner}: aggregates is {aggregates!r}; give a list, even for a single aggregate")
     for aggregate in aggregates:
         if not isinstance(aggregate, Aggregate):
             raise SchemaError(
-                f"{owner}: {aggregate!r} is no aggregate; make one with count, sum_ and their like, or with udaf"
+                f"{owner}: {aggregate!r} is not an aggregate; create one with count, sum_ and so on, or with udaf"
                 if values
-                else f"{owner}: {aggregate!r} is no aggregate; make one with udtaf"
+                else f"{owner}: {aggregate!r} is not an aggregate; create one with udtaf"
             )
         if not (tables if aggregate.kind.makes_rows else values):
             raise SchemaError(
-                f"{owner}: '{aggregate.name}' makes rows; use it in GroupTableAggregate or in windows"
+                f"{owner}: '{aggregate.name}' returns rows; use it in GroupTableAggregate or in windows"
                 if aggregate.kind.makes_rows
-                else f"{owner}: '{aggregate.name}' makes no rows; give a function of udtaf, or use GroupAggregate"
+                else (
+                    f"{owner}: '{aggregate.name}' does not return rows; give a function of udtaf, or use "
+                    "GroupAggregate"
+                )
             )
         if aggregate.kind.makes_rows and len(aggregates) > 1:
             raise SchemaError(
-                f"{owner}: '{aggregate.name}' makes rows, so no other aggregate can have a column beside it; give it "
-                "alone, and the others to a second operator"
+                f"{owner}: '{aggregate.name}' returns rows, so it must be the only aggregate; give the others to a "
+                "second operator"
             )
 
 

@@ -28,7 +28,7 @@ from .aggregate_states import AggregateStates
 AGGREGATE: Final = "aggregate "
 _ALL, _LATER = "of all rows", "of the rows since it was added"
 _START_NOW: Final = (
-    "the rows before are gone: .starting_now() has it of the rows from now on, over insert-only inputs"
+    "earlier rows are gone: .starting_now() aggregates the rows from now on, over insert-only inputs"
 )
 
 
@@ -47,8 +47,8 @@ class AggregateOperator(Named, BundleOperator):
         for aggregate in aggregates:
             if aggregate.starts_now and (aggregate.kind.makes_rows or not self.takes_later):
                 raise SchemaError(
-                    f"{self.owner}: '{aggregate.name}' is to start now, but only values of GroupAggregate and "
-                    "WindowAggregate can be added to state that is there; give the operator a new uid"
+                    f"{self.owner}: '{aggregate.name}' has starting_now(), but only values of GroupAggregate and "
+                    "WindowAggregate can be added to existing state; give the operator a new uid"
                 )
         self.aggregates = tuple(aggregates)
 
@@ -76,7 +76,7 @@ class AggregateOperator(Named, BundleOperator):
 
     @property
     def is_bundled(self) -> bool:
-        """See ``BundleOperator``."""
+        """Whether it runs a BundledAggregateFunction, for which ``async-state.bundled-agg`` bounds its bundles."""
         return any(aggregate.kind.is_bundled for aggregate in self.aggregates)
 
     @property
@@ -100,7 +100,7 @@ class AggregateOperator(Named, BundleOperator):
             await function.open_calls()
 
     async def close_calls(self) -> None:
-        """See ``Operator``."""
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
         for function in functions_of(self.aggregates):
             await function.close_calls()
 
@@ -118,7 +118,7 @@ class KeyAggregateOperator(AggregateOperator):
         return [None if self.ttl is not None and inputs[0].changelog else columns_of(self.aggregates)]
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._states.prefetch(bundle.keys)
 
     def _plan(self, spec: InputSpec) -> AggregatePlan:

@@ -31,7 +31,7 @@ from .aggregate_calls import (
     functions_of,
     state_bytes_of,
 )
-from .aggregates import counts_of, masked
+from .aggregates import counts_of, null_where
 from .aggregator import KeyedRows, MergingAggregator, State, Updated
 from .distinct import DistinctValues
 from .retractable_minmax import Multiset
@@ -268,18 +268,20 @@ def _late(parts: Parts, aggregate: Aggregate) -> AggregateOutput:
     output = aggregate.kind.bind(binding)
     if parts.retract:
         raise binding.refuse(
-            "starts now, but the input is a changelog, and nobody knows of a row that is taken back whether it was "
-            "counted; give the operator a new uid"
+            "has starting_now(), but the input is a changelog, and a retracted row may not have been counted; give "
+            "the operator a new uid"
         )
     if own.distincts or any(part.keeps_more for part in own.all):
-        raise binding.refuse("starts now, which neither distinct() nor a function with views can")
-    at = parts.add_apart(own, f"{aggregate.name}:")
+        raise binding.refuse(
+            "has starting_now(), which neither distinct() nor a function with views supports"
+        )
+    at = parts.add_prefixed(own, f"{aggregate.name}:")
     read, part = output.values, output.part or 0
 
     def values(states: Sequence[State]) -> pa.Array:
         mine = states[at.start : at.stop]
         found = own.all[part].values(mine[part]) if read is None else read(mine)
-        return masked(found, counts_of(mine[0]) == 0)
+        return null_where(found, counts_of(mine[0]) == 0)
 
     return AggregateOutput(output.field.with_nullable(True), values)
 

@@ -97,7 +97,7 @@ class PartialRows(Protocol):
         signs (n) of the rows, 0 for those that do not count."""
 
 
-class _KeptBeside(Protocol):
+class _DependentState(Protocol):
     """Additional state with the same keys as the states."""
 
     def remove(self, keys: KeyBatch) -> None:
@@ -132,9 +132,9 @@ class AggregateStates:
             values.open(context, spec.changelog, time_first) for values in plan.distincts
         ]
         plan.open(context, time_first)
-        self._beside: list[_KeptBeside] = [*self._distincts, *plan.parts]
-        for beside in (*self._multisets, *self._beside):
-            beside.expire_with(state)
+        self._dependents: list[_DependentState] = [*self._distincts, *plan.parts]
+        for dependents in (*self._multisets, *self._dependents):
+            dependents.expire_with(state)
 
     def prefetch(self, keys: KeyBatch) -> None:
         """Start to load the stored state for the keys of a later bundle."""
@@ -152,9 +152,13 @@ class AggregateStates:
             prepared = self._plan.prepare(sources)  # while the read is in progress
             return read.then_compose(lambda old: self._async_update(rows, old, sources, prepared, ctx))
         if known is None:
-            return read.then_compose(lambda old: self._async_change(rows, groups, old, _Beside(), ctx))
+            return read.then_compose(
+                lambda old: self._async_change(rows, groups, old, _DependentReads(), ctx)
+            )
         return known.then_compose(
-            lambda beside: read.then_compose(lambda old: self._async_change(rows, groups, old, beside, ctx))
+            lambda dependents: read.then_compose(
+                lambda old: self._async_change(rows, groups, old, dependents, ctx)
+            )
         )
 
     def async_merge(self, rows: Addition, local: PartialRows) -> StateFuture[AggregateChange]:
@@ -176,7 +180,7 @@ class AggregateStates:
         )
 
         def merge(found: Sequence[ReadValues], old: Columns) -> AggregateChange:
-            found = self._without_expired(rows.keys, old, _Beside((), found)).values
+            found = self._without_expired(rows.keys, old, _DependentReads((), found)).values
             shown = []
             for (state, (batch, at), chosen), read in zip(parts, found, strict=True):
                 signs = state.update(read, chosen, None)
@@ -202,12 +206,12 @@ class AggregateStates:
 
     def remove(self, keys: KeyBatch) -> None:
         """Remove the additional state of ``keys``."""
-        for beside in (*self._multisets, *self._beside):
-            beside.remove(keys)
+        for dependents in (*self._multisets, *self._dependents):
+            dependents.remove(keys)
 
     # -- a bundle --------------------------------------------------------------------------------------
 
-    def _async_known(self, rows: Addition, keyed: KeyedRows) -> StateFuture[_Beside] | None:
+    def _async_known(self, rows: Addition, keyed: KeyedRows) -> StateFuture[_DependentReads] | None:
         """A future of the additional state; None if the rows need none."""
         ahead = [read for part in self._plan.parts if (read := part.async_read(keyed)) is not None]
         if not (self._multisets or self._distincts or ahead):
@@ -216,23 +220,25 @@ class AggregateStates:
         values: StateFuture[Any] = combine_all(
             [state.async_read(rows.batch, rows.keys) for state in self._distincts]
         )
-        return combine_all([heads, values, *ahead]).then_apply(lambda found: _Beside(found[0], found[1]))
+        return combine_all([heads, values, *ahead]).then_apply(
+            lambda found: _DependentReads(found[0], found[1])
+        )
 
     def _async_change(
-        self, rows: Addition, groups: Groups, old: Columns, beside: _Beside, ctx: BundleContext
+        self, rows: Addition, groups: Groups, old: Columns, dependents: _DependentReads, ctx: BundleContext
     ) -> StateFuture[AggregateChange]:
         signs = self._signs(rows, groups, old)
-        beside = self._without_expired(rows.keys, old, beside)
+        dependents = self._without_expired(rows.keys, old, dependents)
         shown = [
             state.update(read, rows.batch, signs)
-            for state, read in zip(self._distincts, beside.values, strict=True)
+            for state, read in zip(self._distincts, dependents.values, strict=True)
         ]
         sources = self._plan.sources(self._keyed(rows, groups, signs), shown)
         prepared = self._plan.prepare(sources)
         if not self._multisets:
             return self._async_update(rows, old, sources, prepared, ctx)
         changed = self._plan.async_update(old.columns, sources, prepared, ctx)
-        return changed.then_compose(lambda new: self._async_extremes(rows, signs, old, new, beside.heads))
+        return changed.then_compose(lambda new: self._async_extremes(rows, signs, old, new, dependents.heads))
 
     def _async_update(
         self,
@@ -276,16 +282,16 @@ class AggregateStates:
         self._missing.add(rows.at[missing], rows.bundle)
         return signs
 
-    def _without_expired(self, keys: KeyBatch, old: Columns, beside: _Beside) -> _Beside:
+    def _without_expired(self, keys: KeyBatch, old: Columns, dependents: _DependentReads) -> _DependentReads:
         """Drop the remaining additional state of expired keys."""
         if not self._ttl or old.present.all():
-            return beside
+            return dependents
         gone = ~old.present
-        for state in self._beside:
+        for state in self._dependents:
             state.remove(keys.select(gone))
-        pairs = zip(self._multisets, beside.heads, strict=True)
+        pairs = zip(self._multisets, dependents.heads, strict=True)
         heads = [state.forget(keys, sizes, gone) for state, sizes in pairs]
-        return _Beside(heads, [read.without(gone) for read in beside.values])
+        return _DependentReads(heads, [read.without(gone) for read in dependents.values])
 
     # -- writes ----------------------------------------------------------------------------------------
 
@@ -298,8 +304,8 @@ class AggregateStates:
         keys, stamps, before, states = rows.keys, rows.stamps, change.old.present, change.new.states
         if not after.all():
             dead = keys.select(~after)
-            for beside in self._beside:
-                beside.remove(dead)
+            for dependents in self._dependents:
+                dependents.remove(dead)
         known = before | after  # a key that appears and disappears within the bundle needs no write
         if not known.all():
             mask = pa.array(known)
@@ -308,7 +314,7 @@ class AggregateStates:
         self._state.write(keys, states, after, stamps)
 
 
-class _Beside(NamedTuple):
+class _DependentReads(NamedTuple):
     """Additional state that was read: of each log of values, and of each set of distinct values."""
 
     heads: Sequence[ListHeads] = ()

@@ -81,7 +81,7 @@ class _Sum(AggregateKind):
 
         return AggregateOutput(
             pa.field(binding.aggregate.name, kind),
-            lambda states: masked(shown(part.totals(states[total])), counts_of(states[counter]) == 0),
+            lambda states: null_where(shown(part.totals(states[total])), counts_of(states[counter]) == 0),
         )
 
 
@@ -126,7 +126,7 @@ def counts_of(state: State) -> npt.NDArray[np.int64]:
     return int64_values(state[0])
 
 
-def masked(column: pa.Array, empty: npt.NDArray[np.bool_]) -> pa.Array:
+def null_where(column: pa.Array, empty: npt.NDArray[np.bool_]) -> pa.Array:
     """The column (u), null where ``empty`` (u) is true."""
     return pc.if_else(pa.array(~empty), column, pa.scalar(None, column.type)) if empty.any() else column
 
@@ -137,7 +137,7 @@ def _decimal_means(sums: pa.Array, counts: npt.NDArray[np.int64], scale: int) ->
     divisors = pa.array(np.where(empty, 1, counts)).cast(pa.decimal256(19, 0))
     # Arrow divides with twenty digits more than the sum has and truncates, which does not change rounding to fewer.
     exact = pc.divide(sums.cast(pa.decimal256(38, sums.type.scale)), divisors)
-    return masked(pc.round(exact, scale, "half_towards_infinity"), empty)
+    return null_where(pc.round(exact, scale, "half_towards_infinity"), empty)
 
 
 def _means(sums: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:

@@ -118,7 +118,7 @@ class Aggregator(ABC):
     may_lack: frozenset[str] = frozenset()
     """Names of fields that states of an older layout do not have: such states read as null, with its usual meaning."""
 
-    def call_apart(self, prefix: str) -> None:
+    def prefix_fields(self, prefix: str) -> None:
         """Add ``prefix`` to the names of the state columns, and allow states of an older layout to lack them."""
         names = [prefix + field.name for field in self.fields]
         pairs = zip(self.fields, names, strict=True)
@@ -209,7 +209,7 @@ class MergingAggregator(Aggregator):
             return self.combine(lifted, rows.groups)
 
     def update(self, state: State, rows: KeyedRows, prepared: State, ctx: BundleContext) -> Updated:
-        """See ``Aggregator``."""
+        """The states (u) after the rows; ``prepared`` is the result of ``prepare``."""
         with naming(rows.keys):
             return Updated(self.merge(state, prepared))
 

@@ -132,11 +132,11 @@ class Bag(MergingAggregator):
         self.fields = tuple(pa.field(name, pa.list_(kind)) for name, kind in zip(names, types, strict=True))
 
     def chosen(self, batch: pa.RecordBatch) -> BoolArray | None:
-        """See ``MergingAggregator``."""
+        """Rows (n) that count: values not null and condition true."""
         return chosen_rows(batch, self._needed, self.condition)
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``MergingAggregator``."""
+        """The states of n single rows; ``signs`` as in ``KeyedRows``."""
         weights, columns = self.weights(batch, signs), [batch.column(name) for name in self.columns]
         counted = weights != 0
         if not counted.all():
@@ -146,12 +146,12 @@ class Bag(MergingAggregator):
         return self._stored(Contents(owners, columns, weights[counted]), batch.num_rows)
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         owners, columns, counts = self._read(state)
         return self._net(groups.ids[owners], columns, counts, len(groups.starts))
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         first, second = self._read(state), self._read(partial)
         columns = [pa.concat_arrays(pair) for pair in zip(first.columns, second.columns, strict=True)]
         owners = np.concatenate([first.owners, second.owners])
@@ -193,7 +193,7 @@ class Counted(MergingAggregator):
     """A part whose states follow from values and their counts; it cannot retract values by itself."""
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``MergingAggregator``."""
+        """The states of n single rows; ``signs`` as in ``KeyedRows``."""
         return self.of_counts([batch.column(name) for name in self.columns], self.weights(batch, signs))
 
     def of_counts(self, columns: Sequence[pa.Array], counts: Int64Array) -> State:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..core.arrays import Int64Array, int64_values
 from ..core.segments import Groups
 from .aggregate_calls import Aggregate, AggregateKind, AggregateOutput, InputBinding
-from .aggregates import counts_of, masked
+from .aggregates import counts_of, null_where
 from .aggregator import State
 from .bag import Counted, Reader, retractable
 
@@ -55,16 +55,16 @@ class Bits(Counted):
         self._neutral = -1 if function == "bit_and" else 0
 
     def of_counts(self, columns: Sequence[pa.Array], counts: Int64Array) -> State:
-        """See ``Counted``."""
+        """The states of n values that occur ``counts`` (n) times each; 0: no value."""
         counted = counts % 2 != 0 if self.retracts else counts > 0
         return [pa.array(np.where(counted, int64_values(columns[0]), self._neutral))]
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         return [pa.array(self._function.reduceat(self._values(state)[groups.order], groups.starts))]
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         return [pa.array(self._function(self._values(state), self._values(partial)))]
 
     def _values(self, state: State) -> Int64Array:
@@ -76,7 +76,7 @@ class _Bits(AggregateKind):
     name: Function
 
     def keeps_values(self, retract: bool) -> bool:
-        """See ``AggregateKind``."""
+        """Whether its accumulator keeps a value per row; ``retract``: the input retracts rows."""
         return retract and self.name != "bit_xor"
 
     def bind(self, binding: InputBinding) -> AggregateOutput:
@@ -96,5 +96,5 @@ class _Bits(AggregateKind):
         kind = binding.input_type
         return AggregateOutput(
             pa.field(binding.aggregate.name, kind),
-            lambda states: masked(read(states)[0].cast(kind), counts_of(states[counter]) == 0),
+            lambda states: null_where(read(states)[0].cast(kind), counts_of(states[counter]) == 0),
         )

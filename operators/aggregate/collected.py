@@ -55,7 +55,7 @@ def string_agg(column: str, separator: str = ",", order_by: OrderBy = ARRIVAL) -
     """The texts of a column in order of arrival, with ``separator`` between them; null without a value. State, cost and
     ``order_by`` are those of ``collect``."""
     if not isinstance(separator, str):
-        raise SchemaError(f"string_agg: separator is {separator!r}; give a text")
+        raise SchemaError(f"string_agg: separator is {separator!r}; give a string")
     order = order_columns(order_by, "string_agg")
     return (
         ordered_list(column, order, separator)

@@ -111,7 +111,7 @@ class DistinctState:
 
     def expire_with(self, state: ColumnState) -> None:
         """Expire the values together with the rows of the same keys in ``state``."""
-        state.take_along(self._state)
+        state.cascade_expiry(self._state)
 
     def _counts(self, stored: Columns) -> list[Int64Array]:
         absent = False if self._kind == pa.bool_() else 0

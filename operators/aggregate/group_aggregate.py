@@ -96,13 +96,14 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         self.emit: Literal["net", "each"] = emit
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         always = {"empty_row": "yes"} if self.empty_row else {}
         return {**super().state_meaning(inputs), **always}
 
     @property
     def row_bytes(self) -> int:
-        """See ``BundleOperator``."""
+        """Bytes of state that each row of a bundle reads and writes, if they are many and known beforehand. 0:
+        estimated from the previous micro-batch; the memory of a bundle bounds both."""
         return 0
 
     @property
@@ -112,16 +113,14 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
 
     @property
     def nets_output(self) -> bool:  # type: ignore[override]  # of the object: by what it emits
-        """See ``Operator``."""
+        """Whether a bundle emits one net change per key."""
         return self.emit == "net"
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Key columns and one column per aggregate."""
         spec = inputs[0]
         if not spec.key and not self.aggregates:
-            raise SchemaError(
-                f"{self.owner}: there are neither key columns nor aggregates; give at least one"
-            )
+            raise SchemaError(f"{self.owner}: it has neither key columns nor aggregates; give at least one")
         if spec.key and self.empty_row:
             raise SchemaError(
                 f"{self.owner}: empty_row is for an input without key columns, but {spec.name} is keyed by "
@@ -160,11 +159,13 @@ class GroupAggregate(KeepsKey, KeyAggregateOperator):
         return LocalLayout(self._plan(inputs[0]), inputs[0].changelog).phase
 
     def partial_step(self, given: InputSpec) -> PartialStep:
-        """See ``BundleOperator``."""
+        """The step that makes the rows of ``given.row_schema`` from some rows of the input, if ``given.local`` is
+        what ``partial_aggregation`` returned; or selects those that ``given.limit``, what ``partial_limit`` returned,
+        lets through."""
         return LocalLayout(self._plan(given), given.changelog).step(given)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         if not bundle.num_rows:
             return None
         if self.emit == "each" and bundle.num_rows > len(bundle.keys):

@@ -73,7 +73,7 @@ class GroupTableAggregate(KeepsKey, KeyAggregateOperator):
         self._open_states(plan, context)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         if not bundle.num_rows:
             return None
         changed = self._states.async_add(Addition.of(bundle, stamps=self._stamps(bundle)), ctx)

@@ -84,7 +84,7 @@ class _Moments(Counted):
         self.retracts = False
 
     def of_counts(self, columns: Sequence[pa.Array], counts: Int64Array) -> State:
-        """See ``Counted``."""
+        """The states of n values that occur ``counts`` (n) times each; 0: no value."""
         number = counts.astype(np.float64)
         values = [filled(column.cast(pa.float64(), safe=False)).to_numpy() for column in columns]
         values = [np.where(number > 0, column, 0.0) for column in values]
@@ -94,7 +94,7 @@ class _Moments(Counted):
 
     @_beyond_floats
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         numbers = [filled(column).to_numpy()[groups.order] for column in state]
         count, means = numbers[0], numbers[1 : 1 + len(self.columns)]
         total = np.add.reduceat(count, groups.starts)
@@ -111,7 +111,7 @@ class _Moments(Counted):
         return _stored([total, *joined, *(np.add.reduceat(column, groups.starts) for column in sums)])
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         count = len(state[0])
         pairs = Groups(np.arange(2 * count).reshape(2, count).T.ravel(), np.arange(0, 2 * count, 2))
         both = [pa.concat_arrays(pair) for pair in zip(state, partial, strict=True)]
@@ -132,7 +132,7 @@ class CoMoments(_Moments):
         super().__init__(owner, "comoments", names, columns, condition, distinct)
 
     def shifted(self, count: Floats, apart: Sequence[Floats], sums: Sequence[Floats]) -> list[Floats]:
-        """See ``_Moments``."""
+        """The sums (n) of ``count`` values around other means, ``apart`` (n per column) from their own."""
         (x, y), (xx, yy, xy) = apart, sums
         return [xx + count * x * x, yy + count * y * y, xy + count * x * y]
 
@@ -148,7 +148,7 @@ class HigherMoments(_Moments):
         )
 
     def shifted(self, count: Floats, apart: Sequence[Floats], sums: Sequence[Floats]) -> list[Floats]:
-        """See ``_Moments``."""
+        """The sums (n) of ``count`` values around other means, ``apart`` (n per column) from their own."""
         (d,), (second, third, fourth) = apart, sums
         return [
             second + count * d**2,
@@ -163,7 +163,7 @@ class _OfMoments(AggregateKind):
     part: type[CoMoments] | type[HigherMoments]
 
     def keeps_values(self, retract: bool) -> bool:
-        """See ``AggregateKind``."""
+        """Whether its accumulator keeps a value per row; ``retract``: the input retracts rows."""
         return retract
 
     def bind(self, binding: InputBinding) -> AggregateOutput:
@@ -192,7 +192,7 @@ class _Covariance(_OfMoments):
     part = CoMoments
 
     def found(self, numbers: Sequence[Floats]) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """See ``_OfMoments``."""
+        """The results (u) from the columns of states (u), and which are null."""
         count, _, _, xx, yy, xy = numbers
         if self.name == "covar_pop":
             return xy / np.maximum(count, 1), count == 0
@@ -207,7 +207,7 @@ class _Higher(_OfMoments):
     part = HigherMoments
 
     def found(self, numbers: Sequence[Floats]) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """See ``_OfMoments``."""
+        """The results (u) from the columns of states (u), and which are null."""
         count, _, second, third, fourth = numbers
         missing = (count == 0) | (second == 0)
         if self.name == "skewness":

@@ -61,7 +61,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         return _FinalGroupAggregate(self.aggregates, emit_update_before)
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return {**super().state_meaning(inputs), "bucket": self.bucket}
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
@@ -69,8 +69,8 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         spec = inputs[0]
         if self.bucket not in spec.key:
             raise SchemaError(
-                f"{self.owner}: bucket column '{self.bucket}' is no key column of {spec.name}; key it by the columns "
-                "of the group and by the bucket"
+                f"{self.owner}: bucket column '{self.bucket}' is not a key column of {spec.name}; use the columns of "
+                "the group and the bucket as its key"
             )
         plan = self._plan(spec)
         self._check_parts(AggregatePlan(self.aggregates, spec.schema, self.owner), spec)
@@ -87,7 +87,7 @@ class IncrementalGroupAggregate(KeyAggregateOperator):
         self._codec = KeyCodec([field.type for field in fields], names, context.max_parallelism)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         if not bundle.num_rows:
             return None
         changed = self._states.async_add(Addition.of(bundle), ctx)
@@ -135,7 +135,7 @@ class _FinalGroupAggregate(GroupAggregate):
     def _plan(self, spec: InputSpec) -> AggregatePlan:
         if spec.changelog:
             raise SchemaError(
-                f"{self.owner}: {spec.name} is a changelog; give it what the first part puts out"
+                f"{self.owner}: {spec.name} is a changelog; give it the output of the first part"
             )
         columns = columns_of(self.aggregates)
         schema = pa.schema([pa.field(name, self._type_of(name, spec)) for name in sorted(columns)])
@@ -151,8 +151,8 @@ class _FinalGroupAggregate(GroupAggregate):
         ]
         if missing:
             raise SchemaError(
-                f"{self.owner}: {spec.name} has no column '{missing[0]}'; give it what an IncrementalGroupAggregate of "
-                "the same aggregates puts out"
+                f"{self.owner}: {spec.name} has no column '{missing[0]}'; give it the output of an "
+                "IncrementalGroupAggregate of the same aggregates"
             )
         return plan
 

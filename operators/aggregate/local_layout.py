@@ -121,7 +121,7 @@ class LocalLayout:
         return columns
 
     def values(self, batch: pa.RecordBatch) -> list[LocalValueRows]:
-        """See ``PartialRows``."""
+        """The rows (n) of each set of distinct values."""
         if self._values is None:
             return []
         sets, met = batch.column(LOCAL_SET).to_numpy(), batch.column(LOCAL_MET).to_numpy()
@@ -141,7 +141,8 @@ class LocalLayout:
         groups: Groups,
         values: Sequence[tuple[pa.RecordBatch, Sequence[Int8Array]]] = (),
     ) -> State:
-        """See ``PartialRows``."""
+        """The state of each group (u); ``values``: the rows of each set of distinct values, and for each condition
+        the signs (n) of the rows, 0 for those that do not count."""
         state: State = []
         for part, own, source in zip(self._plan.parts, self._indices, self._plan.value_sources, strict=True):
             if source is None:

@@ -78,18 +78,18 @@ class _Sample(NamedTuple):
         """With the values of ``other``."""
         count = self.number + other.number
         share = other.number / np.where(count == 0, 1, count)
-        apart = other.mean - self.mean
-        squares = self.squares + other.squares + apart**2 * self.number * share
-        return _Sample(count, self.mean + apart * share, squares)
+        difference = other.mean - self.mean
+        squares = self.squares + other.squares + difference**2 * self.number * share
+        return _Sample(count, self.mean + difference * share, squares)
 
     def without(self, other: _Sample) -> _Sample:
         """Without the values of ``other``, which are among these."""
         count = self.number - other.number
         share = other.number / np.where(count <= 0, 1, count)
         mean = self.mean + (self.mean - other.mean) * share
-        apart = other.mean - mean
+        difference = other.mean - mean
         total = np.where(self.number == 0, 1, self.number)
-        squares = self.squares - other.squares - apart**2 * count * other.number / total
+        squares = self.squares - other.squares - difference**2 * count * other.number / total
         left = count > 0
         return _Sample(
             np.where(left, count, 0.0),
@@ -121,7 +121,7 @@ class Moments(MergingAggregator):
 
     @_beyond_floats
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         count, mean, squares = _sample(state)
         total = group_sum(count, groups)
         means = group_sum(count * mean, groups) / np.where(total == 0, 1, total)
@@ -131,7 +131,7 @@ class Moments(MergingAggregator):
 
     @_beyond_floats
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         return _stored(_sample(state).joined(_sample(partial)))
 
     @_beyond_floats
@@ -147,7 +147,7 @@ class Moments(MergingAggregator):
         return [super(Moments, self).prepare(rows._replace(signs=signs)) for signs in (added, taken)]
 
     def update(self, state: State, rows: KeyedRows, prepared: list[State], ctx: BundleContext) -> Updated:
-        """See ``Aggregator``."""
+        """The states (u) after the rows; ``prepared`` is the result of ``prepare``."""
         added = self.merge(state, prepared[0])
         return Updated(self.without(added, prepared[1]) if len(prepared) > 1 else added)
 
@@ -178,15 +178,15 @@ class RetractableMoments(Moments):
         return [*_stored(_Sample(number, values, np.zeros(len(values)))), others]
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         return [*super().combine(state[:3], groups), group_counts(state[3], groups)]
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         return [*super().merge(state[:3], partial[:3]), merged_counts(state[3], partial[3])]
 
     def without(self, state: State, partial: State) -> State:
-        """See ``Moments``."""
+        """The states (u) without the rows of ``partial``, which they include."""
         others = merged_counts(state[3], pc.negate(partial[3]))
         return [*super().without(state[:3], partial[:3]), others]
 
@@ -215,18 +215,18 @@ class Truths(MergingAggregator):
         )
 
     def lift(self, batch: pa.RecordBatch, signs: Int8Array | None) -> State:
-        """See ``MergingAggregator``."""
+        """The states of n single rows; ``signs`` as in ``KeyedRows``."""
         values = batch.column(self.column)
         is_true = np.asarray(values.fill_null(False).to_numpy(zero_copy_only=False), np.bool_)
         weights = self.weights(batch, signs)
         return [pa.array(weights * is_true), pa.array(weights * ~is_true)]
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         return [pa.array(group_sum(int64_values(column), groups)) for column in state]
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         return [
             pa.array(int64_values(first) + int64_values(second))
             for first, second in zip(state, partial, strict=True)

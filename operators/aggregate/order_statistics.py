@@ -105,7 +105,7 @@ class _OfBag(AggregateKind):
     """Whether the result is the same with and without DISTINCT."""
 
     def keeps_values(self, retract: bool) -> bool:
-        """See ``AggregateKind``."""
+        """Whether its accumulator keeps a value per row; ``retract``: the input retracts rows."""
         return retract or self.keep == "all"
 
     def bind(self, binding: InputBinding) -> AggregateOutput:
@@ -148,7 +148,7 @@ class _AtFraction(_OfBag):
     descending: bool
 
     def found(self, contents: Contents, count: int) -> pa.Array:
-        """See ``_OfBag``."""
+        """The results of ``count`` owners; null for owners without contents."""
         owners, (values,), counts = contents
         starts = np.flatnonzero(run_begins(owners))
         sizes = np.add.reduceat(counts, starts)
@@ -173,7 +173,7 @@ class _Percentile(_AtFraction):
     name: str = "percentile"
 
     def result(self, binding: InputBinding) -> pa.DataType:
-        """See ``_OfBag``."""
+        """The type of the result."""
         if sum_type(binding.input_type) is None:
             raise binding.wrong_type("an integer, float or decimal")
         return pa.float64()
@@ -208,7 +208,7 @@ class _Mode(_OfBag):
     name: str = "mode"
 
     def found(self, contents: Contents, count: int) -> pa.Array:
-        """See ``_OfBag``."""
+        """The results of ``count`` owners; null for owners without contents."""
         owners, (values,), counts = contents
         order = rows_by(owners, -counts)
         first = order[run_begins(owners[order])]
@@ -225,15 +225,15 @@ class _By(_OfBag):
         return "last" if self.name == "max_by" else "first"
 
     def columns(self, aggregate: Aggregate) -> tuple[str, ...]:
-        """See ``_OfBag``."""
+        """The columns of the bag, in its order."""
         return aggregate.columns[::-1]
 
     def needed(self, aggregate: Aggregate) -> tuple[str, ...]:
-        """See ``_OfBag``."""
+        """The columns that must not be null."""
         return aggregate.columns[1:]
 
     def found(self, contents: Contents, count: int) -> pa.Array:
-        """See ``_OfBag``."""
+        """The results of ``count`` owners; null for owners without contents."""
         owners, columns, _ = contents.extremes(self.keep)
         return of_owners(columns[1], owners, count)
 
@@ -244,15 +244,15 @@ class _Map(_OfBag):
     by_value = True
 
     def needed(self, aggregate: Aggregate) -> tuple[str, ...]:
-        """See ``_OfBag``."""
+        """The columns that must not be null."""
         return aggregate.columns[:1]
 
     def result(self, binding: InputBinding) -> pa.DataType:
-        """See ``_OfBag``."""
+        """The type of the result."""
         return pa.map_(*map(binding.type_of, binding.aggregate.columns))
 
     def found(self, contents: Contents, count: int) -> pa.Array:
-        """See ``_OfBag``."""
+        """The results of ``count`` owners; null for owners without contents."""
         begins = run_begins(contents.owners, rank_column(contents.columns[0])[0])
         owners, (keys, values), _ = contents.chosen(np.append(begins[1:], True))
         (places,) = as_lists([pa.array(np.arange(len(keys)))], owners, count)
@@ -270,11 +270,11 @@ class _OrderedList(_OfBag):
     separator: str = ""
 
     def needed(self, aggregate: Aggregate) -> tuple[str, ...]:
-        """See ``_OfBag``."""
+        """The columns that must not be null."""
         return aggregate.columns[:1]
 
     def result(self, binding: InputBinding) -> pa.DataType:
-        """See ``_OfBag``."""
+        """The type of the result."""
         aggregate = binding.aggregate
         kind = binding.type_of(aggregate.columns[0])
         if aggregate.is_distinct and len(aggregate.columns) > 1:
@@ -289,7 +289,7 @@ class _OrderedList(_OfBag):
         return kind
 
     def found(self, contents: Contents, count: int) -> pa.Array:
-        """See ``_OfBag``."""
+        """The results of ``count`` owners; null for owners without contents."""
         owners, columns, counts = contents
         names = [self.value, *(one.column for one in self.order if one.column != self.value)]
         codes = order_codes([columns[names.index(one.column)] for one in self.order], self.order)

@@ -130,7 +130,7 @@ class MultisetState:
 
     def expire_with(self, state: ColumnState) -> None:
         """Expire the logs together with the rows of the same keys in ``state``."""
-        state.take_along(self._logs)
+        state.cascade_expiry(self._logs)
 
     def forget(self, keys: KeyBatch, heads: ListHeads, expired: BoolArray) -> ListHeads:
         """Remove the logs, if any, of the keys that are ``expired`` (u); return the heads without them."""

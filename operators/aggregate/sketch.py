@@ -65,9 +65,9 @@ class Registers(MergingAggregator):
         self._precision = precision
         self._kind = kind
 
-    def call_apart(self, prefix: str) -> None:
-        """See ``Aggregator``."""
-        super().call_apart(prefix)
+    def prefix_fields(self, prefix: str) -> None:
+        """Add ``prefix`` to the names of the state columns, and allow states of an older layout to lack them."""
+        super().prefix_fields(prefix)
         self.name = prefix + self.name
 
     def open(self, context: OperatorContext, time_first: bool = False) -> None:
@@ -89,12 +89,12 @@ class Registers(MergingAggregator):
         return [self._stored(self._of(rows.batch, owners, len(rows.groups.starts), rows.signs))]
 
     def combine(self, state: State, groups: Groups) -> State:
-        """See ``Aggregator``."""
+        """The states (n) of each group, in its order, merged into one per group (u)."""
         registers = self._matrix(state[0])[groups.order]
         return [self._stored(np.maximum.reduceat(registers, groups.starts, axis=0))]
 
     def merge(self, state: State, partial: State) -> State:
-        """See ``MergingAggregator``."""
+        """Two sets of states (u), that of earlier rows first, merged row by row."""
         return [self._stored(np.maximum(self._matrix(state[0]), self._matrix(partial[0])))]
 
     def estimates(self, state: State) -> pa.Array:
@@ -159,7 +159,8 @@ class _ApproximateCount(AggregateKind):
             raise binding.wrong_type("a number, string, binary, boolean, date or timestamp") from None
         if binding.retract:
             raise binding.refuse(
-                f"cannot take rows back, but the input is a changelog; use count('{binding.column}').distinct()"
+                "does not support retractions, but the input is a changelog; use "
+                f"count('{binding.column}').distinct()"
             )
         registers = Registers(
             binding.owner, binding.column, binding.condition, self.precision, binding.input_type

@@ -89,8 +89,8 @@ def _checked(result: Any, num_rows: int, owner: str) -> pa.Array:
     array = result if isinstance(result, pa.Array) else pa.array(result)
     if not pa.types.is_boolean(array.type) or len(array) != num_rows:
         raise OperatorError(
-            f"{owner}: the condition gave {len(array)} values of type {array.type} for {num_rows} rows; return one "
-            "boolean a row"
+            f"{owner}: the condition returned {len(array)} values of type {array.type} for {num_rows} rows; return "
+            "one boolean per row"
         )
     return array
 

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.state.columnar.aligned_scan import cut_alike
+from asyncstate.state.columnar.aligned_scan import align_scans
 from asyncstate.state.columnar.state_columns import TimeRange
 
 PART_ROWS = 1 << 19
@@ -136,7 +136,7 @@ class DueReader:
     def _by_group(self, end: int) -> Iterator[DuePart]:
         """One window, a run of whole key groups at a time: entries of a key are never in two parts."""
         scans = [self._scan(state, end, end) for state in self._states]
-        for pieces in cut_alike(scans, _group_of, joined, self._fitting):
+        for pieces in align_scans(scans, _group_of, joined, self._fitting):
             yield DuePart(end, end, pieces)
 
 

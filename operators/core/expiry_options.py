@@ -31,7 +31,7 @@ def row_stamps(
     return state.stamps_at(None if times is None else times[rows], len(rows))
 
 
-def stamps_behind(stored: Int64Array | None, new: Int64Array | None) -> Int64Array | None:
+def concat_stamps(stored: Int64Array | None, new: Int64Array | None) -> Int64Array | None:
     """The stamps of stored rows, which keep theirs, followed by those of ``new`` ones; None if rows do not expire."""
     if new is None:
         return None

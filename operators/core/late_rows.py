@@ -34,7 +34,7 @@ def check_late_output(late_output: object, time: TimeDomain, owner: str) -> None
         )
     if time == "processing":
         raise SchemaError(
-            f"{owner}: late_output has no meaning in processing time, where no row is late; leave it out"
+            f"{owner}: late_output has no effect in processing time, where no row is late; leave it out"
         )
 
 
@@ -42,8 +42,8 @@ def check_not_own(late_output: str | None, side_outputs: Collection[str], owner:
     """Check that ``late_output``, which has rows of the input, is not a side output of the function."""
     if late_output in side_outputs:
         raise SchemaError(
-            f"{owner}: '{late_output}' is both a side output of the function and the output of late rows; what is "
-            "known of the rows of one does not hold for those of the other: give one of them another name"
+            f"{owner}: '{late_output}' is both a side output of the function and the output of late rows, whose rows "
+            "differ in kind; rename one of them"
         )
 
 
@@ -51,7 +51,7 @@ def check_late_pair(late_outputs: object, owner: str) -> None:
     """Check that the parameter ``late_outputs`` is a pair of names or None, for the left and the right input."""
     if not isinstance(late_outputs, tuple) or len(late_outputs) != 2:
         raise SchemaError(
-            f"{owner}: late_outputs is {late_outputs!r}; give a pair, of the left and of the right input the name of a "
+            f"{owner}: late_outputs is {late_outputs!r}; give a pair: for the left and the right input, the name of a "
             "side output or None"
         )
     for name in late_outputs:

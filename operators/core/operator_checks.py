@@ -35,7 +35,8 @@ class KeepsKey(Named):
     """An operator whose output has the columns of its input's key under their names."""
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
+        """The output columns that contain, in each row, the values of the key for which it was emitted, in the key's
+        order: none, or several where columns are equal."""
         return [inputs[0].key]
 
 
@@ -54,7 +55,7 @@ def check_time_domain(time: object, owner: str) -> None:
 def check_number(value: object, least: int, name: str, owner: str) -> None:
     """Check that the parameter ``name`` is an integer >= ``least``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise SchemaError(f"{owner}: {name} is {value!r}; give a number from {least} on")
+        raise SchemaError(f"{owner}: {name} is {value!r}; give a number of at least {least}")
 
 
 def check_has_time(spec: InputSpec, time: TimeDomain, owner: str) -> None:
@@ -78,8 +79,8 @@ def check_insert_only(spec: InputSpec, owner: str, instead: str) -> None:
     """Check that the input has no retractions; ``instead`` names an alternative that accepts them."""
     if spec.changelog:
         raise SchemaError(
-            f"{owner}: {spec.name} is a changelog{_of(spec)}, but rows cannot be taken back here; put {owner} before "
-            f"the operator that makes the changelog, or use {instead}"
+            f"{owner}: {spec.name} is a changelog{_of(spec)}, but {owner} does not accept retractions; put it "
+            f"upstream of the operator that produces the changelog, or use {instead}"
         )
 
 
@@ -90,7 +91,7 @@ def check_whole_updates(spec: InputSpec, owner: str) -> None:
         what = ", ".join(repr(column) for column in by if column.isprintable()) or "what a function says"
         raise SchemaError(
             f"{owner}: {spec.name}{_of(spec)} is filtered by {what}, which is not in the key ({', '.join(spec.key)}): "
-            "when an update changes it, the new row may be left out while the old one stays. Put where() behind "
+            "when an update changes it, the new row may be dropped while the old one stays. Put where() after "
             f"{owner}, or give the condition to ChangelogNormalize(condition=...)"
         )
 
@@ -121,8 +122,8 @@ def check_one_change(
     columns = spec.changes.upsert_key or ()
     key = ", ".join(f"{name} = {bundle.batch.column(name)[row].as_py()!r}" for name in columns)
     raise OperatorError(
-        f"{owner}: {spec.name}{_of(spec)} has several changes of {key} in one micro-batch, and which is the last is "
-        "not known; give the source sequence=, the columns that order them"
+        f"{owner}: {spec.name}{_of(spec)} has several changes of {key} in one micro-batch, and their order is not "
+        "known; give the source sequence=, the columns that order them"
     )
 
 
@@ -140,5 +141,5 @@ def check_distinct_names(names: Sequence[str], owner: str) -> None:
     for name in names:
         if list(names).count(name) > 1:
             raise SchemaError(
-                f"{owner}: two output columns are called '{name}'; rename an aggregate with .alias(...)"
+                f"{owner}: two output columns have the name '{name}'; rename an aggregate with .alias(...)"
             )

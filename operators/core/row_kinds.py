@@ -66,10 +66,10 @@ def net_changes(
         return NetChanges(keys, new, kinds)
     pairs = update[keys]
     repeats = 1 + pairs
-    taken_back = (np.cumsum(repeats) - repeats)[pairs]
+    retracted = (np.cumsum(repeats) - repeats)[pairs]
     keys, new, kinds = np.repeat(keys, repeats), np.repeat(new, repeats), np.repeat(kinds, repeats)
-    new[taken_back] = False
-    kinds[taken_back] = RowKind.UPDATE_BEFORE
+    new[retracted] = False
+    kinds[retracted] = RowKind.UPDATE_BEFORE
     return NetChanges(keys, new, kinds)
 
 

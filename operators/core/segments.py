@@ -245,8 +245,8 @@ def without_missing(
     were before can be retracted. Which of them are unmatched is unknown: the last ones are assumed to be.
     """
     ordered = signs[groups.order]
-    taken_back = np.add.reduceat((ordered < 0).astype(np.int64), groups.starts) if len(signs) else counts
-    doubtful = taken_back > counts
+    retracted = np.add.reduceat((ordered < 0).astype(np.int64), groups.starts) if len(signs) else counts
+    doubtful = retracted > counts
     if not doubtful.any():
         return signs, np.empty(0, np.int64)
     ids = groups.sorted_ids

@@ -34,7 +34,7 @@ class OrderColumn(SortKey):
     __slots__ = ()
 
     def __new__(cls, column: str, descending: bool = False, nulls_first: bool = True) -> OrderColumn:
-        """See ``SortKey``."""
+        """Create the column of an order; see ``SortKey`` for the fields."""
         return super().__new__(cls, column, descending, nulls_first)
 
     @property
@@ -106,7 +106,8 @@ def _order_column(given: Any, owner: str) -> OrderColumn:
     if isinstance(given, list | tuple) and len(given) == 2 and given[1] in ("asc", "desc"):
         return desc(given[0]) if given[1] == "desc" else asc(given[0])
     raise SchemaError(
-        f"{owner}: order_by has {given!r}, which is no column; give a name, asc(name), desc(name) or (name, 'desc')"
+        f"{owner}: order_by has {given!r}, which is not a column; give a name, asc(name), desc(name) or "
+        "(name, 'desc')"
     )
 
 
@@ -121,8 +122,8 @@ def check_order(order: Sequence[OrderColumn], spec: InputSpec, owner: str) -> No
         name, _, direction = str(one.column).rpartition(" ")
         if one.column not in spec.schema.names and direction.lower() in ("asc", "desc"):
             raise SchemaError(
-                f"{owner}: order_by: {spec.name} has no column '{one.column}'; a direction is no part of a name: write "
-                f"{direction.lower()}('{name.strip()}')"
+                f"{owner}: order_by: {spec.name} has no column '{one.column}'; a direction is not part of a "
+                f"name: write {direction.lower()}('{name.strip()}')"
             )
         try:
             check_key_type(one.column, spec.column(one.column).type)

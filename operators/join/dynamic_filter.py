@@ -82,15 +82,15 @@ class DynamicFilter(OneRowInput):
         self._at = context.inputs[0].schema.get_field_index(self.column)
 
     def one_row_columns(self, spec: InputSpec) -> Sequence[str]:
-        """See ``OneRowInput``."""
+        """The columns of the second input that matter."""
         return [self.bound]
 
     def counted(self, columns: Sequence[pa.Array]) -> BoolArray | None:
-        """See ``OneRowInput``."""
+        """Which rows (n) can ever be emitted; None: all."""
         return valid_rows([columns[self._at]])
 
     def codes(self, columns: Sequence[pa.Array]) -> Int64Array:
-        """See ``OneRowInput``."""
+        """A number (n) for each row, by which rows are found again."""
         return value_codes(columns[self._at])
 
     def affected(self, old: OneRow, new: OneRow) -> Sequence[tuple[int, int]]:
@@ -107,7 +107,7 @@ class DynamicFilter(OneRowInput):
         return [(lowest, codes[0]) if self.comparison in ("<", "<=") else (codes[0], highest)]
 
     def shown(self, columns: Sequence[pa.Array], one: OneRow) -> tuple[BoolArray | None, list[pa.Array]]:
-        """See ``OneRowInput``."""
+        """Which rows (n) are emitted, None: all; and the columns of all rows as they are emitted."""
         return self._passes(columns[self._at], pa.nulls(1) if one is None else one[0]), list(columns)
 
     def _passes(self, values: pa.Array, bound: pa.Array) -> BoolArray:

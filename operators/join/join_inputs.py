@@ -70,7 +70,7 @@ class TwoInputJoin(Named, BundleOperator):
         """Whether no columns of right rows are emitted."""
         return self.kind in ("semi", "anti", "mark")
 
-    def _shown_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+    def _output_schema(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         """Left columns, then right columns; only the left ones for semi and anti. Raises SchemaError for keys,
         names or a condition that do not fit."""
         left, right = inputs
@@ -117,8 +117,8 @@ def check_keys(left: InputSpec, right: InputSpec, owner: str) -> None:
     """Raise SchemaError if the keys of the inputs cannot be compared."""
     if len(left.key) != len(right.key):
         raise SchemaError(
-            f"{owner}: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); "
-            "give both inputs equally many key columns"
+            f"{owner}: {left.name} has the key ({', '.join(left.key)}), {right.name} ({', '.join(right.key)}); give "
+            "both inputs the same number of key columns"
         )
     for one, other in zip(left.key_schema, right.key_schema, strict=True):
         if one.type != other.type:

@@ -129,17 +129,17 @@ class Join(TwoInputJoin):
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """Left columns, then right columns; only the left ones for semi and anti."""
-        shown = self._shown_schema(inputs)
+        shown = self._output_schema(inputs)
         for unique, spec in zip(self.unique, inputs, strict=True):
             for column in unique if isinstance(unique, tuple) else ():
                 spec.column(column)
-        changes = self._shown_changes(inputs, shown)
+        changes = self._output_changes(inputs, shown)
         if self.kind == "mark":
             check_distinct_names([*shown.names, self.mark], self.owner)
             shown = shown.append(pa.field(self.mark, pa.bool_(), nullable=self.null_aware))
         return OutputSpec(shown, changes=changes)
 
-    def _shown_changes(self, inputs: Sequence[InputSpec], shown: pa.Schema) -> Changelog:
+    def _output_changes(self, inputs: Sequence[InputSpec], shown: pa.Schema) -> Changelog:
         # New rows make pairs, and let a left row be shown; where one is padded or left out they retract it.
         only_adds = self.kind in ("inner", "semi") and not any(spec.changelog for spec in inputs)
         mode = ChangelogMode.INSERT_ONLY if only_adds else ChangelogMode.RETRACT
@@ -153,7 +153,7 @@ class Join(TwoInputJoin):
         ]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         unique = {f"{side}_unique": said(key) for side, key in zip(_SIDES, self.unique, strict=True)}
         aware = {"null_aware": said(self.null_aware)} if self.kind == "mark" else {}
         return {**super().state_meaning(inputs), **unique, **aware}
@@ -174,7 +174,7 @@ class Join(TwoInputJoin):
         return [None if unique is None else _columns_of(unique) for unique in self.unique]
 
     def open(self, context: OperatorContext) -> None:
-        """See ``Operator``."""
+        """Declare state with ``context.get_state``."""
         self._inputs = tuple(context.inputs)
         self._states: tuple[SideState, ...] = tuple(
             (UniqueSide if unique == "join_key" else ListSide)(name, spec.schema, context, ttl)
@@ -187,7 +187,7 @@ class Join(TwoInputJoin):
     # -- one bundle ---------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         keys, _ = self._matchable(bundle)
         if len(keys):
             self._states[1 - bundle.input_index].prefetch(keys)
@@ -195,7 +195,7 @@ class Join(TwoInputJoin):
                 self._states[bundle.input_index].prefetch(keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         side = bundle.input_index
         keys, row_keys = self._matchable(bundle)
         full = self._full(bundle, len(keys), row_keys)
@@ -227,8 +227,8 @@ class Join(TwoInputJoin):
             return np.ones(num_keys, np.bool_)
         full = np.zeros(num_keys, np.bool_)
         if not bundle.insert_only:
-            taken_back = row_keys[~bundle.accumulate]
-            full[taken_back[taken_back >= 0]] = True
+            retracted = row_keys[~bundle.accumulate]
+            full[retracted[retracted >= 0]] = True
         return full
 
     def _join(
@@ -245,21 +245,21 @@ class Join(TwoInputJoin):
         matchable = np.flatnonzero(row_keys >= 0)
         changes = self._changes(bundle, matchable, row_keys, own)
         self._count(bundle, side, matchable[changes.missing])
-        driving, kinds = _driving(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
+        probe, kinds = _probe(bundle, matchable, row_keys, own, changes, with_null_keys=rule.unmatched)
         others = JoinRows(found.columns, found.key_index)
         residuals = self._residuals(side)
-        candidates = equal_keys(driving, others, len(keys))
-        found_pairs = [Matches(driving, others, candidates, residual) for residual in residuals]
+        candidates = equal_keys(probe, others, len(keys))
+        found_pairs = [Matches(probe, others, candidates, residual) for residual in residuals]
         before = None
         if rule.watch:
             expired = matchable[changes.believed]
             gone = JoinRows(take_rows(bundle.batch.columns, expired), row_keys[expired])
             before = [self._partners_before(own, gone, others, len(keys), one) for one in residuals]
         if self.kind == "mark":
-            self._emit_marked(driving if side == 0 else others, kinds, found_pairs, before, ctx)
+            self._emit_marked(probe if side == 0 else others, kinds, found_pairs, before, ctx)
         else:
             for emission in join(rule, kinds, found_pairs[0], None if before is None else before[0]):
-                mine, theirs = (driving.columns, emission.driving), (others.columns, emission.other)
+                mine, theirs = (probe.columns, emission.probe), (others.columns, emission.other)
                 self._emit(side, mine, theirs, emission.kinds, ctx)
         added = matchable[changes.added]
         state = self._states[side]
@@ -344,7 +344,7 @@ class Join(TwoInputJoin):
         return before_bundle
 
 
-def _driving(
+def _probe(
     bundle: Bundle,
     matchable: Int64Array,
     row_keys: Int64Array,

@@ -45,13 +45,13 @@ class JoinRows:
 class JoinEmission:
     """Output rows: index of the driving and of the other row of each (-1: none), and the kinds."""
 
-    driving: Int64Array
+    probe: Int64Array
     other: Int64Array
     kinds: Int8Array
 
     def select(self, chosen: BoolArray) -> JoinEmission:
         """Some of the rows."""
-        return JoinEmission(self.driving[chosen], self.other[chosen], self.kinds[chosen])
+        return JoinEmission(self.probe[chosen], self.other[chosen], self.kinds[chosen])
 
 
 Residual = Callable[[Sequence[pa.Array], Sequence[pa.Array]], BoolArray]
@@ -62,7 +62,7 @@ def oriented(residual: Residual | None, side: int) -> Residual | None:
     """A condition over (left, right) columns as one over (driving, other), if rows of ``side`` drive."""
     if residual is None or side == 0:
         return residual
-    return lambda driving, other: residual(other, driving)
+    return lambda probe, other: residual(other, probe)
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Candidates:
     order: Int64Array | None = None
 
 
-def equal_keys(driving: JoinRows, other: JoinRows, num_keys: int) -> Candidates:
+def equal_keys(probe: JoinRows, other: JoinRows, num_keys: int) -> Candidates:
     """All other rows (ascending by key) with the key of the driving row."""
     counts = np.append(np.bincount(other.key_index, minlength=num_keys), 0)  # the last is for key -1
-    return Candidates((np.cumsum(counts) - counts)[driving.key_index], counts[driving.key_index])
+    return Candidates((np.cumsum(counts) - counts)[probe.key_index], counts[probe.key_index])
 
 
 class Matches:
@@ -90,9 +90,9 @@ class Matches:
     """
 
     def __init__(
-        self, driving: JoinRows, other: JoinRows, candidates: Candidates, residual: Residual | None
+        self, probe: JoinRows, other: JoinRows, candidates: Candidates, residual: Residual | None
     ) -> None:
-        self._driving = driving
+        self._probe = probe
         self._other = other
         self._candidates = candidates
         self._residual = residual
@@ -105,20 +105,20 @@ class Matches:
             return self._only
         low, high = chunk
         counts = self._candidates.counts[low:high]
-        driving = np.repeat(np.arange(low, high), counts)
-        within = np.arange(len(driving)) - np.repeat(np.cumsum(counts) - counts, counts)
-        other = self._candidates.first[driving] + within
+        probe = np.repeat(np.arange(low, high), counts)
+        within = np.arange(len(probe)) - np.repeat(np.cumsum(counts) - counts, counts)
+        other = self._candidates.first[probe] + within
         if self._candidates.order is not None:
             other = self._candidates.order[other]
-        if self._residual is not None and len(driving):
+        if self._residual is not None and len(probe):
             passed = self._residual(
-                [column.take(pa.array(driving)) for column in self._driving.columns],
+                [column.take(pa.array(probe)) for column in self._probe.columns],
                 [column.take(pa.array(other)) for column in self._other.columns],
             )
-            driving, other = driving[passed], other[passed]
+            probe, other = probe[passed], other[passed]
         if len(self.chunks) == 1:
-            self._only = driving, other
-        return driving, other
+            self._only = probe, other
+        return probe, other
 
 
 def _chunks(candidates: Int64Array) -> list[tuple[int, int]]:
@@ -142,7 +142,7 @@ def partners(stored: JoinRows, other: JoinRows, num_keys: int, residual: Residua
 class _Transitions:
     """Other rows whose number of partners leaves or reaches zero: the driving row, the other row, the phase."""
 
-    driving: Int64Array
+    probe: Int64Array
     other: Int64Array
     phase: Int64Array
 
@@ -153,11 +153,11 @@ def _transitions(matches: Matches, kinds: Int8Array, before: Int64Array) -> _Tra
     delta, first, last = np.zeros(size, np.int64), np.full(size, -1), np.full(size, -1)
     sign = np.where(accumulates(kinds), 1, -1)
     for chunk in matches.chunks:
-        driving, other = matches.pairs(chunk)
-        delta += np.bincount(other, sign[driving], size).astype(np.int64)
-        last[other] = driving
+        probe, other = matches.pairs(chunk)
+        delta += np.bincount(other, sign[probe], size).astype(np.int64)
+        last[other] = probe
         new = first[other] < 0
-        first[other[new][::-1]] = driving[new][::-1]  # of repeated indices the last assignment stays
+        first[other[new][::-1]] = probe[new][::-1]  # of repeated indices the last assignment stays
     gained = np.flatnonzero((before == 0) & (delta > 0))
     lost = np.flatnonzero((before > 0) & (before + delta == 0))
     phase = np.repeat([_RETRACT_PAD, _RETURN_PAD], [len(gained), len(lost)])
@@ -172,7 +172,7 @@ def join(
 
     ``before``: partners of each other row before this bundle; needed where the rule watches.
     """
-    emissions = _by_driving_row(rule, kinds, matches, before)
+    emissions = _by_probe_row(rule, kinds, matches, before)
     if not rule.watch and accumulates(kinds).all():
         yield from emissions
         return
@@ -185,7 +185,7 @@ def join(
     yield from held
 
 
-def _by_driving_row(
+def _by_probe_row(
     rule: Rules, kinds: Int8Array, matches: Matches, before: Int64Array | None
 ) -> Iterator[JoinEmission]:
     changed = None
@@ -194,25 +194,25 @@ def _by_driving_row(
         changed = _transitions(matches, kinds, before)
     row_kinds = kinds if rule.keep_kind else _plain_kinds(kinds)
     for low, high in matches.chunks:
-        parts = _driving_parts(rule, matches, (low, high))
+        parts = _probe_parts(rule, matches, (low, high))
         if changed is not None:
-            here = (changed.driving >= low) & (changed.driving < high)
-            parts.append((changed.driving[here], changed.other[here], changed.phase[here]))
+            here = (changed.probe >= low) & (changed.probe < high)
+            parts.append((changed.probe[here], changed.other[here], changed.phase[here]))
         yield _ordered(rule, parts, row_kinds)
 
 
 _Part = tuple[Int64Array, Int64Array, Int64Array]  # driving row, other row, phase
 
 
-def _driving_parts(rule: Rules, matches: Matches, chunk: tuple[int, int]) -> list[_Part]:
+def _probe_parts(rule: Rules, matches: Matches, chunk: tuple[int, int]) -> list[_Part]:
     if not (rule.pairs or rule.matched or rule.unmatched):
         return []
-    driving, other = matches.pairs(chunk)
+    probe, other = matches.pairs(chunk)
     parts: list[_Part] = []
     if rule.pairs:
-        parts.append((driving, other, np.full(len(driving), _ROW)))
+        parts.append((probe, other, np.full(len(probe), _ROW)))
     if rule.matched or rule.unmatched:
-        matched = np.bincount(driving - chunk[0], minlength=chunk[1] - chunk[0]) > 0
+        matched = np.bincount(probe - chunk[0], minlength=chunk[1] - chunk[0]) > 0
         alone = np.flatnonzero(matched if rule.matched else ~matched) + chunk[0]
         parts.append((alone, np.full(len(alone), -1), np.full(len(alone), _ROW)))
     return parts
@@ -220,18 +220,18 @@ def _driving_parts(rule: Rules, matches: Matches, chunk: tuple[int, int]) -> lis
 
 def _ordered(rule: Rules, parts: list[_Part], row_kinds: Int8Array) -> JoinEmission:
     """One emission of all parts: a watched row that gets a partner comes before the pair, else after it."""
-    driving, other, phase = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    probe, other, phase = (np.concatenate([part[i] for part in parts]) for i in range(3))
     if len(parts) > 1 or rule.watch:
-        order = rows_by(driving, other, phase)
-        driving, other, phase = driving[order], other[order], phase[order]
-    kinds = row_kinds[driving]
+        order = rows_by(probe, other, phase)
+        probe, other, phase = probe[order], other[order], phase[order]
+    kinds = row_kinds[probe]
     if rule.watch:
         opposite = RowKind.INSERT if rule.watch_kind is RowKind.DELETE else RowKind.DELETE
         kinds = np.where(
             phase == _RETRACT_PAD, rule.watch_kind, np.where(phase == _RETURN_PAD, opposite, kinds)
         )
-        driving = np.where(phase == _ROW, driving, -1)
-    return JoinEmission(driving, other, kinds.astype(np.int8))
+        probe = np.where(phase == _ROW, probe, -1)
+    return JoinEmission(probe, other, kinds.astype(np.int8))
 
 
 def _plain_kinds(kinds: Int8Array) -> Int8Array:
@@ -264,8 +264,8 @@ def marked_again(kinds: Int8Array, found: Sequence[Matches], before: Sequence[In
     after = [counts.copy() for counts in before]
     for counts, matches in zip(after, found, strict=True):
         for chunk in matches.chunks:
-            driving, other = matches.pairs(chunk)
-            counts += np.bincount(other, sign[driving], len(counts)).astype(np.int64)
+            probe, other = matches.pairs(chunk)
+            counts += np.bincount(other, sign[probe], len(counts)).astype(np.int64)
     old, new = _marks(before), _marks(after)
     rows = np.flatnonzero(distinct([old], [new], len(old)))
     marks = pa.concat_arrays([old.take(pa.array(rows)), new.take(pa.array(rows))])

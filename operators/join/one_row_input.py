@@ -51,7 +51,7 @@ class OneRowInput(KeepsKey, BundleOperator):
     broadcast_input: ClassVar[int | None] = 1
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
-        """See ``Operator``."""
+        """How the stored state grows, for ``explain()``."""
         return with_rows(inputs[0].changelog)
 
     @abstractmethod
@@ -88,7 +88,6 @@ class OneRowInput(KeepsKey, BundleOperator):
     # -- the one row -------------------------------------------------------------------------------------
 
     def process_broadcast(self, rows: Bundle, ctx: BundleContext) -> Iterator[None] | None:
-        """See ``BundleOperator``."""
         old = self._one_row()
         net: Counter[bytes] = Counter(dict(self._stored.entries()))
         values = self._codec.encode(
@@ -137,7 +136,7 @@ class OneRowInput(KeepsKey, BundleOperator):
     # -- rows --------------------------------------------------------------------------------------------
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         counted = self.counted(bundle.batch.columns)
         rows = np.arange(bundle.num_rows) if counted is None else np.flatnonzero(counted)
         if not len(rows):

@@ -36,7 +36,7 @@ class OneRowJoin(OneRowInput):
 
         OneRowJoin()  # key=["product", None], then a select of sales / total
 
-    Output: left columns, then right columns. A change of the one row takes back all rows, and emits them again: if it
+    Output: left columns, then right columns. A change of the one row retracts all rows, and emits them again: if it
     is only compared with, use DynamicFilter. Retractions of rows that are not there are dropped and counted
     (``retractions_without_state``).
 
@@ -57,7 +57,8 @@ class OneRowJoin(OneRowInput):
         return OutputSpec(schema, changes=Changelog.retract(*unique))
 
     def keyed_output(self, inputs: Sequence[InputSpec]) -> Sequence[tuple[str, ...]]:
-        """See ``Operator``."""
+        """The output columns that contain, in each row, the values of the key for which it was emitted, in the key's
+        order: none, or several where columns are equal."""
         return [self._shown_names(inputs, inputs[0].key)]
 
     def _shown_names(self, inputs: Sequence[InputSpec], columns: Sequence[str]) -> tuple[str, ...]:
@@ -75,11 +76,11 @@ class OneRowJoin(OneRowInput):
         self._right_types = context.inputs[1].schema.types
 
     def one_row_columns(self, spec: InputSpec) -> Sequence[str]:
-        """See ``OneRowInput``."""
+        """The columns of the second input that matter."""
         return list(spec.schema.names)
 
     def counted(self, columns: Sequence[pa.Array]) -> BoolArray | None:
-        """See ``OneRowInput``."""
+        """Which rows (n) can ever be emitted; None: all."""
         return None
 
     def codes(self, columns: Sequence[pa.Array]) -> Int64Array:
@@ -87,11 +88,11 @@ class OneRowJoin(OneRowInput):
         return np.zeros(len(columns[0]), np.int64)
 
     def affected(self, old: OneRow, new: OneRow) -> Sequence[tuple[int, int]]:
-        """See ``OneRowInput``."""
+        """The ranges of codes, ends included, whose rows may be emitted differently with another one row."""
         return EVERYTHING
 
     def shown(self, columns: Sequence[pa.Array], one: OneRow) -> tuple[BoolArray | None, list[pa.Array]]:
-        """See ``OneRowInput``."""
+        """Which rows (n) are emitted, None: all; and the columns of all rows as they are emitted."""
         count = len(columns[0])
         if one is None:
             padded = [*columns, *(pa.nulls(count, kind) for kind in self._right_types)]

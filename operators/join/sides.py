@@ -26,7 +26,7 @@ from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, index_among, last_of, row_ids, take_rows
 from ..core.consolidation import ConsolidatedRows, net_by_content
-from ..core.expiry_options import row_stamps, stamps_behind
+from ..core.expiry_options import concat_stamps, row_stamps
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class ListSide(SideState):
         self._state = state
 
     def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
-        """See ``SideState``."""
+        """A future of all rows of ``keys``, for rows of the other input to match."""
         if not len(keys):
             return completed_future(self._none(0))
         return self._state.async_get(keys)
@@ -201,7 +201,7 @@ class ListSide(SideState):
         rows = Added(
             concat_rows(stay.columns, come.columns),
             np.concatenate([stay.key_index, come.key_index]),
-            stamps_behind(stay.stamps, come.stamps),  # rows that stay keep their time
+            concat_stamps(stay.stamps, come.stamps),  # rows that stay keep their time
         ).by_key()
         self._state.put(
             keys.select(chosen), rows.columns, rows.key_index, own.heads.select(chosen), rows.stamps
@@ -220,7 +220,7 @@ class UniqueSide(SideState):
         self._state = context.get_state(ColumnStateDescriptor(name, schema, ttl=ttl))
 
     def async_rows(self, keys: KeyBatch) -> StateFuture[ListColumns]:
-        """See ``SideState``."""
+        """A future of all rows of ``keys``, for rows of the other input to match."""
         if not len(keys):
             return completed_future(self._none(0))
         return self._state.async_get(keys).then_apply(_present)
@@ -234,7 +234,7 @@ class UniqueSide(SideState):
         return self.async_rows(keys.select(full)).then_apply(lambda rows: Own(_spread(rows, full)))
 
     def apply(self, keys: KeyBatch, own: Own, removed: BoolArray, added: Added) -> None:
-        """See ``SideState``."""
+        """Remove the marked rows of ``own.rows`` and add new ones, in order of arrival."""
         newest = last_of(added.key_index, np.arange(len(added.key_index)), len(keys))
         gains = newest >= 0
         loses = np.zeros(len(keys), np.bool_)

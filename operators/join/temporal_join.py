@@ -97,8 +97,8 @@ class TemporalJoin(TwoInputJoin):
         self.ttl = as_bundle_ttl(self.owner, ttl)
         if time == "processing" and self.ttl is not None and self.ttl.time is TtlTime.EVENT:
             raise SchemaError(
-                f"{self.owner}: ttl counts event time, but the join is one of processing time; give "
-                "StateTtl(..., time=TtlTime.PROCESSING)"
+                f"{self.owner}: ttl is in event time, but the join is in processing time; give StateTtl(..., "
+                "time=TtlTime.PROCESSING)"
             )
         self.time: TimeDomain = time
         self.late_output = late_output
@@ -113,10 +113,10 @@ class TemporalJoin(TwoInputJoin):
         if self.time == "processing" and left.changelog:
             raise SchemaError(
                 f"{self.owner}: the rows of {left.changes.origin or left.name} are changes ({left.changes.text}), and "
-                "a row that is taken back would be joined with the right row of then, not with that of before; give "
+                "a retraction would join with the current right row, not with the one of the insertion; give "
                 "insertions, join with time='event', or use Join"
             )
-        shown = self._shown_schema(inputs)
+        shown = self._output_schema(inputs)
         kept = dict(zip(left.schema.names, shown.names[: len(left.schema)], strict=True))
         keys = (tuple(kept[name] for name in key) for key in left.changes.unique_keys)
         return with_late_output(shown, self.late_output, left, left.changes.with_keys(keys))
@@ -140,7 +140,7 @@ class TemporalJoin(TwoInputJoin):
         return [InputOrder("event"), InputOrder("event", late="deliver")]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return {**super().state_meaning(inputs), "time": self.time}
 
     def change_refusal(
@@ -167,7 +167,7 @@ class TemporalJoin(TwoInputJoin):
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         if bundle.input_index == 0:
             keys, _ = self._keys([bundle])
             self._state.prefetch(keys)

@@ -90,7 +90,7 @@ class LiveRows:
 
     def async_read(self, keys: KeyBatch, heads: ListHeads, new: ArrivedRows | None) -> StateFuture[MatchRows]:
         """A future of the stored rows of ``keys``, followed by the ``new`` ones."""
-        return self._rows.async_rows(heads).then_apply(lambda stored: _behind(keys, heads, stored, new))
+        return self._rows.async_rows(heads).then_apply(lambda stored: _appended(keys, heads, stored, new))
 
     def due(self, horizon: int) -> Iterator[KeyBatch]:
         """The keys whose first row is out of time at ``horizon``, in parts; they may be written in between."""
@@ -140,7 +140,7 @@ class LiveRows:
             self._due.put(kept.keys.in_namespaces(after[new], new), [pa.array(np.ones(len(new), np.bool_))])
 
 
-def _behind(keys: KeyBatch, heads: ListHeads, stored: ListColumns, new: ArrivedRows | None) -> MatchRows:
+def _appended(keys: KeyBatch, heads: ListHeads, stored: ListColumns, new: ArrivedRows | None) -> MatchRows:
     """The stored rows of each key, followed by its new ones."""
     owners = stored.key_index.astype(np.int64)
     masks, times = (column.to_numpy() for column in stored.columns[:2])

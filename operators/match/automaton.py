@@ -40,8 +40,8 @@ class Automaton:
         self.variables = tuple(dict.fromkeys(pattern.variables()))
         if len(self.variables) > VARIABLES_MAX:
             raise SchemaError(
-                f"{owner}: pattern '{pattern}' has {len(self.variables)} variables, but there can be {VARIABLES_MAX}; "
-                "use one variable for rows that need not be told apart"
+                f"{owner}: pattern '{pattern}' has {len(self.variables)} variables, but at most {VARIABLES_MAX} are "
+                "allowed; use one variable for rows that you do not need to distinguish"
             )
         self.variable_of: list[int] = []
         self._edges: list[list[int]] = []  # of each node, the preferred first
@@ -55,7 +55,7 @@ class Automaton:
         self.follow = [self._closure(node) for node in after]
         if self.start[0] == ACCEPT:
             raise SchemaError(
-                f"{owner}: pattern '{pattern}' prefers to match no row at all, and empty matches give nothing; use a "
+                f"{owner}: pattern '{pattern}' prefers to match no row at all, and empty matches emit nothing; use a "
                 "greedy quantifier, or one that takes at least one row"
             )
         self.start = tuple(place for place in self.start if place != ACCEPT)
@@ -168,7 +168,7 @@ def check_end(automaton: Automaton, within: int | None, owner: str) -> None:
     if within is None and automaton.endless:
         names = ", ".join(f"'{name}'" for name in sorted(automaton.endless))
         raise SchemaError(
-            f"{owner}: pattern '{automaton.pattern}' ends with a greedy quantifier without bound ({names}), so a match "
-            "could always go on; give within=..., a bound such as {1,10}, a reluctant quantifier (+?), or a last "
-            "variable that the next row has to meet"
+            f"{owner}: pattern '{automaton.pattern}' ends with a greedy quantifier without bound ({names}), so a "
+            "match could always go on; give within=..., a bound such as {1,10}, a reluctant quantifier (+?), or "
+            "end with a variable that the next row must match"
         )

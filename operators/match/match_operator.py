@@ -60,8 +60,8 @@ BUDGET: Final = 1_000_000
 class Match(KeepsKey, AggregateOperator):
     """SQL's MATCH_RECOGNIZE: one row for each run of a key's rows, in order of time, that matches ``pattern``.
 
-    ``pattern``: a text such as ``"A B{2,5}? C+ (D | E)"``, or the same made with ``variable``. Each variable takes one
-    row that meets its conditions in ``define``; without any it takes every row. A condition is a pyarrow expression
+    ``pattern``: a string such as ``"A B{2,5}? C+ (D | E)"``, or the same made with ``variable``. Each variable takes
+    one row that meets its conditions in ``define``; without any it takes every row. A condition is a pyarrow expression
     over the columns or a function of a batch of rows, evaluated for all rows at once; a function of two arguments, the
     current row and the match so far (``MatchSoFar``), looks back; in a list of conditions all must be met.
 
@@ -155,13 +155,13 @@ class Match(KeepsKey, AggregateOperator):
         for name in names:
             if names.count(name) > 1:
                 raise SchemaError(
-                    f"{self.owner}: two output columns are called '{name}'; give the measure, or the key column before "
-                    "the operator, another name"
+                    f"{self.owner}: two output columns have the name '{name}'; rename the measure, or the key column "
+                    "before the operator"
                 )
         return with_late_output(pa.schema(fields), self.late_output, spec, Changelog.insert_only())
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``."""
+        """For each input in order of event time, the side output for rows that are too late for it; None: dropped."""
         return [self.late_output]
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:

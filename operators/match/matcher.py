@@ -262,10 +262,10 @@ class _Search:
             unknown.append({one for one in after if not _suffices(known.get(row * places + one), limit)})
         for row in range(first + len(unknown) - 1, first - 1, -1):
             for place in unknown[row - first]:
-                known[row * places + place] = self._behind(row, place, limit)
+                known[row * places + place] = self._memo_of(row, place, limit)
         return known[state]
 
-    def _behind(self, row: int, place: int, limit: int) -> tuple[int, int, int]:
+    def _memo_of(self, row: int, place: int, limit: int) -> tuple[int, int, int]:
         """The memo of a state, from the memos of all states that can follow it before ``limit``."""
         matcher = self._matcher
         if matcher._accepts[place]:
@@ -296,7 +296,7 @@ class _Search:
         matcher = self._matcher
         return OperatorError(
             f"{matcher._owner}: pattern '{matcher._automaton.pattern}' has tried rows as variables {matcher._budget} "
-            f"times for the match that begins at row {self._given.rows[start]!r}; what has failed cannot be "
-            "remembered where conditions look back. Let fewer variables take the same row, bound quantifiers or "
-            "give within=..., put what looks at the row alone into an expression, or raise budget="
+            f"times for the match that begins at row {self._given.rows[start]!r}; failed attempts cannot be cached "
+            "where conditions look back. Let fewer variables match the same row, bound quantifiers, give within=..., "
+            "move conditions on the row alone into an expression, or raise budget="
         )

@@ -204,7 +204,8 @@ class Measures:
         is_column = name in self._input.schema.names
         if name in self._flags and is_column:
             raise SchemaError(
-                f"{self._owner}: where('{name}') can be the column or the variable of that name; rename one of them"
+                f"{self._owner}: where('{name}') is ambiguous: both a column and a variable have that name; rename "
+                "one of them"
             )
         if name not in self._flags and not is_column:
             raise SchemaError(

@@ -105,11 +105,11 @@ class Variable(Pattern):
 
     @property
     def text(self) -> str:
-        """See ``Pattern``."""
+        """The pattern in the language of ``parse_pattern``."""
         return self.name
 
     def variables(self) -> Iterator[str]:
-        """See ``Pattern``."""
+        """The variables in order, each as often as it occurs."""
         yield self.name
 
 
@@ -121,11 +121,11 @@ class Concatenation(Pattern):
 
     @property
     def text(self) -> str:
-        """See ``Pattern``."""
+        """The pattern in the language of ``parse_pattern``."""
         return " ".join(_grouped(part, Concatenation, Alternation) for part in self.parts)
 
     def variables(self) -> Iterator[str]:
-        """See ``Pattern``."""
+        """The variables in order, each as often as it occurs."""
         for part in self.parts:
             yield from part.variables()
 
@@ -138,11 +138,11 @@ class Alternation(Pattern):
 
     @property
     def text(self) -> str:
-        """See ``Pattern``."""
+        """The pattern in the language of ``parse_pattern``."""
         return " | ".join(_grouped(part, Alternation) for part in self.parts)
 
     def variables(self) -> Iterator[str]:
-        """See ``Pattern``."""
+        """The variables in order, each as often as it occurs."""
         for part in self.parts:
             yield from part.variables()
 
@@ -163,20 +163,22 @@ class Quantified(Pattern):
                 f"pattern: a quantifier has a number beyond {TIMES_MAX:,}; use a smaller one, or an unbounded one"
             )
         if any(type(number) is not int or number < 0 for number in numbers):
-            raise SchemaError(f"pattern: {self._times} is no number of times; give whole numbers from 0 on")
+            raise SchemaError(
+                f"pattern: {self._times} is not a number of times; give whole numbers of at least 0"
+            )
         if self.most is not None and (self.most == 0 or self.most < self.least):
             raise SchemaError(
-                f"pattern: {self._times} never matches a row; give a number of times from 1 on, the smaller one first"
+                f"pattern: {self._times} never matches a row; give numbers of at least 1, the smaller one first"
             )
 
     @property
     def text(self) -> str:
-        """See ``Pattern``."""
+        """The pattern in the language of ``parse_pattern``."""
         part = _grouped(self.part, Concatenation, Alternation, Quantified)
         return f"{part}{self._times}{'?' if self.reluctant else ''}"
 
     def variables(self) -> Iterator[str]:
-        """See ``Pattern``."""
+        """The variables in order, each as often as it occurs."""
         yield from self.part.variables()
 
     @property
@@ -201,7 +203,7 @@ def as_pattern(given: object) -> Pattern:
     if isinstance(given, str):
         return parse_pattern(given)
     raise SchemaError(
-        f"pattern {_beginning(repr(given))}: give a text such as 'A B+ C', or objects made with variable('A')"
+        f"pattern {_beginning(repr(given))}: give a string such as 'A B+ C', or objects built with variable('A')"
     )
 
 
@@ -230,8 +232,8 @@ class _Parser:
     def parse(self) -> Pattern:
         if len(self._text) > TEXT_MAX:
             raise SchemaError(
-                f"pattern '{_beginning(self._text)}': the text has {len(self._text):,} characters, but there can be "
-                f"{TEXT_MAX:,}; use quantifiers, or make the pattern of variable(...)"
+                f"pattern '{_beginning(self._text)}': the text has {len(self._text):,} characters, but at most "
+                f"{TEXT_MAX:,} are allowed; use quantifiers, or build the pattern with variable(...)"
             )
         pattern = self._alternation()
         if self._peek() is not None:
@@ -260,7 +262,7 @@ class _Parser:
     def _group(self) -> Pattern:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            self._refuse(f"more than {DEPTH_MAX} groups within each other")
+            self._refuse(f"more than {DEPTH_MAX} nested groups")
         pattern = self._alternation()
         if not self._takes(")"):
             self._refuse("expected ')'")

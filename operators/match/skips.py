@@ -89,6 +89,6 @@ def check_skip(skip: object, automaton: Automaton, owner: str) -> None:
     later = automaton.reach({more for place in begins for more in automaton.follow[place] if more != ACCEPT})
     if begins <= places and (skip.to == "first" or not places & later):
         raise SchemaError(
-            f"{owner}: {skip.text}: that is the first row of every match of pattern '{automaton.pattern}', so the same "
-            "match would be found for ever; use skip_to_next()"
+            f"{owner}: {skip.text}: that is the first row of every match of pattern '{automaton.pattern}', so the "
+            "same match would be found forever; use skip_to_next()"
         )

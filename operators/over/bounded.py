@@ -99,7 +99,7 @@ class RecentRows(_Recent):
         )
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        """See ``OverAggregate``."""
+        """Emit each row of the bundle with the aggregates of its frame."""
         return self._state.async_read(bundle.keys).then_compose(lambda read: self._ingest(bundle, *read, ctx))
 
     def _ingest(

@@ -173,7 +173,7 @@ class Ordered(NamedTuple):
 def check_frame(frame: object, owner: str) -> None:
     """Raise SchemaError unless ``frame`` is a frame."""
     if not isinstance(frame, Frame):
-        raise SchemaError(f"{owner}: {frame!r} is no frame; make one with unbounded, rows or range_")
+        raise SchemaError(f"{owner}: {frame!r} is not a frame; create one with unbounded, rows or range_")
 
 
 # -- which rows -----------------------------------------------------------------------------------------

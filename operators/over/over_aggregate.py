@@ -94,7 +94,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
     ) -> None:
         super().__init__(aggregates)
         if not self.aggregates:
-            raise SchemaError(f"{self.owner}: there are no aggregates; give at least one")
+            raise SchemaError(f"{self.owner}: it has no aggregates; give at least one")
         self.frame = unbounded() if frame is None else frame
         check_frame(self.frame, self.owner)
         check_time_domain(time, self.owner)
@@ -118,8 +118,8 @@ class OverAggregate(KeepsKey, AggregateOperator):
         self._check_places(plan, in_time)
         if self.ttl is not None and (not in_time or self.frame.kind != "unbounded"):
             raise SchemaError(
-                f"{self.owner}: ttl is for unbounded frames in order of time; the rows of other frames go by "
-                "themselves, and an order of its own needs all of them"
+                f"{self.owner}: ttl is for unbounded frames in order of time; other frames drop old rows by "
+                "themselves, and an own order needs all rows"
             )
         schema = pa.schema([*spec.schema, *plan.result_fields])
         return with_late_output(schema, self.late_output, spec, self._changes(spec))
@@ -132,8 +132,8 @@ class OverAggregate(KeepsKey, AggregateOperator):
             return Changelog.retract(*keys)
         if not keys:
             raise SchemaError(
-                f"{self.owner}: with emit_update_before=False a row replaces the one before it, but nothing is known "
-                f"that identifies a row of {spec.name}; give the source primary_key=, or leave emit_update_before out"
+                f"{self.owner}: with emit_update_before=False a row replaces the previous one, but no key identifies "
+                f"a row of {spec.name}; give the source primary_key=, or leave emit_update_before out"
             )
         return Changelog.upsert(*spec.key, *(name for name in keys[0] if name not in spec.key))
 
@@ -196,7 +196,7 @@ class OverAggregate(KeepsKey, AggregateOperator):
         return None if bundle is None else self._form.process(bundle, ctx)
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Called once per micro-batch and partition, after all bundles (also when there was none)."""
         self._form.clean_up(ctx)
 
     def _plan(self, spec: InputSpec) -> OverPlan:

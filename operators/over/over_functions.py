@@ -81,7 +81,7 @@ class PlaceFunction(AggregateKind):
         """Its output column. Raises SchemaError for a missing column, a filter or DISTINCT."""
         if aggregate.condition is not None or aggregate.is_distinct:
             raise SchemaError(
-                f"{owner}: '{aggregate.name}' takes no where() and no distinct(); leave them out"
+                f"{owner}: '{aggregate.name}' does not support where() and distinct(); leave them out"
             )
         if self.result is not None:
             return pa.field(aggregate.name, self.result, nullable=self.is_nullable)
@@ -103,7 +103,7 @@ class Numbering(PlaceFunction):
     is_nullable = False
 
     def values(self, places: Places) -> pa.Array:
-        """See ``PlaceFunction``."""
+        """The values (m) of the asked rows."""
         rows, owners = places.rows, places.rows.owners
         if self.name == "dense_rank":
             passed = np.cumsum(rows.differs)
@@ -115,7 +115,7 @@ class Numbering(PlaceFunction):
         return pa.array(numbers[places.asked])
 
     def in_time_refusal(self, frame: Frame) -> str | None:
-        """See ``PlaceFunction``."""
+        """What is missing if rows are emitted in order of time, with what to do; None: nothing."""
         if frame.kind == "unbounded":
             return None
         return "counts all rows of a key; use the frame unbounded(), or give order_by"
@@ -130,7 +130,7 @@ class Share(PlaceFunction):
     is_nullable = False
 
     def values(self, places: Places) -> pa.Array:
-        """See ``PlaceFunction``."""
+        """The values (m) of the asked rows."""
         sizes = places.sizes
         if self.name == "cume_dist":
             shares = (places.rows.last_peers - places.begins + 1) / sizes
@@ -170,7 +170,7 @@ class Neighbour(PlaceFunction):
 
     @property
     def text(self) -> str:
-        """See ``AggregateKind``."""
+        """What it computes from its columns: the name and the other parameters."""
         default = f", default={self.default!r}" if self.default is not None else ""
         return (
             f"{self.name}[distance={self.distance}{default}{', ignore_nulls' if self.ignore_nulls else ''}]"
@@ -189,7 +189,7 @@ class Neighbour(PlaceFunction):
         return field
 
     def values(self, places: Places) -> pa.Array:
-        """See ``PlaceFunction``."""
+        """The values (m) of the asked rows."""
         assert places.column is not None
         at, is_lead = places.asked, self.name == "lead"
         if self.ignore_nulls and self.distance:
@@ -206,9 +206,9 @@ class Neighbour(PlaceFunction):
         return pc.if_else(pa.array(inside), found, pa.scalar(self.default, found.type))
 
     def in_time_refusal(self, frame: Frame) -> str | None:
-        """See ``PlaceFunction``."""
+        """What is missing if rows are emitted in order of time, with what to do; None: nothing."""
         if self.name == "lead":
-            return "needs rows that have not come yet; give order_by, so that rows are kept"
+            return "needs later rows; give order_by, so that rows are kept"
         if self.ignore_nulls:
             return super().in_time_refusal(frame)
         if frame.kind == "rows" and frame.before is not None and frame.before >= self.distance:
@@ -229,7 +229,7 @@ class InFrame(PlaceFunction):
     name: str = "nth_value"
 
     def values(self, places: Places) -> pa.Array:
-        """See ``PlaceFunction``."""
+        """The values (m) of the asked rows."""
         assert places.column is not None
         first, last = places.first, places.last
         if self.ignore_nulls:

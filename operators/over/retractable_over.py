@@ -77,7 +77,7 @@ class RetractableRows:
         )
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        """See ``OverAggregate``."""
+        """Update the frames of the bundle's keys and emit the changed rows."""
         return self._state.async_read(bundle.keys).then_compose(lambda read: self._change(bundle, *read, ctx))
 
     def clean_up(self, ctx: BundleContext) -> None:

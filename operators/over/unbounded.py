@@ -59,7 +59,7 @@ class RunningRows:
             values.expire_with(self._state)
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None]:
-        """See ``OverAggregate``."""
+        """Emit each row of the bundle with the aggregates of all rows up to it."""
         order, starts = bundle.keys.rows_sorted()
         starts = np.append(starts, len(order))
         batch = bundle.batch.take(pa.array(order))

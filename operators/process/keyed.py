@@ -76,7 +76,7 @@ class KeyedMap(_PlainOperator):
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         return deliver(self._apply(row), self._emitter(ctx))
 
 
@@ -95,7 +95,7 @@ class KeyedFlatMap(_PlainOperator):
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         return emit_rows(self._apply(row), self._emitter(ctx), self.owner)
 
 
@@ -115,12 +115,12 @@ class KeyedFilter(_PlainOperator):
         return inputs[0].changes.filtered(None)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
 
         def pass_on(stays: Any) -> None:
             if stays is None:
                 raise SchemaError(
-                    "KeyedFilter: the function returned None; return True for rows that stay, or False"
+                    "KeyedFilter: the function returned None; return True to keep a row, or False"
                 )
             if stays:
                 ctx.emit(*row, kind=ctx.row_kind)
@@ -162,7 +162,7 @@ class KeyedReduce(FunctionOperator):
         return Changelog.retract() if self.changelog else Changelog.insert_only()
 
     def open(self, context: OperatorContext) -> None:
-        """See ``FunctionOperator``."""
+        """Open the function; it may declare state."""
         super().open(context)
         schema = context.inputs[0].schema
         self._names: Sequence[str] = schema.names
@@ -173,7 +173,7 @@ class KeyedReduce(FunctionOperator):
         )
 
     async def process(self, row: Row, ctx: RecordContext) -> None:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         stored = await self._reduced.async_value()
         if stored is None:
             before, after = None, tuple(row)
@@ -192,7 +192,7 @@ class _TimedOperator(FunctionOperator):
     """Runs a function with timers, which emits its rows with the context."""
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle a timer of ``ctx.key`` that is due."""
         return self.function.on_timer(timer, ctx)
 
 
@@ -218,7 +218,7 @@ class KeyedProcess(_TimedOperator):
         super().__init__(function, output, side_outputs, late_output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         return self.function.process(row, ctx)
 
 
@@ -236,7 +236,7 @@ class CoMap(FunctionOperator):
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         function = self.function
         result = function.map2(row) if ctx.input_index else function.map1(row)
         return deliver(result, self._emitter(ctx))
@@ -256,7 +256,7 @@ class CoFlatMap(FunctionOperator):
         super().__init__(function, output)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         function = self.function
         result = function.flat_map2(row) if ctx.input_index else function.flat_map1(row)
         return emit_rows(result, self._emitter(ctx), self.owner)
@@ -280,7 +280,7 @@ class CoProcess(_TimedOperator):
         super().__init__(function, output, side_outputs)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         function = self.function
         return function.process2(row, ctx) if ctx.input_index else function.process1(row, ctx)
 
@@ -309,13 +309,13 @@ class BroadcastProcess(_TimedOperator):
         self.notify_stateful_sets = function.notify_stateful_sets
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         return self.function.process(row, ctx)
 
     def process_broadcast(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row of the broadcast input, once per partition, before the other rows of the micro-batch."""
         return self.function.process_broadcast(row, ctx)
 
     def process_notification(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle a broadcast row for ``ctx.key``, a key with state; called after ``process_broadcast``."""
         return self.function.process_notification(row, ctx)

@@ -108,12 +108,13 @@ class FunctionOperator(Named, RecordOperator):
             self.function.close()
 
     async def open_calls(self) -> None:
-        """See ``RecordOperator``."""
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before the
+        task's first call."""
         if isinstance(self.function, Function):
             await self.function.open_calls()
 
     async def close_calls(self) -> None:
-        """See ``RecordOperator``."""
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
         if isinstance(self.function, Function):
             await self.function.close_calls()
 
@@ -141,29 +142,29 @@ class FunctionOperator(Named, RecordOperator):
         function, wanted = self.function, self.function_type.__name__
         if isinstance(function, type):
             raise SchemaError(
-                f"{self.owner}: {function.__name__} is a class; give an object of it: {function.__name__}()"
+                f"{self.owner}: {function.__name__} is a class; give an instance: {function.__name__}()"
             )
         plain = self.plain_method is not None and callable(function) and not isinstance(function, Function)
         if not plain and not isinstance(function, self.function_type):
             also = "" if self.plain_method is None else " or a plain function"
-            raise SchemaError(f"{self.owner}: {function!r} is no function for it; give a {wanted}{also}")
+            raise SchemaError(f"{self.owner}: {function!r} is not a function for it; give a {wanted}{also}")
         for name in self.emitting_methods:
             method = getattr(function, name)
             if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
                 raise SchemaError(
-                    f"{self.owner}: {type(function).__name__}.{name} is a generator, whose rows nobody would see; "
+                    f"{self.owner}: {type(function).__name__}.{name} is a generator, whose rows would be ignored; "
                     "call ctx.emit(...) instead of yield"
                 )
 
     def _check_output(self, output: Any) -> None:
         if not isinstance(output, pa.Schema):
             raise SchemaError(
-                f"{self.owner}: output is {output!r}; give a schema, such as pa.schema([('count', pa.int64())]), "
-                "or a text such as 'count long'"
+                f"{self.owner}: output is {output!r}; give a schema, such as pa.schema([('count', "
+                "pa.int64())]), or a string such as 'count long'"
             )
         if ROW_KIND_COLUMN in output.names:
             raise SchemaError(
-                f"{self.owner}: output has a column '{ROW_KIND_COLUMN}', which is the framework's; leave it out"
+                f"{self.owner}: output has a column '{ROW_KIND_COLUMN}', which is reserved; leave it out"
             )
         twice = sorted({name for name in output.names if output.names.count(name) > 1})
         if twice:
@@ -227,8 +228,8 @@ async def _emit_later(result: Any, emit: Emit, owner: str) -> None:
 def _emit_all(rows: Any, emit: Emit, owner: str) -> None:
     if isinstance(rows, str | bytes | dict) or not isinstance(rows, Iterable):
         raise SchemaError(
-            f"{owner}: the function returned {rows!r}, which is no iterable of rows; return a list of rows, also of "
-            "a single one, or None for no row"
+            f"{owner}: the function returned {rows!r}, which is not an iterable of rows; return a list of rows, even "
+            "for a single row, or None for no rows"
         )
     for row in rows:
         emit(row)

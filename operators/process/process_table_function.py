@@ -81,7 +81,7 @@ class TableFunction(FunctionOperator):
         )
         if self.output is None:
             raise SchemaError(
-                f"{self.owner}: what {self._name} puts out is not known; give output, or declare it in the class or "
+                f"{self.owner}: the output of {self._name} is not known; give output, or declare it in the class or "
                 "with @table_function"
             )
         self.signature = read_signature(self._eval(), f"{self.owner}, {self._name}")
@@ -112,16 +112,16 @@ class TableFunction(FunctionOperator):
             return None
         what = f"{self.owner}, {self._name}.on_timer"
         if not self.signature.of_sets:
-            raise SchemaError(f"{what}: timers are of sets, but the table has row semantics; leave it out")
+            raise SchemaError(f"{what}: timers belong to sets, but the table has row semantics; leave it out")
         if any(one.table.pass_through == "all" for one in self.signature.passing):
             raise SchemaError(
-                f"{what}: a timer has no row whose columns could be passed through; choose pass_through='key'"
+                f"{what}: a timer has no row to pass columns through from; choose pass_through='key'"
             )
         found = read_signature(method, what, timer=True)
         for state in found.states:
             if state not in self.signature.states:
                 raise SchemaError(
-                    f"{what}: state '{state.name}' is not declared so by eval; give it the same name and hint there"
+                    f"{what}: state '{state.name}' is declared differently by eval; use the same name and hint"
                 )
         return found
 
@@ -155,7 +155,7 @@ class TableFunction(FunctionOperator):
                 )
             if not parameter.table.changelog:
                 check_insert_only(
-                    spec, owner, "TableHint(..., changelog=True) if the function can take rows back"
+                    spec, owner, "TableHint(..., changelog=True) if the function accepts retractions"
                 )
             output = output.with_late_rows(self._late_names.get(parameter.name), spec)
         return output
@@ -176,7 +176,7 @@ class TableFunction(FunctionOperator):
         return spec.key_schema
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``."""
+        """For each input in order of event time, the side output for rows that are too late for it; None: dropped."""
         return [self._late_names.get(parameter.name) for parameter in self.signature.tables]
 
     def open(self, context: OperatorContext) -> None:
@@ -210,7 +210,7 @@ class TableFunction(FunctionOperator):
     # -- rows and timers ------------------------------------------------------------------------------
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle one row."""
         given = {**self._in_set, self._table(ctx): row}
         return self._evaluate(given, self._values, self._passing(row, ctx))
 
@@ -236,8 +236,8 @@ class TableFunction(FunctionOperator):
             return error
         tables = ", ".join(one.name for one in self.signature.tables if one.table.semantics == "broadcast")
         return StateAccessError(
-            f"{self.owner}, {self._name}: {error}. For a row of the broadcast table '{tables}' there is no set, so the "
-            f"other tables and the states of sets ({', '.join(states)}) are None; write a state with "
+            f"{self.owner}, {self._name}: {error}. A row of the broadcast table '{tables}' has no set, so the other "
+            f"tables and the states of sets ({', '.join(states)}) are None; write a state with "
             "StateHint(broadcast=True), or set notify_stateful_sets and use them in the notification"
         )
 
@@ -247,11 +247,11 @@ class TableFunction(FunctionOperator):
 
     @property
     def handles_timers(self) -> bool:
-        """See ``RecordOperator``."""
+        """Whether timers may be registered: there is an ``on_timer`` for them."""
         return self.timer_signature is not None
 
     def on_timer(self, timer: Timer, ctx: RecordContext) -> Any:
-        """See ``RecordOperator``."""
+        """Handle a timer of ``ctx.key`` that is due."""
         signature = self.timer_signature
         assert signature is not None  # else no timer can be registered
         asked = {state.name for state in signature.states}

@@ -123,9 +123,7 @@ def read_signature(method: Callable[..., Any], owner: str, timer: bool = False) 
     found: dict[type, list[Any]] = {kind: [] for kind in kinds}
     for name, parameter in inspect.signature(method).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise SchemaError(
-                f"{owner}: parameter '{parameter}' has no place of its own; name each parameter"
-            )
+            raise SchemaError(f"{owner}: parameter '{parameter}' is variadic; name each parameter")
         kind, value = _parameter(name, hints.get(name), owner)
         found[kind].append(value)
     signature = Signature(
@@ -145,7 +143,7 @@ def read_signature(method: Callable[..., Any], owner: str, timer: bool = False) 
 
 def _only(names: list[str], what: str, owner: str) -> str | None:
     if len(names) > 1:
-        raise SchemaError(f"{owner}: parameters {_named(names)} are all {what}; leave one")
+        raise SchemaError(f"{owner}: parameters {_named(names)} are all {what}; keep one")
     return names[0] if names else None
 
 
@@ -154,14 +152,14 @@ def _hints(method: Callable[..., Any], owner: str) -> Mapping[str, Any]:
         return get_type_hints(method, include_extras=True)
     except Exception as error:  # evaluating a name in a hint can raise anything
         raise SchemaError(
-            f"{owner}: its type hints cannot be read: {type(error).__name__}: {error}. Names in hints must be known "
-            "where the function is defined, at the top of its module"
+            f"{owner}: its type hints cannot be read: {type(error).__name__}: {error}. Define the names of hints at "
+            "the top of the function's module"
         ) from error
 
 
 def _parameter(name: str, hint: Any, owner: str) -> tuple[type, Any]:
     """The kind of a parameter, and its name or its declaration."""
-    kind, more = _taken_apart(hint)
+    kind, more = _unwrapped(hint)
     if kind in (RecordContext, TableContext, Timer):
         return kind, name
     table = next((one for one in more if isinstance(one, TableHint)), None)
@@ -177,7 +175,7 @@ def _parameter(name: str, hint: Any, owner: str) -> tuple[type, Any]:
     raise SchemaError(f"{owner}: parameter '{name}' has {shown}; give {_EXPECTED}")
 
 
-def _taken_apart(hint: Any) -> tuple[Any, list[Any]]:
+def _unwrapped(hint: Any) -> tuple[Any, list[Any]]:
     """A hint without ``| None`` and ``Annotated``, and its annotations."""
     more: list[Any] = []
     while True:
@@ -219,13 +217,13 @@ def _struct(name: str, kind: type, owner: str) -> pa.StructType:
 
 
 def _field_type(name: str, hints: Mapping[str, Any], owner: str, kind: type) -> pa.DataType:
-    hint, more = _taken_apart(hints[name])
+    hint, more = _unwrapped(hints[name])
     arrow = next((one for one in more if isinstance(one, (pa.DataType, str))), hint)
     try:
         return ValueStateDescriptor(name, arrow).type
     except AsyncStateError as error:
         raise SchemaError(
-            f"{owner}: field '{name}' of {kind.__name__} has the hint {hints[name]!r}, which is no type of a state; "
+            f"{owner}: field '{name}' of {kind.__name__} has the hint {hints[name]!r}, which is not a state type; "
             "give int, float, str, bytes, bool or Annotated[list[int], 'array<bigint>']"
         ) from error
 
@@ -257,8 +255,8 @@ def _check_tables(signature: Signature, owner: str) -> None:
     if of["row"] and len(of["row"]) + len(of["set"]) > 1:
         others = _named(of["set"] or of["row"][1:])
         refuse(
-            f"table '{of['row'][0]}' has row semantics beside {others}; give all set semantics, so that rows meet by "
-            "their key"
+            f"table '{of['row'][0]}' has row semantics, which cannot be combined with {others}; give all tables set "
+            "semantics, so that rows meet by key"
         )
     if len(of["set"]) > _REGULAR_MAX:
         refuse(f"tables {_named(of['set'])} are too many; at most {_REGULAR_MAX} can have set semantics")
@@ -266,7 +264,7 @@ def _check_tables(signature: Signature, owner: str) -> None:
     for one in tables:
         if one.table.notify_stateful_sets and (one.table.semantics != "broadcast" or not of["set"]):
             refuse(
-                f"table '{one.name}' has notify_stateful_sets, which is for a broadcast table beside one of sets"
+                f"table '{one.name}' has notify_stateful_sets, which needs another table with set semantics"
             )
 
 
@@ -286,7 +284,7 @@ def _check_passed(signature: Signature, refuse: Callable[[str], NoReturn]) -> No
         if one.table.semantics == "broadcast":
             refuse(f"{what}, but its rows emit nothing; leave it out")
         if given == "key" and one.table.semantics == "row":
-            refuse(f"{what}, but row semantics, which have no sets with a key; choose 'all'")
+            refuse(f"{what}, but row semantics, which have no key; choose 'all'")
         others = [other for other in signature.tables if other is not one]
         if given == "all" and any(
             other.table.semantics != "broadcast" or other.table.notify_stateful_sets for other in others
@@ -300,16 +298,18 @@ def _check_states(signature: Signature, owner: str) -> None:
         broadcast = parameter.state.broadcast
         if broadcast and not parameter.is_view:
             raise SchemaError(
-                f"{what} is broadcast, but a dataclass is of a set; declare a ValueView, a ListView or a MapView"
+                f"{what} is broadcast, but a dataclass belongs to a set; declare a ValueView, a ListView or a MapView"
             )
         if parameter.is_view and parameter.state.default is not None and parameter.kind is not ValueView:
-            raise SchemaError(f"{what} has a default, which only a ValueView has; leave it out of StateHint")
+            raise SchemaError(
+                f"{what} has a default, which only a ValueView supports; leave it out of StateHint"
+            )
         if broadcast and signature.broadcast is None:
-            raise SchemaError(f"{what} is broadcast, but no table is that could write it; add one")
+            raise SchemaError(f"{what} is broadcast, but there is no broadcast table to write it; add one")
         if not broadcast and not signature.of_sets:
             raise SchemaError(
-                f"{what} is of a set, but the table has row semantics; give it the hint SetTable, or StateHint("
-                "broadcast=True)"
+                f"{what} belongs to a set, but the table has row semantics; give it the hint SetTable, or "
+                "StateHint(broadcast=True)"
             )
         if not parameter.is_view:
             _check_value(what, parameter)
@@ -328,7 +328,7 @@ def _check_value(what: str, parameter: StateParameter) -> None:
         parameter.kind()
     except TypeError as error:
         raise SchemaError(
-            f"{what}: a new {parameter.kind.__name__} cannot be made: {error}; give all fields defaults"
+            f"{what}: cannot create a {parameter.kind.__name__}: {error}; give all fields defaults"
         ) from error
 
 

@@ -28,7 +28,7 @@ from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState,
 from asyncstate.state.expiring.ttl import StateTtl
 
 from ..core.arrays import BoolArray, Int64Array, index_among, last_of, take_rows
-from ..core.expiry_options import row_stamps, stamps_behind
+from ..core.expiry_options import concat_stamps, row_stamps
 from ..core.sort_orders import Codes, order_levels
 from .rank_plan import RankPlan, RankRows
 from .row_numbers import Outcome, Ranked, RankTable, sequences_differ
@@ -107,14 +107,14 @@ class BestRows(RankState):
         self._ttl = ttl
 
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
-        """See ``RankState``."""
+        """Merge a bundle's rows into the rankings of ``keys``; ``ends`` (u) is the last number that each shows."""
         heads, found = yield from self._read_top(keys)
-        stored, rows, owners = self._ranked_apart(found, rows, len(keys))
+        stored, rows, owners = self._ranked_separately(found, rows, len(keys))
         ends = ends[owners]
         if not self._plan.has_unique:
             stored, rows = self._in_reach(stored, rows, ends, owners)
         had = None if found.stamps is None else found.stamps[stored.arrival]
-        stamps = stamps_behind(had, row_stamps(self._top, rows.bundle, self._ttl, rows.rows))
+        stamps = concat_stamps(had, row_stamps(self._top, rows.bundle, self._ttl, rows.rows))
         table, codes, outcome = self._settle(stored, rows)
         old = np.arange(len(stored))
         before = Ranked(old, self._plan.numbers(table.key, codes, old))
@@ -127,7 +127,7 @@ class BestRows(RankState):
         self._write(keys, heads, table, before, after, stamps, owners)
         return MergedRanking(table, before, after, np.zeros(len(keys), np.bool_))
 
-    def _ranked_apart(
+    def _ranked_separately(
         self, found: ListColumns, rows: RankRows, num_keys: int
     ) -> tuple[RankTable, RankRows, Int64Array]:
         """Stored and new rows with the index of their ranking instead of that of their key, and each ranking's key."""
@@ -137,7 +137,7 @@ class BestRows(RankState):
         if self._plan.settings.newest_first:
             arrival = -arrival  # before all stored ones, which are in that order already
         new = RankTable(rows.table.columns, rows.table.key, arrival)
-        if self._plan.settings.apart is None:
+        if self._plan.settings.separate_by is None:
             return stored, rows.with_table(new), np.arange(num_keys)
         rankings, owners = self._plan.rankings(stored.joined(new), num_keys)
         stored = replace(stored, key=rankings[: len(stored)])
@@ -155,8 +155,8 @@ class BestRows(RankState):
         if not len(stored):
             return stored, rows
         last = last_of(stored.key, np.arange(len(stored)), len(ends))
-        behind = self._plan.next_number(stored, last, len(ends)) > ends
-        rivals = np.flatnonzero((last >= 0) & behind)
+        outside = self._plan.next_number(stored, last, len(ends)) > ends
+        rivals = np.flatnonzero((last >= 0) & outside)
         rival_of = np.full(len(ends), -1, np.int64)
         rival_of[rivals] = len(rows.table) + np.arange(len(rivals))
         rival = rival_of[rows.table.key]
@@ -169,8 +169,10 @@ class BestRows(RankState):
             mine, other = code[: len(rival)], code[rival]
             worse |= equal & (mine > other)
             equal &= mine == other
-        behind_equals = self._plan.settings.function == "row_number" and not self._plan.settings.newest_first
-        out = worse | equal if behind_equals else worse
+        ranks_after_equals = (
+            self._plan.settings.function == "row_number" and not self._plan.settings.newest_first
+        )
+        out = worse | equal if ranks_after_equals else worse
         if not out.any():
             return stored, rows
         chosen = np.flatnonzero(~out)
@@ -213,7 +215,7 @@ class BestRows(RankState):
         levels = order_levels(codes, len(outcome.alive))
         if bool((levels[newest] > levels[:stored])[replaced].any()):
             raise OperatorError(
-                f"{self._plan.owner}: a row is worse than the one before it with the same unique key, but "
-                "monotonic=True promises that rows only get better; leave monotonic out, which keeps all rows, with a "
-                "new uid"
+                f"{self._plan.owner}: a row is worse than the previous one with the same unique key, but "
+                "monotonic=True promises that rows only get better; leave monotonic out, which keeps all rows, and "
+                "use a new uid"
             )

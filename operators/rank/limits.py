@@ -50,7 +50,7 @@ class RankLimits:
             )
 
     def prefetch(self, keys: KeyBatch) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         if self._of_rows:
             self._state.prefetch(keys)
 

@@ -1,6 +1,6 @@
 """The output of a ranking: the net change of the rows that are shown, from before a bundle to after it.
 
-Owns: ``ShownChanges``: the changelog rows from one ranking to the other, and their order.
+Owns: ``OutputChanges``: the changelog rows from one ranking to the other, and their order.
 Invariant: applied to the rows shown before, the changes give the rows shown now; a row that is shown as before is not
 among them. Pure functions of numpy and Arrow; must not know of state.
 
@@ -33,7 +33,7 @@ Identity = Literal["number", "unique", "nothing"]
 
 
 @dataclass(frozen=True)
-class ShownChanges:
+class OutputChanges:
     """c changelog rows: their stored columns, the index of their key, their number, their kind."""
 
     columns: list[pa.Array]
@@ -57,7 +57,7 @@ class _Slots:
         )
 
 
-def shown_changes(
+def output_changes(
     table: RankTable,
     before: Ranked,
     after: Ranked,
@@ -67,7 +67,7 @@ def shown_changes(
     key_order: Int64Array,
     emit_update_before: bool,
     renewed: bool = False,
-) -> ShownChanges:
+) -> OutputChanges:
     """The changes from the rows shown ``before`` to those shown ``after``.
 
     ``unique`` are columns of the table; ``with_number``: a row with another number is another row. ``key_order`` (u)
@@ -96,7 +96,7 @@ def shown_changes(
     keys = table.key[np.maximum(slots.before, slots.after)]
     changes = changes.select(rows_by(key_order[keys[changes.keys]], accumulates(changes.kinds)))
     numbers = np.where(changes.new, slots.number_after[changes.keys], slots.number_before[changes.keys])
-    return ShownChanges(take_changes(changes, [], old, new), keys[changes.keys], numbers, changes.kinds)
+    return OutputChanges(take_changes(changes, [], old, new), keys[changes.keys], numbers, changes.kinds)
 
 
 def _candidates(before: Ranked, after: Ranked, with_number: bool) -> tuple[Ranked, Ranked]:

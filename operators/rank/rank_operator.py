@@ -31,7 +31,7 @@ from ..core.sort_orders import ARRIVAL, OrderBy, order_columns
 from ..core.state_meaning import meaning
 from .append_only import BestRows, MergedRanking, RankState
 from .limits import RankLimits, check_limit
-from .rank_changes import Identity, shown_changes
+from .rank_changes import Identity, output_changes
 from .rank_plan import RankPlan, RankRows, RankSettings, partial_top_n
 from .retractable.all_rows import AllRows
 from .row_numbers import Ranked, RankFunction, RankTable
@@ -120,7 +120,7 @@ class Rank(KeepsKey, BundleOperator):
             return OutputSpec(spec.schema, changes=self._changes(spec))
         if self.rank_column in spec.schema.names:
             raise SchemaError(
-                f"{self.owner}: {spec.name} has a column '{self.rank_column}' already; give another rank_column"
+                f"{self.owner}: {spec.name} already has a column '{self.rank_column}'; give another rank_column"
             )
         schema = spec.schema.append(pa.field(self.rank_column, pa.int64(), nullable=False))
         return OutputSpec(schema, changes=self._changes(spec))
@@ -162,7 +162,7 @@ class Rank(KeepsKey, BundleOperator):
         return meaning(
             self,
             ranking=plan.text,
-            numbers="not put out" if self.rank_column is None else "put out",
+            numbers="not emitted" if self.rank_column is None else "put out",
             monotonic=settings.monotonic,
         )
 
@@ -186,7 +186,9 @@ class Rank(KeepsKey, BundleOperator):
         return None if self.settings.unique is not None else self.settings.partial_limit()
 
     def partial_step(self, given: InputSpec) -> PartialStep:
-        """See ``BundleOperator``."""
+        """The step that makes the rows of ``given.row_schema`` from some rows of the input, if ``given.local`` is
+        what ``partial_aggregation`` returned; or selects those that ``given.limit``, what ``partial_limit`` returned,
+        lets through."""
         return partial_top_n(given)
 
     def open(self, context: OperatorContext) -> None:
@@ -199,12 +201,12 @@ class Rank(KeepsKey, BundleOperator):
         self._limits = RankLimits(self.settings.n, self.settings.offset, context)
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._state.prefetch(bundle.keys)
         self._limits.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         chosen = np.flatnonzero(self._taken(bundle))
         return self._rank(bundle, chosen, ctx) if len(chosen) else None
 
@@ -217,7 +219,7 @@ class Rank(KeepsKey, BundleOperator):
         if bool((bundle.kinds == RowKind.DELETE).any()):
             raise OperatorError(
                 f"{self.owner}: a row is deleted (-D), but monotonic=True promises that rows only get better; leave "
-                "monotonic out, which keeps all rows, with a new uid"
+                "monotonic out, which keeps all rows, and use a new uid"
             )
         return taken & bundle.accumulate
 
@@ -237,10 +239,10 @@ class Rank(KeepsKey, BundleOperator):
         self._emit(bundle, merged, ends, ctx)
 
     def _emit(self, bundle: Bundle, merged: MergedRanking, ends: Int64Array, ctx: BundleContext) -> None:
-        changes = shown_changes(
+        changes = output_changes(
             merged.table,
-            self._shown(merged.table, merged.before, ends),
-            self._shown(merged.table, merged.after, ends),
+            self._in_output(merged.table, merged.before, ends),
+            self._in_output(merged.table, merged.after, ends),
             self._identity,
             self._plan.unique_at,
             self.rank_column is not None,
@@ -257,7 +259,7 @@ class Rank(KeepsKey, BundleOperator):
             columns.append(pa.array(changes.numbers))
         ctx.emit(columns, changes.kinds)
 
-    def _shown(self, table: RankTable, ranked: Ranked, ends: Int64Array) -> Ranked:
+    def _in_output(self, table: RankTable, ranked: Ranked, ends: Int64Array) -> Ranked:
         last: npt.NDArray[np.int64] = ends[table.key[ranked.rows]]
         return ranked.chosen((ranked.numbers > self.settings.offset) & (ranked.numbers <= last))
 
@@ -288,7 +290,7 @@ class SortLimit(Rank):
 
     def __init__(self, order_by: OrderBy, n: int, *, offset: int = 0) -> None:
         if isinstance(n, str):
-            raise SchemaError(f"{self.owner}: n is {n!r}; give a number from 1 on")
+            raise SchemaError(f"{self.owner}: n is {n!r}; give a number of at least 1")
         super().__init__(order_by, n, offset=offset)
 
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
@@ -296,7 +298,7 @@ class SortLimit(Rank):
         spec = inputs[0]
         if spec.key:
             raise SchemaError(
-                f"{self.owner}: {spec.name} has the key ({', '.join(spec.key)}), but the limit is one of all rows; "
+                f"{self.owner}: {spec.name} has the key ({', '.join(spec.key)}), but the limit is over all rows; "
                 "leave the key out, or use Rank for the first rows of each key"
             )
         return super().bind(inputs)
@@ -327,12 +329,12 @@ def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:
     n = plan.settings.n
     if isinstance(n, str) and n not in spec.key:
         raise SchemaError(
-            f"{plan.owner}: n is '{n}', of which a key keeps what its first row had, but with a ttl that row goes; "
-            "give a number or a key column, or leave ttl out"
+            f"{plan.owner}: n is '{n}', which each key takes from its first row, but a ttl expires that row; give a "
+            "number or a key column, or leave ttl out"
         )
     if plan.keeps_all:
         raise SchemaError(
-            f"{plan.owner}: rows of {spec.name} may be taken back or get worse, so that all are kept, and these cannot "
+            f"{plan.owner}: rows of {spec.name} may be retracted or get worse, so all of them are kept and cannot "
             "expire; leave ttl out, or give an insert-only input or monotonic=True"
         )
 
@@ -340,7 +342,7 @@ def _check_can_expire(plan: RankPlan, spec: InputSpec) -> None:
 def _check_expiring(ttl: Ttl, rank_column: str | None, offset: int, owner: str) -> None:
     if as_bundle_ttl(owner, ttl) is not None and (rank_column is not None or offset):
         raise SchemaError(
-            f"{owner}: with a ttl rows go without being taken back, and the numbers of those behind them change; leave "
+            f"{owner}: with a ttl rows expire without a retraction, which changes the numbers of later rows; leave "
             f"out {'rank_column' if rank_column is not None else 'offset'}, or ttl"
         )
 
@@ -352,10 +354,10 @@ def _check_unique(unique: Sequence[str] | None, function: str, monotonic: bool, 
         raise SchemaError(f"{owner}: unique is {unique!r}; give a list of columns, or None")
     if monotonic and unique is None:
         raise SchemaError(
-            f"{owner}: monotonic=True is a promise about rows with a unique key; name its columns with unique"
+            f"{owner}: monotonic=True needs rows with a unique key; name its columns with unique"
         )
     if monotonic and function == "dense_rank":
         raise SchemaError(
-            f"{owner}: with dense_rank a row that gets better can let others in, so that the best rows are not "
+            f"{owner}: with dense_rank a row that gets better can let others in, so the best rows alone are not "
             "enough; leave monotonic out"
         )

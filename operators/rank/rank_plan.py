@@ -40,7 +40,7 @@ class RankSettings:
     monotonic: bool = False
     newest_first: bool = False
     """Of rows of equal order the newest one is first; only where just the best rows are stored."""
-    apart: str | None = None
+    separate_by: str | None = None
     """A column of timestamps, without nulls: rows of a key that differ in it are ranked separately; only where just the
     best rows are stored."""
 
@@ -100,7 +100,7 @@ class RankPlan:
         self._order = [one for one in settings.order if one.column not in key]
         self.order_at = [place[one.column] for one in self._order]
         self.unique_at = [place[name] for name in settings.unique or () if name not in key]
-        self._apart_at = None if settings.apart is None else place[settings.apart]
+        self._separate_at = None if settings.separate_by is None else place[settings.separate_by]
         self.has_unique = settings.unique is not None
         self.keeps_all = not settings.monotonic if self.has_unique else spec.changelog
         # The position in the log is not part of a row: a retraction has its own.
@@ -132,8 +132,8 @@ class RankPlan:
         return rank_numbers(self.settings.function, key, codes, rows)
 
     def rankings(self, table: RankTable, num_keys: int) -> tuple[Int64Array, Int64Array]:
-        """The ranking of each row (m), numbered by key and then by ``apart``; and the key of each ranking (r)."""
-        if self._apart_at is None:
+        """The ranking of each row (m), numbered by key and then by ``separate_by``; and the key of each ranking (r)."""
+        if self._separate_at is None:
             return table.key, np.arange(num_keys)
         starts = self.starts(table.columns)
         assert starts is not None
@@ -142,8 +142,8 @@ class RankPlan:
         return rankings, codes // max(len(values), 1)
 
     def starts(self, columns: Sequence[pa.Array]) -> Int64Array | None:
-        """The instants, int64 microseconds, in ``apart`` of rows with the columns of a table; None without it."""
-        return None if self._apart_at is None else event_times(columns[self._apart_at])
+        """The instants, int64 microseconds, in ``separate_by`` of rows with the columns of a table; None without it."""
+        return None if self._separate_at is None else event_times(columns[self._separate_at])
 
     def next_number(self, table: RankTable, last: Int64Array, num_keys: int) -> Int64Array:
         """The number that a row after all others of its key would get (u); the rows of ``table`` are in rank order and

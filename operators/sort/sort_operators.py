@@ -79,11 +79,11 @@ class TemporalSort(KeepsKey, BundleOperator):
         return with_late_output(spec.schema, self.late_output, spec, spec.changes)
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
-        """See ``Operator``."""
+        """For each input in order of event time, the side output for rows that are too late for it; None: dropped."""
         return [self.late_output]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return meaning(self, then=self.then, time=self.time)
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:
@@ -94,7 +94,7 @@ class TemporalSort(KeepsKey, BundleOperator):
         """Never called: all rows arrive in order."""
 
     def process_due(self, bundles: Sequence[Bundle | None], ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle rows of ordered inputs that are due: one bundle per input, None where there are none."""
         (bundle,) = bundles
         if bundle is not None:
             ctx.emit(bundle.batch.columns)
@@ -133,7 +133,7 @@ class Sort(KeepsKey, BundleOperator):
         return OutputSpec(spec.schema, changes=Changelog.insert_only(*spec.changes.unique_keys))
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return meaning(self, order_by=self.order_by)
 
     def ordered_inputs(self, inputs: Sequence[InputSpec]) -> Sequence[InputOrder | None]:

@@ -98,7 +98,7 @@ class Deduplicate(KeepsKey, BundleOperator):
         return (first and self.time == "processing") or (is_all_key and (first or self.ttl is None))
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return meaning(self, keep=self.keep, time=self.time)
 
     def open(self, context: OperatorContext) -> None:
@@ -113,11 +113,11 @@ class Deduplicate(KeepsKey, BundleOperator):
         self._marks_only = self._keeps_marks(spec)
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._latest.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         if not bundle.num_rows:
             return None
         read = self._latest.async_read(bundle)

@@ -31,7 +31,7 @@ from ..core.consolidation import (
     net_by_unique_key,
     net_by_upsert_key,
 )
-from ..core.expiry_options import row_stamps, stamps_behind
+from ..core.expiry_options import concat_stamps, row_stamps
 from ..core.operator_checks import KeepsKey, check_one_change, keyed_changes
 from ..core.row_kinds import arrival_order, distinct_rows, net_changes, take_changes
 from ..core.state_meaning import meaning
@@ -93,7 +93,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         spec = inputs[0]
         if not spec.key:
             raise SchemaError(
-                f"{self.owner}: {spec.name} has no key; give the primary key of the table that is written"
+                f"{self.owner}: {spec.name} has no key; give the primary key of the target table"
             )
         for name in self.upsert_key or ():
             spec.column(name)
@@ -109,7 +109,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         return [self.upsert_key]
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         return meaning(self, upsert_key=self.upsert_key)
 
     def open(self, context: OperatorContext) -> None:
@@ -132,11 +132,11 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         )
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._rows.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         return self._steps(bundle, ctx) if bundle.num_rows else None
 
     def _steps(self, bundle: Bundle, ctx: BundleContext) -> Generator[StateFuture[Any], None, None]:
@@ -158,7 +158,7 @@ class UpsertMaterialize(KeepsKey, BundleOperator):
         if changed.any():
             written = rows[changed[key[rows]]]
             new = row_stamps(self._rows, bundle, self.ttl, np.arange(bundle.num_rows))
-            stamps = stamps_behind(stored.stamps, new)
+            stamps = concat_stamps(stored.stamps, new)
             self._rows.put(
                 bundle.keys.select(changed),
                 take_rows(columns, written),

@@ -119,11 +119,11 @@ class ChangelogNormalize(KeepsKey, BundleOperator):
         self._without_row = context.counter("deletes_without_row")
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._latest.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         if not bundle.num_rows:
             return None
         if self._spec.changes.is_upsert and len(bundle.keys) < bundle.num_rows:

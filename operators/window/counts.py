@@ -93,7 +93,7 @@ class CountAggregation:
         self._states = AggregateStates(plan, self._windows, context, time_first=True, valued=True)
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._counts.prefetch(bundle.keys)
 
     def fire(self, ctx: BundleContext) -> None:

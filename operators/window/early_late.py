@@ -51,8 +51,8 @@ class UpdatedSlices(SliceAggregation):
     ) -> None:
         super().__init__(window, plan, context, late)
         self._emission = emission
-        self._shown = EmittedWindows(plan, emission, self._codec, context)
-        self._both = DueReader((self._slices, self._shown.state), self._window, context.key_groups)
+        self._emitted = EmittedWindows(plan, emission, self._codec, context)
+        self._both = DueReader((self._slices, self._emitted.state), self._window, context.key_groups)
         self._types = self._aggregation.state_schema.types
 
     def _over(self, ctx: BundleContext) -> int:
@@ -64,12 +64,12 @@ class UpdatedSlices(SliceAggregation):
             return None
         assert rows.keys.namespaces is not None
         starts, before = self._window.window_start(rows.keys.namespaces), self._time.due(ctx)[0]
-        return taken.then_compose(lambda _: self._shown.async_changed(rows.keys, starts, before, ctx))
+        return taken.then_compose(lambda _: self._emitted.async_changed(rows.keys, starts, before, ctx))
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
         """Emit the scheduled updates, then the windows that are due, then remove those that have expired."""
         before, due = self._time.due(ctx)
-        for windows in self._shown.due(ctx):
+        for windows in self._emitted.due(ctx):
             yield self._async_renew(windows, ctx)
         if self._emission.lateness:
             yield from self._close(before, due, True, ctx)
@@ -77,8 +77,8 @@ class UpdatedSlices(SliceAggregation):
 
     def _async_renew(self, windows: KeyBatch, ctx: BundleContext) -> StateFuture[None]:
         return self._slices.async_get(windows).then_combine(
-            self._shown.state.async_get(windows),
-            lambda states, shown: self._shown.renew(self._windows(windows, states), shown, True, ctx),
+            self._emitted.state.async_get(windows),
+            lambda states, emitted: self._emitted.renew(self._windows(windows, states), emitted, True, ctx),
         )
 
     def _close(self, before: int, due: int, stay: bool, ctx: BundleContext) -> Iterator[None]:
@@ -87,25 +87,25 @@ class UpdatedSlices(SliceAggregation):
         if first > last:
             return
         for part in self._both.parts(first, last):
-            stored, shown = part.ranges
-            keys, at_state, at_shown = self._joined(stored, shown)
+            stored, emitted = part.ranges
+            keys, at_state, emitted_at = self._joined(stored, emitted)
             states = _columns(stored, at_state, [pa.nulls(len(keys), kind) for kind in self._types])
-            seen = _columns(shown, at_shown, self._shown.nothing(len(keys)))
-            self._shown.renew(self._windows(keys, states), seen, stay, ctx)
+            seen = _columns(emitted, emitted_at, self._emitted.nothing(len(keys)))
+            self._emitted.renew(self._windows(keys, states), seen, stay, ctx)
             if not stay and stored.num_rows:
                 self._forget(stored, part.last)
             yield
 
-    def _joined(self, stored: TimeRange, shown: TimeRange) -> tuple[KeyBatch, Int64Array, Int64Array]:
+    def _joined(self, stored: TimeRange, emitted: TimeRange) -> tuple[KeyBatch, Int64Array, Int64Array]:
         """The windows (u) of both ranges, and the index (u) of each in one and the other; -1: not in that range."""
-        parts = [part for part in (stored, shown) if part.num_rows]
+        parts = [part for part in (stored, emitted) if part.num_rows]
         pieces = zip(*(part.key_columns for part in parts), strict=True)
         ends = np.concatenate([part.namespaces for part in parts])
         keys = self._codec.group([pa.concat_arrays(column) for column in pieces], ends)
         places = np.full((2, len(keys)), -1)
         count = stored.num_rows
         places[0, keys.inverse[:count]] = np.arange(count)
-        places[1, keys.inverse[count:]] = np.arange(shown.num_rows)
+        places[1, keys.inverse[count:]] = np.arange(emitted.num_rows)
         return keys, places[0], places[1]
 
     def _windows(self, keys: KeyBatch, states: Columns) -> Windows:
@@ -127,7 +127,7 @@ class UpdatedSessions(SessionAggregation):
 
     def _show(self, plan: WindowPlan, emission: WindowEmission, context: OperatorContext) -> None:
         self._emission = emission
-        self._shown = EmittedWindows(plan, emission, self._codec, context)
+        self._emitted = EmittedWindows(plan, emission, self._codec, context)
 
     def _async_changed(
         self, keys: KeyBatch, before: Spans, merged: MergedSessions, ctx: BundleContext
@@ -137,7 +137,7 @@ class UpdatedSessions(SessionAggregation):
         starts = np.empty(len(new), np.int64)
         starts[new.inverse] = after.starts
         due = self._time.due(ctx)[0]
-        changed = self._shown.async_changed(new, starts, due, ctx)
+        changed = self._emitted.async_changed(new, starts, due, ctx)
         now_in = merged.session_of[: len(before.keys)]
         grown = np.flatnonzero(after.ends[now_in] != before.ends)
         if not len(grown):
@@ -145,11 +145,11 @@ class UpdatedSessions(SessionAggregation):
         old = keys.in_namespaces(before.ends[grown], before.keys[grown])
         new_of = np.empty(len(old), np.int64)
         new_of[old.inverse] = new.inverse[now_in[grown]]
-        return changed.then_compose(lambda _: self._shown.async_replaced(old, new, new_of, ctx))
+        return changed.then_compose(lambda _: self._emitted.async_replaced(old, new, new_of, ctx))
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """Emit the scheduled updates, then the sessions that are due, then remove those that have expired."""
-        for windows in self._shown.due(ctx):
+        for windows in self._emitted.due(ctx):
             yield from self._renew(windows, True, ctx)
         before, due = self._time.due(ctx)
         if self._emission.lateness:
@@ -180,11 +180,11 @@ class UpdatedSessions(SessionAggregation):
         self, windows: KeyBatch, keys: KeyBatch, index: IntArray, stay: bool, ctx: BundleContext
     ) -> StateFuture[None]:
         """``index``: the index among ``keys`` of each window's key (u)."""
-        shown = self._shown.state.async_get(windows)
+        emitted = self._emitted.state.async_get(windows)
         now = self._sessions.async_get(keys).then_compose(
             lambda stored: self._async_windows(windows, keys, _found(windows, index, stored), stored, ctx)
         )
-        return now.then_combine(shown, lambda found, seen: self._shown.renew(found, seen, stay, ctx))
+        return now.then_combine(emitted, lambda found, seen: self._emitted.renew(found, seen, stay, ctx))
 
     def _async_windows(
         self, windows: KeyBatch, keys: KeyBatch, at: Int64Array, stored: ListColumns, ctx: BundleContext
@@ -263,10 +263,10 @@ class UpdatedSessionRows(UpdatedSessions, SessionValues):
         place = np.full(len(starts) + 1, -1)  # the last entry is for -1
         place[numbers] = np.arange(len(numbers))
         of_window = place[at]
-        shown_starts = np.append(starts, 0)[at]
+        emitted_starts = np.append(starts, 0)[at]
 
         def as_windows(results: list[pa.Array]) -> Windows:
-            return Windows(windows, shown_starts, of_window >= 0, take_rows(results, of_window))
+            return Windows(windows, emitted_starts, of_window >= 0, take_rows(results, of_window))
 
         if not len(numbers):
             nothing = [pa.nulls(0, field.type) for field in self._values.aggregation.result_fields]

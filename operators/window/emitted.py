@@ -2,7 +2,7 @@
 
 Owns: ``WindowEmission`` and ``EmittedWindows``.
 Invariant: ``firings`` has exactly one entry, under its time, for each window with a change to be emitted later;
-the net output of a window is its row in ``shown``.
+the net output of a window is its row in ``emitted``.
 Must not import anything of ``asyncstate`` but ``changelog``, ``codec``, ``errors``, ``futures``, ``operator``,
 ``state`` and ``durations``.
 
@@ -66,8 +66,7 @@ class WindowEmission:
             )
         if late is not None and not allowed:
             raise SchemaError(
-                f"{owner}: late is {late!r}, but rows that come after the window's end are dropped; give "
-                "allowed_lateness too"
+                f"{owner}: late is {late!r}, but rows after the window's end are dropped; give allowed_lateness too"
             )
         return cls(
             None if early is None else _duration(early, "early", owner),
@@ -105,7 +104,7 @@ class Windows(NamedTuple):
 
 
 class EmittedWindows:
-    """State: ``shown``, time-first by window end, the emitted row of a window and when its next change is due;
+    """State: ``emitted``, time-first by window end, the emitted row of a window and when its next change is due;
     ``firings``, time-first by that time, the ends of the windows of a key."""
 
     def __init__(
@@ -118,7 +117,7 @@ class EmittedWindows:
         results = [_stored(field) for field in plan.aggregation.result_fields]
         schema = pa.schema([pa.field("due", pa.int64()), pa.field("start", pa.int64()), *results])
         self.state: ColumnState = context.get_state(
-            ColumnStateDescriptor("shown", schema, time_first=True, belongs_to=plan.belongs_to)
+            ColumnStateDescriptor("emitted", schema, time_first=True, belongs_to=plan.belongs_to)
         )
         self._results = [field.type for field in results]
         self._firings = context.get_state(
@@ -143,9 +142,9 @@ class EmittedWindows:
             return completed_void_future()
         windows, delays, starts = windows.select(waits), delays[waits], starts[waits]
 
-        def note(shown: Columns) -> None:
-            moved = _visible(shown) & (shown.numpy(_START) != starts)
-            self._schedule(windows, shown, ctx.processing_time + np.where(moved, 0, delays))
+        def note(emitted: Columns) -> None:
+            moved = _visible(emitted) & (emitted.numpy(_START) != starts)
+            self._schedule(windows, emitted, ctx.processing_time + np.where(moved, 0, delays))
 
         return self.state.async_get(windows).then_accept(note)
 
@@ -167,23 +166,23 @@ class EmittedWindows:
             np.minimum.at(earliest, new_of, due)
             at_once[new_of[visible]] = True
             return self.state.async_get(new).then_accept(
-                lambda shown: self._schedule(
-                    new, shown, np.where(at_once | _pending(shown), earliest, MAX_WATERMARK)
+                lambda emitted: self._schedule(
+                    new, emitted, np.where(at_once | _pending(emitted), earliest, MAX_WATERMARK)
                 )
             )
 
         return self.state.async_get(old).then_compose(note)
 
-    def _schedule(self, windows: KeyBatch, shown: Columns, due: Int64Array) -> None:
+    def _schedule(self, windows: KeyBatch, emitted: Columns, due: Int64Array) -> None:
         """Schedule the windows (u) at ``due`` (u), unless they are scheduled sooner."""
-        pending = shown.numpy(_DUE, MAX_WATERMARK).astype(np.int64)
+        pending = emitted.numpy(_DUE, MAX_WATERMARK).astype(np.int64)
         sooner = due < pending
         if not sooner.any():
             return
         self._take_off(windows.select(sooner), pending[sooner])
         windows, due = windows.select(sooner), due[sooner]
         self._firings.put(self._at(windows, due), [])
-        columns = _select(shown, sooner).columns
+        columns = _select(emitted, sooner).columns
         self.state.put(windows, [pa.array(due), *columns[_START:]])
 
     # -- emission ---------------------------------------------------------------------------------------
@@ -194,13 +193,13 @@ class EmittedWindows:
             self._firings.remove_entries(page.store_keys)
             yield self._codec.group(page.key_columns, page.user_columns[0].to_numpy())
 
-    def renew(self, windows: Windows, shown: Columns, stay: bool, ctx: BundleContext) -> None:
+    def renew(self, windows: Windows, emitted: Columns, stay: bool, ctx: BundleContext) -> None:
         """Emit what has changed since the windows were last emitted; remember it for those that ``stay``."""
         keys = windows.keys
-        self._emit(windows, shown, ctx)
-        self._take_off(keys, shown.numpy(_DUE, MIN_WATERMARK).astype(np.int64))
+        self._emit(windows, emitted, ctx)
+        self._take_off(keys, emitted.numpy(_DUE, MIN_WATERMARK).astype(np.int64))
         kept = windows.present & stay
-        gone = shown.present & ~kept
+        gone = emitted.present & ~kept
         if gone.any():
             self.state.remove(keys.select(gone))
         if kept.any():
@@ -213,21 +212,21 @@ class EmittedWindows:
         """The columns of ``rows`` windows that have emitted nothing."""
         return [pa.nulls(rows, kind) for kind in (pa.int64(), pa.int64(), *self._results)]
 
-    def _emit(self, windows: Windows, shown: Columns, ctx: BundleContext) -> None:
+    def _emit(self, windows: Windows, emitted: Columns, ctx: BundleContext) -> None:
         ends = windows.keys.namespaces
         assert ends is not None
-        was_shown = _visible(shown)
-        old_starts = shown.numpy(_START).astype(np.int64)
+        was_emitted = _visible(emitted)
+        old_starts = emitted.numpy(_START).astype(np.int64)
         if self._makes_rows:
-            self._emit_rows(windows, RowsOfKeys(shown.columns[_RESULTS], was_shown), old_starts, ctx)
+            self._emit_rows(windows, RowsOfKeys(emitted.columns[_RESULTS], was_emitted), old_starts, ctx)
             return
-        old = [*window_columns(old_starts, ends, self._spec), *shown.columns[_RESULTS:]]
+        old = [*window_columns(old_starts, ends, self._spec), *emitted.columns[_RESULTS:]]
         new = [*window_columns(windows.starts, ends, self._spec), *windows.results]
         # The bounds of its window identify a row: one with another start is another row.
-        stays = was_shown & windows.present & (old_starts == windows.starts)
+        stays = was_emitted & windows.present & (old_starts == windows.starts)
         changed = distinct(old, new, len(ends))
         order = rows_by(ends)
-        for before, after in ((was_shown, stays), (stays & False, windows.present & ~stays)):
+        for before, after in ((was_emitted, stays), (stays & False, windows.present & ~stays)):
             changes = net_changes(order, before, after, changed, self._emission.update_before)
             if len(changes.keys):
                 ctx.emit(take_changes(changes, windows.keys.columns, old, new), changes.kinds)
@@ -250,10 +249,10 @@ class EmittedWindows:
         kinds = np.where(is_new[order], RowKind.INSERT, RowKind.DELETE).astype(np.int8)
         ctx.emit([*take_rows(windows.keys.columns, owners), *times, *columns], kinds)
 
-    def _forget(self, windows: KeyBatch, shown: Columns) -> None:
-        self._take_off(windows, shown.numpy(_DUE, MIN_WATERMARK).astype(np.int64))
-        if shown.present.any():
-            self.state.remove(windows.select(shown.present))
+    def _forget(self, windows: KeyBatch, emitted: Columns) -> None:
+        self._take_off(windows, emitted.numpy(_DUE, MIN_WATERMARK).astype(np.int64))
+        if emitted.present.any():
+            self.state.remove(windows.select(emitted.present))
 
     def _take_off(self, windows: KeyBatch, due: Int64Array) -> None:
         """Remove the firings at ``due`` (u); the minimum and maximum time have none."""
@@ -276,18 +275,18 @@ def _now(chosen: BoolArray, ctx: BundleContext) -> Int64Array:
     return np.full(int(chosen.sum()), ctx.processing_time)
 
 
-def _visible(shown: Columns) -> BoolArray:
+def _visible(emitted: Columns) -> BoolArray:
     """Which windows (u) have an emitted row that is not retracted."""
-    return _has(shown, _START)
+    return _has(emitted, _START)
 
 
-def _pending(shown: Columns) -> BoolArray:
+def _pending(emitted: Columns) -> BoolArray:
     """Which windows (u) have a change to be emitted."""
-    return _has(shown, _DUE)
+    return _has(emitted, _DUE)
 
 
-def _has(shown: Columns, at: int) -> BoolArray:
-    return ~np.asarray(shown.columns[at].is_null().to_numpy(zero_copy_only=False), np.bool_)
+def _has(emitted: Columns, at: int) -> BoolArray:
+    return ~np.asarray(emitted.columns[at].is_null().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _select(columns: Columns, chosen: BoolArray) -> Columns:
@@ -298,5 +297,5 @@ def _select(columns: Columns, chosen: BoolArray) -> Columns:
 def _duration(duration: Duration, name: str, owner: str) -> int:
     length = microseconds(duration, owner, name)
     if length < 0:
-        raise SchemaError(f"{owner}: {name} is {duration!r}; give a duration from 0 on")
+        raise SchemaError(f"{owner}: {name} is {duration!r}; give a duration of at least 0")
     return length

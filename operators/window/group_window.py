@@ -67,7 +67,7 @@ class GroupWindowAggregate(WindowAggregate):
 
     ``late_output``: as of ``WindowAggregate``, for rows of windows that have expired.
 
-    State: as that of ``WindowAggregate``; with updates also ``shown``, one row per window that has been emitted or is
+    State: as that of ``WindowAggregate``; with updates also ``emitted``, one row per window that has been emitted or is
     scheduled to be, and ``firings``; for count windows see ``CountAggregation``.
 
     Source: Flink's group windows, ``AggregateWindowOperator``. Raises SchemaError for what does not fit.
@@ -98,13 +98,13 @@ class GroupWindowAggregate(WindowAggregate):
         rows = next((one.name for one in self.aggregates if one.kind.makes_rows), None)
         if rows is not None and not emit_update_before:
             raise SchemaError(
-                f"{self.owner}: '{rows}' makes rows, which have no key by which one could replace another; leave "
+                f"{self.owner}: '{rows}' returns rows, which have no key to replace each other by; leave "
                 "emit_update_before=False out"
             )
         if self.counts is not None and self.emission.updates:
             raise SchemaError(
-                f"{self.owner}: early and allowed_lateness are not for count windows, which are put out when their "
-                "last row has come; leave them out"
+                f"{self.owner}: early and allowed_lateness are not for count windows, which emit when their last row "
+                "arrives; leave them out"
             )
 
     nets_output = True
@@ -132,12 +132,12 @@ class GroupWindowAggregate(WindowAggregate):
 
     def _plan(self, spec: InputSpec) -> WindowPlan:
         if self.shows_again:
-            self._check_none_later("windows that are shown more than once")
+            self._check_none_later("windows that emit more than once")
         return super()._plan(spec)
 
     @property
     def shows_again(self) -> bool:
-        """See ``WindowAggregate``."""
+        """Whether a window may be emitted more than once."""
         return self.emission.updates
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:

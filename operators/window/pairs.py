@@ -75,17 +75,17 @@ class Due(NamedTuple):
 
 
 def groups_of(
-    keys: KeyBatch, rows: Int64Array, ends: Int64Array, starts: Int64Array | None, apart: Int8Array | None
+    keys: KeyBatch, rows: Int64Array, ends: Int64Array, starts: Int64Array | None, separate: Int8Array | None
 ) -> Int64Array:
     """The groups of m rows, numbered from 0 by window end, then in the order of the store.
 
     ``rows`` (m) are rows of ``keys``, ``ends`` (m) their windows. If given, the ``starts`` (m) of the windows must be
-    equal in a group, and the numbers ``apart``, per row of ``keys`` (n), separate rows.
+    equal in a group, and the numbers ``separate``, per row of ``keys`` (n), separate rows.
     """
     pairs = keys.in_namespaces(ends, keys.inverse[rows])
     assert pairs.namespaces is not None
     codes = subdivided(by_time(pairs.namespaces)[pairs.inverse], starts)
-    return subdivided(codes, None if apart is None else apart[rows])
+    return subdivided(codes, None if separate is None else separate[rows])
 
 
 def by_time(namespaces: Int64Array) -> Int64Array:
@@ -115,7 +115,7 @@ def final_rows(
     inserts = np.full(len(left), RowKind.INSERT, np.int8)
     emissions = join(replace(rules(kind, 0), watch=False), inserts, matches, None)
     if not rules(kind, 1).unmatched:
-        yield from ((emission.driving, emission.other) for emission in emissions)
+        yield from ((emission.probe, emission.other) for emission in emissions)
         return
     matched = np.zeros(len(right), np.bool_)
     done = 0  # the right rows before it are emitted
@@ -136,7 +136,7 @@ def _with_alone(
     left: JoinRows, right: JoinRows, emission: JoinEmission, alone: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Insert the right rows ``alone``, which have no match, each after the emission of its group."""
-    groups = np.concatenate([left.key_index[emission.driving], right.key_index[alone]])
+    groups = np.concatenate([left.key_index[emission.probe], right.key_index[alone]])
     order = rows_by(groups)
-    driving = np.concatenate([emission.driving, np.full(len(alone), -1)])
-    return driving[order], np.concatenate([emission.other, alone])[order]
+    probe = np.concatenate([emission.probe, np.full(len(alone), -1)])
+    return probe[order], np.concatenate([emission.other, alone])[order]

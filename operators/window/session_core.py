@@ -56,8 +56,8 @@ def merge_sessions(
     is_stored = order < count
     reach = np.maximum(_last_end(keys, ends, is_stored), _last_end(keys, ends, ~is_stored))
     begins = np.ones(len(order), np.bool_)
-    apart = starts[1:] > reach[:-1] if touching else starts[1:] >= reach[:-1]
-    begins[1:] = (keys[1:] != keys[:-1]) | apart
+    is_separate = starts[1:] > reach[:-1] if touching else starts[1:] >= reach[:-1]
+    begins[1:] = (keys[1:] != keys[:-1]) | is_separate
     firsts = np.flatnonzero(begins)
     session_of = np.empty(len(order), np.int64)
     session_of[order] = np.cumsum(begins) - 1

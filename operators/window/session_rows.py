@@ -70,7 +70,7 @@ class SessionRows(SessionAggregation):
         self._over: _Over | None = None
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         super().prefetch(bundle)
         self._rows.prefetch(bundle.keys)
 

@@ -78,7 +78,7 @@ class SessionAggregation:
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._sessions.prefetch(bundle.keys)
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:

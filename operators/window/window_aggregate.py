@@ -32,7 +32,7 @@ class Aggregation(Protocol):
     """How rows are assigned to windows and aggregated."""
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
 
     def process(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Add a bundle's rows; returns what ``process_bundle`` may return."""
@@ -137,7 +137,8 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         later = next((one.name for one in self.aggregates if one.starts_now), None)
         if later is not None:
             raise SchemaError(
-                f"{self.owner}: '{later}' is to start now, which it cannot in {what}; give the operator a new uid"
+                f"{self.owner}: '{later}' has starting_now(), which {what} do not support; give the operator a new "
+                "uid"
             )
 
     def required_columns(self, inputs: Sequence[InputSpec]) -> Sequence[Collection[str] | None]:
@@ -149,7 +150,7 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         window, time = self._plan(inputs[0]).stored.text, self.time
         return {**super().state_meaning(inputs), "window": window, "time": time}
 
@@ -194,18 +195,20 @@ class WindowAggregate(KeepsKey, AggregateOperator):
         return local_layout(self._plan(inputs[0]), self.window).phase
 
     def partial_step(self, given: InputSpec) -> PartialStep:
-        """See ``BundleOperator``."""
+        """The step that makes the rows of ``given.row_schema`` from some rows of the input, if ``given.local`` is
+        what ``partial_aggregation`` returned; or selects those that ``given.limit``, what ``partial_limit`` returned,
+        lets through."""
         assert not isinstance(self.window, SessionWindow)
         return local_layout(self._plan(given), self.window).step(given)
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         self._aggregation.prefetch(bundle)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         return self._aggregation.process(bundle, ctx)
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Called once per micro-batch and partition, after all bundles (also when there was none)."""
         return self._aggregation.fire(ctx)

@@ -143,7 +143,7 @@ class WindowJoin(TwoInputJoin):
                 check_given(spec, self.owner)
             else:
                 check_event_time(spec, self.owner)
-        shown = self._shown_schema(inputs)
+        shown = self._output_schema(inputs)
         if self.window is None:
             return shown
         check_window_names(shown, self.owner)
@@ -154,7 +154,7 @@ class WindowJoin(TwoInputJoin):
         return bounded_by("window")
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
-        """See ``Operator``."""
+        """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
         windows = GivenWindows() if self.window is None else self.window
         return {**super().state_meaning(inputs), "window": windows.text}
 
@@ -178,19 +178,19 @@ class WindowJoin(TwoInputJoin):
         self._left = context.inputs[0]
         self._fired = due_until(context.previous_watermark)
         self._late = [LateRows(name, context) for name in self.late_names]
-        self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
+        self._unassigned = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
         self._missing = context.missing_rows()
         self._ahead: dict[int, _Arrival] = {}  # by id of a prefetched bundle
 
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         arrival = self._ahead[id(bundle)] = self._arrival(bundle)
         self._sides[bundle.input_index].lists.prefetch(arrival.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         arrival = self._ahead.pop(id(bundle), None) or self._arrival(bundle)
         self._late[bundle.input_index].add(bundle, arrival.late, int(arrival.late.sum()), ctx)
         if not len(arrival.rows):
@@ -201,10 +201,10 @@ class WindowJoin(TwoInputJoin):
 
     def _arrival(self, bundle: Bundle) -> _Arrival:
         """The part of a bundle to be stored; the rest is counted."""
-        slices, filed = self._filed(bundle)
-        self._unfiled.add(int((~filed).sum()))
-        late = filed & (self._last_window(slices) <= self._fired)
-        stored = filed & ~late
+        slices, assigned = self._assigned(bundle)
+        self._unassigned.add(int((~assigned).sum()))
+        late = assigned & (self._last_window(slices) <= self._fired)
+        stored = assigned & ~late
         if not rules(self.kind, bundle.input_index).unmatched:
             matchable = matchable_keys(bundle.keys, self.null_safe)
             stored &= True if matchable is None else matchable[bundle.keys.inverse]
@@ -214,7 +214,7 @@ class WindowJoin(TwoInputJoin):
         loses[keys.inverse[~bundle.accumulate[rows]]] = True
         return _Arrival(bundle, rows, keys, loses, late)
 
-    def _filed(self, bundle: Bundle) -> tuple[Int64Array, BoolArray]:
+    def _assigned(self, bundle: Bundle) -> tuple[Int64Array, BoolArray]:
         """The slice of each row (n), and which rows (n) have one."""
         if self.window is None:
             return given_ends(bundle.batch)
@@ -261,11 +261,13 @@ class WindowJoin(TwoInputJoin):
         sizes, num_lists = [len(of.lists) for of in runs], [len(one.lists.counts) for one in inputs]
         keys = self._codec.group([pa.concat_arrays(pair) for pair in both], num_rows=sum(num_lists))
         starts = None if self.window is not None else np.concatenate([one.starts() for one in inputs])
-        apart = self._apart(keys, num_lists)
+        separate = self._separate(keys, num_lists)
         lists = np.concatenate([runs[0].lists, runs[1].lists + num_lists[0]])
         slices = np.concatenate([one.lists.namespaces for one in inputs])[lists]
         for ends, chosen in self._in_windows(part, slices):
-            groups = groups_of(keys, lists[chosen], ends, None if starts is None else starts[chosen], apart)
+            groups = groups_of(
+                keys, lists[chosen], ends, None if starts is None else starts[chosen], separate
+            )
             order = rows_by(groups)
             chosen, groups, ends = chosen[order], groups[order], ends[order]
             is_left = chosen < sizes[0]
@@ -280,7 +282,7 @@ class WindowJoin(TwoInputJoin):
                 self._emit_part(left, right, put, ctx)
                 yield
 
-    def _apart(self, keys: KeyBatch, sizes: Sequence[int]) -> Int8Array | None:
+    def _separate(self, keys: KeyBatch, sizes: Sequence[int]) -> Int8Array | None:
         """Separates rows with a null in the key by input (1 left, 2 right; 0: other rows). None: no such rows."""
         matchable = matchable_keys(keys, self.null_safe)
         if matchable is None:

@@ -46,7 +46,7 @@ class WindowPlan:
 
     ``stored``: the window as it is stored. Windows have their own rows, instead of sharing slices, over a changelog in
     processing time, where a window is not the sum of its slices (distinct values, functions that do not merge), and
-    where they are ``shown_again``.
+    where they are ``emits_again``.
 
     ``keeps_rows``: whether sessions keep their rows, from which they are computed whenever they are emitted. They do
     where ``late_rows`` asks for whole rows, where accumulators do not merge, and where they cannot retract rows. For
@@ -63,14 +63,14 @@ class WindowPlan:
         spec: InputSpec,
         domain: TimeDomain,
         owner: str,
-        shown_again: bool = False,
+        emits_again: bool = False,
         late_rows: bool = False,
     ) -> None:
         check_has_time(spec, domain, owner)
         self.domain: TimeDomain = domain
         self.changelog = spec.changelog
         self.keeps_rows = isinstance(window, SessionWindow) and (
-            late_rows or not _states_make_sessions(aggregates, spec, owner, shown_again)
+            late_rows or not _states_make_sessions(aggregates, spec, owner, emits_again)
         )
         retract = spec.changelog and not self.keeps_rows
         self.aggregation = AggregatePlan(aggregates, spec.schema, owner, retract=retract)
@@ -78,7 +78,7 @@ class WindowPlan:
         if self.table is not None:
             self.table.check_gives_all(owner)
         self.stored = window
-        whole = shown_again or (domain == "processing" and spec.changelog)
+        whole = emits_again or (domain == "processing" and spec.changelog)
         if isinstance(window, SlicedWindow) and (whole or not self.aggregation.shares_slices):
             self.stored = window.whole()
         self._spec = spec
@@ -112,7 +112,7 @@ def check_window_names(shown: pa.Schema, owner: str) -> None:
         if name in shown.names:
             raise SchemaError(
                 f"{owner}: column '{name}' has the name of an output column; rename it before the operator, or leave "
-                "the window out if it tells the window of a row"
+                "window out if the column is the window of a row"
             )
 
 
@@ -144,11 +144,11 @@ def output_columns(
 
 
 def _states_make_sessions(
-    aggregates: Sequence[Aggregate], spec: InputSpec, owner: str, shown_again: bool
+    aggregates: Sequence[Aggregate], spec: InputSpec, owner: str, emits_again: bool
 ) -> bool:
     """Whether the merged states of rows are those of sessions, and rows can be retracted from them."""
     plan = AggregatePlan(aggregates, spec.schema, owner)
-    if shown_again:  # all rows are read each time, so more functions use states
+    if emits_again:  # all rows are read each time, so more functions use states
         return plan.shares_slices and (plan.takes_back or not spec.changelog)
     return plan.lifts and (all(map(_is_additive, aggregates)) or not spec.changelog)
 

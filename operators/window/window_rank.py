@@ -153,8 +153,8 @@ class WindowRank(KeepsKey, BundleOperator):
 
     def _plan_of(self, settings: RankSettings, spec: InputSpec) -> RankPlan:
         # Where the start follows from the end, the end alone identifies a window.
-        apart = START if self.window is None and START not in spec.key else None
-        return RankPlan(replace(settings, apart=apart), spec, self.owner)
+        separate_by = START if self.window is None and START not in spec.key else None
+        return RankPlan(replace(settings, separate_by=separate_by), spec, self.owner)
 
     def _more_fields(self, spec: InputSpec) -> list[pa.Field]:
         fields = [] if self.window is None else window_fields(spec)
@@ -184,7 +184,9 @@ class WindowRank(KeepsKey, BundleOperator):
         return self._ranking(inputs[0]).settings.partial_limit((START, END))
 
     def partial_step(self, given: InputSpec) -> PartialStep:
-        """See ``BundleOperator``."""
+        """The step that makes the rows of ``given.row_schema`` from some rows of the input, if ``given.local`` is
+        what ``partial_aggregation`` returned; or selects those that ``given.limit``, what ``partial_limit`` returned,
+        lets through."""
         return partial_top_n(given)
 
     def open(self, context: OperatorContext) -> None:
@@ -201,30 +203,30 @@ class WindowRank(KeepsKey, BundleOperator):
         self._spec = spec
         self._fired = due_until(context.previous_watermark)
         self._late = LateRows(self.late_output, context)
-        self._unfiled = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
+        self._unassigned = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
 
     # -- rows ---------------------------------------------------------------------------------------
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
-        rows, ends = self._filed(bundle, ctx)
+        """Handle the rows of one input."""
+        rows, ends = self._assigned(bundle, ctx)
         return self._rank(bundle, rows, ends) if len(rows) else None
 
-    def _filed(self, bundle: Bundle, ctx: BundleContext) -> tuple[Int64Array, Int64Array]:
+    def _assigned(self, bundle: Bundle, ctx: BundleContext) -> tuple[Int64Array, Int64Array]:
         """Rows (m) of the bundle and the ends (m) of their windows, row by row."""
         if self.window is None:
-            ends, filed = given_ends(bundle.batch)
-            rows = inside = np.flatnonzero(filed)
+            ends, assigned = given_ends(bundle.batch)
+            rows = inside = np.flatnonzero(assigned)
             ends = last = ends[rows]
         else:
             assert bundle.times is not None  # ``bind`` requires an event time
             first, until = self.window.time_span
-            filed = (first <= bundle.times) & (bundle.times <= until)
-            inside = np.flatnonzero(filed)
+            assigned = (first <= bundle.times) & (bundle.times <= until)
+            inside = np.flatnonzero(assigned)
             last = self.window.last_window(self.window.slice_of(bundle.times[inside]))
             chosen, ends = self.window.assign(bundle.times[inside])
             rows = inside[chosen]
-        self._unfiled.add(int((~filed).sum()))
+        self._unassigned.add(int((~assigned).sum()))
         late = np.zeros(bundle.num_rows, np.bool_)
         late[inside] = last <= self._fired
         self._late.add(bundle, late, int(late.sum()), ctx)

@@ -93,8 +93,8 @@ class WindowTableFunction(Named, BundleOperator):
         check_late_output(late_output, time, self.owner)
         if late_output is not None and self.stateless:
             raise SchemaError(
-                f"{self.owner}: late_output is for sessions; of {window.text} no row is late here, but behind "
-                f"{self.owner}: name it there"
+                f"{self.owner}: late_output is for sessions; {window.text} drops no late rows here, only downstream "
+                f"of {self.owner}: name it there"
             )
         self.window = window
         self.time: TimeDomain = time
@@ -110,7 +110,7 @@ class WindowTableFunction(Named, BundleOperator):
         spec = inputs[0]
         check_has_time(spec, self.time, self.owner)
         if self.time == "processing":  # a retraction does not say which window its row was in
-            check_insert_only(spec, self.owner, "event time, in which rows can be taken back")
+            check_insert_only(spec, self.owner, "event time, in which rows can be retracted")
         check_window_names(spec.schema, self.owner)
         schema = pa.schema([*spec.schema, *window_fields(spec)])
         return with_late_output(schema, self.late_output, spec, self._changes(spec))
@@ -128,7 +128,7 @@ class WindowTableFunction(Named, BundleOperator):
         self._spec = context.inputs[0]
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         times = np.full(bundle.num_rows, self._now, np.int64) if self.time == "processing" else bundle.times
         assert times is not None  # ``bind`` requires an event time
         assert isinstance(self.window, SlicedWindow)

@@ -139,12 +139,12 @@ class WholeWindow(SlicedWindow):
 
     @property
     def shares_slices(self) -> bool:
-        """See ``SlicedWindow``."""
+        """Whether a slice belongs to several windows."""
         return False
 
     @property
     def text(self) -> str:
-        """See ``SlicedWindow``."""
+        """The window as stored in the state's declaration."""
         return f"whole {super().text}"
 
 
@@ -164,7 +164,7 @@ class SessionWindow:
 
     @property
     def time_span(self) -> tuple[int, int]:
-        """See ``SlicedWindow``."""
+        """The first and the last time whose windows, and all intermediate results, fit int64."""
         return MIN_WATERMARK + 2 * self.gap, MAX_WATERMARK - 2 * self.gap
 
     @property
@@ -206,15 +206,17 @@ Window = SlicedWindow | SessionWindow
 def check_window(window: object, owner: str) -> None:
     """SchemaError unless ``window`` is a window."""
     if not isinstance(window, SlicedWindow | SessionWindow):
-        raise SchemaError(f"{owner}: {window!r} is no window; make one with tumble, hop, cumulate or session")
+        raise SchemaError(
+            f"{owner}: {window!r} is not a window; create one with tumble, hop, cumulate or session"
+        )
 
 
 def check_sliced(window: object, owner: str) -> None:
     """SchemaError unless ``window`` is one whose ends follow from the time of a row."""
     if not isinstance(window, SlicedWindow):
         raise SchemaError(
-            f"{owner}: window is {window!r}; make one with tumble, hop or cumulate, or leave it out for rows that "
-            "carry window_start and window_end"
+            f"{owner}: window is {window!r}; create one with tumble, hop or cumulate, or leave it out for rows that "
+            "have window_start and window_end"
         )
 
 
@@ -273,8 +275,8 @@ def _length(duration: Duration, owner: str, name: str) -> int:
     length = microseconds(duration, owner, name)
     if length < WINDOW_TIME_US:
         raise SchemaError(
-            f"{owner}: {name} is {duration!r}; give at least one millisecond, because window_time lies one "
-            "millisecond before the window's end"
+            f"{owner}: {name} is {duration!r}; give at least one millisecond, because window_time is one millisecond "
+            "before the window's end"
         )
     if length > LENGTH_MAX_US:
         raise SchemaError(f"{owner}: {name} is {duration!r}; give at most {LENGTH_MAX_US} us")
@@ -292,6 +294,6 @@ def _offset(offset: Duration, size: int, period: int, owner: str) -> int:
 def _check_multiple(size: int, step: int, owner: str, name: str, step_name: str) -> None:
     if size % step:
         raise SchemaError(
-            f"{owner}: {name} ({size} us) is no multiple of {step_name} ({step} us); choose one, so that "
-            "windows can share their slices"
+            f"{owner}: {name} ({size} us) is not a multiple of {step_name} ({step} us); choose a multiple, so that "
+            "windows can share slices"
         )

@@ -160,7 +160,7 @@ def test_without_results_the_benchmarks_run_and_one_that_fails_is_named(
 ) -> None:
     monkeypatch.setattr(compare, "MEASURED", {"micro": ("--state-keys", "1")})  # refused: too few
     code, output = _against_baseline("--update")
-    assert (code, "bench micro has ended with 2" in output, "state-keys" in output) == (2, True, True), output
+    assert (code, "bench micro ended with 2" in output, "state-keys" in output) == (2, True, True), output
     assert not kept.exists()
 
 

@@ -90,7 +90,7 @@ def test_figures_have_about_three_digits(shown: object, value: float, text: str)
 
 
 def test_a_table_fits_80_columns_and_cuts_no_name() -> None:
-    long = "An operator with a name that is longer than what the figures leave for it, async"
+    long = "An operator with a name that is longer than the space that is left for it, async"
     columns = [Column(f"figure {number}", f"f{number}") for number in range(8)]
     facts = {f"f{number}": 1_000_000 + number for number in range(8)}
     rows = [
@@ -153,7 +153,7 @@ def test_a_wrong_result_outweighs_a_failure(tmp_path: Path, capsys: pytest.Captu
     assert _run(tmp_path, ValueError("x"), WrongResult("3 rows are missing"))[0] == 1
     said = capsys.readouterr().out
     assert "bad 1: WRONG: 3 rows are missing" in said
-    (kept,) = (line for line in said.splitlines() if "what the wrong ones have left" in line)
+    (kept,) = (line for line in said.splitlines() if "the files of the wrong ones" in line)
     assert Path(kept.rsplit(" ", 1)[1]).is_dir()
 
 

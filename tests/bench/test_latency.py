@@ -86,11 +86,11 @@ def test_every_work_has_ours_and_a_way_from_numbers_to_keys_and_back() -> None:
     ("numbers", "each", "said"),
     [
         ([[0, 1, 2], [3, 4, 5]], True, ()),
-        ([[0, 1, 2], [3, 5]], True, ("1 events have not come out",)),
-        ([[0, 1, 2], [2, 3, 4, 5]], True, ("1 events have come out more than once",)),
-        ([[0, 1, 2, 3, 4, 5, 9]], True, ("1 rows are of no event",)),
+        ([[0, 1, 2], [3, 5]], True, ("1 events are missing in the output",)),
+        ([[0, 1, 2], [2, 3, 4, 5]], True, ("1 events are in the output more than once",)),
+        ([[0, 1, 2, 3, 4, 5, 9]], True, ("1 rows belong to no event",)),
         ([[1], [4, 5]], False, ()),  # of two keys the last each; others may have been put together
-        ([[1], [5]], False, ("1 events have not come out",)),
+        ([[1], [5]], False, ("1 events are missing in the output",)),
     ],
 )
 def test_what_came_out_is_checked(numbers: list[list[int]], each: bool, said: tuple[str, ...]) -> None:

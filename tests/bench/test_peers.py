@@ -21,7 +21,7 @@ from bench.peers.child import Turns, run_ours, run_spark
 from bench.peers.inputs import check, write_input
 from bench.peers.peers import PEERS
 from bench.peers.process import Run, Start, Timed, take_turns
-from bench.peers.results import COLUMNS, Throughput, beside
+from bench.peers.results import COLUMNS, Throughput, compared
 from bench.peers.spark_plans import spark_conf
 from bench.peers.works import WORKS, Scale, Tables, Work
 
@@ -127,14 +127,14 @@ def test_a_peer_that_fails_stands_in_the_table_and_takes_nothing_from_the_others
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     failed = _result(
-        "spark-changelog", [], failed="its process has ended; the end of what it said:\nlast words"
+        "spark-changelog", [], failed="its process has ended; the end of its output:\nlast words"
     )
     measured = [[_result("ours-sync", [1.0]), failed, _result("spark-heap", [2.0])]]
     monkeypatch.setattr(measure, "measure", lambda *_: measured.pop())
     works = ["peers", "--tiny", "--work", "a,b", "--output", str(tmp_path)]
     done = CliRunner().invoke(app, works)  # of work b there is nothing: measuring it fails
     assert done.exit_code == 2
-    assert "Spark, RocksDB, changelog: FAILED: its process has ended; the end of what it said:" in done.output
+    assert "Spark, RocksDB, changelog: FAILED: its process has ended; the end of its output:" in done.output
     assert "last words" in done.output
     assert "b: FAILED: IndexError: pop from empty list" in done.output
     results = msgspec.json.decode((tmp_path / "peers.json").read_bytes())["results"]
@@ -161,7 +161,7 @@ def test_a_ratio_is_the_median_over_pairs_and_the_aim_stands_with_the_quickest_p
         _result("spark-snapshot", [12.0, 12.0, 12.0]),
         _result("ours-async", [1.0, 1.0, 1.0], wrong=["bad"]),
     ]
-    _, quick, slow, wrong = beside(results)
+    _, quick, slow, wrong = compared(results)
     (figure,) = quick.figures.values()
     assert (figure.value, figure.low, figure.high, figure.rate) == (6.0, 5.0, 8.0, True)
     assert (quick.facts["sync"], quick.facts["low"], quick.facts["high"]) == (6.0, 5.0, 8.0)
@@ -173,7 +173,7 @@ def test_a_ratio_is_the_median_over_pairs_and_the_aim_stands_with_the_quickest_p
 
 def test_each_way_of_ours_has_an_aim_of_its_own_with_the_best_python_peer() -> None:
     seconds = {"ours-sync": 1.0, "bundle-sync": 0.25, "tws-row": 20.0, "apply-pandas": 12.0}
-    shown = beside([_result(peer, [each], work="d") for peer, each in seconds.items()])
+    shown = compared([_result(peer, [each], work="d") for peer, each in seconds.items()])
     found = {
         (each.group, each.peer): (each.facts["sync"], each.facts.get("aim"), each.facts.get("met"))
         for each in shown
@@ -190,7 +190,7 @@ def test_each_way_of_ours_has_an_aim_of_its_own_with_the_best_python_peer() -> N
 def test_the_table_of_all_peers_fits_80_columns() -> None:
     names = ("ours-sync", "ours-async", "floor", "spark-changelog", "spark-snapshot")
     results = [_result(name, [0.0001 * (at + 1)]) for at, name in enumerate(names)]
-    lines = table(beside([*results, _result("tws-row", [], skipped="it needs protobuf")]), COLUMNS)
+    lines = table(compared([*results, _result("tws-row", [], skipped="it needs protobuf")]), COLUMNS)
     assert all(len(line) <= 80 for line in lines), lines
     assert any("transformWithState: left out: it needs protobuf" in line for line in lines)
 

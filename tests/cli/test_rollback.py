@@ -81,15 +81,15 @@ def test_rollback_takes_files_of_spark_by_what_the_offsets_say(place: str, tmp_p
     ("offsets", "entries", "what"),
     [
         (None, [], "there is no folder"),
-        ([], [], "is no checkpoint of a query"),
+        ([], [], "is not a query's checkpoint"),
         (["v2\n{}\na:-"] * 3, [], ""),
-        (['v1\n{}\n{"logOffset":5}'] * 3, [4, 5], "sources/0/0 no longer"),
+        (['v1\n{}\n{"logOffset":5}'] * 3, [4, 5], "no longer has sources/0/0"),
         (["", "", ""], [0, 1, 2], "offsets/1 cannot be read"),
         (["v1"] * 3, [0, 1, 2], "offsets/1 cannot be read"),
         (['v1\n{}\n{"logOff'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
         (['v1\n{}\n{"logOffset":null}'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
         (['v1\n{}\n{"logOffset":"x"}'] * 3, [0, 1, 2], "offsets/1 cannot be read"),
-        (["v3\n{}\nsomething"] * 3, [0, 1, 2], "offsets/1 cannot be read: it is of version v3"),
+        (["v3\n{}\nsomething"] * 3, [0, 1, 2], "offsets/1 cannot be read: it has version v3"),
     ],
 )
 def test_rollback_changes_nothing_if_spark_cannot_follow(
@@ -116,7 +116,7 @@ def test_rollback_needs_the_offsets_of_the_batch_that_runs_again(place: str, tmp
     query = spark_checkpoint(tmp_path / "query", ['v1\n{}\n{"logOffset":0}'] * 3, [0])
     (query / "offsets" / "1").unlink()
     done = run("rollback", place, "0", "--yes", "--spark-checkpoint", str(query))
-    assert (done.exit_code, "has offsets/1 no longer" in done.stderr) == (2, True)
+    assert (done.exit_code, "no longer has offsets/1" in done.stderr) == (2, True)
     assert Inspection(place).versions == [0, 1, 2]
 
 
@@ -126,7 +126,7 @@ def test_rollback_to_a_version_that_is_not_whole_loses_no_other(place: str) -> N
     for ask in ("--yes", "--dry-run"):
         done = run("rollback", place, "0", ask)
         assert done.exit_code == 2
-        assert f"version 0 is not whole: checkpoint file {file.name} is missing" in done.stderr
+        assert f"version 0 is damaged: checkpoint file {file.name} is missing" in done.stderr
     assert Inspection(place).versions == [0, 1, 2]
 
 
@@ -144,7 +144,7 @@ def test_rollback_that_stops_at_spark_s_files_says_how_far_it_came(
     assert done.exit_code == 2
     assert "the state of job 'harness' is back at version 0, but Spark's checkpoint is not" in done.stderr
     assert "could not delete commits/.2.crc" in done.stderr
-    assert "Mend that and give this command again, before the query is started" in done.stderr
+    assert "Fix that and run this command again before you start the query" in done.stderr
     assert run("rollback", place, "0", "--yes", "--spark-checkpoint", str(query)).exit_code == 0
     assert "commits/1" not in names_in(query)
 
@@ -161,9 +161,9 @@ def test_rollback_reads_lists_behind_a_compaction_and_sources_with_names(tmp_pat
     # Broken off at any point, a query goes on behind the newest commit, and its job refuses that: so the newest first.
     order = ["commits/.11.crc", "commits/11", "commits/.10.crc", "commits/10"]
     assert rewind.files == [*order, "sources/b/.11.crc", "sources/b/11", "offsets/.11.crc", "offsets/11"]
-    with pytest.raises(CheckpointError, match="sources/b/0 no longer"):
+    with pytest.raises(CheckpointError, match="no longer has sources/b/0"):
         QueryCheckpoint(str(query)).rewind_to(7)
-    with pytest.raises(CheckpointError, match="stands at batch 11"):
+    with pytest.raises(CheckpointError, match="is at batch 11"):
         QueryCheckpoint(str(query)).rewind_to(13)
 
 
@@ -180,5 +180,5 @@ def test_rollback_of_spark_s_checkpoint_in_an_object_store(tmp_path: Path, s3: S
     checkpoint.apply(checkpoint.rewind_to(0))
     left = ["commits/0", "offsets/0", "offsets/1", "sources/0/0", "sources/0/1"]
     assert files.list("") == left
-    with pytest.raises(CheckpointError, match="is no checkpoint of a query"):
+    with pytest.raises(CheckpointError, match="is not a query's checkpoint"):
         QueryCheckpoint(s3.place())

@@ -122,7 +122,7 @@ def test_each_key_is_found_by_what_is_printed_of_it(tmp_path: Path, keys: pa.Arr
 def test_no_key_is_taken_for_another_one(tmp_path: Path, kind: pa.DataType, text: str) -> None:
     place = stored(tmp_path, pa.array([1]).cast(kind), pa.array([1]))
     done = run("show", place, "last", "--key", text)
-    assert (done.exit_code, f"is no {kind}" in done.stderr) == (2, True)
+    assert (done.exit_code, f"is not a value of {kind}" in done.stderr) == (2, True)
 
 
 def test_broadcast_state_is_not_asked_for_a_key(tmp_path: Path) -> None:

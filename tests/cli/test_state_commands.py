@@ -190,7 +190,7 @@ def test_show_refuses_a_key_of_another_shape(place: str) -> None:
 def test_show_refuses_a_key_of_another_type(place: str, number: str) -> None:
     done = run("show", place, "seen", "--key", "b", "--key", number)
     assert done.exit_code == 2
-    assert f"--key {number!r} is no int32, the type of key column 'n'" in done.stderr
+    assert f"--key {number!r} is not a value of int32, the type of key column 'n'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_show_takes_keys_of_any_type(tmp_path: Path, kind: pa.DataType, good: st
         assert len(lines("show", str(tmp_path / "checkpoint"), state, "--key", good)) == 1
         if bad is not None:
             done = run("show", str(tmp_path / "checkpoint"), state, "--key", bad)
-            assert (done.exit_code, f"is no {kind}" in done.stderr) == (2, True)
+            assert (done.exit_code, f"is not a value of {kind}" in done.stderr) == (2, True)
 
 
 def test_show_timers(place: str) -> None:

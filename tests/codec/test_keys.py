@@ -136,7 +136,7 @@ def test_a_field_that_ends_in_the_next_row_is_refused() -> None:
 def test_bytes_behind_the_key_are_refused_unless_asked_for() -> None:
     codec = codec_of([pa.int64()])
     key = codec.encode_one((5,)) + b"more"
-    with pytest.raises(CodecError, match="behind the key columns"):
+    with pytest.raises(CodecError, match="after the key columns"):
         codec.decode([key])
     decoded, ends = codec.decode_prefix([key])
     assert (decoded[0].to_pylist(), ends.tolist()) == ([5], [9])

@@ -142,4 +142,4 @@ def threads_end() -> Iterator[None]:
     yield
     for thread in set(threading.enumerate()) - before:
         thread.join(30)
-        assert not thread.is_alive(), f"{thread.name} is left behind"
+        assert not thread.is_alive(), f"{thread.name} keeps running"

@@ -485,7 +485,7 @@ class TestRefusals:
             harness.push([(1, 1), (2, 1), (3, 1)])
             harness.end_batch()
         assert refused == ["prefetch"] * async_enabled + ["close"]
-        with pytest.raises(StateAccessError, match="no bundle is at work"):
+        with pytest.raises(StateAccessError, match="no bundle is being processed"):
             kept[0].call(int)
 
     def test_on_another_thread_and_inside_a_call(self, async_enabled: bool) -> None:

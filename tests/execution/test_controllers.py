@@ -275,7 +275,7 @@ class TestFailures:
         async def process(item: int, ctx: RecordContext) -> None:
             await Other()
 
-        with pytest.raises(FutureStateError, match=r"StateFutures only.*await ctx\.call"):
+        with pytest.raises(FutureStateError, match=r"only StateFutures.*await ctx\.call"):
             _run(mode, process, [(b"k", 0)])
 
     def test_rows_must_have_a_value_a_column(self, mode: str) -> None:

@@ -287,7 +287,7 @@ class TestMisuse:
         with Rig(mode) as rig:
             state = rig.state(VALUE)
             with pytest.raises(
-                OperatorError, match=r"key \(0,\)> was derived.*key \(1,\) is at work"
+                OperatorError, match=r"key \(0,\)> was derived.*key \(1,\) is being processed"
             ) as raised:
                 rig.run([0, 1], process)
         assert isinstance(raised.value.__cause__, FutureStateError)
@@ -336,7 +336,7 @@ class TestMisuse:
         with Rig(mode) as rig:
             state = rig.state(VALUE)
             with pytest.raises(
-                OperatorError, match=r"was completed by the operator.*StateFuture\(\) that you made"
+                OperatorError, match=r"was completed by the operator.*StateFuture\(\) that you created"
             ):
                 rig.run([0], lambda item, ctx: state.async_value().complete(1))
 
@@ -352,13 +352,9 @@ class TestMisuse:
             state = rig.state(VALUE)
             with pytest.raises(OperatorError, match="mine"):
                 rig.run([0], process)
-        with pytest.raises(
-            FutureStateError, match=r"key \(0,\)> was completed when its micro-batch was over"
-        ):
+        with pytest.raises(FutureStateError, match=r"key \(0,\)> was completed after its micro-batch ended"):
             kept[0].complete(1)
-        with pytest.raises(
-            FutureStateError, match=r"key \(0,\)> was derived .*when its micro-batch was over"
-        ):
+        with pytest.raises(FutureStateError, match=r"key \(0,\)> was derived .*after its micro-batch ended"):
             kept[1].then_apply(lambda _: 1)
 
     @pytest.mark.parametrize("mode", MODES)

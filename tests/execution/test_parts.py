@@ -33,7 +33,7 @@ class Bench:
         self.mailbox = InFlightRecords(self._run, self.outputs, Failures("op", {}), limit)
 
     def _run(self, record: Record) -> None:
-        assert record.encoded_key not in self.running, "its key is at work"
+        assert record.encoded_key not in self.running, "its key is being processed"
         self.running[record.encoded_key] = record
         self.mailbox.hold(record)
 

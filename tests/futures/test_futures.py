@@ -159,9 +159,9 @@ def test_futures_cannot_be_pickled_or_copied(later: Later, copy_of: Callable[[An
 def test_a_derived_future_is_completed_by_its_source_only() -> None:
     source: StateFuture[int] = StateFuture()
     derived = source.then_apply(lambda value: value + 1)
-    with pytest.raises(FutureStateError, match="comes from a request or another future"):
+    with pytest.raises(FutureStateError, match="its request or source future completes it"):
         derived.complete(5)
-    with pytest.raises(FutureStateError, match="comes from a request or another future"):
+    with pytest.raises(FutureStateError, match="its request or source future completes it"):
         combine_all([derived]).fail(ValueError())
     source.complete(1)
     assert derived.get() == 2
@@ -370,13 +370,13 @@ class TestOwnership:
         scope.current = _Key(1)
         future: StateFuture[int] = StateFuture()
         scope.current = _Key(2)
-        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* key \(2,\) is at work"):
+        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* key \(2,\) is being processed"):
             USES[use](future)
         scope.current = None
-        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* while no record is at work"):
+        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* while no record is being processed"):
             USES[use](future)
         set_failure_scope(None)
-        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* when its micro-batch was over"):
+        with pytest.raises(FutureStateError, match=r"key \(1,\)> was .* after its micro-batch ended"):
             USES[use](future)
 
     @pytest.mark.parametrize("use", USES)

@@ -382,5 +382,5 @@ def test_options_windows_and_ttl_take_the_same_lengths(text: str, expected_us: i
 def test_what_is_no_length_is_refused_everywhere(text: str) -> None:
     with pytest.raises(ConfigurationError):
         resolve({"async-state.buffer-timeout": text}, {})
-    with pytest.raises(SchemaError, match="no duration"):
+    with pytest.raises(SchemaError, match="not a duration"):
         microseconds(text, "tumble", "size")

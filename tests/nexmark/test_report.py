@@ -156,7 +156,7 @@ def test_a_wrong_result_is_told_plainly_fails_and_is_kept(
     (kept,) = temporary_folders.iterdir()
     assert str(kept) in output
     assert re.search(
-        r"q18, sync: WRONG result:\n.*DuckDB's on the same events:\n  3 rows are missing", output
+        r"q18, sync: WRONG result:\n.*DuckDB's result for the same events:\n  3 rows are missing", output
     )
 
 

@@ -141,7 +141,7 @@ def test_without_it_the_error_tells_the_way(enabled: bool) -> None:
         harness.push([row("x", 1, "a", True, 1)])
         harness.end_batch()
         with pytest.raises(
-            AsyncStateError, match=r"aggregate avg\('v'\) is new: of all rows .*starting_now\(\) has it"
+            AsyncStateError, match=r"aggregate avg\('v'\) is new: of all rows .*starting_now\(\) aggregates"
         ):
             harness.restore(harness.snapshot(), operator=GroupAggregate([sum_("v"), avg("v")]))
         with pytest.raises(AsyncStateError, match="aggregate count"):  # an added one starts once
@@ -174,7 +174,7 @@ def test_what_cannot_start_late_is_refused(enabled: bool) -> None:
     for operator, more in refused:
         with pytest.raises(SchemaError, match="start"):
             harness_of(operator, enabled, **more)
-    with pytest.raises(SchemaError, match="is to start now, but only"):
+    with pytest.raises(SchemaError, match=r"has starting_now\(\), but only"):
         OverAggregate([later])
 
 

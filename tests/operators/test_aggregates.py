@@ -198,7 +198,7 @@ def test_a_sum_that_does_not_fit_is_refused() -> None:
         ([count().where("nope")], "needs a column 'nope'"),
         (
             [sum_("n"), sum_("n").where("flag")],
-            r"two output columns are called 'sum_n'; rename .* with .alias",
+            r"two output columns have the name 'sum_n'; rename .* with .alias",
         ),
     ],
 )

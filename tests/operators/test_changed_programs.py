@@ -512,7 +512,9 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "late_output": free(*LATE, order_by="v", n=1, window=tumble(MIN)),
     },
 }
-REFUSED = "was kept for another program|disagrees with the checkpoint|rows may wait in the old order"
+REFUSED = (
+    "another program wrote its state|disagrees with the checkpoint|buffered rows may be in the old order"
+)
 STATELESS = {"StatelessLookupJoin", "WindowTableFunction"}
 
 PUBLIC: Mapping[str, type[Operator]] = {

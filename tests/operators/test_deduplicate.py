@@ -223,7 +223,7 @@ def test_wrong_declarations() -> None:
         Deduplicate(time="row")  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="needs an event time but input declares none"):
         Deduplicate().bind([InputSpec(SCHEMA, ("k",))])
-    with pytest.raises(SchemaError, match="is a changelog, but rows cannot be taken back"):
+    with pytest.raises(SchemaError, match="is a changelog, but .* does not accept retractions"):
         Deduplicate().bind([InputSpec(SCHEMA, ("k",), "ts", changes=RETRACT)])
 
 
@@ -242,5 +242,7 @@ def test_another_choice_is_refused(
     harness = open_harness(before, folder=tmp_path)
     harness.push([("v1", "b", 20), ("v2", "b", 30), ("v3", "b", 10)])
     harness.end_batch()
-    with pytest.raises(StateDeclarationError, match="another program: (keep|time) was .* and is "):
+    with pytest.raises(
+        StateDeclarationError, match="another program wrote its state: (keep|time) was .* and is "
+    ):
         open_harness(after, folder=tmp_path)

@@ -329,7 +329,7 @@ def test_a_ttl_may_be_a_duration_alone(name: str) -> None:
     given: Any = MAKERS[name]("1 hour").ttl  # type: ignore[attr-defined, arg-type]
     assert StateTtl("1 hour") in (given if isinstance(given, tuple) else (given,))
     with pytest.raises(
-        StateDeclarationError, match=f"^[A-Z][A-Za-z]+: {argument}='an hour' is no time to live"
+        StateDeclarationError, match=f"^[A-Z][A-Za-z]+: {argument}='an hour' is not a time to live"
     ):
         MAKERS[name]("an hour")  # type: ignore[arg-type]
 
@@ -341,7 +341,7 @@ def test_a_ttl_may_be_a_duration_alone(name: str) -> None:
 def test_options_of_record_grain_are_refused(name: str, option: str, value: str) -> None:
     with pytest.raises(
         StateDeclarationError,
-        match=f"^[A-Z].*: .*ttl has {option}='{value}', .*RecordOperator alone.*leave {option}",
+        match=f"^[A-Z].*: .*ttl has {option}='{value}', .*only states of a RecordOperator.*leave {option}",
     ):
         MAKERS[name](StateTtl("10 minutes", **{option: value}))  # type: ignore[arg-type]
 

@@ -123,9 +123,15 @@ class Does(RecordOperator):
             lambda state, ctx: ctx.emit(state.async_value()[0]),
             "is the future of a value, not the value; await it",
         ),
-        (lambda state, ctx: ctx.emit(state.async_value()), r"key \(1,\).*column 'n'.*no value yet: await it"),
-        (lambda state, ctx: ctx.timers.register_event_time(5, name=7), "the name 7 is no text; give a str"),
-        (lambda state, ctx: ctx.timers.delete_event_time(name=7), "the name 7 is no text; give a str"),
+        (
+            lambda state, ctx: ctx.emit(state.async_value()),
+            r"key \(1,\).*column 'n'.*not a value yet: await it",
+        ),
+        (
+            lambda state, ctx: ctx.timers.register_event_time(5, name=7),
+            ("the name 7 is not a string; give a str"),
+        ),
+        (lambda state, ctx: ctx.timers.delete_event_time(name=7), "the name 7 is not a string; give a str"),
         (lambda state, ctx: ctx.timers.register_event_time(5, name="\ud800"), "cannot be written as UTF-8"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_new_accumulator_that_is_returned_is_an_error(async_enabled: bool) -> 
     with _harness(_sums(ReturnsAnother), async_enabled) as harness:
         harness.push([(1, 5), (1, 8)])
         with pytest.raises(
-            OperatorError, match=r"ReturnsAnother: accumulate returned \[5\], which would be forgotten"
+            OperatorError, match=r"ReturnsAnother: accumulate returned \[5\], which would be ignored"
         ):
             harness.end_batch()
     with _harness(_sums(ReturnsTheSame), async_enabled) as harness:
@@ -253,13 +253,13 @@ BUNDLES = [(1, number) for number in range(1, 200)]
     ("function", "rows", "text"),
     [
         (Remembers, KEYS, "belongs to another key"),
-        (Remembers, BUNDLES, "belongs to a bundle that is over"),
+        (Remembers, BUNDLES, "belongs to an earlier bundle"),
         (Swaps, KEYS, r"key \(2,\): view 'seen' was replaced by MapView"),
         (Shares, KEYS, r"key \(2,\): view 'seen' was replaced by MapView"),
         (
             KeepsCreated,
             [(1, 5)],
-            "that create_accumulator made for 'seen' was changed after that",
+            "that create_accumulator made for 'seen' was changed later",
         ),
         (Forgets, [(1, 5)], r"key \(1,\): view 'seen' was replaced by None"),
     ],

@@ -378,7 +378,9 @@ def test_a_session_has_no_state_of_its_own(async_enabled: bool) -> None:
     operator = WindowProcess(AwaitSums(), session("10 milliseconds"), SUMS)
     with OperatorHarness(operator, SCHEMA, ["k"], event_time="ts", async_enabled=async_enabled) as harness:
         harness.push([(1, 5, 7)])
-        with pytest.raises(OperatorError, match="a session window has no state of its own: it may merge"):
+        with pytest.raises(
+            OperatorError, match="a session window cannot have its own state, because it may merge"
+        ):
             harness.finish()
 
 
@@ -497,7 +499,7 @@ class Yielding(ProcessWindowFunction):
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: WindowApply(PlainCalls(), 10, CALLS), "10 is no window; make one with tumble"),
+        (lambda: WindowApply(PlainCalls(), 10, CALLS), "10 is not a window; create one with tumble"),
         (lambda: WindowApply(PlainSums(), WINDOWS[0], CALLS), "give a WindowFunction or a plain function"),
         (lambda: WindowProcess(PlainCalls(), WINDOWS[0], CALLS), "give a ProcessWindowFunction$"),
         (lambda: WindowProcess(Yielding(), WINDOWS[0], CALLS), "is a generator"),
@@ -508,7 +510,7 @@ class Yielding(ProcessWindowFunction):
         ),
         (
             lambda: WindowApply(PlainCalls(), WINDOWS[0], CALLS, allowed_lateness=1, time="processing"),
-            "no meaning in processing time",
+            "no effect in processing time",
         ),
     ],
 )
@@ -521,8 +523,8 @@ def test_mistakes_are_refused_when_the_operator_is_made(make: Callable[[], Any],
     ("settings", "complaint"),
     [
         ({}, "time='event' needs an event time but input 0 declares none"),
-        ({"event_time": "ts", "changelog": True}, "cannot take rows back"),
-        ({"event_time": "ts", "window_columns": True}, "two output columns are called 'k'"),
+        ({"event_time": "ts", "changelog": True}, "does not accept retractions"),
+        ({"event_time": "ts", "window_columns": True}, "two output columns have the name 'k'"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(settings: dict[str, Any], complaint: str) -> None:

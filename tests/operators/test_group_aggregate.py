@@ -311,7 +311,7 @@ def test_a_checkpoint_without_values_is_refused_for_a_changelog() -> None:
     ("operator", "key", "message"),
     [
         (GroupAggregate([sum_("nope")]), ("k",), "needs a column 'nope'"),
-        (GroupAggregate([count().alias("k")]), ("k",), "two output columns are called 'k'"),
+        (GroupAggregate([count().alias("k")]), ("k",), "two output columns have the name 'k'"),
         (GroupAggregate(), (), "neither key columns nor aggregates"),
     ],
 )
@@ -321,16 +321,16 @@ def test_wrong_declarations(operator: GroupAggregate, key: tuple[str, ...], mess
 
 
 def test_an_argument_that_is_no_aggregate() -> None:
-    with pytest.raises(SchemaError, match="'n' is no aggregate"):
+    with pytest.raises(SchemaError, match="'n' is not an aggregate"):
         GroupAggregate(["n"])  # type: ignore[list-item]
-    with pytest.raises(SchemaError, match="is no aggregate; make one with udtaf"):
+    with pytest.raises(SchemaError, match="is not an aggregate; create one with udtaf"):
         GroupTableAggregate([count()])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [count(), count, "n", (one for one in [count()])])
 def test_aggregates_that_are_no_list(given: Any) -> None:
     with pytest.raises(
-        SchemaError, match="GroupAggregate: aggregates is .*; give a list, also of a single one"
+        SchemaError, match="GroupAggregate: aggregates is .*; give a list, even for a single aggregate"
     ):
         GroupAggregate(given)
 

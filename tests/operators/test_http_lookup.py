@@ -99,7 +99,7 @@ def test_values_are_a_part_of_the_path_or_a_parameter(async_enabled: bool) -> No
 def test_a_value_that_leads_to_another_path_is_refused(async_enabled: bool, key: str) -> None:
     with service(fine) as (url, asked):
         with pytest.raises(
-            OperatorError, match=f"makes the part '{key}' of the path, which asks for something else"
+            OperatorError, match=f"makes the path segment '{key}', which would request another resource"
         ):
             joined(HttpLookup(url + "/items/{0}/name"), [key], async_enabled)
         assert joined(HttpLookup(url + "/items/{0}/name"), [key], async_enabled, on_failure="null") == [
@@ -125,9 +125,9 @@ def test_a_redirect_within_the_origin_is_followed(async_enabled: bool) -> None:
 @pytest.mark.parametrize(
     ("location", "said"),
     [
-        ("{other}/x", "redirects to another place"),
-        ("file:///etc/passwd", "redirects to another place"),
-        ("https://127.0.0.1/", "redirects to another place"),
+        ("{other}/x", "redirects to another host"),
+        ("file:///etc/passwd", "redirects to another host"),
+        ("https://127.0.0.1/", "redirects to another host"),
         ("/again", "redirects more than 5 times"),
     ],
 )
@@ -191,11 +191,13 @@ def test_answers_are_bounded_also_after_they_are_unpacked(async_enabled: bool, c
         ((_, _, name),) = joined(lookup, ["100000"], async_enabled)
         assert len(name) == 100_000 - 14
         for size in ("100001", "50000000"):
-            with pytest.raises(OperatorError, match="has more than 100000 bytes; ask for less, or raise"):
+            with pytest.raises(OperatorError, match="has more than 100000 bytes; request less, or raise"):
                 joined(lookup, [size], async_enabled)
 
 
-@pytest.mark.parametrize(("coding", "said"), [("br", "as 'br'; gzip and deflate"), ("gzip", "is no gzip")])
+@pytest.mark.parametrize(
+    ("coding", "said"), [("br", "with 'br'; only gzip and deflate"), ("gzip", "is not valid gzip")]
+)
 def test_an_answer_that_cannot_be_unpacked(async_enabled: bool, coding: str, said: str) -> None:
     with (
         service(lambda *_: (200, {"Content-Encoding": coding}, BODY)) as (url, _),
@@ -328,15 +330,15 @@ def test_errors_have_no_credential(async_enabled: bool, answer: Any) -> None:
     [
         (lambda: HttpLookup(7), "url is 7; give an address that begins with http://"),  # type: ignore[arg-type]
         (lambda: HttpLookup("ftp://svc/{0}"), r"url is 'ftp://svc/\{0\}'"),
-        (lambda: HttpLookup("http://svc/{name}"), r"with \{0\}, \{1\} in place of the values"),
-        (lambda: HttpLookup("http://{0}/x"), "the host of url has a place for a value"),
-        (lambda: HttpLookup("http://svc/{0}", headers=7), "headers is no dict"),  # type: ignore[arg-type]
+        (lambda: HttpLookup("http://svc/{name}"), r"with \{0\}, \{1\} as placeholders for the values"),
+        (lambda: HttpLookup("http://{0}/x"), "the host of url has a placeholder"),
+        (lambda: HttpLookup("http://svc/{0}", headers=7), "headers is not a dict"),  # type: ignore[arg-type]
         (lambda: HttpLookup("http://svc/{0}", connections=0), "connections is 0; give a number above 0"),
         (lambda: HttpLookup("http://svc/{0}", requests_per_second=-1), "requests_per_second is -1"),
         (lambda: HttpLookup("http://svc/{0}", response_bytes_max=0), "response_bytes_max is 0"),
         (
             lambda: OperatorHarness(LookupJoin(HttpLookup("http://svc/{1}"), "n int"), ROWS, ["k"]),
-            r"url has a place \{1\}, but 1 values are sent: k; places count from 0",
+            r"url has a placeholder \{1\}, but 1 values are sent: k; placeholders count from 0",
         ),
         (lambda: LookupJoin(len, "n int", retry=7), r"retry is 7; give Retry\("),  # type: ignore[arg-type]
         (lambda: LookupJoin(len, "n int", retry_empty=7), r"retry_empty is 7; give Retry\("),  # type: ignore[arg-type]
@@ -349,7 +351,7 @@ def test_errors_have_no_credential(async_enabled: bool, answer: Any) -> None:
         (lambda: TableLookup([7], ["k"], ["v"]), "the table is a list; give .* a list of dicts"),
         (
             lambda: TableLookup([{"k": 1}, {"k": "a"}], ["k"], ["k"]),
-            "the rows are no table: .*values of one type",
+            "the rows cannot be made into a table: .*values of one type",
         ),
         (lambda: TableLookup([{"k": 1}], 7, ["k"]), "key is 7; give a list of the names"),  # type: ignore[arg-type]
     ],

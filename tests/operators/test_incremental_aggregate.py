@@ -86,7 +86,7 @@ def test_two_parts_are_the_whole(batches: Any, taken: Any, changelog: bool, asyn
 @pytest.mark.parametrize(
     ("aggregates", "key", "changelog", "text"),
     [
-        ([count()], ["k"], True, "bucket column 'bucket' is no key column"),
+        ([count()], ["k"], True, "bucket column 'bucket' is not a key column"),
         ([max_("v")], ["k", "bucket"], True, "'max.v' cannot be split by buckets over a changelog"),
     ],
 )

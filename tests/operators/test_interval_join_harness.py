@@ -424,9 +424,9 @@ def test_a_column_may_be_added_and_widened_between_runs(async_enabled: bool, tmp
         ({"kind": "outer"}, "kind is 'outer'; choose 'inner', 'left'"),
         ({"time": "wall"}, "time is 'wall'; choose 'event' or 'processing'"),
         ({"lower": "5 seconds", "upper": "1 second"}, "lower .* is above upper"),
-        ({"lower": "soon"}, "lower is 'soon', which is no duration"),
+        ({"lower": "soon"}, "lower is 'soon', which is not a duration"),
         ({"upper": 1 << 61}, "upper is 2305843009213693952 us; give at most"),
-        ({"allowed_lateness": -1}, "allowed_lateness is -1; give a length of time"),
+        ({"allowed_lateness": -1}, "allowed_lateness is -1; give a duration"),
         ({"time": "processing", "allowed_lateness": 1}, "nothing is late in processing time"),
         ({"condition": "v < w"}, "condition is 'v < w'; give a pyarrow expression or a function"),
     ],
@@ -441,7 +441,9 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     join = IntervalJoin(lower=0, upper=0)
     assert join.bind([left, right]).schema.names == ["k", "v", "at", "k_right", "w", "at_right"]
     changelog = InputSpec(RIGHT, ("k",), "at", changes=RETRACT, name="bids")
-    with pytest.raises(SchemaError, match="bids is a changelog, but rows cannot be taken back here"):
+    with pytest.raises(
+        SchemaError, match="bids is a changelog, but IntervalJoin does not accept retractions"
+    ):
         join.bind([left, changelog])
     with pytest.raises(SchemaError, match="bids declares none"):
         join.bind([left, InputSpec(RIGHT, ("k",), name="bids")])
@@ -469,6 +471,6 @@ def test_a_checkpoint_is_never_read_with_another_interval_or_kind(changed: Inter
         harness.end_batch()
         with pytest.raises(
             StateDeclarationError,
-            match="another program: (kind was left and is full|interval was .* and is )",
+            match="another program wrote its state: (kind was left and is full|interval was .* and is )",
         ):
             harness.restore(harness.snapshot(), operator=changed)

@@ -166,14 +166,14 @@ def test_bad_inputs_are_refused() -> None:
         Runner(Join(left_unique=["number"]))
     with pytest.raises(SchemaError, match="does not fit the joined columns"):
         Runner(Join(condition=pc.field("nothing") > 1))
-    with pytest.raises(SchemaError, match="return one boolean a row"):
+    with pytest.raises(SchemaError, match="return one boolean per row"):
         Runner(Join(condition=pc.field("w") + 1))
 
 
 def test_a_condition_that_gives_no_booleans_is_refused() -> None:
     runner = Runner(Join(condition=lambda batch: batch.column("w")))
     runner.run(0, [("+I", (1, 1, "a"))])
-    with pytest.raises(OperatorError, match="return one boolean a row"):
+    with pytest.raises(OperatorError, match="return one boolean per row"):
         runner.run(1, [("+I", (1, 9, 5))])
 
 
@@ -253,7 +253,7 @@ def test_marks_that_cannot_be_are_refused() -> None:
     with pytest.raises(SchemaError, match="null_aware is for the kind 'mark'"):
         Join("semi", pc.field("v") == pc.field("w"), null_aware=True)
     one = pa.schema([("k", pa.int64()), ("v", pa.int64())])
-    with pytest.raises(SchemaError, match="two output columns are called 'v'"):
+    with pytest.raises(SchemaError, match="two output columns have the name 'v'"):
         OperatorHarness(Join("mark", mark="v"), [one, one], [["k"], ["k"]])
     with pytest.raises(SchemaError, match="kind is 'mark'; choose"):
         IntervalJoin("mark", lower=0, upper=1)

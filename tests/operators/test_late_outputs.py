@@ -313,7 +313,7 @@ def test_there_is_no_local_phase_where_late_rows_are_asked_for() -> None:
             lambda: WindowApply(total, TUMBLE, SUMS, time="processing", late_output="late"),
             "in processing time",
         ),
-        (lambda: WindowTableFunction(TUMBLE, late_output="late"), "is for sessions; of"),
+        (lambda: WindowTableFunction(TUMBLE, late_output="late"), "is for sessions;"),
         (
             lambda: KeyedProcess(Forward(), SUMS, side_outputs="late"),  # type: ignore[arg-type]
             "give a dict of their names and schemas",

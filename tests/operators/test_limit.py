@@ -70,10 +70,10 @@ def test_what_has_gone_leaves_nothing(make: Any, async_enabled: bool) -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(SchemaError, match="SortLimit: n is 'v'; give a number"):
         SortLimit("v", "v")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="Limit: n is 0; give a number from 1 on"):
+    with pytest.raises(SchemaError, match="Limit: n is 0; give a number of at least 1"):
         Limit(0)
     with pytest.raises(
-        SchemaError, match=r"Limit: input 0 has the key \(v\), but the limit is one of all rows"
+        SchemaError, match=r"Limit: input 0 has the key \(v\), but the limit is over all rows"
     ):
         OperatorHarness(Limit(1), ROWS, ["v"])
     with pytest.raises(SchemaError, match="SortLimit: order_by"):

@@ -252,7 +252,7 @@ def test_a_failure_names_the_key(async_enabled: bool) -> None:
         (None, "returned 'NoneType' for 1 keys"),
         (["a"], "answered key"),
         ([[("a", "b")]], "a tuple of 2 values"),
-        ([[(object(),)]], "key \\(7,\\) found, for column 'name', .*, which does not fit its type string"),
+        ([[(object(),)]], "key \\(7,\\) returned, for column 'name', .*, which does not fit its type string"),
     ],
 )
 def test_answers_that_do_not_fit(async_enabled: bool, answer: Any, message: str) -> None:

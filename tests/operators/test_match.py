@@ -115,9 +115,9 @@ def test_the_text_of_a_pattern_says_it(pattern: Any) -> None:
         ("A{,}", r"expected a number between \{ and \} at character 2"),
         ("A{3,2}", "never matches a row"),
         ("A{0}", "never matches a row"),
-        ("(" * 60 + "A" + ")" * 60, "more than 50 groups"),
+        ("(" * 60 + "A" + ")" * 60, "more than 50 nested groups"),
         ("A{" + "9" * 5_000 + "}", "a number beyond 1,000,000,000 at character 2"),
-        ("A B " * 100_000, r"the text has 400,000 characters, but there can be 10,000"),
+        ("A B " * 100_000, r"the text has 400,000 characters, but at most 10,000 are allowed"),
     ],
 )
 def test_what_is_wrong_in_a_text(text: str, message: str) -> None:
@@ -146,9 +146,9 @@ def test_errors_show_the_beginning_of_a_long_pattern(make: Callable[[], Any]) ->
 # -- refusals ------------------------------------------------------------------------------------------------
 
 _REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: Match(5), "pattern 5: give a text"),  # type: ignore[arg-type]
+    (lambda: Match(5), "pattern 5: give a string"),  # type: ignore[arg-type]
     (lambda: variable("1"), "pattern variable '1': give a name"),
-    (lambda: A.times(-1), "no number of times"),
+    (lambda: A.times(-1), "not a number of times"),
     (lambda: match("A B", define=of_signs("ABX")), "define has a condition of 'X'.*its variables are: A, B"),
     (lambda: match("A B C", define={"A": "a"}), "the condition of 'A' is 'a'; give a pyarrow expression"),
     (lambda: match("A", define={"A": lambda: True}), "the condition of 'A' is <function"),
@@ -160,10 +160,10 @@ _REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: match("A{1001}", define={}), "more than 1000 places"),
     (
         lambda: match(" ".join(f"V{number}" for number in range(63)), define={}),
-        "63 variables, but there can be 62",
+        "63 variables, but at most 62 are allowed",
     ),
     (lambda: match("A B C", within="0 seconds"), "within is 0 microseconds; give a duration above 0"),
-    (lambda: match("A B C", within="soon"), "within is 'soon', which is no duration"),
+    (lambda: match("A B C", within="soon"), "within is 'soon', which is not a duration"),
     (lambda: match("A B C", after_match="B"), "after_match is 'B'; give skip_past_last"),
     (
         lambda: match("A B C", after_match=skip_to_last("X")),
@@ -171,9 +171,9 @@ _REFUSED: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: match("A B C", after_match=skip_to_first("A")), "the first row of every match"),
     (lambda: match("A B C", after_match=skip_to_last("A")), "the first row of every match"),
-    (lambda: match("A B C", budget=0), "budget is 0; give a number from 1 on"),
+    (lambda: match("A B C", budget=0), "budget is 0; give a number of at least 1"),
     (lambda: match("A B C", time="row"), "time is 'row'"),
-    (lambda: match("A B C", late_output="late", time="processing"), "late_output has no meaning"),
+    (lambda: match("A B C", late_output="late", time="processing"), "late_output has no effect"),
     (lambda: match("A B C", ["sign"]), "measures is .*; give a dict"),
     (lambda: match("A B C", {"x": "sign"}), "measure 'x' is 'sign'; give first"),
 ]
@@ -206,15 +206,15 @@ def test_wrong_measures(measure: Any, message: str) -> None:
 def test_what_does_not_fit_the_input() -> None:
     with pytest.raises(SchemaError, match="define of 'A': the condition .* does not fit the columns"):
         harness(Match("A", {"A": pc.field("price") > 0}))
-    with pytest.raises(SchemaError, match="two output columns are called 'k'"):
+    with pytest.raises(SchemaError, match="two output columns have the name 'k'"):
         harness(match("A B C", {"k": match_number()}))
-    with pytest.raises(SchemaError, match="two output columns are called 'match_time'"):
+    with pytest.raises(SchemaError, match="two output columns have the name 'match_time'"):
         harness(match("A B C", {"match_time": match_number()}))
     with pytest.raises(SchemaError, match="time='event' needs an event time"):
         harness(match("A B C"), event_time=None)
     with pytest.raises(SchemaError, match="changelog"):
         harness(match("A B C"), changelog=True)
-    with pytest.raises(SchemaError, match=r"where\('k'\) can be the column or the variable"):
+    with pytest.raises(SchemaError, match=r"where\('k'\) is ambiguous"):
         harness(Match("k A", {}, {"x": count().where("k")}))
 
 
@@ -346,7 +346,7 @@ def test_rows_kept_for_another_pattern_are_refused(other: Match) -> None:
         one.end_batch()
         with pytest.raises(
             StateDeclarationError,
-            match="kept for another program: (pattern|within|time) was |input 0 was ordered by at",
+            match="another program wrote its state: (pattern|within|time) was |input 0 was ordered by at",
         ):
             one.restore(one.snapshot(), operator=other)
 

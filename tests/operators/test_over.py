@@ -421,10 +421,10 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
-        (lambda: OverAggregate([]), {}, "there are no aggregates"),
-        (lambda: OverAggregate([count()], 3), {}, "3 is no frame"),
+        (lambda: OverAggregate([]), {}, "it has no aggregates"),
+        (lambda: OverAggregate([count()], 3), {}, "3 is not a frame"),
         (lambda: OverAggregate([count()]), {"event_time": None}, "needs an event time"),
-        (lambda: OverAggregate([lead("v")]), {}, "needs rows that have not come yet"),
+        (lambda: OverAggregate([lead("v")]), {}, "needs later rows"),
         (lambda: OverAggregate([lag("v")]), {}, "use the frame rows"),
         (lambda: OverAggregate([lag("v", 3)], rows(2)), {}, "needs the row 3 before"),
         (lambda: OverAggregate([rank_()], rows(2)), {}, "counts all rows of a key"),
@@ -435,13 +435,12 @@ OWN: Any = udaf(NoRetract, result_type=LONG, accumulator_type=pa.list_(LONG))
             {},
             "a range needs one column of timestamps or integers",
         ),
-        (lambda: OverAggregate([OWN("v")], rows(2)), {}, "which NoRetract cannot: write its method retract"),
         (
             lambda: OverAggregate([count()], rows(2), ttl=StateTtl("1 hour")),
             {},
             "ttl is for unbounded frames",
         ),
-        (lambda: OverAggregate([count().alias("v")]), {}, "two output columns are called 'v'"),
+        (lambda: OverAggregate([count().alias("v")]), {}, "two output columns have the name 'v'"),
         (lambda: rows(-1), {}, "the frame starts 1 after its row and ends 0 after it"),
         (lambda: lag("v", -1), {}, "distance is -1"),
     ],

@@ -430,7 +430,7 @@ def test_blocks_are_read_up_to_the_first_that_is_larger_than_those_before() -> N
 @pytest.mark.parametrize(
     ("rows", "kind", "message"),
     [
-        ([(1, "a", 9)], "+U", "a row is worse than the one before it with the same unique key"),
+        ([(1, "a", 9)], "+U", "a row is worse than the previous one with the same unique key"),
         ([(1, "a", 10)], "-D", "a row is deleted .-D., but monotonic=True promises"),
     ],
 )
@@ -462,7 +462,7 @@ def test_the_state_of_another_ranking_is_refused(other: Rank) -> None:
         snapshot = harness.snapshot()
         with pytest.raises(
             StateDeclarationError,
-            match="another program: ranking was row_number 2 from 1 by price desc.* and is ",
+            match="another program wrote its state: ranking was row_number 2 from 1 by price desc.* and is ",
         ):
             harness.restore(snapshot, operator=other)
 
@@ -471,9 +471,9 @@ def test_wrong_declarations() -> None:
     spec = InputSpec(SCHEMA, ("k",), changes=RETRACT)
     wrong: dict[str, dict[str, Any]] = {
         "function is 'ntile'; choose 'row_number', 'rank' or 'dense_rank'": {"function": "ntile"},
-        "n is 0; give a number from 1 on": {"n": 0},
+        "n is 0; give a number of at least 1": {"n": 0},
         "n is True; give": {"n": True},
-        "offset is -1; give a number from 0 on": {"offset": -1},
+        "offset is -1; give a number of at least 0": {"offset": -1},
         "unique is 'id'; give a list of columns": {"unique": "id"},
         "unique is \\[\\]; give": {"unique": []},
         "name its columns with unique": {"monotonic": True},
@@ -484,8 +484,8 @@ def test_wrong_declarations() -> None:
         },
         "order_by is empty": {"order_by": []},
         "names a column twice": {"order_by": ["price", desc("price")]},
-        "order_by has 7, which is no column": {"order_by": [7]},
-        "order_by has 8, which is no column": {"order_by": 8},
+        "order_by has 7, which is not a column": {"order_by": [7]},
+        "order_by has 8, which is not a column": {"order_by": 8},
     }
     for match, make in wrong.items():
         arguments: dict[str, Any] = {"order_by": "price", "n": 1, **make}
@@ -499,7 +499,7 @@ def test_wrong_declarations() -> None:
         Rank("price", 1, unique=["cost"]).bind([spec])
     with pytest.raises(SchemaError, match="n is column 'k' of type string; give an integer column"):
         Rank("price", "k").bind([spec])
-    with pytest.raises(SchemaError, match="has a column 'id' already; give another rank_column"):
+    with pytest.raises(SchemaError, match="already has a column 'id'; give another rank_column"):
         Rank("price", 1, rank_column="id").bind([spec])
     nested = pa.schema([("k", pa.string()), ("v", pa.list_(pa.int64()))])
     with pytest.raises(SchemaError, match="Rank: order_by"):

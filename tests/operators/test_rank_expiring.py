@@ -150,16 +150,16 @@ def test_rankings_of_the_rows_that_live(story: Any, ttl: StateTtl, n: int, size:
 
 
 def test_what_is_refused(start: Callable[..., Timed]) -> None:
-    with pytest.raises(StateDeclarationError, match="Rank: ttl='an hour' is no time to live"):
+    with pytest.raises(StateDeclarationError, match="Rank: ttl='an hour' is not a time to live"):
         Rank("v", 1, ttl="an hour")  # type: ignore[arg-type]
-    with pytest.raises(SchemaError, match="Rank: with a ttl rows go .*; leave out rank_column, or ttl"):
+    with pytest.raises(SchemaError, match="Rank: with a ttl rows expire .*; leave out rank_column, or ttl"):
         Rank("v", 1, rank_column="place", ttl=TTL)
-    with pytest.raises(SchemaError, match="Rank: with a ttl rows go .*; leave out offset, or ttl"):
+    with pytest.raises(SchemaError, match="Rank: with a ttl rows expire .*; leave out offset, or ttl"):
         Rank("v", 1, offset=1, ttl=TTL)
     with pytest.raises(
         SchemaError, match="Rank: n is 'v', .*; give a number or a key column, or leave ttl out"
     ):
         start("v", "v")
     for options in ({"changelog": True}, {"unique": ["id"]}):
-        with pytest.raises(SchemaError, match="Rank: rows of input 0 may be taken back .* cannot expire"):
+        with pytest.raises(SchemaError, match="Rank: rows of input 0 may be retracted .* cannot expire"):
             start("v", 1, **options)

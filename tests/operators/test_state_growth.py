@@ -85,7 +85,7 @@ NOTHING = "keeps nothing"
 KEYS = "grows with the number of keys"
 VALUES = "grows with the number of keys and of distinct values in each"
 ROWS = "grows with every row"
-LEFT = "grows with every row that is not taken back"
+LEFT = "grows with every row that is not retracted"
 BOUNDED_BY_TTL, BY_WATERMARK, BY_WINDOW = "bounded by ttl", "bounded by watermark", "bounded by window"
 
 

@@ -164,9 +164,12 @@ TYPES: dict[str, Any] = {"result_type": ROWS, "accumulator_type": pa.list_(LONG)
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: GroupTableAggregate(count()), "'count' makes no rows"),
-        (lambda: GroupAggregate([udtaf(NoRows, **TYPES)("v")]), "makes rows; use it in GroupTableAggregate"),
-        (lambda: udaf(NoRows, **TYPES), "gives rows; use udtaf"),
+        (lambda: GroupTableAggregate(count()), "'count' does not return rows"),
+        (
+            lambda: GroupAggregate([udtaf(NoRows, **TYPES)("v")]),
+            "returns rows; use it in GroupTableAggregate",
+        ),
+        (lambda: udaf(NoRows, **TYPES), "returns rows; use udtaf"),
         (lambda: udtaf(count, **TYPES), "is no TableAggregateFunction"),
     ],
 )
@@ -186,5 +189,7 @@ def test_what_is_no_rows_is_an_error(async_enabled: bool) -> None:
     operator = GroupTableAggregate(udtaf(WrongRows, **TYPES)("v"))
     with OperatorHarness(operator, SCHEMA, ["k"], changelog=False, async_enabled=async_enabled) as harness:
         harness.push([("a", 1)])
-        with pytest.raises(OperatorError, match="emit_value returned 'text', which is no iterable of rows"):
+        with pytest.raises(
+            OperatorError, match=("emit_value returned 'text', which is not an iterable of rows")
+        ):
             harness.end_batch()

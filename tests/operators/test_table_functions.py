@@ -334,7 +334,7 @@ def greedy(data: SetTable | None, rules: BroadcastTable | None) -> Iterator[str]
 def test_rows_of_a_broadcast_table_put_nothing_out(async_enabled: bool) -> None:
     with harness_of(greedy, [PAYLOADS, RESETS], ["k", None], async_enabled) as harness:
         harness.push([("new",)], input=1)
-        with pytest.raises(OperatorError, match="every partition would put out"):
+        with pytest.raises(OperatorError, match="every partition would emit"):
             harness.end_batch()
 
 
@@ -634,28 +634,28 @@ class TimerRow(ProcessTableFunction):
         (no_table, "no table with row or set semantics"),
         (only_broadcast, "no table with row or set semantics"),
         (two_broadcast, "tables 'a' and 'b' are broadcast; only one can be"),
-        (row_and_set, "table 'a' has row semantics beside 'b'"),
-        (two_rows, "table 'a' has row semantics beside 'b'"),
+        (row_and_set, "table 'a' has row semantics, which cannot be combined with 'b'"),
+        (two_rows, "table 'a' has row semantics, which cannot be combined with 'b'"),
         (many, "are too many; at most 3"),
         (odd_semantics, "'sets' semantics; choose 'row', 'set' or 'broadcast'"),
-        (notified_set, "table 'a' has notify_stateful_sets, which is for a broadcast table"),
-        (set_state_of_rows, "state 'count' is of a set, but the table has row semantics"),
-        (broadcast_without_table, "state 'n' is broadcast, but no table is"),
+        (notified_set, "table 'a' has notify_stateful_sets, which needs another table"),
+        (set_state_of_rows, "state 'count' belongs to a set, but the table has row semantics"),
+        (broadcast_without_table, "state 'n' is broadcast, but there is no broadcast table"),
         (untyped, "state 'n' needs 1 types and has 0; write them in brackets, such as ValueView[str]"),
-        (untypable, "list[int] is no type; give a pyarrow type"),
-        (variadic, "has no place of its own; name each parameter"),
+        (untypable, "list[int] is not a type; give a pyarrow type"),
+        (variadic, "is variadic; name each parameter"),
         (two_contexts, "parameters 'a' and 'b' are all RecordContext"),
         (timer_in_eval, "parameter 'timer' is a Timer; those are for on_timer"),
-        (needy, "state 'state': a new Needy cannot be made"),
+        (needy, "state 'state': cannot create a Needy"),
         (untyped_field, "field 'value' of Untyped has the hint <class 'object'>"),
         (dataclass_with_default, "is a dataclass, which has defaults and types of its own"),
         (unknown_name, "its type hints cannot be read: NameError"),
         (NoEval(), "NoEval has no method eval"),
-        (NoEval, "NoEval is a class; give an object of it"),
-        (RowTimers(), "on_timer: timers are of sets, but the table has row semantics"),
-        (OtherState(), "state 'count' is not declared so by eval"),
+        (NoEval, "NoEval is a class; give an instance"),
+        (RowTimers(), "on_timer: timers belong to sets, but the table has row semantics"),
+        (OtherState(), "state 'count' is declared differently by eval"),
         (TimerRow(), "parameter 'row' is a table, but a timer has no row"),
-        (7, "7 is no function for it; give a ProcessTableFunction or a plain function"),
+        (7, "7 is not a function for it; give a ProcessTableFunction or a plain function"),
     ],
 )
 def test_declarations_that_are_refused(function: Any, message: str) -> None:
@@ -668,7 +668,7 @@ def test_declarations_that_are_refused(function: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TableFunction(identity), "what identity puts out is not known; give output"),
+        (lambda: TableFunction(identity), "the output of identity is not known; give output"),
         (
             lambda: TableFunction(identity, SCORES, late_outputs={"rows": "late"}),
             "tables of identity (input)",
@@ -685,7 +685,7 @@ def test_what_does_not_fit_the_inputs(make: Callable[[], TableFunction], message
 
 
 def test_a_table_needs_what_it_asks_for() -> None:
-    with pytest.raises(SchemaError, match="cannot take rows back, but input 0 is a changelog"):
+    with pytest.raises(SchemaError, match="does not accept retractions, but input 0 is a changelog"):
         OperatorHarness(TableFunction(identity, SCORES), SCORES, ["name"], changelog=True)
     with pytest.raises(SchemaError, match="table 'b': input 1 is a changelog"):
         OperatorHarness(TableFunction(half_a_changelog, TEXTS), [GUESTS, GUESTS], ["name", "name"])
@@ -805,7 +805,7 @@ def test_a_state_of_a_set_in_a_broadcast_row_is_named(async_enabled: bool) -> No
         with harness_of(function, [SCORES, TEXTS], [["name"], None], async_enabled) as harness:
             harness.push([("rule",)], 1)
             with pytest.raises(
-                OperatorError, match=r"broadcast table 'rule' there is no set, .* \(times\) are None"
+                OperatorError, match=r"broadcast table 'rule' has no set, .* \(times\) are None"
             ):
                 harness.end_batch()
 
@@ -926,7 +926,7 @@ class WholeTimers(ProcessTableFunction):
     ("function", "message"),
     [
         (passed_twice, "tables 'a' and 'b' have pass_through; a row has the columns of one"),
-        (key_of_rows, "table 'row' has pass_through='key', but row semantics, which have no sets"),
+        (key_of_rows, "table 'row' has pass_through='key', but row semantics, which have no key"),
         (passed_broadcast, "table 'rule' has pass_through='all', but its rows emit nothing"),
         (odd_columns, "table 'row' has pass_through='keys'; choose 'key' or 'all'"),
         (
@@ -937,7 +937,7 @@ class WholeTimers(ProcessTableFunction):
             whole_beside_notified,
             "table 'a' has pass_through='all', but rows are also emitted without a row of it",
         ),
-        (WholeTimers(), "on_timer: a timer has no row whose columns could be passed through"),
+        (WholeTimers(), "on_timer: a timer has no row to pass columns through from"),
     ],
 )
 def test_columns_that_cannot_be_passed_through(function: Any, message: str) -> None:
@@ -977,8 +977,11 @@ def list_with_default(row: SetTable, n: Annotated[ListView[int], StateHint(defau
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (broadcast_dataclass, "state 'n' is broadcast, but a dataclass is of a set; declare a ValueView"),
-        (list_with_default, "state 'n' has a default, which only a ValueView has"),
+        (
+            broadcast_dataclass,
+            "state 'n' is broadcast, but a dataclass belongs to a set; declare a ValueView",
+        ),
+        (list_with_default, "state 'n' has a default, which only a ValueView supports"),
     ],
 )
 def test_states_that_are_refused(function: Any, message: str) -> None:
@@ -1059,7 +1062,7 @@ def writing_row(
 def test_other_rows_write_no_broadcast_value(async_enabled: bool) -> None:
     with harness_of(writing_row, [PAYLOADS, TEXTS], ["k", None], async_enabled) as harness:
         harness.push([("a", "1")])
-        with pytest.raises(OperatorError, match="state 'limit'.* can be written in process_broadcast"):
+        with pytest.raises(OperatorError, match="state 'limit'.* can be written only in process_broadcast"):
             harness.end_batch()
 
 

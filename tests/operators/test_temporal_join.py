@@ -308,12 +308,12 @@ def test_rows_of_all_key_columns_are_versions_too(async_enabled: bool) -> None:
         (
             lambda: TemporalJoin(time="processing", ttl=StateTtl("1 second", time="event")),
             {},
-            "TemporalJoin: ttl counts event time, but the join is one of processing time",
+            "TemporalJoin: ttl is in event time, but the join is in processing time",
         ),
         (
             lambda: TemporalJoin(time="processing"),
             {"changelog": True},
-            "rows of input 0 are changes .retract., and a row that is taken back would be joined with the right row of",
+            "rows of input 0 are changes .retract., and a retraction would join with the current right row",
         ),
     ],
 )

@@ -477,8 +477,8 @@ class Silent(Trigger):
         (TEN, {"assigner": assigners.global_windows()}, "give either a window or an assigner"),
         (TEN, {"trigger": "count"}, "trigger is 'count'; give a Trigger"),
         (TEN, {"evictor": 3}, "evictor is 3; give a Evictor"),
-        (session("1 second"), {"trigger": Silent()}, "cannot be that of windows that merge"),
-        (session("1 second"), {"trigger": triggers.delta(1, len)}, "cannot be that of windows that merge"),
+        (session("1 second"), {"trigger": Silent()}, "does not support merging windows"),
+        (session("1 second"), {"trigger": triggers.delta(1, len)}, "does not support merging windows"),
     ],
 )
 def test_what_is_refused(window: Any, chosen: Any, message: str) -> None:
@@ -489,7 +489,7 @@ def test_what_is_refused(window: Any, chosen: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"assigner": Backwards()}, "ends before it begins"),
+        ({"assigner": Backwards()}, "ends before it starts"),
         (
             {"assigner": assigners.global_windows(), "trigger": Silent()},
             "returned None; return a TriggerResult",

@@ -578,7 +578,7 @@ TYPES: dict[str, Any] = {"result_type": LONG, "accumulator_type": pa.list_(LONG)
 @pytest.mark.parametrize(
     ("aggregate", "changelog", "text"),
     [
-        (lambda: udaf(NoRetract, **TYPES)("v"), True, "NoRetract cannot: write its method retract"),
+        (lambda: udaf(NoRetract, **TYPES)("v"), True, "NoRetract does not support: write its method retract"),
         (lambda: udaf(NoValue, **TYPES)("v"), False, "needs a method get_value, which NoValue lacks"),
         (lambda: udaf(NoRetract, result_type=LONG)("v"), False, "has no accumulator_type"),
         (lambda: udaf(NoRetract, accumulator_type=pa.list_(LONG))("v"), False, "NoRetract.get_result_type"),
@@ -595,10 +595,10 @@ def test_what_a_function_lacks_is_refused(aggregate: Any, changelog: bool, text:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: udaf(lambda value: value), "is no AggregateFunction or BundledAggregateFunction"),
-        (lambda: udaf(NoRetract, **TYPES)(1), "1 is no column"),
-        (lambda: udaf(NoRetract, **TYPES)().distinct(), "name the column whose values count"),
-        (lambda: count().distinct(), "name the column whose values count"),
+        (lambda: udaf(lambda value: value), "is not of type AggregateFunction or BundledAggregateFunction"),
+        (lambda: udaf(NoRetract, **TYPES)(1), "1 is not a column"),
+        (lambda: udaf(NoRetract, **TYPES)().distinct(), "name the column whose values to count"),
+        (lambda: count().distinct(), "name the column whose values to count"),
     ],
 )
 def test_what_is_no_aggregate_is_refused(make: Any, text: str) -> None:
@@ -773,7 +773,7 @@ def test_what_an_accumulator_would_not_store_is_an_error(open_harness: Any) -> N
     harness = open_harness([more("v")], changelog=False)
     harness.push([("a", 1, 1, True)])
     with pytest.raises(
-        AsyncStateError, match="more than the fields total, n of its type, which alone are stored"
+        AsyncStateError, match="more than the fields total, n of its type, but only those are stored"
     ):
         harness.end_batch()
 
@@ -817,5 +817,5 @@ def test_a_date_that_python_has_not_is_named(async_enabled: bool) -> None:
     operator = GroupAggregate([udaf(CountAggregateFunction(), name="day_count")("day").alias("n")])
     with OperatorHarness(operator, rows.schema, ["k"], async_enabled=async_enabled) as harness:
         harness.push(rows)
-        with pytest.raises(OperatorError, match="'day' has a date beyond the years 1 to 9999"):
+        with pytest.raises(OperatorError, match="'day' has a date outside the years 1 to 9999"):
             harness.end_batch()

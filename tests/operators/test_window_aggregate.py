@@ -253,7 +253,7 @@ def test_output_columns_keep_the_time_zone_of_the_event_time() -> None:
         (
             WindowAggregate(tumble("1 second"), [count().alias("window_end")]),
             spec(),
-            "two output columns are called 'window_end'",
+            "two output columns have the name 'window_end'",
         ),
         (
             WindowAggregate(tumble("1 second")),
@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_refused_by_name(
 
 @pytest.mark.parametrize(("window", "aggregates"), [("1 hour", []), (tumble(MS), ["count"])])
 def test_wrong_arguments_are_refused(window: Any, aggregates: Any) -> None:
-    with pytest.raises(SchemaError, match="WindowAggregate: .* make one with"):
+    with pytest.raises(SchemaError, match="WindowAggregate: .* create one with"):
         WindowAggregate(window, aggregates)
 
 

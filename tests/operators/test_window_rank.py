@@ -199,12 +199,16 @@ def test_what_is_late_or_has_no_window(async_enabled: bool) -> None:
 @pytest.mark.parametrize(
     ("make", "settings", "text"),
     [
-        (lambda: WindowRank("v", 0), {}, "WindowRank: n is 0; give a number from 1 on"),
-        (lambda: WindowRank("v", 1, window=session("1 second")), {}, "make one with tumble, hop or cumulate"),
+        (lambda: WindowRank("v", 0), {}, "WindowRank: n is 0; give a number of at least 1"),
+        (
+            lambda: WindowRank("v", 1, window=session("1 second")),
+            {},
+            "create one with tumble, hop or cumulate",
+        ),
         (lambda: WindowRank("w", 1, window=WINDOWS[0]), {}, "WindowRank: order_by: .*'w'"),
         (lambda: WindowRank("v", 1), {}, "has no column 'window_start'"),
         (lambda: WindowRank("v", 1, window=WINDOWS[0]), {"event_time": None}, "needs an event time"),
-        (lambda: WindowRank("v", 1, window=WINDOWS[0]), {"changelog": True}, "cannot"),
+        (lambda: WindowRank("v", 1, window=WINDOWS[0]), {"changelog": True}, "does not accept"),
         (lambda: WindowRank(asc("v"), 1, window=WINDOWS[0], rank_column="v"), {}, "name of an output column"),
         (lambda: WindowDeduplicate("any"), {}, "WindowDeduplicate: keep is 'any'; choose 'first' or 'last'"),  # type: ignore[arg-type]
     ],

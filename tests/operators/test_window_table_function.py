@@ -73,7 +73,7 @@ def test_what_it_puts_out_can_be_ranked(async_enabled: bool) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(SchemaError, match="WindowTableFunction: 3 is no window; make one with tumble"):
+    with pytest.raises(SchemaError, match="WindowTableFunction: 3 is not a window; create one with tumble"):
         WindowTableFunction(3)  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="needs an event time"):
         OperatorHarness(WindowTableFunction(tumble("1 second")), ROWS, None)

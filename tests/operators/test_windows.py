@@ -80,10 +80,10 @@ def test_what_is_no_duration_is_refused_by_name(wrong: object) -> None:
         (lambda: tumble("999 microseconds"), "at least one millisecond"),
         (lambda: tumble("-1 second"), "at least one millisecond"),
         (lambda: tumble("1 second", "1 second"), "tumble: offset is '1 second'; it must be shorter"),
-        (lambda: hop("10 seconds", "3 seconds"), "hop: size .* is no multiple of slide"),
-        (lambda: hop("10 seconds", "20 seconds"), "hop: size .* is no multiple of slide"),
+        (lambda: hop("10 seconds", "3 seconds"), "hop: size .* is not a multiple of slide"),
+        (lambda: hop("10 seconds", "20 seconds"), "hop: size .* is not a multiple of slide"),
         (lambda: hop("10 seconds", 0), "hop: slide is 0"),
-        (lambda: cumulate("10 seconds", "4 seconds"), "cumulate: max_size .* is no multiple of step"),
+        (lambda: cumulate("10 seconds", "4 seconds"), "cumulate: max_size .* is not a multiple of step"),
         (lambda: session("0 seconds"), "session: gap is '0 seconds'"),
     ],
 )

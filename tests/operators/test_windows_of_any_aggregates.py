@@ -86,7 +86,7 @@ class HighestMerging(Highest):
 
 
 class BigOnes(HighestMerging):
-    """No row for a window of small values; it cannot take rows back by itself."""
+    """No row for a window of small values; it does not accept retractions by itself."""
 
     retract = TableAggregateFunction.retract
 
@@ -275,7 +275,7 @@ def test_the_netted_rows_are_those_of_a_loop(
     """No row is later than what is allowed, so that all rows count."""
     over = WINDOWS[window]
     emission = data.draw(st.sampled_from(list(EMISSIONS)))
-    # What cannot take rows back is for sessions, which keep their rows.
+    # What does not accept retractions is for sessions, which keep their rows.
     able = [name for name in MADE if window == "session" or not changelog or "nothing" not in name]
     aggregates, model = MADE[data.draw(st.sampled_from(able))]
     batches = data.draw(histories(changelog))
@@ -487,7 +487,10 @@ class Incremental(Top2Incremental):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: WindowAggregate(tumble(MS), [udtaf(Highest)("v"), count()]), "no other aggregate can have"),
+        (
+            lambda: WindowAggregate(tumble(MS), [udtaf(Highest)("v"), count()]),
+            "it must be the only aggregate",
+        ),
         (
             lambda: WindowAggregate(tumble(MS), [udtaf(Highest)("v").starting_now()]),
             "only values of GroupAggregate",
@@ -496,7 +499,7 @@ class Incremental(Top2Incremental):
             lambda: GroupWindowAggregate(
                 tumble(MS), [udtaf(Highest)("v")], early=0, emit_update_before=False
             ),
-            "'Highest_v' makes rows, which have no key",
+            "'Highest_v' returns rows, which have no key",
         ),
     ],
 )

@@ -27,7 +27,7 @@ def as_they_are(states: States, watermark: int) -> Seen:
 
 
 def without_waiting_rows(states: States, watermark: int) -> Seen:
-    """All but the rows that wait for their order: those know the micro-batch that they came in."""
+    """All but the buffered rows in order: those know the micro-batch that they came in."""
     kept = {name: rows for name, rows in states.items() if not name.startswith("ordered rows")}
     return as_they_are(kept, watermark)
 

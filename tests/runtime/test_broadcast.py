@@ -310,7 +310,7 @@ def test_partitions_that_disagree_commit_nothing(async_enabled: bool, rule: str)
         committed = made.state_entries()
         made.push([(rule, 1)], input=1)
         with pytest.raises(
-            JobError, match="partitions 0 and 1 made different changes to broadcast state; let"
+            JobError, match="partitions 0 and 1 made different changes to broadcast state; process_broadcast"
         ):
             made.end_batch()
         assert made.state_entries() == committed
@@ -422,7 +422,7 @@ def test_a_broadcast_row_has_no_key_and_no_output(
 def test_other_rows_do_not_write_broadcast_state(async_enabled: bool) -> None:
     with harness(Careless("value"), async_enabled=async_enabled) as made:
         made.push([("ann", 1)])
-        with pytest.raises(OperatorError, match=r"state 'rules' .* process_broadcast\(\) only"):
+        with pytest.raises(OperatorError, match=r"state 'rules' .* only in process_broadcast\(\)"):
             made.end_batch()
 
 
@@ -437,7 +437,7 @@ def test_a_notification_does_not_write_broadcast_state(async_enabled: bool) -> N
         made.end_batch()
         made.push([("x", 1)], input=1)
         with pytest.raises(
-            OperatorError, match=r"key \('ann',\).*state 'rules' .* process_broadcast\(\) only"
+            OperatorError, match=r"key \('ann',\).*state 'rules' .* only in process_broadcast\(\)"
         ):
             made.end_batch()
 
@@ -495,7 +495,7 @@ class Bundles(BundleOperator):
             r"\(NoBroadcastMethod\) has a broadcast input but no process_broadcast method",
         ),
         (NoNotification(), {}, "no process_notification method"),
-        (NoRegularInput(), {"inputs": [RULES], "key": [None]}, "beside at least one other"),
+        (NoRegularInput(), {"inputs": [RULES], "key": [None]}, "at least one other input"),
         (NoSuchInput(), {"key": None}, "broadcast_input is 2 with num_inputs 2"),
         (NotifiesWithout(), {"key": ["user", "rule"]}, "notify_stateful_sets but has no broadcast input"),
         (Bundles(), {}, "has a broadcast input but no process_broadcast method"),
@@ -521,7 +521,7 @@ def test_a_broadcast_changelog_needs_an_operator_that_takes_it() -> None:
     class InsertOnly(Rules):
         accepts_changelog = False
 
-    with pytest.raises(SchemaError, match="cannot take rows back, but input 1"):
+    with pytest.raises(SchemaError, match="does not accept retractions, but input 1"):
         OperatorHarness(InsertOnly(), INPUTS, ["user"], changelog=[False, True])
 
 

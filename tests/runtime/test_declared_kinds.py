@@ -42,7 +42,7 @@ def run(changes: Changelog | None, values: list[int], async_enabled: bool, **set
 @pytest.mark.parametrize("value", [1, 2, 3])
 def test_rows_of_other_kinds_than_insertions_must_be_declared(value: int, async_enabled: bool) -> None:
     with pytest.raises(
-        SchemaError, match=r"'operator' put out a row .* for the key \('a',\).*Changelog.retract"
+        SchemaError, match=r"'operator' emitted a row .* for the key \('a',\).*Changelog.retract"
     ):
         run(None, [0, value], async_enabled)
     assert len(run(Changelog.retract(), [0, value], async_enabled)) == 2

@@ -99,7 +99,7 @@ def test_side_outputs_take_the_same(way: str) -> None:
 def test_columns_with_the_names_of_parameters_go_into_a_dict() -> None:
     with run(lambda row, ctx: ctx.emit({"kind": row.name, "output": row.n}), KIND) as harness:
         assert harness.output == [("+I", "a", 1), ("+I", "b", None)]
-    with pytest.raises(OperatorError, match=r"the kind 'a'; .* goes into a dict"):
+    with pytest.raises(OperatorError, match=r"the kind 'a'; .* pass a dict"):
         run(lambda row, ctx: ctx.emit(kind=row.name, output=None), KIND)
 
 
@@ -170,13 +170,13 @@ def test_a_struct_with_a_field_of_its_columns_name_is_given_as_it_is() -> None:
 
 
 WRONG: dict[str, tuple[Emit, str]] = {
-    "too few": (lambda row, ctx: ctx.emit("a"), r"emit\(\) got 'a' for a row of 2 columns: name, n; give a value"),
+    "too few": (lambda row, ctx: ctx.emit("a"), r"emit\(\) got 'a' for a row of 2 columns: name, n; give one value"),
     "too many": (lambda row, ctx: ctx.emit(1, 2, 3), r"got 3 values for a row of 2 columns"),
     "none": (lambda row, ctx: ctx.emit(), r"got 0 values"),
     "a list": (lambda row, ctx: ctx.emit(["a", 1]), r"got \['a', 1\] for a row"),
     "a short tuple": (lambda row, ctx: ctx.emit(("a",)), r"got a tuple of 1 values"),
     "missing": (lambda row, ctx: ctx.emit(name="a"), r"columns by name without 'n' for"),
-    "unknown": (lambda row, ctx: ctx.emit(name="a", n=1, m=2), r"with 'm', which is no column, for"),
+    "unknown": (lambda row, ctx: ctx.emit(name="a", n=1, m=2), r"with 'm', which is not a column, for"),
     "misspelt": (lambda row, ctx: ctx.emit({"nam": "a", "n": 1}), r"a dict without 'name' and with 'nam', which"),
     "both": (lambda row, ctx: ctx.emit("a", n=1), r"got 1 values and 'n' by name"),
     "aside": (lambda row, ctx: ctx.emit(name="a", output="aside"), r"side output 'aside': emit\(\) got columns by"),
@@ -192,7 +192,7 @@ def test_what_is_no_row_is_refused_where_it_is_emitted(case: str, mode: dict[str
 
 def test_a_dict_of_other_columns_is_refused_for_the_only_column_too() -> None:
     with pytest.raises(
-        SchemaError, match=r"emit\(\) got a dict without 'only' and with 'x', which is no column"
+        SchemaError, match=r"emit\(\) got a dict without 'only' and with 'x', which is not a column"
     ):
         run(lambda row, ctx: ctx.emit({"x": 1}), pa.schema([("only", pa.int64())]))
 

@@ -100,5 +100,5 @@ def test_a_date_that_python_has_not_is_named(days: int, key: str, async_enabled:
     rows = pa.RecordBatch.from_arrays([pa.array([1]), numbers.cast(pa.date32())], schema=schema)
     with OperatorHarness(Counted(ttl=None), schema, [key], async_enabled=async_enabled) as harness:
         harness.push(rows)
-        with pytest.raises(SchemaError, match="'day' has a date beyond the years 1 to 9999"):
+        with pytest.raises(SchemaError, match="'day' has a date outside the years 1 to 9999"):
             harness.end_batch()

@@ -424,7 +424,7 @@ def test_rows_that_wait_keep_their_order_of_arrival_on_disk_too(
 @pytest.mark.parametrize("first", [2, -1, "right"])
 def test_an_input_that_is_not_there_is_refused(first: Any) -> None:
     with pytest.raises(
-        JobError, match=f"RecordLookup.*: first_input is {first!r} with num_inputs 2; it is the"
+        JobError, match=f"RecordLookup.*: first_input is {first!r} with num_inputs 2; give the"
     ):
         OperatorHarness(RecordLookup(first), [ROWS, ROWS], KEYS)
 
@@ -437,7 +437,7 @@ def test_the_broadcast_input_and_an_only_input_are_refused() -> None:
         num_inputs = 1
         first_input = 0
 
-    with pytest.raises(JobError, match="first_input is 0.*not the broadcast input"):
+    with pytest.raises(JobError, match="first_input is 0.*other than the broadcast input"):
         OperatorHarness(First(), [ROWS] * 3, [[], ["k"], ["k"]])
     with pytest.raises(JobError, match="first_input is 0 with num_inputs 1"):
         OperatorHarness(Only(), ROWS, ["k"])

@@ -34,12 +34,12 @@ class Using(RecordOperator):
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        (lambda ctx: ctx.timer_service(), r"ctx has no 'timer_service'; it is ctx\.timers"),
-        (lambda ctx: ctx.collect(1), r"ctx has no 'collect'; it is ctx\.emit\(\.\.\.\) here"),
-        (lambda ctx: ctx.get_current_key(), r"it is ctx\.key here"),
+        (lambda ctx: ctx.timer_service(), r"ctx has no 'timer_service'; use ctx\.timers"),
+        (lambda ctx: ctx.collect(1), r"ctx has no 'collect'; use ctx\.emit"),
+        (lambda ctx: ctx.get_current_key(), r"use ctx\.key"),
         (
             lambda ctx: ctx.timers.register_event_time_timer(1),
-            r"ctx\.timers has no .* it is ctx\.timers\.register_ev",
+            r"ctx\.timers has no .* use ctx\.timers\.register_ev",
         ),
         (lambda ctx: ctx.emitt(1), r"ctx has no 'emitt'\."),
     ],
@@ -53,7 +53,7 @@ def test_contexts(use: Any, text: str, async_enabled: bool) -> None:
 
 
 def test_open() -> None:
-    with pytest.raises(AttributeError, match=r"open\(\) has no 'get_map_state'; it is context\.get_state"):
+    with pytest.raises(AttributeError, match=r"open\(\) has no 'get_map_state'; use context\.get_state"):
         OperatorHarness(Using(lambda context: context.get_map_state(1), opening=True), "n long", "n")
 
 

@@ -125,7 +125,7 @@ def test_record_grain_always_gets_rows() -> None:
         ("call_limit", 2.5, "from 1 to 10000"),
         ("call_timeout", 0, "more than 0"),
         ("call_timeout", "2 days", "a day at most"),
-        ("call_timeout", "soon", "no duration"),
+        ("call_timeout", "soon", "not a duration"),
         ("local_aggregation", True, "'auto', 'always', 'never'"),
         ("local_aggregation", "true", "'auto', 'always', 'never'"),
     ],

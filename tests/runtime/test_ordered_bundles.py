@@ -358,5 +358,5 @@ def test_what_cannot_be_sorted_is_refused(operator: Any, settings: Any, message:
 
 
 def test_temporal_sort_takes_no_rows_back() -> None:
-    with pytest.raises(SchemaError, match=r"\(TemporalSort\) cannot take rows back"):
+    with pytest.raises(SchemaError, match=r"\(TemporalSort\) does not accept retractions"):
         OperatorHarness(TemporalSort(), ROWS, None, event_time="at", changelog=True)

@@ -138,8 +138,8 @@ def test_each_input_for_itself(async_enabled: bool) -> None:
     [
         (ColumnsOfBundles(["nope"]), "input 0 has no column 'nope'; its columns are: a, k, t, b, flag"),
         (ColumnsOfBundles(), "required_columns() has 0 entries for 1 inputs; return one for each"),
-        (OutputFromAllColumns(["a"]), "required_columns() leaves out; name there all columns that bind()"),
-        (StateFromAllColumns(["a"]), "required_columns() leaves out; name there all columns that bind()"),
+        (OutputFromAllColumns(["a"]), "required_columns() omits; include all columns that bind()"),
+        (StateFromAllColumns(["a"]), "required_columns() omits; include all columns that bind()"),
     ],
 )
 def test_wrong_requirements_are_refused_before_any_row(operator: Operator, message: str) -> None:

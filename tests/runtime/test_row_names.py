@@ -90,18 +90,18 @@ def test_a_column_called_datetime_is_a_column() -> None:
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("n", 1, "the row's column 'n' is of type int64, no timestamp; declare or cast it as one"),
-        ("n", None, "the row's column 'n' is of type int64, no timestamp"),
+        ("n", 1, "the row's column 'n' is of type int64, not a timestamp; declare or cast it as one"),
+        ("n", None, "the row's column 'n' is of type int64, not a timestamp"),
         ("tiem", 1, "the row has no column 'tiem'; its columns are: n, time"),
         (
             "time",
             2**63 - 1,
-            "column 'time' is 9223372036854775807 microseconds from 1970, outside of the years",
+            "column 'time' is 9223372036854775807 microseconds from 1970, outside the years",
         ),
         (
             "time",
             -(2**63),
-            "column 'time' is -9223372036854775808 microseconds from 1970, outside of the years",
+            "column 'time' is -9223372036854775808 microseconds from 1970, outside the years",
         ),
     ],
 )

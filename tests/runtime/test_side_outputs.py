@@ -190,7 +190,7 @@ def test_broadcast_rows_put_nothing_out_aside_either(async_enabled: bool) -> Non
         Announced(), [TIMED, WORDS], ["item", None], event_time=["at", None], async_enabled=async_enabled
     ) as harness:
         harness.push([("tea",)], input=1)
-        with pytest.raises(OperatorError, match="every partition would put out"):
+        with pytest.raises(OperatorError, match="every partition would emit"):
             harness.end_batch()
 
 
@@ -300,8 +300,8 @@ class WrongStateless(Wrong):
 @pytest.mark.parametrize(
     ("bound", "message"),
     [
-        (OutputSpec(BIDS, {"2nd": BIDS}), "a side output called '2nd'; use letters"),
-        (OutputSpec(BIDS, {"late": BIDS, "Late": BIDS}), "'late' and 'Late', which differ in case only"),
+        (OutputSpec(BIDS, {"2nd": BIDS}), "a side output named '2nd'; use at most 100 letters"),
+        (OutputSpec(BIDS, {"late": BIDS, "Late": BIDS}), "'late' and 'Late', which differ only in case"),
         (OutputSpec(BIDS, {"late": ["item"]}), "['item'] for side output 'late'; give its columns"),
         (
             OutputSpec(BIDS, {"late": pa.schema([BIDS[0], BIDS[0]])}),
@@ -325,7 +325,7 @@ def test_columns_that_are_no_text_of_types_are_refused() -> None:
 
 
 def test_a_stateless_operator_has_one_output() -> None:
-    with pytest.raises(SchemaError, match="stateless: it would run once for each of them"):
+    with pytest.raises(SchemaError, match="stateless: it would run once per output"):
         OperatorHarness(WrongStateless(OutputSpec(BIDS, {"late": BIDS})), BIDS, None)
 
 
@@ -385,7 +385,7 @@ def test_the_output_of_late_rows_is_not_the_operators(async_enabled: bool) -> No
     ) as harness:
         harness.push([("pen", 1, 10)])
         harness.advance_watermark(10)
-        with pytest.raises(OperatorError, match="Only the framework puts rows out"):
+        with pytest.raises(OperatorError, match="Only the framework emits"):
             harness.end_batch()
 
 
@@ -395,11 +395,11 @@ def test_late_outputs_that_cannot_be() -> None:
             OperatorHarness(operator, TIMED, ["item"], event_time="at", **settings)
         return str(raised.value)
 
-    assert "do not wait for an order of event time. Let them (order_by" in message(RecordsInOrder())
+    assert "it is not ordered by event time. Give it order_by (" in message(RecordsInOrder())
     undeclared, other = InOrder(), InOrder()
     undeclared.late, other.schema = "lte", WORDS
     assert "no side output 'lte': it has 'late'" in message(undeclared)
-    assert "takes the late rows of input 0: declare it with the input's schema" in message(other)
+    assert "gets the late rows of input 0: declare it with the input's schema" in message(other)
 
 
 def test_a_harness_knows_the_side_outputs() -> None:

@@ -145,10 +145,10 @@ class SeesTheWatermark(Doubled):
         (
             Doubled(),
             {"watermark_delay": 1},
-            "leave watermark_delay out and declare it at the next operator that has",
+            "leave watermark_delay out and declare it at the next stateful operator",
         ),
         (Called(), {"order_by": "at"}, "no rows can wait for a watermark; leave order_by out"),
-        (Doubled(), {"sequence": "v"}, "the rows of a key do not come together; leave sequence out"),
+        (Doubled(), {"sequence": "v"}, "the rows of a key are not brought together; leave sequence out"),
         (HasTimers(), {}, "but it has on_timer"),
         (SeesTheWatermark(), {}, "but it has on_watermark"),
         (TwoInputs(), {"inputs": [ROWS, ROWS]}, "so it takes one input"),

@@ -138,7 +138,7 @@ class Process:
             ledger.job_id, ledger.place, config, lambda own: resolve({**options, **own}, {}), executor
         )
         self._driver = JobDriver(frame, ledger, world.clock)
-        with self._driver.trial() as batch:
+        with self._driver.dry_run() as batch:
             self.graph.check(batch)
 
     def run(self, batch_id: int, rows: dict[str, tuple[Change, ...]], final: bool = False) -> None:

@@ -25,7 +25,7 @@ def test_the_same_driver_goes_on_and_repeats_its_last() -> None:
     assert not decided(8, LATER, Mark(7, "c1", "d1"))
     assert decided(8, LATER, Mark(8, "c1", "d1"))
     with pytest.raises(
-        JobError, match="has micro-batch 8 of writer 'w', and now comes 7: the job was rolled back"
+        JobError, match="has micro-batch 8 of writer 'w', and the next is 7: the job was rolled back"
     ):
         decided(7, LATER, Mark(8, "c1", "d1"))
 
@@ -34,7 +34,7 @@ def test_the_next_driver_takes_what_the_last_one_may_have_written() -> None:
     after = LATER._replace(driver="d2", earlier={"d0": 3, "d1": 8})
     assert decided(8, after, Mark(8, "c1", "d1"))
     assert not decided(8, after, Mark(7, "c1", "d1"))
-    with pytest.raises(JobError, match="was rolled back to micro-batch 8 since, and now comes 9"):
+    with pytest.raises(JobError, match="was since rolled back to micro-batch 8, and the next is 9"):
         decided(9, after, Mark(9, "c1", "d1"))
 
 
@@ -48,9 +48,9 @@ def test_a_driver_that_the_checkpoint_does_not_know_has_a_copy_of_it() -> None:
 def test_a_new_checkpoint_takes_over_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert not decided(0, FIRST, Mark(7, "c0", "d9"))
-    assert "from another checkpoint (c0), which a new one takes over" in caplog.text
+    assert "from another checkpoint (c0), which this new checkpoint takes over" in caplog.text
     with pytest.raises(
-        JobError, match=r"from another checkpoint \(c0\), and now comes 1 of c1: another job has"
+        JobError, match=r"from another checkpoint \(c0\), and the next is 1 of c1: another job has"
     ):
         decided(1, LATER, Mark(7, "c0", "d9"))
     with pytest.raises(JobError, match="Write into another place"):
@@ -65,15 +65,12 @@ def test_a_table_that_lacks_micro_batches_is_told(caplog: pytest.LogCaptureFixtu
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         assert not decided(8, after, Mark(5, "c1", "d1"))
-    assert (
-        "has nothing of those between; if it was restored from a backup, roll the job back to 5"
-        in caplog.text
-    )
+    assert "lacks those in between; if it was restored from a backup, roll the job back to 5" in caplog.text
 
 
 def test_marks_are_texts_that_say_when_they_are_none() -> None:
     assert mark_of(mark_from(LATER, 8).text()) == Mark(8, "c1", "d1")
-    with pytest.raises(JobError, match="another program or release wrote it"):
+    with pytest.raises(JobError, match="another program or release wrote that"):
         mark_of("8")
 
 
@@ -96,7 +93,7 @@ def test_every_target_knows_jobs_checkpoints_and_drivers(
         return
     caplog.clear()
     assert target.write("w", 0, changes([(3, "anew", None)]), anew)
-    assert "which a new one takes over from now" in caplog.text
+    assert "which this new checkpoint takes over" in caplog.text
     with pytest.raises(JobError, match="another job has taken over"):
         target.write("w", 2, changes([(1, "of the old checkpoint", None)]), next_driver)
     assert place.rows() == {1: "second", 2: "of another job", 3: "anew"}

@@ -42,7 +42,7 @@ def test_a_repeated_micro_batch_is_written_once(place: Place) -> None:
     assert target.write("another", 2, changes([(2, "theirs", None)]))
     assert place.rows() == {1: "first", 2: "theirs"}
     with pytest.raises(
-        JobError, match="has micro-batch 4 of writer 'w', and now comes 3: the job was rolled back"
+        JobError, match="has micro-batch 4 of writer 'w', and the next is 3: the job was rolled back"
     ):
         target.write("w", 3, changes([(1, "old", None)]))
     assert place.rows() == {1: "first", 2: "theirs"}
@@ -105,8 +105,8 @@ def test_killed_between_writing_and_committing(place: Place) -> None:
 def test_what_does_not_fit_is_refused_before_anything_is_written(database: Place) -> None:
     target = database.target()
     cases: list[tuple[pa.Schema, tuple[str, ...], str]] = [
-        (SCHEMA, ("nope",), "key column 'nope' is none of the rows' columns"),
-        (SCHEMA, (), "key column '' is none"),
+        (SCHEMA, ("nope",), "key column 'nope' is not one of the rows' columns"),
+        (SCHEMA, (), "key column '' is not one"),
         (SCHEMA, ("name",), r"no primary key or unique index over \(name\)"),
         (
             SCHEMA.append(pa.field("more", pa.int64())),
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(database: Place
             target.check(SCHEMA, ("total",))
         database.run("DROP INDEX other ON totals")
         database.run("ALTER TABLE totals ENGINE = MyISAM")
-        with pytest.raises(SchemaError, match="of the engine MyISAM, which has no transactions"):
+        with pytest.raises(SchemaError, match="uses the engine MyISAM, which has no transactions"):
             target.check(SCHEMA, ("id",))
     else:
         target.check(SCHEMA, ("total",))
@@ -149,12 +149,12 @@ def test_what_does_not_fit_elsewhere(kind: str, request: pytest.FixtureRequest, 
     place = made(kind, request, tmp_path)
     target = place.target()
     target.check(SCHEMA, ("id",))
-    with pytest.raises(SchemaError, match="key column 'nope' is none of the rows' columns"):
+    with pytest.raises(SchemaError, match="key column 'nope' is not one of the rows' columns"):
         target.check(SCHEMA, ("nope",))
     if kind == "parquet":
         assert target.write("w", 0, changes([(1, "one", None)]))
         rows = pa.table({"id": ["a"]})
-        with pytest.raises(SchemaError, match="column 'id' is of type string, and was int64"):
+        with pytest.raises(SchemaError, match="column 'id' is of type string, but was int64"):
             target.write("w", 1, TargetChanges(rows, rows.slice(1), ("id",)))
         assert place.rows() == {1: "one"}
         return

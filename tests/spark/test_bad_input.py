@@ -46,7 +46,7 @@ def test_columns_that_differ_in_case_only(spark: SparkSession, make_job: MakeJob
     def use(df: DataFrame, batch: MicroBatch) -> None:
         batch.apply(GroupAggregate([count()]), df, uid="g", key="k")
 
-    with pytest.raises(SchemaError, match="columns 'V' and 'v' differ in case only"):
+    with pytest.raises(SchemaError, match="columns 'V' and 'v' differ only in case"):
         make_job(sensitive).micro_batch(use)(rows, 0)
 
 

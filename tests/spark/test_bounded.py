@@ -139,14 +139,14 @@ def test_errors_and_what_is_refused(spark: SparkSession) -> None:
     with pytest.raises(JobError, match="takes 1 inputs but got 0"):
         apply_batch(GroupAggregate([count()]))
     with pytest.raises(
-        JobError, match=r"operator 'GroupAggregate': GroupAggregate is a class; give an object"
+        JobError, match=r"operator 'GroupAggregate': GroupAggregate is a class; give an instance"
     ):
         apply_batch(GroupAggregate, rows)  # type: ignore[arg-type]
     with pytest.raises(JobError, match="got 'rows' as an input; give a DataFrame"):
         apply_batch(GroupAggregate([count()]), "rows")  # type: ignore[arg-type]
     with pytest.raises(JobError, match="a streaming DataFrame, which has no end"):
         apply_batch(GroupAggregate([count()]), spark.readStream.format("rate").load())
-    with pytest.raises(ConfigurationError, match="checkpoint-dir means nothing"):
+    with pytest.raises(ConfigurationError, match="checkpoint-dir has no effect"):
         apply_batch(GroupAggregate([count()]), rows, options={"async-state.checkpoint-dir": "/nowhere"})
     few = {"async-state.parallelism": 9, "async-state.max-parallelism": 8}
     with pytest.raises(ConfigurationError, match="parallelism is 9, more than"):

@@ -211,9 +211,7 @@ def test_keys_beside_a_broadcast_input(key: Any, inputs: int, broadcast: int, ke
     ],
 )
 def test_a_key_for_the_broadcast_input_is_refused(key: Any, inputs: int, example: str) -> None:
-    with pytest.raises(
-        JobError, match=rf"input 1 is broadcast and has no key.*write None in its place.*{example}"
-    ):
+    with pytest.raises(JobError, match=rf"input 1 is broadcast and has no key.*write None for it.*{example}"):
         keys_of_inputs("op", key, inputs, 1)
 
 

@@ -98,5 +98,7 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
         list(run_chain([link("a"), link("b")], 5, iter(()), silent))
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(StoreError, match="operator 'b': no file for input rows that exceed memory"):
+    with pytest.raises(
+        StoreError, match="operator 'b': cannot create a file for input rows that exceed memory"
+    ):
         list(run_chain([link("a"), link("b", file, 1)], 0, iter(()), Doubling(2)))

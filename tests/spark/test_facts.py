@@ -39,11 +39,11 @@ def test_upserts_are_never_taken_for_a_changelog_that_takes_rows_back(
         plain = upserts.where("total > 2"), upserts.select("total", "k", "row_kind"), upserts.repartition(3)
         for number, made in enumerate([*plain, upserts.union(other), other.union(upserts)]):
             with pytest.raises(
-                SchemaError, match=r"made these rows of others that are upsert by \(k\)"
+                SchemaError, match=r"derived these rows from others that are upsert by \(k\)"
             ) as error:
                 batch.apply(GroupAggregate([count()]), made, key="k", uid=f"wrong{number}")
             refused.append(error.value)
-            with pytest.raises(SchemaError, match="say what they are with changes="):
+            with pytest.raises(SchemaError, match="declare it with changes="):
                 last_changes(made, "k")
         made = upserts.where("k = 'a'")
         out = batch.apply(
@@ -110,7 +110,7 @@ def test_a_reader_s_upserts_are_asked_for_behind_a_transformation(
     job = StreamingJob(spark, str(tmp_path / "graph"))
     made = read.where("v > 1")
     with pytest.raises(
-        AsyncStateError, match=r"source 'rows'.*made its rows of others that are upsert by \(k\)"
+        AsyncStateError, match=r"source 'rows'.*derived its rows from others that are upsert by \(k\)"
     ):
         job.source("rows", made)
     job.source("rows", read).to(lambda rows, batch: None, name="out")
@@ -138,7 +138,7 @@ def test_the_mode_of_a_reader_reaches_the_function_of_a_query(spark: SparkSessio
     plain = StreamingJob(spark, str(tmp_path / "plain"))
     query = read().writeStream.foreachBatch(plain.micro_batch(function)).trigger(availableNow=True)
     query.option("checkpointLocation", str(tmp_path / "plain-query")).start().awaitTermination()
-    assert "made these rows of others that are upsert by (k)" in found.pop()
+    assert "derived these rows from others that are upsert by (k)" in found.pop()
 
 
 def test_what_apply_batch_returns_is_known(spark: SparkSession) -> None:
@@ -149,7 +149,7 @@ def test_what_apply_batch_returns_is_known(spark: SparkSession) -> None:
     assert known_changes(totals).text == "upsert by (k)"
     with pytest.raises(SchemaError, match="needs the row before each change"):
         apply_batch(GroupAggregate([count()]), totals, key="k")
-    with pytest.raises(SchemaError, match="say what they are with changes="):
+    with pytest.raises(SchemaError, match="declare it with changes="):
         apply_batch(ChangelogNormalize(), totals.where("true"), key="k")
     out = apply_batch(ChangelogNormalize(), totals.where("true"), key="k", changes=Changelog.upsert("k"))
     assert [(row.k, row.v, row.row_kind) for row in out.collect()] == [("a", 3, "+I")]

@@ -214,13 +214,13 @@ def test_what_is_refused_when_it_is_declared(spark: SparkSession, make_job: Make
         job.source("orders", read(spark, ORDERS, orders))
     with pytest.raises(JobError, match="not streaming"):
         job.source("static", spark.range(3))
-    with pytest.raises(JobError, match="is no stream of this job"):
+    with pytest.raises(JobError, match="is not a stream of this job"):
         stream.union(other.source("orders", read(spark, ORDERS, orders)))
-    with pytest.raises(JobError, match="is no sink"):
+    with pytest.raises(JobError, match="is not a sink"):
         stream.to("folder")
     with pytest.raises(JobError, match="write name=function"):
         stream.select(lambda rows: rows.column(0))
-    with pytest.raises(JobError, match="takes no micro_batch function"):
+    with pytest.raises(JobError, match="cannot also have a micro_batch function"):
         job.micro_batch(lambda df, batch: None)
     with pytest.raises(JobError, match="has no operator and no sink"):
         job.check()
@@ -335,7 +335,8 @@ def stages_into_a_join(orders: Stream, payments: Stream, into: Callable[[str], A
         (
             chain_into_another_key,
             [
-                "rows of a key put together in the task of 'once'; an exchange in the Spark job of 'once', one task"
+                "rows partially aggregated by key in the task of 'once'; an exchange in the Spark job of 'once', one "
+                "task"
             ],
         ),
         (
@@ -356,7 +357,7 @@ def stages_into_a_join(orders: Stream, payments: Stream, into: Callable[[str], A
         ),
         (best_payments, ["the best rows of each key in the task of 'paid'"]),
         (best_of_windows, ["the best rows of each key in the task of 'totals'"]),
-        (sums_of_payments, ["rows of a key put together in the task of 'paid'"]),
+        (sums_of_payments, ["rows partially aggregated by key in the task of 'paid'"]),
     ],
 )
 def test_what_runs_in_the_task_before_changes_nothing(

@@ -234,12 +234,12 @@ def test_what_cannot_be_started_from_is_said_before_a_row_is_read(
     rows = job.source("rows", stream, initial=table)
     wrong: list[tuple[Any, Any, str]] = [
         (GroupAggregate([count()]), spark.range(1).selectExpr("'a' AS id"), "id bigint"),
-        (GroupAggregate([count()]), stream, "to start from a streaming DataFrame"),
+        (GroupAggregate([count()]), stream, "would start from a streaming DataFrame"),
         (GroupAggregate([count()]), [table, table], "has 1 inputs"),
         (
             GroupAggregate([count()]),
             {"accumulators": table.selectExpr("id", "1L value")},
-            "cannot be given values",
+            "does not accept initial values",
         ),
         (KeyedMap(lambda row: row, ID), {"none": table.selectExpr("id", "1L value")}, "it has none"),
         (

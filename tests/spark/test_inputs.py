@@ -76,7 +76,7 @@ def test_a_job_has_a_function_or_sources(spark: SparkSession, make_job: MakeJob,
     assert "form nothing declared yet, batch none yet" in repr(job)
     job.micro_batch(lambda df, batch: None)
     assert "form function" in repr(job)
-    with pytest.raises(JobError, match="has a micro_batch function, so it takes no sources any more"):
+    with pytest.raises(JobError, match="has a micro_batch function, so it cannot also have sources"):
         job.source("orders", stream)
     with pytest.raises(JobError, match=r"give it to df.writeStream.foreachBatch"):
         job.start()

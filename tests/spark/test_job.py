@@ -129,7 +129,7 @@ def test_batches_out_of_order_are_refused(job: StreamingJob, rows: DataFrame, ba
     on_batch = job.micro_batch(lambda df, batch: None)
     on_batch(rows, 0)
     on_batch(rows, 1)
-    with pytest.raises(JobError, match=rf"runs batch {batch_id}, but the checkpoint .* stands at batch 1"):
+    with pytest.raises(JobError, match=rf"runs batch {batch_id}, but the checkpoint .* is at batch 1"):
         on_batch(rows, batch_id)
 
 
@@ -353,14 +353,14 @@ def test_a_job_is_not_entered_twice(job: StreamingJob, rows: DataFrame) -> None:
         on_batch(df, 1)
 
     on_batch = job.micro_batch(again)
-    with pytest.raises(JobError, match="inside a micro-batch already"):
+    with pytest.raises(JobError, match="already runs a micro-batch"):
         on_batch(rows, 0)
 
 
 Apply = Callable[[MicroBatch, DataFrame, str], Any]
 
 REFUSED: dict[str, tuple[Apply, type[AsyncStateError], str]] = {
-    "no operator": (lambda b, d, f: b.apply("sum", d, uid="e"), JobError, "no Operator"),  # type: ignore[arg-type]
+    "no operator": (lambda b, d, f: b.apply("sum", d, uid="e"), JobError, "not an Operator"),  # type: ignore[arg-type]
     "odd uid": (lambda b, d, f: b.apply(Echo(f), d, uid="../e"), JobError, r"uid '../e' cannot be used"),
     "one input missing": (
         lambda b, d, f: b.apply(Echo(f, 2), d, uid="e"),
@@ -422,7 +422,7 @@ REFUSED: dict[str, tuple[Apply, type[AsyncStateError], str]] = {
     "double column": (
         lambda b, d, f: b.apply(Echo(f), d.selectExpr("id", "k as id"), uid="e"),
         SchemaError,
-        "more than one column called 'id'",
+        "more than one column named 'id'",
     ),
     "column that does not travel": (
         lambda b, d, f: b.apply(Echo(f), d.selectExpr("id", "make_interval(1) as i"), uid="e"),
@@ -439,12 +439,12 @@ REFUSED: dict[str, tuple[Apply, type[AsyncStateError], str]] = {
             Echo(f, accepts_changelog=False), d.selectExpr("id", "'+I' as row_kind"), uid="e"
         ),
         SchemaError,
-        "cannot take rows back",
+        "does not accept retractions",
     ),
     "option of the job": (
         lambda b, d, f: b.apply(Echo(f), d, uid="e", options={"async-state.max-parallelism": 8}),
         ConfigurationError,
-        "holds for the whole job",
+        "applies to the whole job",
     ),
     "unknown option": (
         lambda b, d, f: b.apply(Echo(f), d, uid="e", options={"async-state.fast": 8}),
@@ -487,7 +487,7 @@ CHANGED: dict[str, tuple[Callable[[DataFrame], DataFrame], str, str]] = {
         "k",
         "'text' was string and is int32",
     ),
-    "another key": (lambda df: df, "id", r"the key \(key0\) was \(k: int64\) and is \(id: int64\)"),
+    "another key": (lambda df: df, "id", r"the key \(key0\) was \(k: int64\) and is now \(id: int64\)"),
 }
 
 

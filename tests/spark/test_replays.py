@@ -107,7 +107,7 @@ def query(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> Query:
 
 def test_a_deleted_query_checkpoint_is_refused(query: Query) -> None:
     shutil.rmtree(query.query)
-    query.refused("runs batch 0, but .* stands at batch 2.*or start both anew")
+    query.refused("runs batch 0, but .* is at batch 2.*or start both from new")
     shutil.rmtree(query.query)
     shutil.rmtree(query.state)
     query.run()
@@ -131,7 +131,7 @@ def test_state_rolled_back_alone_is_refused(query: Query) -> None:
     )
     assert "Forget versions 1, 2 of job" in done.stdout
     query.add(1)
-    query.refused("runs batch 3, but .* stands at batch 0; the batches between have not been seen")
+    query.refused("runs batch 3, but .* is at batch 0; the batches in between are missing")
     roll_back(query.state, query.query, 0)
     query.run()
     assert query.sink == query.expected
@@ -163,9 +163,7 @@ def test_the_first_of_two_drivers_commits_nothing_more(
     rows = spark.range(4)
     on_batch(rows, 0)
     for _ in range(2):
-        with pytest.raises(
-            ConcurrentJobError, match="Stop this query; to run it here instead, stop the other"
-        ):
+        with pytest.raises(ConcurrentJobError, match="Stop this query; to run it here, stop the other"):
             on_batch(rows, 1)
     checkpoint = Checkpoint(LocalFiles(tmp_path / "checkpoint"))
     assert checkpoint.versions() == {"claim": [0], "commit": [0, 1]}[deed]

@@ -122,7 +122,7 @@ def test_a_report_that_is_missing_or_comes_twice_is_refused() -> None:
             reports_of(packed, 7, {"a": 1}, {"a": []})
     unread = Report("b", 0, b"2", b"", [], [one])
     with pytest.raises(
-        JobError, match=r"'b', batch 7: .* partition 0 got output rows of operator \['a'\] of another"
+        JobError, match=r"'b', batch 7: .* partition 0 got output rows of operator \['a'\] from a different"
     ):
         reports_of([pack(unread)], 7, {"a": 1, "b": 1}, {"a": [], "b": ["a"]})
 

@@ -55,7 +55,7 @@ def test_a_query_goes_on_from_the_version_it_was_rolled_back_to(spark: SparkSess
     found.clear()
     assert rolled_back(place, "0", "--yes").exit_code == 0
     spark.range(99, 100, 1, 1).selectExpr("id", "id % 2 as k").write.mode("append").parquet(str(source))
-    with pytest.raises((JobError, StreamingQueryException), match="stands at batch 0"):
+    with pytest.raises((JobError, StreamingQueryException), match="is at batch 0"):
         run()  # Spark's own checkpoint is still ahead
     found.clear()
     # The state is at version 0 already: only Spark's checkpoint is left to follow.

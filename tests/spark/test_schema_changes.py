@@ -47,7 +47,7 @@ def test_an_input_column_is_widened_and_others_come(
         collected(make_job, operator, spark.sql("select 1L as k, 7L as n"), 2)
     with pytest.raises(StateDeclarationError, match="operator was Deduplicate and is gone"):
         collected(make_job, KeyedReduce(max), spark.sql("select 1L as k, 'y' as note, '7' as n"), 2)
-    with pytest.raises(SchemaError, match=r"the key \(key0\) was \(k: int64\) and is \(k: int32\)"):
+    with pytest.raises(SchemaError, match=r"the key \(key0\) was \(k: int64\) and is now \(k: int32\)"):
         collected(make_job, operator, spark.sql("select cast(1 as int) as k, 'y' as note, 7L as n"), 2)
 
 

@@ -207,5 +207,7 @@ def test_a_malformed_event_of_a_stream_ends_the_micro_batch(
         .trigger(availableNow=True)
         .start()
     )
-    with pytest.raises(SchemaError, match='column \'id\': \'one\' is no int .*, in: {"op": "c", "after"'):
+    with pytest.raises(
+        SchemaError, match='column \'id\': \'one\' is not of type int .*, in: {"op": "c", "after"'
+    ):
         job.await_termination(query)

@@ -144,7 +144,7 @@ def test_rows_of_another_attempt_are_not_given_out(
 ) -> None:
     monkeypatch.setattr(ReportAccumulator, "found", reported_by_others(ReportAccumulator.found))
     options = {"async-state.parallelism": 2}
-    with pytest.raises(JobError, match="operator 'e', batch 0: .*start the query again"):
+    with pytest.raises(JobError, match="operator 'e', batch 0: .*restart the query"):
         run(spark, make_job(run=gated_echo, options=options), run_log, READS[name], drop=False)
     assert runs(run_log) == [0, 1]
     assert Checkpoint(LocalFiles(tmp_path / "checkpoint")).latest() is None
@@ -177,7 +177,7 @@ def test_reports_are_those_of_the_rows_kept_where_attempts_are_not_one_a_partiti
 @pytest.mark.smoke
 def test_the_replay_is_good(spark: SparkSession, make_job: MakeJob, tmp_path: Path, run_log: str) -> None:
     job = make_job(run=gated_echo, options={"async-state.parallelism": 2})
-    with pytest.raises(JobError, match="will be replayed"):
+    with pytest.raises(JobError, match="replay the batch"):
         run(spark, job, run_log, READS["all"], drop=True)
     Path(f"{run_log}.gate").unlink()
     seen: list[int] = []
@@ -197,7 +197,7 @@ def test_rows_that_spark_has_lost_say_what_to_do(
         df.collect()
 
     job = make_job(run=gated_echo, options={"async-state.parallelism": 2})
-    with pytest.raises(JobError, match="batch 0: an executor was lost.*start the query again"):
+    with pytest.raises(JobError, match="batch 0: an executor was lost.*restart the query"):
         run(spark, job, run_log, read, drop=False)
     assert runs(run_log) == [0, 1]
     assert Checkpoint(LocalFiles(tmp_path / "checkpoint")).versions() == []

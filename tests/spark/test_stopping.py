@@ -59,7 +59,7 @@ def test_a_start_that_fails_leaves_a_job_that_can_be_started(
 
 
 def test_a_querys_checkpoint_beside_a_place_that_spark_cannot_use_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(ConfigurationError, match=r"options behind '\?'.*query_checkpoint="):
+    with pytest.raises(ConfigurationError, match=r"options after '\?'.*query_checkpoint="):
         query_place(spark, "s3://key:secret@bucket/job?scheme=http&endpoint_override=host", None)
     with pytest.raises(
         ConfigurationError, match="s3a://, with the package org.apache.hadoop:hadoop-aws"
@@ -113,7 +113,7 @@ def test_the_micro_batch_at_work_is_committed_and_the_next_start_goes_on(
     job = build(make_job, stream, gate, async_enabled)
     query = job.start()
     assert gate.reached.wait(SECONDS_MAX)
-    with pytest.raises(JobError, match="has not ended within 0.05 s, so the query goes on"):
+    with pytest.raises(JobError, match="did not end within 0.05 s, so the query continues"):
         job.stop(timeout_seconds=0.05)
     assert query.isActive
     # Two at once: both return when it has ended.
@@ -162,7 +162,7 @@ def test_stop_is_refused_inside_a_micro_batch(spark: SparkSession, make_job: Mak
         job.stop()
 
     job = build(make_job, source(spark, tmp_path), sink)
-    with pytest.raises(JobError, match="cannot be called from within one"):
+    with pytest.raises(JobError, match="cannot be called inside one"):
         job.await_termination(job.start(), SECONDS_MAX)
     job.stop()  # after a failure there is nothing to stop
 

@@ -227,7 +227,7 @@ def test_only_a_broadcast_record_writes(
     state.put("a", 7)
     sink.current = context
     with pytest.raises(
-        StateAccessError, match=r"state 'counts' of operator 'op' .* process_broadcast\(\) only"
+        StateAccessError, match=r"state 'counts' of operator 'op' .* only in process_broadcast\(\)"
     ):
         write(state)
     assert list(state.entries()) == [("a", 7)]
@@ -247,9 +247,9 @@ def test_none_and_wrong_types_are_refused_before_anything_is_stored(sink: FakeSi
 
 
 def test_what_it_cannot_be_declared_with() -> None:
-    with pytest.raises(StateDeclarationError, match="broadcast state has no namespaced"):
+    with pytest.raises(StateDeclarationError, match="broadcast state does not support namespaced"):
         BroadcastStateDescriptor("b", str, int, namespaced=True)
-    with pytest.raises(StateDeclarationError, match="broadcast state has no ttl"):
+    with pytest.raises(StateDeclarationError, match="broadcast state does not support ttl"):
         BroadcastStateDescriptor("b", str, int, ttl=StateTtl(timedelta(days=1)))
     with pytest.raises(SchemaError, match=r"b\.key_type"):
         BroadcastStateDescriptor("b", pa.list_(pa.int64()), int)

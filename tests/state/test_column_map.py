@@ -403,11 +403,11 @@ def test_user_keys_that_cannot_be_are_refused() -> None:
 
 
 def test_declarations_that_cannot_be_are_refused() -> None:
-    with pytest.raises(StateDeclarationError, match="state 'm' is declared with a user key of no columns"):
+    with pytest.raises(StateDeclarationError, match="state 'm' is declared with a user key without columns"):
         ColumnMapStateDescriptor("m", pa.schema([]), ROW)
     with pytest.raises(SchemaError, match="'m.u' of type list"):
         ColumnMapStateDescriptor("m", pa.schema([("u", pa.list_(pa.int64()))]), ROW)
-    with pytest.raises(StateDeclarationError, match="state 'm': ttl='soon' is no time to live"):
+    with pytest.raises(StateDeclarationError, match="state 'm': ttl='soon' is not a time to live"):
         ColumnMapStateDescriptor("m", USER, ROW, ttl="soon")
 
 
@@ -417,19 +417,17 @@ def test_keys_that_do_not_fit_are_refused() -> None:
     keys, timed = batch_of(["a"], {}), batch_of(["a"], {"time_first": True})
     user = [pa.array([1]), pa.array(["p"])]
     said = "state 'map' of operator 'op' "
-    with pytest.raises(StateAccessError, match=said + "was used with keys alone"):
+    with pytest.raises(StateAccessError, match=said + "was used without user keys"):
         state.get(keys)
     with pytest.raises(StateAccessError, match=said + r"was used with user keys of type \(int64\)"):
         state.prefetch(keys.with_user_keys(user[:1]))
-    with pytest.raises(
-        StateAccessError, match=said + "was asked for all entries of keys that have user keys"
-    ):
+    with pytest.raises(StateAccessError, match=said + "was read for all entries of keys, but with user keys"):
         state.async_entries(keys.with_user_keys(user))
     with pytest.raises(StateAccessError, match=said + "was used with keys in namespaces"):
         state.remove_all(timed)
     with pytest.raises(StateAccessError, match=said + "is time-first"):
         by_time.remove(keys.with_user_keys(user))
-    with pytest.raises(StateAccessError, match=said + "was asked for a range of namespaces"):
+    with pytest.raises(StateAccessError, match=said + "was read by a range of namespaces"):
         state.up_to(5)
 
 

@@ -222,7 +222,7 @@ def test_nothing_happens_unless_confirmed(checkpoint: str) -> None:
         (("drop-field", "operator", "single", "a"), "holds a int64, which has no fields"),
         (
             ("cast-field", "operator", "single", "value", "int33"),
-            "'int33' is no type; write one of bool, int8",
+            "'int33' is not a type; write one of bool, int8",
         ),
     ],
 )
@@ -276,7 +276,7 @@ def test_the_local_folder_is_made_or_named(checkpoint: str, tmp_path: Path) -> N
     text = run(
         "drop-state", checkpoint, "operator", "items", "--yes", "--local-dir", str(tmp_path / "file"), code=2
     )
-    assert "no scratch folder can be made" in text
+    assert "cannot create a scratch folder" in text
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from asyncstate import MapStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row, to_iterable
 from asyncstate.errors import StoreError
 from asyncstate.execution import AdaptiveReads
-from asyncstate.execution.range_prefetch import positions_behind
+from asyncstate.execution.range_prefetch import next_positions
 from asyncstate.runtime import worker_memory
 from asyncstate.testing import OperatorHarness, Tuning
 from asyncstate.testing.faults import FaultyStore
@@ -228,7 +228,7 @@ def test_a_block_that_cannot_be_loaded_ends_the_micro_batch_and_is_named() -> No
 )
 def test_positions_behind_a_head_ascend_within_the_range(keys: set[int], limit: int, step: int) -> None:
     entries = [(b"map" + number.to_bytes(8, "big"), b"") for number in sorted(keys)]
-    found = positions_behind(entries, b"map", b"maq", limit, step)
+    found = next_positions(entries, b"map", b"maq", limit, step)
     assert found == sorted(set(found))
     assert all(entries[-1][0] < position < b"maq" for position in found)
     assert len(found) <= 64

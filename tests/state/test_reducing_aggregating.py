@@ -196,7 +196,7 @@ class ShowsRows(functions.TableAggregateFunction):
 @pytest.mark.parametrize(
     ("function", "accumulator_type", "message"),
     [
-        (NeedsMore(dict), None, "NeedsMore has a method open, which nobody calls for a state"),
+        (NeedsMore(dict), None, "NeedsMore has a method open, which is never called for a state"),
         (ShowsRows(), pa.list_(pa.int64()), "ShowsRows has no method get_value"),
         (Weighted(dict), pa.struct([functions.map_view("seen", pa.int64(), pa.int64())]), "seen of the acc"),
         (ShowsRows(), None, "give a type"),
@@ -374,14 +374,14 @@ def test_a_failing_function_fails_its_own_call_only(deferred: bool) -> None:
 @pytest.mark.parametrize(
     ("descriptor", "given", "error", "text"),
     [
-        (ReducingStateDescriptor("s", lambda a, b: None, int), 2, StateAccessError, "gave None"),
+        (ReducingStateDescriptor("s", lambda a, b: None, int), 2, StateAccessError, "returned None"),
         (ReducingStateDescriptor("s", lambda a, b: "2", int), 2, CodecError, "operator 'op', state 's'"),
         (ReducingStateDescriptor("s", max, int), None, StateAccessError, "None cannot be added"),
         (
             AggregatingStateDescriptor("s", Joined(), pa.list_(pa.string())),
             "",
             StateAccessError,
-            "state 's' of operator 'op': Joined gave None, which cannot be stored; return the combined value",
+            "state 's' of operator 'op': Joined returned None, which cannot be stored; return the combined value",
         ),
         (
             AggregatingStateDescriptor("s", Joined(), pa.list_(pa.string())),
@@ -425,7 +425,7 @@ def test_a_failing_result_names_the_method(sink: FakeSink) -> None:
         (lambda: ReducingStateDescriptor("s", max), "give a type, or declare it with pickled=True"),
         (
             lambda: AggregatingStateDescriptor("s", WRONG, MEAN_TYPE),
-            "is no AggregateFunction; give an object",
+            "is not an AggregateFunction; give an instance",
         ),
         (lambda: AggregatingStateDescriptor("s", Mean(), int, pickled=True), "leave the type out"),
     ],

@@ -364,7 +364,7 @@ def test_names_are_checked(name: str) -> None:
 
 
 def test_types_are_checked() -> None:
-    with pytest.raises(SchemaError, match=r"state 'v': type=\[\] is no type"):
+    with pytest.raises(SchemaError, match=r"state 'v': type=\[\] is not a type"):
         ValueStateDescriptor("v", [])
     with pytest.raises(SchemaError, match=r"v\.type"):
         ValueStateDescriptor("v", pa.duration("s"))

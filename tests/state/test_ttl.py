@@ -656,5 +656,5 @@ def test_a_duration_alone_is_a_ttl_with_the_usual_options(ttl: Any) -> None:
 
 @pytest.mark.parametrize("ttl", ["10 mins", "", True, 1.5, 0, -1])
 def test_what_is_no_duration_is_no_ttl(ttl: Any) -> None:
-    with pytest.raises(StateDeclarationError, match=f"state 'v': ttl={ttl!r} is no time to live"):
+    with pytest.raises(StateDeclarationError, match=f"state 'v': ttl={ttl!r} is not a time to live"):
         ValueStateDescriptor("v", int, ttl=ttl)

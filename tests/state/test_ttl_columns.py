@@ -372,7 +372,7 @@ def test_event_time_needs_an_input_that_has_it() -> None:
 @pytest.mark.parametrize("descriptor", [ColumnStateDescriptor, ListColumnStateDescriptor])
 def test_a_ttl_may_be_a_duration_alone(descriptor: Any) -> None:
     assert descriptor("v", NUMBER, ttl="1 hour") == descriptor("v", NUMBER, ttl=StateTtl("1 hour"))
-    with pytest.raises(StateDeclarationError, match="state 'v': ttl='an hour' is no time to live"):
+    with pytest.raises(StateDeclarationError, match="state 'v': ttl='an hour' is not a time to live"):
         descriptor("v", NUMBER, ttl="an hour")
     with pytest.raises(
         StateDeclarationError, match="state 'v': ttl has update='read-and-write', .* leave update out"

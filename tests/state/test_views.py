@@ -297,7 +297,7 @@ def test_a_map_view_is_also_over_broadcast_state(sink: FakeSink) -> None:
 @pytest.mark.parametrize("view", [ValueView, ListView, MapView])
 def test_a_view_is_over_its_own_kind_of_state(sink: FakeSink, view: Any) -> None:
     wrong = [1, 2]
-    with pytest.raises(StateAccessError, match=rf"a {view.__name__} is over a .*State.*, not over \[1, 2\]"):
+    with pytest.raises(StateAccessError, match=rf"a {view.__name__} wraps a .*State.*, not \[1, 2\]"):
         view(wrong)
 
 

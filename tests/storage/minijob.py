@@ -72,7 +72,7 @@ class MiniJob:
         """A lease on one partition at the manifest's version."""
         base = partition_restore_plan(manifest, self.uid, partition, parallelism)
         lease = self.stores.acquire(self.uid, partition, base, self.options, export_cache=self.export_cache)
-        self.ways.append(lease.restored.way)
+        self.ways.append(lease.restored.method)
         return lease
 
     def attempt(self, base: Manifest | None, batch_id: int, writes: Writes, parallelism: int = 1) -> Manifest:

@@ -145,7 +145,7 @@ GOOD = FileRef("state/op/0/a.sst", 1, "c")
     [
         (
             with_partition(PartitionManifest(0, SnapshotRef(0, "s", {local: GOOD}))),
-            "no name of a RocksDB file",
+            "not the name of a RocksDB file",
         )
         for local in ("/etc/motd", "../../../x", "a/b", "..", "", "a\0", ".hidden")
     ]
@@ -154,7 +154,7 @@ GOOD = FileRef("state/op/0/a.sst", 1, "c")
             with_partition(
                 PartitionManifest(0, None, [DeltaRef(0, msgspec.structs.replace(GOOD, name=n), "l")])
             ),
-            "may lie outside",
+            "may be outside",
         )
         for n in ("/etc/motd", "state/../../x", "a\0b", "")
     ]
@@ -371,7 +371,7 @@ def test_a_version_that_is_no_longer_kept_is_no_reason_to_start_anew(checkpoint:
         checkpoint.read(1)
     assert str(gone.value) == "the checkpoint holds no version 1; versions are [2, 3]: read one of these"
     assert checkpoint.recovery_hint(1, "state/o/0/x") == (
-        "Version 1 was given up with its files; versions are [2, 3]: read one of these"
+        "Version 1 was dropped with its files; versions are [2, 3]: read one of these"
     )
 
 
@@ -474,7 +474,7 @@ def test_damaged_start_of_an_epoch_is_named(checkpoint: Checkpoint) -> None:
     (name,) = [name for name in checkpoint.files.list("owners/") if name.endswith(".start.json")]
     for damaged in (checkpoint.files.get_bytes(name)[:-7], sealed(b"[]"), b"x"):
         checkpoint.files.put_bytes(name, damaged)
-        with pytest.raises(CheckpointCorruptionError, match=f"{name} .*put this file back"):
+        with pytest.raises(CheckpointCorruptionError, match=f"{name} .*restore it from a copy"):
             Checkpoint(checkpoint.files).latest()
 
 

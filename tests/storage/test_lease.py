@@ -45,7 +45,7 @@ def test_batches_advance_the_same_folder(job: MiniJob) -> None:
 def test_nothing_is_fetched_twice_where_it_was_written(job: MiniJob) -> None:
     job.batch({A: b"1"})
     with job.lease(newest(job), 0, 1) as lease:
-        assert (lease.restored.way, lease.restored.deltas_applied) == ("advanced", 1)
+        assert (lease.restored.method, lease.restored.deltas_applied) == ("advanced", 1)
         assert lease.restored.bytes_fetched == 0
 
 
@@ -60,7 +60,7 @@ def test_another_machine_builds_from_snapshot_and_deltas(job: MiniJob, tmp_path:
     assert 0 < len(partition.deltas) <= 3
     elsewhere = LocalStores(tmp_path / "elsewhere", "job", job.files)
     with elsewhere.acquire("op", 0, partition_restore_plan(newest(job), "op", 0, 1)) as lease:
-        assert lease.restored.way == "rebuilt"
+        assert lease.restored.method == "rebuilt"
         assert dict(lease.store.iterate()) == expected
 
 
@@ -435,7 +435,7 @@ def test_a_damaged_store_is_rebuilt_though_nothing_can_be_written_about_it(job: 
     lease.release(settle=False)
     blocked.rmdir()
     with job.lease(newest(job), 0, 1) as lease:
-        assert lease.restored.way == "rebuilt"
+        assert lease.restored.method == "rebuilt"
 
 
 def compactions(folder: Path) -> list[str]:

@@ -62,7 +62,7 @@ def test_a_link_in_place_of_the_default_folder_is_refused(
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     default_folder.parent.mkdir()
     default_folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="but a link.*Delete it, or set async-state.local-dir"):
+    with pytest.raises(StoreError, match="is a link.*Delete it, or set async-state.local-dir"):
         lease(LocalStores(None, "job", job.files))
 
 

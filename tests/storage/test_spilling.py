@@ -34,7 +34,7 @@ from asyncstate.testing import FaultyStore
 from tests.memory_store import MemoryStore
 from tests.storage.minijob import SMALL, MiniJob, key
 from tests.storage.test_lease import child
-from tests.storage.test_overlay import KEYS, VALUES, OverlayMachine
+from tests.storage.test_memtable import KEYS, VALUES, OverlayMachine
 
 KEY_LISTS = st.lists(KEYS, max_size=8)
 
@@ -487,7 +487,7 @@ def test_a_full_disk_loses_nothing_and_says_what_to_do() -> None:
     overlay.spill()
     overlay.put(b"a", b"2")
     overlay.put(b"b", b"2")
-    with pytest.raises(StoreError, match="the scratch folder: No space left on device. Make room"):
+    with pytest.raises(StoreError, match="the scratch folder: No space left on device. Free space"):
         overlay.spill()
     assert overlay.get_many([b"a", b"b"]) == [b"2", b"2"]
     assert list(overlay.changes()) == [(b"a", b"2"), (b"b", b"2")]

@@ -38,15 +38,15 @@ def harness(operator: Any = None, **settings: Any) -> OperatorHarness:
 
 
 OPERATORS: list[tuple[Any, type[Exception], str]] = [
-    ("no operator", JobError, "'no operator' is no Operator"),
-    (Simple, JobError, "Simple is a class; give an object of it"),
+    ("no operator", JobError, "'no operator' is not an Operator"),
+    (Simple, JobError, "Simple is a class; give an instance"),
     (Simple("none"), SchemaError, "bind.. of Simple returned None; return the output's columns"),
     (Simple({"a": 1}), SchemaError, r"returned \{'a': 1\}"),
     (Simple(pa.schema([("a", pa.int64()), ("a", pa.int64())])), SchemaError, "column 'a' twice"),
     (
         Simple(pa.schema([("row_kind", pa.string())])),
         SchemaError,
-        "column 'row_kind', which is the framework's",
+        "column 'row_kind', which is reserved",
     ),
     (Simple(state="v"), StateDeclarationError, "get_state got 'v', which declares no state"),
 ]
@@ -71,7 +71,7 @@ ROWS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         [(1, "a"), (2,)],
         {},
         SchemaError,
-        r"row 1 of input 0 is \(2,\); give a tuple with a value for each of its 2",
+        r"row 1 of input 0 is \(2,\); give a tuple with one value for each of its 2",
     ),
     (["ab"], {}, SchemaError, "row 0 of input 0 is 'ab'"),
     ([{"k": 1}], {}, SchemaError, "row 0 of input 0 is .*: it has no v; give a value"),
@@ -81,7 +81,7 @@ ROWS: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
         SchemaError,
         "row 1 of .*: it has no v and has w, which input 0 has not",
     ),
-    ({"k": 1, "v": "a"}, {}, SchemaError, "give a list of rows, also of a single one"),
+    ({"k": 1, "v": "a"}, {}, SchemaError, "give a list of rows, even for a single row"),
     ([(1, "a"), ("x", "b")], {}, SchemaError, "row 1 of input 0 has, in column 'k', 'x'.*int64"),
     ([(1, "a"), (2**63, "b")], {}, SchemaError, "row 1 of input 0 has, in column 'k', 9223372036854775808"),
     ([(1, "\ud800")], {}, SchemaError, "row 0 of input 0 has, in column 'v', .*ud800"),
@@ -114,7 +114,7 @@ def test_settings() -> None:
 CODE: list[tuple[Any, str]] = [
     (lambda ctx: ctx.emit(1, kind=17), r"key \(1,\).*emit\(\) got the kind 17; give one of RowKind.INSERT"),
     (lambda ctx: ctx.emit(1, kind="*I"), r"got the kind '\*I'"),
-    (lambda ctx: ctx.timers.register_event_time(5), r"key \(1,\).*there is no on_timer\(\) method"),
+    (lambda ctx: ctx.timers.register_event_time(5), r"key \(1,\).*the operator has no on_timer\(\) method"),
 ]
 
 
@@ -135,7 +135,7 @@ def test_times_of_timers(time: Any, async_enabled: bool) -> None:
         Timed(work=lambda ctx: ctx.timers.register_event_time(time)), async_enabled=async_enabled
     ) as made:
         made.push([(1, "a")])
-        with pytest.raises(OperatorError, match=f"{time!r} is no time; give int64 microseconds"):
+        with pytest.raises(OperatorError, match=f"{time!r} is not a time; give int64 microseconds"):
             made.end_batch()
 
 

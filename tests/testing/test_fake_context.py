@@ -82,7 +82,7 @@ async def test_calls_under_a_harness_in_a_running_loop(
 
 def test_without_a_row_there_is_no_key() -> None:
     context = FakeContext(Chained(), "account string, amount long", "account")
-    with context as ctx, pytest.raises(JobError, match="no row at hand"):
+    with context as ctx, pytest.raises(JobError, match="no current row"):
         ctx.emit("a", 1)
 
 

@@ -54,7 +54,7 @@ def test_names_of_columns(names: list[str], message: str) -> None:
         (lambda: harness(event_time=5), JobError, "event_time has 5"),
         (lambda: join(changelog=[True]), JobError, "has 2 inputs but changelog has 1 entries"),
         (lambda: harness(changelog="no"), JobError, "changelog is 'no'"),
-        (lambda: harness(SCHEMA.field(0)), SchemaError, "input 0.*no pyarrow schema"),
+        (lambda: harness(SCHEMA.field(0)), SchemaError, "input 0.*not a pyarrow schema"),
         (
             lambda: harness(parallelism=9, max_parallelism=4),
             ConfigurationError,

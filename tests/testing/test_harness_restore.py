@@ -63,8 +63,8 @@ SALES = pa.schema([("shop", pa.string()), ("item", pa.string()), ("amount", pa.i
 @pytest.mark.parametrize(
     ("schema", "key", "refused"),
     [
-        (SALES, ["item"], r"the key \(key0\) was \(shop: string\) and is \(item: string\)"),
-        (SALES, ["shop", "item"], r"was \(shop: string\) and is \(shop: string, item: string\)"),
+        (SALES, ["item"], r"the key \(key0\) was \(shop: string\) and is now \(item: string\)"),
+        (SALES, ["shop", "item"], r"was \(shop: string\) and is now \(shop: string, item: string\)"),
         (SALES.set(2, pa.field("amount", pa.string())), ["shop"], "column 'amount' was int64 and is string"),
     ],
 )

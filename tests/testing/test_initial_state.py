@@ -222,15 +222,15 @@ def test_a_first_micro_batch_that_failed_runs_again_with_the_initial_rows(
     [
         (Numbered(), [("a", 1, 1)], "initial_state: row 0 of operator 'operator' has, in column 'k', 'a'"),
         (Numbered(), pa.RecordBatch.from_pydict({"k": ["a"]}), "its initial rows differ from its input in k, ts, v"),
-        (Numbered(), 7, "is to start from 7; a harness takes"),
-        (Holder(), {"any": 7}, "values of state 'any' is to start from 7; a harness takes"),
+        (Numbered(), 7, "would start from 7; a harness needs"),
+        (Holder(), {"any": 7}, "values of state 'any' would start from 7; a harness needs"),
         (Holder(), {"any": [7]}, "row 0 of operator 'operator', values of state 'any' is 7; give a tuple"),
-        (Holder(), {"any": [(1, object())]}, "values of state 'any' are no Arrow values"),
+        (Holder(), {"any": [(1, object())]}, "values of state 'any' are not Arrow values"),
         (Numbered(), {"none": [(1, 1)]}, "names a state 'none' that it does not declare; it has 'count'"),
         (Numbered(), {"count": [(1, "x")]}, "values of state 'count' has, in column 'value', 'x'"),
         (Numbered(), {"count": pa.RecordBatch.from_pydict({"k": [1]})}, "and the value: k, value"),
         (Numbered(), {"count": pa.RecordBatch.from_pydict({"k": ["a"], "value": [1]})}, "but it is int64; cast it"),
-        (GroupAggregate([count()]), {"accumulators": [(1, 1)]}, "cannot be given values"),
+        (GroupAggregate([count()]), {"accumulators": [(1, 1)]}, "does not accept initial values"),
         (Same(), [], "is stateless, so it has no initial_state"),
     ],
 )  # fmt: skip
@@ -242,7 +242,7 @@ def test_what_cannot_be_started_from_is_refused(operator: Any, given: Any, messa
 
 def test_several_inputs_need_an_entry_each() -> None:
     with pytest.raises(
-        JobError, match="has 2 inputs, and initial_state is .* give rows for each of them or None"
+        JobError, match="has 2 inputs, and initial_state is .* give for each of them rows or None"
     ):
         OperatorHarness(Join(), ["id long", "id long"], ["id", "id"], initial_state=[None])
 
@@ -265,7 +265,7 @@ def test_a_pipeline_refuses_what_a_job_refuses() -> None:
     texts = {
         "source 'wrong' has, in column 'k', 'a'",
         "its source 'rows' has initial rows; give one of them",
-        "to start from <object object",
+        "would start from <object object",
     }
     assert len(messages) == len(texts)
     assert {text for text in texts if any(text in message for message in messages)} == texts

@@ -51,7 +51,7 @@ def micro_batch(
     out = sales.apply(operator, key=key, uid=uid)
     out.to(lambda rows, batch: found.extend(rows.table.to_pylist()), name="out")
     driver = JobDriver(frame, ledger, ManualClock())
-    with driver.trial() as batch:
+    with driver.dry_run() as batch:
         graph.check(batch)
     driver.run(lambda batch: graph.run({"sales": LocalRows.of(SALES)}, batch), number, False, "{}")
     return driver, found

@@ -37,7 +37,7 @@ def test_a_row_that_is_taken_back_too_often_is_below_zero() -> None:
 def test_in_order_no_row_goes_before_it_is_there() -> None:
     assert net(CHANGES, in_order=True) == {(1, "c"): 1}
     with pytest.raises(
-        AssertionError, match=re.escape("net: row 0 is ('-D', 2, 'b'), but no row before it has added")
+        AssertionError, match=re.escape("net: row 0 is ('-D', 2, 'b'), but no earlier row added")
     ):
         net(CHANGES[::-1], in_order=True)
 

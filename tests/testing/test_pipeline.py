@@ -151,7 +151,7 @@ def test_side_outputs(async_enabled: bool) -> None:
         assert "side output 'late'" in harness.explain()
     with pytest.raises(JobError, match="other"):
         PipelineHarness(lambda orders, payments: _asking_for(orders, "other"), SOURCES)
-    with pytest.raises(JobError, match="is no operator"):
+    with pytest.raises(JobError, match="is not an operator"):
         PipelineHarness(lambda orders, payments: orders.output("late"), SOURCES)
 
 
@@ -178,10 +178,10 @@ def test_all_problems_at_once() -> None:
         [
             "where nothing > 2",
             "'texts'",
-            "not a value of one row",
+            "not computed from one row",
             "'sorted'",
             "not the same",
-            "no Spark SQL",
+            "not Spark SQL",
         ],
         strict=True,
     ):
@@ -193,7 +193,10 @@ def test_all_problems_at_once() -> None:
     [
         (lambda h: h.push("nobody", []), "there is no source 'nobody'; there are orders, payments"),
         (lambda h: h.push("orders", [(1,)]), "row 0 of source 'orders'"),
-        (lambda h: h.push("orders", [(1, "a", 2, 3)], kind="-D"), "only to a source with changelog=True"),
+        (
+            lambda h: h.push("orders", [(1, "a", 2, 3)], kind="-D"),
+            "only a source with changelog=True accepts",
+        ),
         (lambda h: h.push("orders", None), "the rows of source 'orders' are None; give a list"),
         (lambda h: h.push("orders", "text"), "the rows of source 'orders' are 'text'; give a list"),
         (lambda h: h.push("payments", [(1, 2)], kinds=7), r"kinds is 7; give one of \+I"),
@@ -223,8 +226,8 @@ def test_a_record_batch_can_be_pushed() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda orders: orders.where("customer = 'a"), r"where customer = 'a: .* is no Spark SQL"),
-        (lambda orders: orders.select("customer || 'a"), "is no Spark SQL"),
+        (lambda orders: orders.where("customer = 'a"), r"where customer = 'a: .* is not Spark SQL"),
+        (lambda orders: orders.select("customer || 'a"), "is not Spark SQL"),
         (lambda orders: orders.where("amount + 1"), r"where\('amount \+ 1'\) is of type int64; a condition is"),
         (
             lambda orders: orders.union(orders.with_columns(id="customer")),
@@ -232,7 +235,7 @@ def test_a_record_batch_can_be_pushed() -> None:
         ),
         (
             lambda orders: orders.apply(Rank("amount DESC", 1), key="id", uid="best"),
-            r"no column 'amount DESC'; a direction is no part of a name: write desc\('amount'\)",
+            r"no column 'amount DESC'; a direction is not part of a name: write desc\('amount'\)",
         ),
         (lambda orders: orders.apply(_Broadcast(), orders, key="id", uid="b"), "broadcast_input is 5 with num"),
     ],
@@ -263,7 +266,7 @@ def test_an_operator_is_named_once() -> None:
 
 @pytest.mark.parametrize("name", ["", "  ", 7])
 def test_a_source_needs_a_name(name: Any) -> None:
-    with pytest.raises(JobError, match=r"test_pipeline\.py:\d+: a source is called .*; give it a name"):
+    with pytest.raises(JobError, match=r"test_pipeline\.py:\d+: a source has the name .*; give it a string"):
         Dataflow().add_source(name, Times(), None)
 
 

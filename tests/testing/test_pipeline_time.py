@@ -113,7 +113,7 @@ def test_an_idle_source_lets_the_watermark_go_and_comes_back(async_enabled: bool
         assert after(0, (100,), (10,)) == 10
         assert after(4, (200,)) == 10
         assert harness.watermark_waits_for == ["quiet"]
-        assert "the watermark waits for source 'quiet', which has come to 1970-01-01 00:00:10" in (
+        assert "the watermark waits for source 'quiet', which has reached 1970-01-01 00:00:10" in (
             harness.explain()
         )
         assert after(1, (300,)) == 300
@@ -214,7 +214,7 @@ def test_a_restart_refuses_what_a_job_refuses(async_enabled: bool) -> None:
             ({"pipeline": by_time}, "the key .* was .* and is"),
             ({"pipeline": sums}, "nothing"),
             ({"pipeline": waits, "sources": still}, "its rows wait for the watermark, but no source"),
-            ({"sources": other}, "has other columns, and rows"),
+            ({"sources": other}, "has other columns, but unprocessed rows"),
             ({"parallelism": 1000}, "parallelism 1000 is more"),
         ):
             with pytest.raises(AsyncStateError, match=message):

@@ -40,17 +40,17 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 _CALLS_MAX: Final = 10_000
 _CALL_SECONDS_MAX: Final = 86_400
 _LOCAL_AGGREGATION: Final = ("auto", "always", "never")
-_NEXT: Final = "the next operator that has state"
+_NEXT: Final = "the next stateful operator"
 
 
 def check_is_operator(uid: str, operator: object) -> None:
     """Raise JobError unless ``operator`` is an Operator object."""
     if isinstance(operator, type) and issubclass(operator, Operator):
         raise JobError(
-            f"operator '{uid}': {operator.__name__} is a class; give an object of it: {operator.__name__}(...)"
+            f"operator '{uid}': {operator.__name__} is a class; give an instance: {operator.__name__}(...)"
         )
     if not isinstance(operator, Operator):
-        raise JobError(f"operator '{uid}': {operator!r} is no Operator; give an object of one")
+        raise JobError(f"operator '{uid}': {operator!r} is not an Operator; give an instance of one")
     _check_settings(f"operator '{uid}'", operator)
 
 
@@ -93,8 +93,8 @@ def checked_inputs(
         found = _checked(uid, operator, pruned, config, stored, copied)
         if found != (output, states):
             raise SchemaError(
-                f"operator '{uid}' ({type(operator).__name__}): its output or its states are other ones without the "
-                "columns that required_columns() leaves out; name there all columns that bind() and open() look at"
+                f"operator '{uid}' ({type(operator).__name__}): its output or states change without the columns that "
+                "required_columns() omits; include all columns that bind() and open() use"
             )
     return output, pruned, states
 
@@ -105,7 +105,7 @@ def ordered_by(uid: str, operator: BundleOperator, inputs: tuple[InputSpec, ...]
     if len(orders) != len(inputs):
         raise SchemaError(
             f"operator '{uid}' ({type(operator).__name__}): ordered_inputs() has {len(orders)} entries for "
-            f"{len(inputs)} inputs; return one for each, None where rows come as they arrive"
+            f"{len(inputs)} inputs; return one for each, None for inputs without an order"
         )
     return tuple(replace(spec, order=order) for spec, order in zip(inputs, orders, strict=True))
 
@@ -200,10 +200,9 @@ def _check_takes_back(uid: str, operator: Operator, inputs: Sequence[InputSpec])
     for spec in inputs:
         if spec.changelog:
             raise SchemaError(
-                f"operator '{uid}' ({type(operator).__name__}) cannot take rows back, but {spec.name} is a changelog "
-                f"({changes_text(spec)}). Apply it to rows before they become a changelog, or put an operator that "
-                "accepts changelogs here; rows of a source that are all insertions are declared so with "
-                "mode='insert-only'"
+                f"operator '{uid}' ({type(operator).__name__}) does not accept retractions, but {spec.name} is a "
+                f"changelog ({changes_text(spec)}). Apply it to rows before they become a changelog, or use an "
+                "operator that accepts changelogs; declare a source of insertions only with mode='insert-only'"
             )
 
 
@@ -245,8 +244,8 @@ def _check_upsert_output(
         return
     if operator.stateless:
         raise SchemaError(
-            f"{what}: bind() declares {output.changes.text}, but the operator is stateless, so that changes of one row "
-            "would leave it in no order; leave stateless = True out"
+            f"{what}: bind() declares {output.changes.text}, but the operator is stateless, so the order of a row's "
+            "changes would be lost; leave stateless = True out"
         )
     for name in key:
         check_key_type(name, output.schema.field(name).type)
@@ -256,8 +255,7 @@ def _check_upsert_output(
         raise SchemaError(
             f"{what}: bind() declares upserts by ({', '.join(key)}), which does not have the key "
             f"({', '.join(keyed.key)}) of {keyed.name}: changes of one row would come from several partitions, in no "
-            "order. Let the upsert key have the key's columns, or say with keyed_output() which "
-            "columns have them"
+            "order. Include the key's columns in the upsert key, or map them with keyed_output()"
         )
 
 
@@ -312,22 +310,22 @@ def _check_outputs(operator: Operator, output: OutputSpec, returned: object) -> 
     what = f"bind() of {type(operator).__name__} returned"
     if not isinstance(output.schema, pa.Schema):
         raise SchemaError(
-            f"{what} {returned!r}; return the output's columns as a pyarrow schema, such as "
-            "pa.schema([('n', pa.int64())]), or as a text such as 'n long'"
+            f"{what} {returned!r}; return the output's columns as a pyarrow schema, such as pa.schema([('n', "
+            "pa.int64())]), or as a string such as 'n long'"
         )
     _check_columns(what, output.schema)
     _check_names(what, output.side_outputs)
     for name, schema in output.side_outputs.items():
         if not isinstance(schema, pa.Schema):
             raise SchemaError(
-                f"{what} {schema!r} for side output '{name}'; give its columns as a pyarrow schema or a text such as "
-                "'n long'"
+                f"{what} {schema!r} for side output '{name}'; give its columns as a pyarrow schema or a "
+                "string such as 'n long'"
             )
         _check_columns(f"{what}, for side output '{name}',", schema)
     if operator.stateless and output.side_outputs:
         raise SchemaError(
-            f"{what} side outputs, but the operator is stateless: it would run once for each of them; leave stateless "
-            "= True out, or put rows out to one output and tell them apart by a column"
+            f"{what} side outputs, but the operator is stateless: it would run once per output; leave stateless = "
+            "True out, or emit all rows to one output with a column that distinguishes them"
         )
 
 
@@ -337,8 +335,8 @@ def _check_columns(what: str, schema: pa.Schema) -> None:
         raise SchemaError(f"{what} a schema with column '{twice[0]}' twice; rename all but one")
     if has_kinds(schema.names, f"{what} such a schema"):
         raise SchemaError(
-            f"{what} a schema with a column '{ROW_KIND_COLUMN}', which is the framework's; leave it out, kinds are "
-            "given to emit()"
+            f"{what} a schema with a column '{ROW_KIND_COLUMN}', which is reserved; leave it out, and pass kinds to "
+            "emit()"
         )
 
 
@@ -346,14 +344,14 @@ def _check_names(what: str, names: Collection[object]) -> None:
     wrong = [name for name in names if not isinstance(name, str) or not _NAME.fullmatch(name)]
     if wrong:
         raise SchemaError(
-            f"{what} a side output called {wrong[0]!r}; use letters, digits and '_', at most 100, with a letter in "
-            "front"
+            f"{what} a side output named {wrong[0]!r}; use at most 100 letters, digits and '_', starting with a "
+            "letter"
         )
     lower = [str(name).lower() for name in names]
     alike = [str(name) for name in names if lower.count(str(name).lower()) > 1]
     if alike:
         raise SchemaError(
-            f"{what} side outputs {' and '.join(map(repr, alike))}, which differ in case only; rename all but one"
+            f"{what} side outputs {' and '.join(map(repr, alike))}, which differ only in case; rename all but one"
         )
 
 
@@ -378,13 +376,13 @@ def _check_late(what: str, name: str, spec: InputSpec, output: OutputSpec) -> No
     order = spec.ordering
     if order is None or order.time != "event" or order.late != "drop":
         raise SchemaError(
-            f"{what}: late rows of {spec.name} are to go to side output '{name}', but the input drops none: its rows "
-            "do not wait for an order of event time. Let them (order_by, or an order of the operator's own), or leave "
-            "the output out"
+            f"{what}: late rows of {spec.name} should go to side output '{name}', but the input drops none, because "
+            "it is not ordered by event time. Give it order_by (or an order of the operator), or leave the output "
+            "out"
         )
     if not output.side(name).equals(spec.schema):
         raise SchemaError(
-            f"{what}: side output '{name}' has the columns ({', '.join(map(str, output.side(name)))}), but takes the "
+            f"{what}: side output '{name}' has the columns ({', '.join(map(str, output.side(name)))}), but gets the "
             f"late rows of {spec.name}: declare it with the input's schema"
         )
 
@@ -398,18 +396,20 @@ def _check_broadcast(uid: str, operator: Operator, inputs: Sequence[InputSpec]) 
         _check_broadcast_input(label, inputs[index])
     elif isinstance(operator, RecordOperator) and operator.notify_stateful_sets:
         raise SchemaError(
-            f"{label} sets notify_stateful_sets but has no broadcast input; set broadcast_input on the class too"
+            f"{label} sets notify_stateful_sets but has no broadcast input; set broadcast_input on the class, too"
         )
     wrong = [spec.name for number, spec in enumerate(inputs) if spec.broadcast and number != index]
     if wrong:
-        raise SchemaError(f"{label}: {wrong[0]} is broadcast, but broadcast_input is {index}; let them agree")
+        raise SchemaError(
+            f"{label}: {wrong[0]} is broadcast, but broadcast_input is {index}; make them agree"
+        )
 
 
 def _check_broadcasts(label: str, operator: Operator, index: int) -> None:
     if operator.num_inputs < 2:
         raise SchemaError(
-            f"{label}: broadcast_input is {index} with num_inputs {operator.num_inputs}; it is the index of one "
-            "input beside at least one other, so set num_inputs to 2 or more"
+            f"{label}: broadcast_input is {index} with num_inputs {operator.num_inputs}; a broadcast input needs at "
+            "least one other input, so set num_inputs to 2 or more"
         )
     notifies = isinstance(operator, RecordOperator) and operator.notify_stateful_sets
     base = RecordOperator if isinstance(operator, RecordOperator) else BundleOperator
@@ -444,10 +444,10 @@ def check_stateless(
     (spec,) = inputs
     given = {
         "key": (spec.key, "its rows are not exchanged"),
-        "watermark_delay": (delays[0] is not None, "it reports no event times that a watermark could follow"),
+        "watermark_delay": (delays[0] is not None, "it reports no event times for the watermark"),
         "order_by": (spec.order_by, "no rows can wait for a watermark"),
-        "sequence": (spec.sequence, "the rows of a key do not come together"),
-        "drop_stale": (spec.drop_stale, "it does not know what came before"),
+        "sequence": (spec.sequence, "the rows of a key are not brought together"),
+        "drop_stale": (spec.drop_stale, "it does not know earlier rows"),
     }
     for name, (declared, reason) in given.items():
         if declared:
@@ -455,7 +455,7 @@ def check_stateless(
     for name in ("on_timer", "on_watermark"):
         if _overrides(operator, name):
             raise JobError(
-                f"{what}, but it has {name}: what it puts out must depend on the row alone; leave one of them out"
+                f"{what}, but it has {name}: its output must depend on the row alone; leave one of them out"
             )
 
 

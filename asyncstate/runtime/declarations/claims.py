@@ -37,10 +37,10 @@ def _refused(unclaimed: list[str], new: list[str]) -> str:
     uid, now = renamed[0] if renamed else (unclaimed[0], "NEW_UID")
     return (
         f"the checkpoint has state of {several} {', '.join(map(repr, unclaimed))}, which the program does not have. "
-        f"{asked}Give the uid back; or stop the query and let the state go on under another uid: {_MIGRATE} "
-        f"rename-operator CHECKPOINT {uid} {now}; or give it up: {_MIGRATE} drop-operator CHECKPOINT {uid}. "
-        "async-state.unclaimed-state: keep carries it along (also where a function applies an operator in some "
-        "micro-batches only), drop gives it up. Nothing was committed"
+        f"{asked}Restore the uid; or stop the query and move the state to another uid: {_MIGRATE} rename-operator "
+        f"CHECKPOINT {uid} {now}; or drop it: {_MIGRATE} drop-operator CHECKPOINT {uid}. async-state.unclaimed-state: "
+        "keep retains it (also where a function applies an operator in some micro-batches only), drop deletes it. "
+        "Nothing was committed"
     )
 
 

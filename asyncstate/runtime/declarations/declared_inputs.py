@@ -17,7 +17,7 @@ from asyncstate.operator import InputSpec, Operator, SortKey
 
 Key = str | Sequence[str] | None
 Keys = Key | Sequence[Key]
-"""The key columns; with several inputs one entry for each."""
+"""The key columns; for several inputs one entry for each."""
 Delay = str | timedelta | int | None
 """A text such as "10 seconds", a timedelta, or an int of microseconds."""
 
@@ -29,7 +29,7 @@ OrderBy = Order | Sequence[Order]
 
 Columns = str | Sequence[str] | None
 SequenceBy = Columns | Sequence[Columns]
-"""The columns that order the changes of a key; with several inputs one entry for each."""
+"""The columns that order the changes of a key; for several inputs one entry for each."""
 
 _DIRECTIONS: Final = {"asc": False, "desc": True}
 
@@ -41,14 +41,15 @@ def check_num_inputs(uid: str, operator: Operator, num_inputs: int) -> None:
     if broadcast is not None and (type(broadcast) is not int or broadcast not in range(operator.num_inputs)):
         raise SchemaError(
             f"operator '{uid}' ({type(operator).__name__}): broadcast_input is {broadcast!r} with num_inputs "
-            f"{operator.num_inputs}; it is the index of one input beside at least one other, from 0 on"
+            f"{operator.num_inputs}; give the index of an input, from 0; it needs at least one other input"
         )
     first = operator.first_input
     others = [index for index in range(operator.num_inputs) if index != operator.broadcast_input]
     if first is not None and (operator.num_inputs < 2 or first not in others):
         raise JobError(
             f"operator '{uid}' ({type(operator).__name__}): first_input is {first!r} with num_inputs "
-            f"{operator.num_inputs}; it is the index of one input beside another, and not the broadcast input"
+            f"{operator.num_inputs}; give the index of an input other than the broadcast input; it needs at least one "
+            "other input"
         )
     if num_inputs != operator.num_inputs:
         raise JobError(
@@ -63,9 +64,7 @@ def watermark_wait_reason(uid: str, operator: Operator, inputs: Sequence[InputSp
     if given is not None:
         return f"{given.name} has {'order_by' if given.order_by else 'an order of event time'}"
     if operator.waits_for_watermark:
-        return (
-            f"operator '{uid}' ({type(operator).__name__}) puts nothing out before the watermark has passed"
-        )
+        return f"operator '{uid}' ({type(operator).__name__}) emits nothing until the watermark passes"
     return None
 
 
@@ -73,12 +72,12 @@ def check_parallelism(uid: str, parallelism: object, max_parallelism: int) -> No
     """Raise ConfigurationError unless each partition can have a key group."""
     if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
         raise ConfigurationError(
-            f"operator '{uid}': parallelism is {parallelism!r}; give a whole number from 1 on"
+            f"operator '{uid}': parallelism is {parallelism!r}; give a whole number of at least 1"
         )
     if parallelism > max_parallelism:
         raise ConfigurationError(
-            f"operator '{uid}': parallelism {parallelism} is more than its {max_parallelism} key "
-            "groups (async-state.max-parallelism, fixed by the job's first batch); choose a lower one"
+            f"operator '{uid}': parallelism {parallelism} is more than its {max_parallelism} key groups "
+            "(async-state.max-parallelism, which the job's first batch fixes); choose a lower one"
         )
 
 
@@ -121,8 +120,7 @@ def _with_broadcast(uid: str, key: Keys, num_inputs: int, broadcast: int) -> Seq
         example = [None if index == broadcast else "id" for index in range(num_inputs)]
         raise JobError(
             f"operator '{uid}': input {broadcast} is broadcast and has no key, every partition gets its rows; write "
-            f"None in its place, like key={tuple(example)!r}, with a list where a key has several columns; key is "
-            f"{key!r}"
+            f"None for it, like key={tuple(example)!r}, with a list where a key has several columns; key is {key!r}"
         )
     return given  # type: ignore[return-value]  # what the entries are is for _key to say
 
@@ -191,8 +189,8 @@ def sort_keys_of_inputs(uid: str, order_by: OrderBy, num_inputs: int) -> list[tu
         return [_sort_keys(uid, order_by)]
     if isinstance(order_by, (str, SortKey)) or not _is_list(order_by) or len(order_by) != num_inputs:
         raise JobError(
-            f"operator '{uid}' has {num_inputs} inputs, so order_by needs one entry for each (None where rows are not "
-            f"to be ordered), like order_by=(['time', ('score', 'desc')], None); it is {order_by!r}"
+            f"operator '{uid}' has {num_inputs} inputs, so order_by needs one entry for each (None for an input "
+            f"without order), like order_by=(['time', ('score', 'desc')], None); it is {order_by!r}"
         )
     return [_sort_keys(uid, entry) for entry in order_by]
 
@@ -208,8 +206,8 @@ def sequences_of_inputs(uid: str, sequence: SequenceBy, num_inputs: int) -> list
         return [_sequence(uid, sequence)]
     if not _is_list(sequence) or len(sequence) != num_inputs:
         raise JobError(
-            f"operator '{uid}' has {num_inputs} inputs, so sequence needs one entry for each (None where there is "
-            f"none), like sequence=('lsn', None); it is {sequence!r}"
+            f"operator '{uid}' has {num_inputs} inputs, so sequence needs one entry for each (None for an input "
+            f"without one), like sequence=('lsn', None); it is {sequence!r}"
         )
     return [_sequence(uid, entry) for entry in sequence]
 
@@ -262,8 +260,8 @@ def _sort_key(uid: str, column: object) -> SortKey:
     if _is_list(column) and len(column) == 2 and isinstance(column[0], str) and column[1] in _DIRECTIONS:  # type: ignore[arg-type,index]
         return SortKey(column[0], _DIRECTIONS[column[1]])  # type: ignore[index]
     raise JobError(
-        f"operator '{uid}': order_by has {column!r}, which is no column; give a name, asc(name), desc(name), or a pair "
-        "of a name and 'asc' or 'desc'"
+        f"operator '{uid}': order_by has {column!r}, which is not a column; give a name, asc(name), "
+        "desc(name), or a pair of a name and 'asc' or 'desc'"
     )
 
 

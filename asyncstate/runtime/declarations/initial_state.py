@@ -79,8 +79,9 @@ class InitialValues(RecordOperator):
         kind, state = watched.states[self.state]
         if kind not in _PUT or not isinstance(self.operator, RecordOperator):
             raise StateDeclarationError(
-                f"operator '{context.uid}': state {self.state!r} ({kind}) cannot be given values; only value, list, "
-                "map and reducing states of a RecordOperator can. Give initial_state the rows that make the state"
+                f"operator '{context.uid}': state {self.state!r} ({kind}) does not accept initial values; only value, "
+                "list, map and reducing states of a RecordOperator do. Give initial_state the rows that produce the "
+                "state"
             )
         self._put = _PUT[kind]
         self._kept = state
@@ -128,7 +129,7 @@ def check_keeps(uid: str, given: object) -> None:
     """Raise JobError if a stateless operator has an initial state."""
     if given is not None:
         raise JobError(
-            f"operator '{uid}' is stateless, so it has no initial_state; give it to the operator behind"
+            f"operator '{uid}' is stateless, so it has no initial_state; give it to the operator downstream"
         )
 
 

@@ -62,24 +62,24 @@ def check_meaning(
     known. ``serves``: whether all states of the operator are among those stored."""
     what = f"operator '{uid}' ({type(operator).__name__})"
     out = (
-        "Undo the change, or give the operator a new uid to start with empty state; or stop the query and drop what is "
-        f"stored: {_MIGRATE} drop-operator CHECKPOINT {uid}"
+        "Undo the change, or give the operator a new uid to start with empty state; or stop the query and drop the "
+        f"stored state: {_MIGRATE} drop-operator CHECKPOINT {uid}"
     )
     if stored is not None and ACCEPTED in stored:
         if _OPERATOR in meaning_of(operator, inputs) and not serves():
             raise StateDeclarationError(
-                f"{what}: its state was accepted for a changed program, but the changed operator keeps other states, "
-                f"which would start empty. {out}"
+                f"{what}: its state was accepted for the changed program, but the changed operator keeps other "
+                f"states, which would start empty. {out}"
             )
         return
     changed = list(_changed(operator, inputs, stored)) if stored else []
     if changed:
         accept = (
-            "; or, if the stored state is right for the new program, too, say so: "
-            f"{_MIGRATE} accept-change CHECKPOINT {uid}"
+            f"; or, if the stored state is also correct for the new program, accept it: {_MIGRATE} accept-change "
+            f"CHECKPOINT {uid}"
         )
         raise StateDeclarationError(
-            f"{what}: its state was kept for another program: {'; '.join(changed)}. {out}{accept if serves() else ''}"
+            f"{what}: another program wrote its state: {'; '.join(changed)}. {out}{accept if serves() else ''}"
         )
 
 

@@ -42,18 +42,18 @@ def _of_states(operator: Operator, inputs: Sequence[InputSpec], states: Sequence
     if isinstance(getattr(operator, "ttl", None), StateTtl):
         return _TTL
     # Bundle operators store a changelog as the table that it describes.
-    taken_back = isinstance(operator, BundleOperator) and all(spec.changelog for spec in inputs)
-    found = [_of_state(state, taken_back) for state in states if state.kind != ORDERED_KIND]
+    retracted = isinstance(operator, BundleOperator) and all(spec.changelog for spec in inputs)
+    found = [_of_state(state, retracted) for state in states if state.kind != ORDERED_KIND]
     if isinstance(operator, RecordOperator) and operator.handles_timers:
         found.append(bounded_by("timers"))
     return most(found)
 
 
-def _of_state(state: StateSpec, taken_back: bool) -> StateGrowth:
+def _of_state(state: StateSpec, retracted: bool) -> StateGrowth:
     if "ttl" in state.types:
         return _TTL
     if state.kind in _LISTS:
-        return with_rows(taken_back)
+        return with_rows(retracted)
     if state.kind in _MAPS:
         return WITH_VALUES
     return _BROADCAST if state.kind == "broadcast" else WITH_KEYS

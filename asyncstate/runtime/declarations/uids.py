@@ -11,7 +11,7 @@ from typing import Final, TypeGuard
 from asyncstate.errors import JobError
 
 _FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-FILE_NAME_RULE: Final = "use letters, digits, '_', '-' and '.', at most 100, starting with a letter or digit"
+FILE_NAME_RULE: Final = "use at most 100 letters, digits, '_', '-' and '.', starting with a letter or digit"
 
 
 def names_files(name: object) -> TypeGuard[str]:
@@ -22,4 +22,6 @@ def names_files(name: object) -> TypeGuard[str]:
 def check_uid(uid: object) -> None:
     """Raise JobError unless ``uid`` can name files."""
     if not names_files(uid):
-        raise JobError(f"uid {uid!r} cannot be used: its state's files are named after it; {FILE_NAME_RULE}")
+        raise JobError(
+            f"uid {uid!r} cannot be used: it is part of the names of state files; {FILE_NAME_RULE}"
+        )

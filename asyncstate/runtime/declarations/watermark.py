@@ -53,7 +53,7 @@ def watermark_source(
     if watermark_delay is None:
         if idle_after is not None:
             raise JobError(
-                "idle_after without watermark_delay: the source holds no watermark that it could let go; give "
+                "idle_after without watermark_delay: a source without a watermark cannot be idle; give "
                 "watermark_delay too, or leave idle_after out"
             )
         return None
@@ -135,11 +135,11 @@ def why_watermark_waits(previous: Manifest | None) -> str | None:
         return None
     holders = watermark_holders(previous)
     if not holders:
-        return "the watermark stays where it is: all sources are idle"
+        return "the watermark does not advance: all sources are idle"
     names = " and ".join(f"'{name}'" for name in holders)
     what, has = ("source", "has") if len(holders) == 1 else ("sources", "have")
     reached = time_text(next(iter(holders.values())), MIN_WATERMARK, MAX_WATERMARK)
-    so_far = "had no event yet" if MIN_WATERMARK in holders.values() else f"come to {reached}"
+    so_far = "had no events yet" if MIN_WATERMARK in holders.values() else f"reached {reached}"
     return f"the watermark waits for {what} {names}, which {has} {so_far}"
 
 

@@ -61,8 +61,8 @@ def pack_broadcast(
                 raise JobError(
                     f"operator '{uid}': {rows} rows of {spec.name} have {sink.tell()} bytes, more than the "
                     f"{limit_bytes} that async-state.memory leaves for broadcast rows (a sixteenth), and every task "
-                    "gets all of them. Send fewer rows or columns in a micro-batch, raise async-state.memory, or join "
-                    "them as an ordinary input with a key"
+                    "gets all of them. Send fewer rows or columns per micro-batch, raise async-state.memory, or join "
+                    "them as an ordinary keyed input"
                 )
     return sink.getvalue().to_pybytes() if rows else None
 
@@ -87,7 +87,7 @@ def broadcast_rows(runner: Runner, index: int) -> Iterator[PreparedBatch | OutBa
         prepared = prepare(spec.uid, spec.inputs[index], given)
         runner.count(prepared, first)
         if index in ordered:
-            yield from runner.put_to_wait(prepared, first)
+            yield from runner.buffer_rows(prepared, first)
         else:
             yield prepared
     if index in ordered:
@@ -254,7 +254,7 @@ def check_digests(uid: str, records: Sequence[CommitRecord]) -> None:
     for record in records[1:]:
         if record.broadcast_digest != records[0].broadcast_digest:
             raise JobError(
-                f"operator '{uid}': partitions {records[0].partition} and {record.partition} made different changes to "
-                "broadcast state; let process_broadcast depend on its row and on broadcast state alone, not on the "
-                "clock, on chance or on context.key_groups. Nothing was committed"
+                f"operator '{uid}': partitions {records[0].partition} and {record.partition} made different changes "
+                "to broadcast state; process_broadcast must depend on its row and on broadcast state alone, not on "
+                "the clock, on random numbers or on context.key_groups. Nothing was committed"
             )

@@ -55,22 +55,22 @@ class BundleRunner(Runner):
 
     @property
     def watermark(self) -> int:
-        """See ``BundleContext``."""
+        """The watermark of this micro-batch, microseconds."""
         return self.spec.watermark
 
     @property
     def previous_watermark(self) -> int:
-        """See ``BundleContext``."""
+        """The watermark of the previous micro-batch, microseconds."""
         return self.spec.previous_watermark
 
     @property
     def processing_time(self) -> int:
-        """See ``BundleContext``."""
+        """The time at which the driver started this micro-batch, microseconds; the same for all partitions."""
         return self.spec.processing_time
 
     @property
     def previous_processing_time(self) -> int:
-        """See ``BundleContext``."""
+        """The processing time of the previous micro-batch, microseconds; MIN_WATERMARK in the first one."""
         return self.spec.previous_processing_time
 
     def emit(
@@ -79,7 +79,8 @@ class BundleRunner(Runner):
         kinds: npt.NDArray[np.int8] | RowKind = RowKind.INSERT,
         output: str | None = None,
     ) -> None:
-        """See ``BundleContext``."""
+        """Emit rows: one array per column of the output schema, in their order or by name in a dict, and one kind per
+        row or one for all."""
         schema = self.context.output_schema if output is None else self._side_outputs.get(output)
         if schema is None:
             raise unknown_output(str(output), self._side_outputs)
@@ -98,7 +99,7 @@ class BundleRunner(Runner):
         timeout_seconds: Any = None,
         **keywords: Any,
     ) -> StateFuture[Any]:
-        """See ``BundleContext``."""
+        """A future of ``function(*arguments, **keywords)``, a call to the outside: HTTP, a database."""
         return self.controller.call(None, function, arguments, timeout_seconds, keywords)
 
     # -- running --------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ class BundleRunner(Runner):
         """Rows of inputs without an order; the others are buffered, except late rows that have a side output."""
         for prepared in rows:
             if prepared.input_index in self.ordered:
-                yield from self.put_to_wait(prepared)
+                yield from self.buffer_rows(prepared)
             else:
                 yield prepared
 

@@ -95,7 +95,7 @@ class RecordRunner(Runner):
         yield from self._outputs(1)
 
     def _rows_max(self, batch: pa.RecordBatch) -> int:
-        """See ``Runner``."""
+        """How many buffered rows like those of ``batch`` are processed together."""
         return _PART_ROWS
 
     def _process_broadcast(self) -> Iterator[OutBatch]:
@@ -108,7 +108,7 @@ class RecordRunner(Runner):
     def _process_rows(self, batches: Iterator[InputBatch]) -> Iterator[OutBatch]:
         for prepared in chain(self._arriving(batches), self._waiting()):
             if prepared.input_index in self.ordered:
-                yield from self.put_to_wait(prepared)
+                yield from self.buffer_rows(prepared)
                 continue
             records = self._records(prepared)
             rows = 1

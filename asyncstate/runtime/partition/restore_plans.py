@@ -63,7 +63,7 @@ class PartitionStore:
         return WriteBound(limit_bytes, self._lease.open_scratch, str(self._lease.scratch_folder))
 
     @property
-    def gathered_folder(self) -> str:
+    def buffer_folder(self) -> str:
         """The folder for rows of the micro-batch that do not fit into memory; it is deleted with the lease."""
         return str(self._lease.scratch_folder / "gathered")
 
@@ -131,7 +131,7 @@ def read_state(
             own = list(opened.store.iterate(BROADCAST_GROUP))
         if partition and own != broadcast:
             raise StoreError(
-                f"operator '{spec.uid}': partitions 0 and {partition} hold different broadcast state; let "
+                f"operator '{spec.uid}': partitions 0 and {partition} hold different broadcast state; make "
                 "process_broadcast depend on its row and on broadcast state alone, and start with a new checkpoint"
             )
         broadcast = own

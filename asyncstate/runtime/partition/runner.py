@@ -70,8 +70,8 @@ class Runner(ABC):
         """The buffered rows of ordered inputs."""
         self._unique = unique
         self._scratch = scratch
-        self._gathered = {
-            index: self._gathering(index, scratch)
+        self._input_buffers = {
+            index: self._input_buffer(index, scratch)
             for index, given in sorted(enumerate(spec.inputs), key=lambda each: each[0] != self._first)
             if given.sequence or (not self._comes_in_order(index) and self._needs_all(index))
         }
@@ -104,7 +104,7 @@ class Runner(ABC):
                 yield prepared
             self.controller.flush()  # the next batch may take long to arrive
 
-    def put_to_wait(self, prepared: PreparedBatch, counts: bool = True) -> Iterator[OutBatch]:
+    def buffer_rows(self, prepared: PreparedBatch, counts: bool = True) -> Iterator[OutBatch]:
         """Buffer rows of an ordered input; yields late rows if there is a side output for them.
         ``counts`` is False if another partition counts and emits them."""
         late, name = self.ordered.add(prepared, counts), self._late_outputs[prepared.input_index]
@@ -131,7 +131,7 @@ class Runner(ABC):
         """Whether the input is broadcast or ordered, so that its rows need not be buffered here."""
         return self.spec.inputs[index].broadcast or index in self.ordered
 
-    def _gathering(self, index: int, scratch: str) -> SpillingInputBuffer:
+    def _input_buffer(self, index: int, scratch: str) -> SpillingInputBuffer:
         given = self.spec.inputs[index]
         together = None if self._unique is None else self._unique[index]
         if given.local is not None:
@@ -140,8 +140,8 @@ class Runner(ABC):
             given,
             index,
             together,
-            waits=bool(given.sequence) or together is not None or self._is_behind(index),
-            apart=self._unique is None or not given.changelog,
+            waits=bool(given.sequence) or together is not None or self._follows_first_input(index),
+            independent=self._unique is None or not given.changelog,
             rows_max=self._rows_max,
             memory_bytes=self.spec.config.shares.gathered // len(self.spec.inputs),
             folder=scratch,
@@ -150,9 +150,11 @@ class Runner(ABC):
 
     def _needs_all(self, index: int) -> bool:
         """Whether rows of the input may have to wait for others of the micro-batch."""
-        return (self.spec.inputs[index].changelog and self._unique is not None) or self._is_behind(index)
+        return (self.spec.inputs[index].changelog and self._unique is not None) or self._follows_first_input(
+            index
+        )
 
-    def _is_behind(self, index: int) -> bool:
+    def _follows_first_input(self, index: int) -> bool:
         """Whether this input is buffered until the first input is exhausted. Broadcast rows have been processed by
         then, and rows of ordered inputs are processed later anyway."""
         return self._first not in (None, index) and not self._comes_in_order(index)
@@ -167,26 +169,26 @@ class Runner(ABC):
     def _arriving(self, batches: Iterator[InputBatch]) -> Iterator[PreparedBatch]:
         """The rows that need not wait for others of the micro-batch; ``_waiting`` returns the others afterwards."""
         for prepared in self._prepared(batches):
-            gathering = self._gathered.get(prepared.input_index)
-            if gathering is None:
+            buffer = self._input_buffers.get(prepared.input_index)
+            if buffer is None:
                 yield prepared
             else:
-                yield from gathering.add(prepared)
-        for gathering in self._gathered.values():
-            yield from gathering.free()
+                yield from buffer.add(prepared)
+        for buffer in self._input_buffers.values():
+            yield from buffer.free()
 
     def _waiting(self) -> Iterator[PreparedBatch]:
         """The buffered rows, after all rows have arrived."""
-        for gathering in self._gathered.values():
+        for buffer in self._input_buffers.values():
             try:
-                yield from (part for part in gathering.parts() if part.batch.num_rows)
+                yield from (part for part in buffer.parts() if part.batch.num_rows)
             finally:
-                gathering.close()
+                buffer.close()
 
     def close(self) -> None:
         """Delete spilled rows; also called when the micro-batch fails."""
-        for gathering in self._gathered.values():
-            gathering.close()
+        for buffer in self._input_buffers.values():
+            buffer.close()
 
     def count(self, prepared: PreparedBatch, rows: bool = True) -> None:
         """Count the batch's rows, unless another partition counts them, and record its event times."""

@@ -93,7 +93,7 @@ def run_partition(
         with _controller(spec, overlay, memory) as controller:
             columns.entries.begin(columns.limit_bytes)
             cached = CachedColumns(columns.entries, opened.is_empty) if columns.limit_bytes else None
-            folder = opened.gathered_folder
+            folder = opened.buffer_folder
             runner = yield from _operated(spec, partition, controller, batches, folder, memory, cached)
             record = _commit(partition, opened, runner, columns.entries, time.perf_counter() - started)
             # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
@@ -171,7 +171,7 @@ def _opened_context(
         spec.watermark,
         spec.processing_time,
         spec.previous_watermark,
-        lambda state: memory.trial(spec, partition, state),
+        lambda state: memory.policy(spec, partition, state),
         columns,
     )
     spec.operator.open(context)
@@ -320,6 +320,6 @@ def _folder(spec: TaskSpec) -> tempfile.TemporaryDirectory[str]:
         )
     except OSError as error:
         raise StoreError(
-            f"operator '{spec.uid}': no folder for what exceeds memory: {error}. Check the disk's space and "
+            f"operator '{spec.uid}': cannot create a folder for spilled rows: {error}. Check the disk's space and "
             "permissions, or set async-state.local-dir to another folder"
         ) from error

@@ -67,7 +67,7 @@ class TaskContext:
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
-        trial_of: Callable[[str], AdmissionPolicy] | None = None,
+        admission_of: Callable[[str], AdmissionPolicy] | None = None,
         columns: CachedColumns | None = None,
     ) -> None:
         self.uid = uid
@@ -91,7 +91,7 @@ class TaskContext:
         self._config = config
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
-        self._trial_of = trial_of
+        self._admission_of = admission_of
         self._columns = columns
         self._known_bytes = config.shares.decoded
         self._place = redact(config.checkpoint_dir or "")
@@ -101,7 +101,7 @@ class TaskContext:
         self._open = True
 
     def get_state(self, descriptor: StateDescriptor[S]) -> S:
-        """See ``OperatorContext``."""
+        """The state that ``descriptor`` declares."""
         if not isinstance(descriptor, StateDescriptor):
             raise StateDeclarationError(
                 f"operator '{self.uid}': get_state got {descriptor!r}, which declares no state; give a descriptor, "
@@ -114,7 +114,8 @@ class TaskContext:
             )
         if name in self._declared:
             raise StateDeclarationError(
-                f"operator '{self.uid}': two states are called '{name}'; give each state of an operator its own name"
+                f"operator '{self.uid}': two states have the name '{name}'; give each state of an operator its own "
+                "name"
             )
         stored = self._stored.get(name)
         spec = self._spec(descriptor, stored)
@@ -123,8 +124,8 @@ class TaskContext:
         if self._columns is not None:
             is_new = self._columns.is_empty or stored is None
             state = with_column_cache(state, descriptor, self, self._columns.cache, is_new)
-        if self._trial_of is not None:
-            state = with_known_values(state, self._known_bytes, self._trial_of(name))
+        if self._admission_of is not None:
+            state = with_known_values(state, self._known_bytes, self._admission_of(name))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))
@@ -136,11 +137,11 @@ class TaskContext:
             raise AttributeError(hint_for("the context of open()", name))
 
     def counter(self, name: str) -> Counter:
-        """See ``OperatorContext``."""
+        """A counter that is summed over partitions and shown in the batch's statistics."""
         return self.counters.setdefault(name, Counter(name))
 
     def missing_rows(self) -> UnmatchedRetractions:
-        """See ``OperatorContext``."""
+        """Reports retractions whose row does not exist."""
         if self.missing is None:
             self.missing = UnmatchedRetractions(self.uid, self.counter(COUNTER), self._config)
         return self.missing
@@ -202,6 +203,6 @@ def closed_at_the_end(uid: str, operator: Operator) -> Iterator[None]:
         operator.close()
     except Exception as closing:
         raise OperatorError(
-            f"operator '{uid}' ({type(operator).__name__}): close() failed: {type(closing).__name__}: {closing}. "
-            "The micro-batch is not committed; fix the operator and start the query again"
+            f"operator '{uid}' ({type(operator).__name__}): close() failed: {type(closing).__name__}: {closing}. The "
+            "micro-batch is not committed; fix the operator and restart the query"
         ) from closing

@@ -26,7 +26,7 @@ COUNTER: Final = "retractions_without_state"
 _TEXT_MAX: Final = 500
 _ADVICE: Final = (
     "Its row was never added, came with other values, is in a later micro-batch, or has expired "
-    "(docs/order-and-time.md goes through the causes)."
+    "(docs/order-and-time.md describes the causes)."
 )
 
 _log = logging.getLogger(__name__)
@@ -42,20 +42,20 @@ class UnmatchedRetractions:
         self.example: str | None = None
 
     def add(self, rows: npt.NDArray[np.int64], bundle: Bundle) -> None:
-        """See ``operator.UnmatchedRetractions``."""
+        """Count retractions without a matching row: their indices (n) in the bundle."""
         if len(rows):
             if self.example is None:
                 self.example = _row_text(bundle, int(rows[0]))
             self.count(len(rows))
 
     def count(self, number: int) -> None:
-        """See ``operator.UnmatchedRetractions``."""
+        """Count ``number`` retractions without a matching row."""
         self._counter.add(number)
         if number and self._refuses:
             raise OperatorError(
                 f"operator '{self._uid}': {_found(number, self.example)}, and async-state.on-missing-row is fail. "
-                f"{_ADVICE} Nothing was committed; mend the input, or set async-state.on-missing-row to warn or count "
-                "to have such rows dropped"
+                f"{_ADVICE} Nothing was committed; fix the input, or set async-state.on-missing-row to warn or count "
+                "to drop such rows"
             )
 
 
@@ -67,8 +67,8 @@ def warn_of_missing_rows(uid: str, batch_id: int, config: Config, records: Seque
     if number:
         example = next((record.missing_row for record in records if record.missing_row), None)
         _log.warning(
-            "operator '%s', batch %d: %s; dropped, results may be wrong. %s async-state.on-missing-row: fail to have "
-            "the micro-batch fail, count to have no warning.",
+            "operator '%s', batch %d: %s; dropped, results may be wrong. %s Set async-state.on-missing-row to fail "
+            "to fail the micro-batch, or to count to turn this warning off.",
             uid,
             batch_id,
             _found(number, example),
@@ -79,7 +79,7 @@ def warn_of_missing_rows(uid: str, batch_id: int, config: Config, records: Seque
 def _found(number: int, example: str | None) -> str:
     what = "a retraction finds" if number == 1 else f"{number:,} retractions find"
     shown = "" if example is None else f", for example {example}"
-    return f"{what} no row to take back{shown}"
+    return f"{what} no matching row{shown}"
 
 
 def _row_text(bundle: Bundle, row: int) -> str:

@@ -23,15 +23,15 @@ class WorkerMemory:
     """One worker's memory, shared by all micro-batches that it runs.
 
     ``pacer``: the latency of its last reads, which does not change with the batch. ``entries`` and ``columns``: what
-    it has read and written. ``trials``: for which states caching decoded values has paid off. ``stores``: open stores
-    of partitions.
+    it has read and written. ``admissions``: for which states caching decoded values has paid off. ``stores``: open
+    stores of partitions.
     """
 
     def __init__(self, pacer: AdaptiveReads | None = None) -> None:
         self.pacer = AdaptiveReads() if pacer is None else pacer
         self.entries = WorkerCache(ValueCache)
         self.columns = WorkerCache(ColumnCache)
-        self.trials = AdmissionPolicies()
+        self.admissions = AdmissionPolicies()
         self.stores = StorePool()
         self._interests: dict[tuple[str, str, str], Interests] = {}
 
@@ -58,9 +58,9 @@ class WorkerMemory:
 
         return export_cache
 
-    def trial(self, spec: TaskSpec, partition: int, state: str) -> AdmissionPolicy:
+    def policy(self, spec: TaskSpec, partition: int, state: str) -> AdmissionPolicy:
         """The admission policy of ``state``: whether caching decoded values pays off."""
-        return self.trials.of((partition_key(spec, partition), state))
+        return self.admissions.of((partition_key(spec, partition), state))
 
     def interests(self, spec: TaskSpec) -> Interests:
         """Which states the operator's records read, learned from the previous micro-batch."""

@@ -50,7 +50,7 @@ class SpillingInputBuffer:
     ``together``: the columns that identify a row within a key, None if its content does. ``waits``: all rows wait;
     without it, at most one part of rows is buffered until there is a row that is not +I, since insertions need no
     others. ``chosen``: reduces all rows of some keys to those needed, in order of the sequence if there is one.
-    ``apart``: rows need no others, whatever their kinds.
+    ``independent``: rows need no others, whatever their kinds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SpillingInputBuffer:
         memory_bytes: int,
         folder: str,
         chosen: Filter,
-        apart: bool = False,
+        independent: bool = False,
     ) -> None:
         self._spec = spec
         self._index = index
@@ -75,8 +75,8 @@ class SpillingInputBuffer:
         self._memory_bytes = memory_bytes
         self._folder = folder
         self._chosen = chosen
-        self._always_apart = apart and not spec.sequence
-        self._apart = self._always_apart or (
+        self._always_independent = independent and not spec.sequence
+        self._independent = self._always_independent or (
             together is None and not spec.sequence
         )  # no row has needed another one so far
         self._parts: list[PreparedBatch] = []
@@ -88,7 +88,7 @@ class SpillingInputBuffer:
         """Buffer rows; yields rows that need not wait any longer."""
         retracts = bool(prepared.kinds.any())
         self._waits = self._waits or retracts
-        self._apart = self._apart and (self._always_apart or not retracts)
+        self._independent = self._independent and (self._always_independent or not retracts)
         if not self._waits and self._rows + prepared.batch.num_rows > self._rows_max(prepared.batch):
             yield from self.free()
         self._parts.append(prepared)
@@ -130,7 +130,7 @@ class SpillingInputBuffer:
         if rows.batch.num_rows <= limit:
             yield self._chosen(self._sorted(rows))
             return
-        if self._apart:
+        if self._independent:
             yield from rows.cut(limit)
             return
         for part in _by_hash(rows, self._key_hashes(rows.batch), limit):
@@ -167,7 +167,7 @@ class SpillingInputBuffer:
         return rows.take(order.to_numpy().astype(np.int64))
 
     def _key_hashes(self, batch: pa.RecordBatch) -> _Hashes:
-        if self._always_apart or not self._spec.key:
+        if self._always_independent or not self._spec.key:
             return np.zeros(batch.num_rows, np.uint64)
         return hash_columns([batch.column(name) for name in self._spec.key])
 
@@ -184,7 +184,7 @@ class SpillingInputBuffer:
         self._files.write(rows, self._key_hashes(rows.batch))
 
     def _cut_file(self, files: _Files, number: int) -> Iterator[PreparedBatch]:
-        if self._apart:
+        if self._independent:
             for table in files.read_some(number):
                 yield from self._cut(self._prepared(table))
             return
@@ -198,10 +198,8 @@ class SpillingInputBuffer:
             for table in files.read_some(number):
                 rows = self._prepared(table)
                 hashes = self._key_hashes(rows.batch)
-                taken_apart = _occur(hashes, long)
-                finer.write(
-                    rows, np.where(taken_apart, self._identity_hashes(rows.batch), _other_bits(hashes))
-                )
+                split = _occur(hashes, long)
+                finer.write(rows, np.where(split, self._identity_hashes(rows.batch), _other_bits(hashes)))
             for each in finer.filled():
                 yield from self._cut(self._prepared(finer.read(each)))
         finally:
@@ -335,8 +333,8 @@ def _by_arrival(
     ends = np.append(np.flatnonzero(np.diff(places[order])) + 1, size)
     start = 0
     while start < size:
-        first, behind = np.searchsorted(ends, [start, start + limit], "right").tolist()
-        end = int(ends[max(first, behind - 1)])  # at least one group, however many rows it has
+        first, end_group = np.searchsorted(ends, [start, start + limit], "right").tolist()
+        end = int(ends[max(first, end_group - 1)])  # at least one group, however many rows it has
         yield rows.take(np.sort(order[start:end]))
         start = end
 

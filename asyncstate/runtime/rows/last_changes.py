@@ -41,29 +41,29 @@ class LastChanges:
     def of(self, out: Iterator[OutBatch]) -> Iterator[OutBatch]:
         """The last change of each key, after all of ``out`` has arrived; rows of side outputs as they arrive."""
         first: pa.RecordBatch | None = None
-        gathering: SpillingInputBuffer | None = None
+        buffer: SpillingInputBuffer | None = None
         try:
             for batch in out:
                 if isinstance(batch, SideBatch):
                     yield batch
-                elif first is None and gathering is None:
+                elif first is None and buffer is None:
                     first = batch
                 else:
-                    if gathering is None and first is not None:
-                        gathering = self._gathering()
-                        self._add(gathering, first)
+                    if buffer is None and first is not None:
+                        buffer = self._input_buffer()
+                        self._add(buffer, first)
                         first = None
-                    assert gathering is not None
-                    self._add(gathering, batch)
-            if gathering is not None:
-                yield from map(self._last, gathering.parts())
+                    assert buffer is not None
+                    self._add(buffer, batch)
+            if buffer is not None:
+                yield from map(self._last, buffer.parts())
             elif first is not None:
                 yield first if self._spec.operator.nets_output else self._last(self._prepared(first))
         finally:
-            if gathering is not None:
-                gathering.close()
+            if buffer is not None:
+                buffer.close()
 
-    def _gathering(self) -> SpillingInputBuffer:
+    def _input_buffer(self) -> SpillingInputBuffer:
         return SpillingInputBuffer(
             self._rows,
             0,
@@ -75,9 +75,9 @@ class LastChanges:
             chosen=lambda rows: rows,
         )
 
-    def _add(self, gathering: SpillingInputBuffer, batch: pa.RecordBatch) -> None:
-        for _ in gathering.add(self._prepared(batch)):
-            raise AssertionError("rows that wait for others of their key do not leave before these have come")
+    def _add(self, buffer: SpillingInputBuffer, batch: pa.RecordBatch) -> None:
+        for _ in buffer.add(self._prepared(batch)):
+            raise AssertionError("buffered rows stay until all rows of their key have arrived")
 
     def _prepared(self, batch: pa.RecordBatch) -> PreparedBatch:
         payload = pa.RecordBatch.from_arrays(batch.columns[:-1], schema=self._rows.schema)

@@ -49,7 +49,7 @@ class FilterStep:
     condition: Callable[[pa.RecordBatch], pa.Array]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See ``Step``."""
+        """The rows after this step."""
         mask = self.condition(rows)
         return rows if mask.true_count == len(mask) else rows.filter(mask)
 
@@ -61,7 +61,7 @@ class ProjectStep:
     columns: tuple[tuple[str, str], ...]
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See ``Step``."""
+        """The rows after this step."""
         found = rows.select([name for name, _ in self.columns] + [ROW_KIND_COLUMN])
         return found.rename_columns([name for _, name in self.columns] + [ROW_KIND_COLUMN])
 
@@ -83,7 +83,7 @@ class PartialAggregate(_ByReceiver):
     """The partial aggregation of the downstream operator; ``spec`` has ``local``."""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See ``Step``."""
+        """The rows after this step."""
         kinds = None
         if self.spec.changelog:
             codes = pc.index_in(rows.column(ROW_KIND_COLUMN), value_set=_KINDS)
@@ -97,7 +97,7 @@ class PartialTopN(_ByReceiver):
     """Per key, the rows that suffice for the downstream operator; ``spec`` has ``limit``."""
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """See ``Step``."""
+        """The rows after this step."""
         return self._step(rows, None)
 
 

@@ -110,8 +110,8 @@ def prepare(uid: str, spec: InputSpec, given: InputBatch) -> PreparedBatch:
     if not spec.changelog and kinds.any():
         found = ROW_KIND_TEXTS[kinds[kinds != 0][0]]
         raise SchemaError(
-            f"operator '{uid}': {spec.name} has rows of the kind {found}, but it was not "
-            "declared as a changelog: declare it with changelog=True, or push rows of the kind +I alone"
+            f"operator '{uid}': {spec.name} has rows of the kind {found}, but it was not declared as a changelog: "
+            "declare it with changelog=True, or push only rows of kind +I"
         )
     if spec.event_time is None:
         return PreparedBatch(batch, kinds, None, given.input_index, 0)
@@ -167,7 +167,7 @@ def output_batch(
     row."""
     if len(columns) != len(schema):
         raise SchemaError(
-            f"operator '{uid}' put out {len(columns)} columns, but its output has {len(schema)}: "
+            f"operator '{uid}' emitted {len(columns)} columns, but its output has {len(schema)}: "
             f"{', '.join(schema.names)}"
         )
     arrays = [_output_column(uid, *each, key_of) for each in zip(schema, columns, strict=True)]
@@ -221,9 +221,9 @@ def _output_column(uid: str, field: pa.Field, column: Any, key_of: Callable[[int
     try:
         return arrow_values(column, field.type)
     except UnfitValueError as error:
-        advice = "convert it before it is emitted, or declare another type"
+        advice = "convert it before you emit it, or declare another type"
         if inspect.isawaitable(error.value):
-            advice = "it is no value yet: await it, or emit in a callback that gets its value"
+            advice = "it is not a value yet: await it, or emit in a callback that gets its value"
         where = "" if key_of is None else f", key {key_of(error.row)!r}"
         raise SchemaError(
             f"operator '{uid}'{where}: emit() got, for column '{field.name}', {error}; {advice}"
@@ -249,14 +249,14 @@ def _check_kinds(uid: str, kinds: Any, changes: Changelog, key_of: Callable[[int
     kind = _KINDS[codes[at]].text
     if changes.is_insert_only:
         raise SchemaError(
-            f"operator '{uid}' put out a row {kind}{of}, but declares insertions only. Let bind() return "
-            "OutputSpec(schema, changes=Changelog.retract()) if each row that goes is taken back whole (-U, -D), or "
+            f"operator '{uid}' emitted a row {kind}{of}, but declares insertions only. Return from bind() "
+            "OutputSpec(schema, changes=Changelog.retract()) if each old row is retracted (-U, -D), or "
             "changes=Changelog.upsert('key column') if rows replace each other by a key; a function operator takes "
             "such an OutputSpec as output"
         )
     raise SchemaError(
-        f"operator '{uid}' put out a row {kind}{of}, but declares {changes.text}, which has no row before a change. "
-        "Leave it out, or let bind() return OutputSpec(schema, changes=Changelog.retract(...))"
+        f"operator '{uid}' emitted a row {kind}{of}, but declares {changes.text}, which has no row before a change. "
+        "Leave it out, or return OutputSpec(schema, changes=Changelog.retract(...)) from bind()"
     )
 
 

@@ -34,8 +34,8 @@ def check_sequences(uid: str, inputs: Sequence[InputSpec]) -> None:
     for spec in inputs:
         if spec.drop_stale and not spec.sequence:
             raise SchemaError(
-                f"operator '{uid}': {spec.name} has drop_stale but no sequence, which tells what has been seen; name "
-                "its columns, or leave drop_stale out"
+                f"operator '{uid}': {spec.name} has drop_stale but no sequence, by which stale rows are recognized; "
+                "name its columns, or leave drop_stale out"
             )
         if not spec.sequence:
             continue
@@ -46,8 +46,8 @@ def check_sequences(uid: str, inputs: Sequence[InputSpec]) -> None:
             )
         if spec.order_by:
             raise SchemaError(
-                f"{what} and order_by; put the columns of the sequence behind the event time in order_by, which orders "
-                "rows over all micro-batches"
+                f"{what} and order_by; put the columns of the sequence after the event time in order_by, which orders "
+                "rows across micro-batches"
             )
         for name in spec.sequence:
             try:

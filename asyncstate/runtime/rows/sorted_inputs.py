@@ -59,7 +59,7 @@ from asyncstate.runtime.rows.bundle_size import BundleSize
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state import merged_entries, pages_of
-from asyncstate.state.columnar.aligned_scan import Place, cut_alike
+from asyncstate.state.columnar.aligned_scan import Place, align_scans
 from asyncstate.state.ranges import range_pages
 from asyncstate.state_backend import Page, StateBackend
 from asyncstate.storage import StateSpec
@@ -100,13 +100,13 @@ def check_ordered(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> 
         what = f"operator '{uid}': {spec.name} has {'order_by' if spec.order_by else 'an order'}"
         if spec.order_by and isinstance(operator, BundleOperator):
             raise SchemaError(
-                f"{what}, but {type(operator).__name__} works on bundles of rows and asks for an order itself where it "
-                "needs one; leave order_by out"
+                f"{what}, but {type(operator).__name__} works on bundles and declares an order itself if it needs "
+                "one; leave order_by out"
             )
         if index == operator.first_input:
             raise SchemaError(
-                f"{what}, but it is the first_input of {type(operator).__name__}; rows that wait for their order come "
-                "behind all others, so it cannot have both"
+                f"{what}, but it is the first_input of {type(operator).__name__}; ordered rows are processed "
+                "after all others, so it cannot have both"
             )
         if index >= len(ORDERED_ROWS):
             raise SchemaError(f"{what}, but only the first {len(ORDERED_ROWS)} inputs can have one")
@@ -233,7 +233,7 @@ class OrderedInputs:
         ]
         places = [waiting.place for waiting in self._inputs.values()]
         place = places[0] if len(places) == 1 else _time_place
-        for pieces in cut_alike(scans, place, _joined, lambda page: size.rows_of(page.bytes_each)):
+        for pieces in align_scans(scans, place, _joined, lambda page: size.rows_of(page.bytes_each)):
             parts: list[PreparedBatch | None] = [None] * (max(self._inputs) + 1)
             for (index, waiting), piece in zip(self._inputs.items(), pieces, strict=True):
                 if piece.store_keys:
@@ -368,7 +368,7 @@ class _SortedBuffer:
         offsets, data = binary_parts(stored)
         if bool((offsets[1:] == offsets[:-1]).any()):
             raise CodecError(
-                f"{self._spec.name}: a stored row that waits is empty; restore the checkpoint from an older version"
+                f"{self._spec.name}: a stored buffered row is empty; restore the checkpoint from an older version"
             )
         columns, _ = self._rows.decode(without_prefix(stored, _KIND_BYTES))
         batch = pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
@@ -431,8 +431,8 @@ def _check_same_order(uid: str, spec: InputSpec, known: StateSpec | None) -> Non
     if known is not None and known.types["order"] != _order_text(spec):
         raise StateDeclarationError(
             f"operator '{uid}': {spec.name} was ordered by {known.types['order']} and is ordered by "
-            f"{_order_text(spec) or 'nothing'}, but rows may wait in the old order; ask for that order again, or give "
-            "the operator a new uid to start with empty state"
+            f"{_order_text(spec) or 'nothing'}, but buffered rows may be in the old order; restore that order, or "
+            "give the operator a new uid to start with empty state"
         )
 
 
@@ -444,7 +444,7 @@ def _state_spec(uid: str, index: int, spec: InputSpec, known: StateSpec | None) 
         if known.types["row"] != rows:
             versions[_version_name(len(versions))] = known.types["row"]
         types |= versions
-    _row_codec(f"operator '{uid}', rows that wait in the order of {spec.name}", spec, types)
+    _row_codec(f"operator '{uid}', buffered rows of {spec.name}", spec, types)
     return StateSpec(
         id=ORDERED_ROWS[index], name=f"ordered rows of input {index}", kind=ORDERED_KIND, types=types
     )

@@ -129,7 +129,7 @@ def json_texts(name: str, column: pa.ChunkedArray) -> list[str | None]:
     for value in plain(column).to_pylist():
         if value is not None and _has_no_number(value):
             raise OperatorError(
-                f"column '{name}' has {value!r}, and JSON knows no NaN and no infinity; replace it before the sink; "
+                f"column '{name}' has {value!r}, and JSON has neither NaN nor infinity; replace it before the sink; "
                 "nothing was written"
             )
         found.append(None if value is None else encode(shape(value)).decode())

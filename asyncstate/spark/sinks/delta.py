@@ -103,7 +103,9 @@ class DeltaTarget:
         try:
             return DeltaTable(self.uri, storage_options=self.storage_options)
         except TableNotFoundError as error:
-            raise SchemaError(f"{self.place} does not exist; create it with the rows' columns") from error
+            raise SchemaError(
+                f"{self.place} does not exist; create it with the columns of the rows"
+            ) from error
         except (DeltaError, OSError, ValueError) as error:
             raise StoreError(f"{self.place}: {error}") from error
 

@@ -43,11 +43,11 @@ class IcebergTarget:
         self.properties = properties or {}
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
-        """See ``Target``. Iceberg enforces no primary keys: that ``keys`` are one is for the caller to know. Rows must
-        have all columns of the table, since a changed row is written anew."""
+        """See ``Target``. Iceberg enforces no primary keys, so the caller must choose unique ``keys``. Rows must have
+        all columns of the table, since a changed row is replaced."""
         if "." not in self.table:
             raise ConfigurationError(
-                f"IcebergTarget: table {self.table!r} names no namespace; give both, such as 'db.totals'"
+                f"IcebergTarget: table {self.table!r} has no namespace; give both, such as 'db.totals'"
             )
         self._check(self._load(), schema, keys)
 
@@ -58,14 +58,14 @@ class IcebergTarget:
         lacking = [name for name in known.names if name not in schema.names]
         if lacking:
             raise SchemaError(
-                f"{self.place} has columns that the rows lack ({', '.join(lacking)}), and a row is written "
-                "whole; add them before the sink"
+                f"{self.place} has columns that the rows lack ({', '.join(lacking)}), but a row must have all "
+                "columns; add them before the sink"
             )
         identifiers = table.schema().identifier_field_names()
         if identifiers and identifiers != set(keys):
             raise SchemaError(
-                f"{self.place} has the identifier fields {', '.join(sorted(identifiers))}, and the sink writes by "
-                f"{', '.join(keys)}; write by the same"
+                f"{self.place} has the identifier fields {', '.join(sorted(identifiers))}, but the sink's keys are "
+                f"{', '.join(keys)}; use the same"
             )
         if not table.spec().is_unpartitioned():
             with extra("iceberg", "IcebergTarget"):
@@ -129,11 +129,13 @@ class IcebergTarget:
         try:
             return load_catalog(self.catalog, **self.properties).load_table(self.table)
         except (NoSuchTableError, NoSuchNamespaceError) as error:
-            raise SchemaError(f"{self.place} does not exist; create it with the rows' columns") from error
+            raise SchemaError(
+                f"{self.place} does not exist; create it with the columns of the rows"
+            ) from error
         except ValueError as error:
             raise ConfigurationError(
-                f"{self.place}: catalog {self.catalog!r}: {error}; name one of pyiceberg's configuration, or give its "
-                "properties"
+                f"{self.place}: catalog {self.catalog!r}: {error}; name a catalog of pyiceberg's configuration, or "
+                "give its properties"
             ) from error
         except Exception as error:  # the errors of a catalog's own client: HTTP, SQL, Thrift, AWS
             raise StoreError(f"{self.place}: {type(error).__name__}: {error}") from error

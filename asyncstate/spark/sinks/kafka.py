@@ -72,8 +72,8 @@ class KafkaTarget:
             policy = str(answer.result()["cleanup.policy"].value)
         except (KafkaException, KeyError) as error:
             _log.warning(
-                "%s: whether it is compacted cannot be found out (%s); a topic with another cleanup.policy than "
-                "compact loses rows that do not change for a while",
+                "%s: cannot determine whether it is compacted (%s); a topic whose cleanup.policy is not compact "
+                "loses rows that do not change for a while",
                 self.place,
                 error,
             )
@@ -81,12 +81,12 @@ class KafkaTarget:
         words = {word.strip() for word in policy.split(",")}
         if "compact" not in words:
             raise SchemaError(
-                f"{self.place} has cleanup.policy={policy}: rows that do not change for a while would be deleted from "
-                "it; set cleanup.policy=compact"
+                f"{self.place} has cleanup.policy={policy}: it would delete rows that do not change for a while; set "
+                "cleanup.policy=compact"
             )
         if "delete" in words:
             _log.warning(
-                "%s has cleanup.policy=%s: rows that do not change within its retention are deleted from it; set "
+                "%s has cleanup.policy=%s: it deletes rows that do not change within its retention; set "
                 "cleanup.policy=compact to keep them",
                 self.place,
                 policy,
@@ -145,8 +145,8 @@ def _check_types(place: str, schema: pa.Schema) -> None:
             what = no_json(field.type)
         if what is not None:
             raise SchemaError(
-                f"{place}: column '{field.name}' of type {field.type}: JSON has nothing for {what}; cast it before the "
-                "sink"
+                f"{place}: column '{field.name}' of type {field.type}: JSON cannot represent {what}; cast it before "
+                "the sink"
             )
 
 

@@ -79,8 +79,8 @@ class MySqlTarget:
     def __init__(self, connection: dict[str, Any], table: str) -> None:
         if not isinstance(connection, Mapping):
             raise ConfigurationError(
-                "MySqlTarget: connection is no dict; give what PyMySQL's connect takes, such as "
-                "{'host': 'db', 'user': 'etl', 'password': '...', 'database': 'shop'}"
+                "MySqlTarget: connection is not a dict; give the arguments of PyMySQL's connect, such as {'host': "
+                "'db', 'user': 'etl', 'password': '...', 'database': 'shop'}"
             )
         self.connection = connection
         self.table = check_text("MySqlTarget", "table", table)
@@ -97,7 +97,8 @@ class MySqlTarget:
             self._check(self._described(cursor), schema, keys)
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
-        """See ``Target``."""
+        """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
+        has been written already, as ``is_written`` decides."""
         sql = statements(self.table, changes.upserts.column_names, changes.keys)
         key = [origin.job, writer, self.table]
         with self._cursor() as cursor:
@@ -136,8 +137,8 @@ class MySqlTarget:
         if kind != "BASE TABLE":
             raise SchemaError(f"{self.place} is a {kind.lower()}; name a table")
         columns, types = dict[str, Column](), dict[str, MySqlType]()
-        for name, shown, nullable, default, more, *told in _all(cursor, _COLUMNS, self.table):
-            types[name] = own = MySqlType(shown, *told)
+        for name, shown, nullable, default, more, *details in _all(cursor, _COLUMNS, self.table):
+            types[name] = own = MySqlType(shown, *details)
             required = nullable == "NO"
             computed = "GENERATED" in more.upper().replace("DEFAULT_GENERATED", "")
             filled = not required or default is not None or computed or "auto_increment" in more.lower()
@@ -155,12 +156,11 @@ class MySqlTarget:
         if others:
             raise SchemaError(
                 f"table {self.table} has a second unique key ({', '.join(others)}), by which MySQL's upserts would "
-                "replace rows of other keys; make it a plain index, or write by it"
+                "replace rows of other keys; make it a plain index, or use it as the sink's keys"
             )
         if table.engine != "InnoDB":
             raise SchemaError(
-                f"table {self.table} is of the engine {table.engine}, which has no transactions; alter it "
-                "to InnoDB"
+                f"table {self.table} uses the engine {table.engine}, which has no transactions; change it to InnoDB"
             )
 
     @contextmanager
@@ -172,7 +172,7 @@ class MySqlTarget:
             connection = pymysql.connect(**{"charset": "utf8mb4", **self.connection})
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"MySqlTarget: PyMySQL does not take the connection ({type(error).__name__}: {error}); give host, "
+                f"MySqlTarget: PyMySQL does not accept the connection ({type(error).__name__}: {error}); give host, "
                 "user, password and database"
             ) from error
         except pymysql.Error as error:
@@ -189,10 +189,8 @@ def _unique(index: str, parts: Sequence[tuple[str, str | None, int | None]]) -> 
     names = frozenset(name for _, name, _ in parts if name is not None)
     prefixes = [f"{name}({length})" for _, name, length in parts if length is not None]
     if any(name is None for _, name, _ in parts):
-        return Unique(index, names, "it is over an expression")
-    return Unique(
-        index, names, f"it takes the beginning of a text alone ({', '.join(prefixes)})" if prefixes else ""
-    )
+        return Unique(index, names, "it is on an expression")
+    return Unique(index, names, f"it covers only a prefix ({', '.join(prefixes)})" if prefixes else "")
 
 
 def statements(table: str, columns: Sequence[str], keys: Sequence[str]) -> Statements:

@@ -52,10 +52,10 @@ def reason_against(given: pa.DataType, column: MySqlType, is_key: bool) -> str |
         return _reason_against_text(column, is_key)
     if kinds.is_nested(given):
         if is_key:
-            return "lists, structs and maps are no key here; make a text of it before the sink"
+            return "lists, structs and maps cannot be keys here; convert them to a string before the sink"
         what = no_json(given)
         if what is not None:
-            return f"JSON has nothing for {what}; cast it before the sink"
+            return f"JSON cannot represent {what}; cast it before the sink"
         return None if column.name in ("json", "longtext", "mediumtext") else "make it json"
     if column.name in _TEXTS and not is_key and (kinds.is_integer(given) or kinds.is_decimal(given)):
         return None
@@ -67,16 +67,19 @@ def _reason_against_text(column: MySqlType, is_key: bool) -> str | None:
         return None
     if is_key:
         if column.name != "varchar":
-            return "it may take different texts for one key; make it varchar(n) with a binary collation without padding"
+            return (
+                "it may treat different strings as one key; make it varchar(n) with a binary collation without "
+                "padding"
+            )
         if not (column.collation or "").endswith(_EXACT_COLLATIONS):
             return (
-                "its collation takes different texts for one key (a and A, or a with a blank behind); give it "
+                "its collation treats different strings as one key (a and A, or a with a trailing blank); give it "
                 "utf8mb4_nopad_bin (MariaDB) or utf8mb4_0900_bin (MySQL), or make it varbinary(n)"
             )
         return None
     if column.name in _TEXTS or column.name in (*_BYTES, "json", "inet4", "inet6"):
         return None
-    return "a text may become another value there; cast it before the sink, or make the column varchar"
+    return "a string may become another value there; cast it before the sink, or make the column varchar"
 
 
 def _reason_against_value(given: pa.DataType, column: MySqlType) -> str | None:
@@ -95,7 +98,7 @@ def _reason_against_value(given: pa.DataType, column: MySqlType) -> str | None:
     return (
         None
         if keeps(given, wanted)
-        else "digits of it would be lost; cast it before the sink, or change the column"
+        else "digits would be lost; cast it before the sink, or change the column"
     )
 
 
@@ -107,14 +110,14 @@ def _reason_against_time(given: pa.DataType, column: MySqlType) -> str | None:
     elif kinds.is_duration(given) or kinds.is_time(given):
         wanted = ("time",)
     else:
-        return "cast it to a text before the sink"
+        return "cast it to a string before the sink"
     if column.name not in wanted:
         return f"make it {wanted[0]}(6)"
     kept = column.second_digits or 0
     return (
         None
         if kept >= digits(given)
-        else f"it keeps {kept} digits of a second, and rounds; make it {column.name}(6)"
+        else f"it keeps {kept} digits of a second and rounds; make it {column.name}(6)"
     )
 
 

@@ -49,7 +49,7 @@ class ParquetTarget:
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. Types must be those of the micro-batch before. The files of another checkpoint are not taken
-        over, since nothing would tell which of two rows of a key is the newer one."""
+        over, since nothing says which of two rows of a key is newer."""
         _check_types(self.folder, changes.upserts.schema)
         files, root = self._opened()
         with self._failing():
@@ -79,7 +79,7 @@ class ParquetTarget:
             return files, root
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ConfigurationError(
-                f"ParquetTarget: {self.folder!r} is no place that pyarrow knows ({error}); give a path or a URI such "
+                f"ParquetTarget: pyarrow cannot use {self.folder!r} ({error}); give a path or a URI such "
                 "as s3://bucket/folder"
             ) from error
 
@@ -95,8 +95,8 @@ class ParquetTarget:
             if field.name in before.names and before.field(field.name).type != field.type:
                 was = before.field(field.name).type
                 raise SchemaError(
-                    f"{self.folder}: column '{field.name}' is of type {field.type}, and was {was} in the micro-batch "
-                    "before; cast it before the sink, or write into another folder"
+                    f"{self.folder}: column '{field.name}' is of type {field.type}, but was {was} in the previous "
+                    "micro-batch; cast it before the sink, or write into another folder"
                 )
 
 
@@ -104,8 +104,9 @@ def _check_types(place: str, schema: pa.Schema) -> None:
     for field in schema:
         if _has_lengths_of_time(field.type):
             raise SchemaError(
-                f"{place}: column '{field.name}' of type {field.type}: Parquet has no lengths of time, and readers "
-                "would find a bare number; cast it to a text, or to a number whose name says its unit, before the sink"
+                f"{place}: column '{field.name}' of type {field.type}: Parquet has no durations, and readers would "
+                "see a bare number; cast it before the sink to a string, or to a number whose column name has the "
+                "unit"
             )
 
 

@@ -77,11 +77,11 @@ _UNIQUE: Final = """
             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]),
         CASE WHEN i.indpred IS NOT NULL THEN 'it is partial'
             WHEN EXISTS (SELECT FROM generate_series(0, i.indnkeyatts - 1) n WHERE i.indkey[n] = 0)
-                THEN 'it is over an expression'
+                THEN 'it is on an expression'
             WHEN NOT i.indimmediate THEN 'it is deferrable'
             WHEN NOT i.indisvalid THEN 'it is not valid'
             WHEN EXISTS (SELECT FROM unnest(i.indcollation::oid[]) o JOIN pg_collation p ON p.oid = o
-                    WHERE NOT p.collisdeterministic) THEN 'its collation takes different texts for one key'
+                    WHERE NOT p.collisdeterministic) THEN 'its collation treats different strings as one key'
             ELSE '' END
     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = to_regclass(%s) AND i.indisunique
@@ -106,7 +106,7 @@ class PostgresTarget:
     def __init__(self, conninfo: str, table: str) -> None:
         if not isinstance(conninfo, str):
             raise ConfigurationError(
-                "PostgresTarget: conninfo is no text; give one such as 'host=db dbname=shop user=etl'"
+                "PostgresTarget: conninfo is not a string; give one such as 'host=db dbname=shop user=etl'"
             )
         self.conninfo = conninfo
         self.table = ".".join(map(identifier, check_text("PostgresTarget", "table", table).split(".")))
@@ -117,12 +117,13 @@ class PostgresTarget:
         return f"table {self.table}"
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
-        """See ``Target``; also refuses what is no table, and rights that are missing."""
+        """See ``Target``; also refuses what is not a table, and rights that are missing."""
         with self._connected() as database:
             self._check(self._described(database), schema, keys)
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
-        """See ``Target``."""
+        """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
+        has been written already, as ``is_written`` decides."""
         sql = statements(self.table, changes.upserts.column_names, changes.keys)
         key = (origin.job, writer, self.table)
         with self._connected() as database, database.cursor() as cursor:
@@ -167,21 +168,23 @@ class PostgresTarget:
             return _Table({}, {}, [], False)
         kind, has_triggers, is_read_only, lacking, no_batches = found
         if kind not in ("r", "p"):
-            raise SchemaError(f"{self.place} is no table but another relation (kind {kind!r}); name a table")
+            raise SchemaError(
+                f"{self.place} is not a table but another relation (kind {kind!r}); name a table"
+            )
         if is_read_only:
-            raise StoreError(f"{self.place}: the database is read-only; name the server that takes writes")
+            raise StoreError(f"{self.place}: the database is read-only; name a server that accepts writes")
         if lacking:
-            raise StoreError(f"{self.place}: the user lacks the right to {', '.join(lacking)}; grant it")
+            raise StoreError(f"{self.place}: the user lacks the privilege to {', '.join(lacking)}; grant it")
         if no_batches:
             raise StoreError(
-                f"{self.place}: the user may not create the table asyncstate_batches, which keeps what was written; "
-                "create it for the user, or grant CREATE on the schema"
+                f"{self.place}: the user cannot create the table asyncstate_batches, which records written "
+                "micro-batches; create it for the user, or grant CREATE on the schema"
             )
         columns, types = dict[str, Column](), dict[str, PostgresType]()
-        for name, shown, required, has_default, computed, *told in database.execute(
+        for name, shown, required, has_default, computed, *details in database.execute(
             _COLUMNS, {"table": self.table}
         ).fetchall():
-            types[name] = own = PostgresType(*told)
+            types[name] = own = PostgresType(*details)
             filled = has_default or computed or not required
             columns[name] = Column(name, shown, required, filled, computed)._replace(**text_rules(own))
         unique = [
@@ -225,9 +228,9 @@ def _checked_password(conninfo: str) -> str:
         parts = {name: str(value) for name, value in conninfo_to_dict(conninfo).items()}
     if parts is None or not _PORTS.fullmatch(parts.get("port", "")) or "@" in parts.get("host", ""):
         raise ConfigurationError(
-            "PostgresTarget: conninfo cannot be read; put values with blanks or quotes into quotes (password='a b'), "
-            "and write %40 for @, %2F for / and %3A for : in the password of a URI. It is not shown, since it may "
-            "have a password in it"
+            "PostgresTarget: conninfo cannot be read; quote values with blanks or quotes (password='a b'), and write "
+            "%40 for @, %2F for / and %3A for : in the password of a URI. It is not shown because it may contain a "
+            "password"
         )
     return parts.get("password", "")
 

@@ -42,7 +42,7 @@ _ELSEWHERE: Final = "NDTBA"
 
 class PostgresType(NamedTuple):
     """The type of a column; for a domain, its base type. ``modifier``: the encoded parameters in parentheses after the
-    type name; ``element``: of an array; ``is_coarse``: its collation compares different texts as equal."""
+    type name; ``element``: of an array; ``is_coarse``: its collation compares different strings as equal."""
 
     name: str
     modifier: int
@@ -72,9 +72,9 @@ def reason_against(given: pa.DataType, column: PostgresType, is_key: bool) -> st
         return _reason_against_key(given, column)
     if column.name in ("json", "jsonb") and kinds.is_nested(given):
         what = no_json(given)
-        return None if what is None else f"JSON has nothing for {what}; cast it before the sink"
+        return None if what is None else f"JSON cannot represent {what}; cast it before the sink"
     if column.name in _TEXTS and kinds.is_nested(given):
-        return "make it jsonb, or a text of it with to_json before the sink"
+        return "make it jsonb, or convert it to a string with to_json before the sink"
     if column.element is not None:
         return _reason_against_array(given, column)
     if kinds.is_nested(given):
@@ -86,13 +86,13 @@ def reason_against(given: pa.DataType, column: PostgresType, is_key: bool) -> st
 
 def _reason_against_key(given: pa.DataType, column: PostgresType) -> str | None:
     if kinds.is_nested(given):
-        return "lists, structs and maps are no key here; make a text of it before the sink"
+        return "lists, structs and maps cannot be keys here; convert them to a string before the sink"
     if is_text(given) and column.name in ("varchar", "bpchar") and column.modifier >= 0:
-        return "it cuts or adds blanks at the end, so that two keys may be one; make it text"
+        return "it trims or pads trailing blanks, so two keys may become one; make it text"
     if is_text(given) and column.is_coarse:
-        return "its collation takes different texts for one key; make it one that is deterministic"
+        return "its collation treats different strings as one key; use a deterministic collation"
     if is_text(given) and column.name not in (*_TEXTS, "uuid") and column.category != "E":
-        return "it may take different texts for one key; make it text"
+        return "it may treat different strings as one key; make it text"
     return _reason_against_text(column) if is_text(given) else _reason_against_value(given, column)
 
 
@@ -100,14 +100,14 @@ def _reason_against_array(given: pa.DataType, column: PostgresType) -> str | Non
     if not is_list(given):
         return "it is an array; cast it before the sink, or change the column"
     if kinds.is_nested(given.value_type):
-        return "an array has no lists, structs or maps in it; make it jsonb"
+        return "an array cannot contain lists, structs or maps; make it jsonb"
     element = PostgresType(column.element or "", column.modifier, column.element_category or "")
     if is_text(given.value_type) and element.name not in _TEXTS:
-        return "its elements are no texts; make it text[]"
+        return "its elements are not strings; make it text[]"
     if is_text(given.value_type) and element.modifier >= 0:
-        return "its elements cut or add blanks at the end; make it text[]"
+        return "its elements trim or pad trailing blanks; make it text[]"
     if kinds.is_duration(given.value_type) or is_bytes(given.value_type):
-        return f"the sink writes no arrays of {given.value_type}; make a text of it before"
+        return f"the sink cannot write arrays of {given.value_type}; convert it to a string before"
     return reason_against(given.value_type, element, is_key=False)
 
 
@@ -115,7 +115,7 @@ def _reason_against_text(column: PostgresType) -> str | None:
     if column.name in _TEXTS:
         return None
     if column.category in _ELSEWHERE or column.name in ("bytea", "name", "char", "money"):
-        return "a text may become another value there; cast it before the sink, or make the column text"
+        return "a string may become another value there; cast it before the sink, or make the column text"
     return None
 
 
@@ -125,7 +125,9 @@ def _reason_against_value(given: pa.DataType, column: PostgresType) -> str | Non
         return None
     if name in ("text", "varchar") and column.length is None:
         return (
-            None if not (is_bytes(given) or kinds.is_duration(given)) else "cast it to a text before the sink"
+            None
+            if not (is_bytes(given) or kinds.is_duration(given))
+            else "cast it to a string before the sink"
         )
     if is_bytes(given):
         return None if name == "bytea" else "make it bytea"
@@ -143,7 +145,7 @@ def _reason_against_value(given: pa.DataType, column: PostgresType) -> str | Non
     return (
         None
         if keeps(given, wanted)
-        else "digits of it would be lost; cast it before the sink, or change the column"
+        else "digits would be lost; cast it before the sink, or change the column"
     )
 
 
@@ -153,7 +155,7 @@ def _reason_against_interval(column: PostgresType) -> str | None:
     if column.modifier >= 0:
         fields, precision = (column.modifier >> 16) & _ALL_FIELDS, column.modifier & 0xFFFF
         if fields != _ALL_FIELDS or precision < 6:
-            return "parts of it would be lost; make it interval, without more"
+            return "parts of it would be lost; make it a plain interval"
     return None
 
 
@@ -165,7 +167,7 @@ def _reason_against_time(given: pa.DataType, column: PostgresType) -> str | None
         return f"make it {wanted}"
     precision = column.modifier if column.modifier >= 0 else 6
     if digits(given) > precision:
-        return f"it keeps {precision} digits of a second, and rounds; make it {column.name}"
+        return f"it keeps {precision} digits of a second and rounds; make it {column.name}"
     return None
 
 
@@ -178,7 +180,7 @@ def _reason_against_numeric(given: pa.DataType, modifier: int) -> str | None:
         )
     precision, scale = (modifier - 4) >> 16 & 0xFFFF, ((modifier - 4 & 0x7FF) ^ 0x400) - 0x400
     if scale < 0 or precision > 76 or not keeps(given, pa.decimal256(precision, min(scale, precision))):
-        return "it rounds; make it numeric with as many places as the rows have, or cast them before the sink"
+        return "it rounds; make it numeric with the scale of the rows, or cast them before the sink"
     return None
 
 

@@ -149,8 +149,8 @@ def check_table(
     if all(one.wrong for one in over):
         why = "".join(f"; {one.name} is none, since {one.wrong}" for one in over)
         raise SchemaError(
-            f"{place} has no primary key or unique index over ({', '.join(keys)}) that upserts can go by; create one, "
-            f"or they would not find their row{why}"
+            f"{place} has no primary key or unique index over ({', '.join(keys)}) for upserts; create one, so that "
+            f"they find their rows{why}"
         )
     for field in schema:
         is_key = field.name in keys
@@ -168,7 +168,7 @@ def check_values(place: str, changes: TargetChanges, columns: Mapping[str, Colum
         for name, column in zip(table.column_names, table.columns, strict=True):
             if columns[name].required and column.null_count:
                 raise OperatorError(
-                    f"{place}: column '{name}' is NOT NULL, and is null in {column.null_count} rows; fill it or filter "
+                    f"{place}: column '{name}' is NOT NULL, but null in {column.null_count} rows; fill it or filter "
                     "them out before the sink; nothing was written"
                 )
             if is_text(column.type):
@@ -182,9 +182,9 @@ def _check_texts(place: str, column: Column, texts: pa.ChunkedArray) -> None:
     if column.bytes_max is not None:
         wrong.append(("is too long for it", pc.greater(pc.binary_length(texts), column.bytes_max)))
     if column.no_blanks:
-        wrong.append(("ends with a blank, which it does not keep", pc.ends_with(texts, " ")))
+        wrong.append(("ends with a blank, which the column drops", pc.ends_with(texts, " ")))
     if column.is_uuid:
-        what = "is no UUID of small letters with hyphens, and would come back as another text"
+        what = "is not a UUID in lower case with hyphens, and would be read back as another string"
         wrong.append((what, pc.invert(pc.match_substring_regex(texts, _UUID))))
     for what, found in wrong:
         if pc.any(found).as_py():
@@ -192,7 +192,7 @@ def _check_texts(place: str, column: Column, texts: pa.ChunkedArray) -> None:
             shown = first if len(first) <= 60 else f"{first[:60]}..."
             raise OperatorError(
                 f"{place}: column '{column.name}' is {column.kind}, and {shown!r} {what}; change the column, or the "
-                "text before the sink; nothing was written"
+                "string before the sink; nothing was written"
             )
 
 
@@ -200,8 +200,8 @@ def check_count(place: str, count: int, rows: int) -> None:
     """Raise StoreError unless the database reports as many written rows as it was given."""
     if count != rows:
         raise StoreError(
-            f"{place}: the database has written {count} of {rows} rows: a trigger, a rule or a conflict clause of the "
-            "table drops the others. Take it away, or filter these rows out before the sink; nothing was written"
+            f"{place}: the database wrote {count} of {rows} rows: a trigger, a rule or a conflict clause of the table "
+            "drops the others. Remove it, or filter these rows out before the sink; nothing was written"
         )
 
 
@@ -209,6 +209,6 @@ def check_gone(place: str, count: int) -> None:
     """Raise StoreError if deleted rows still exist."""
     if count:
         raise StoreError(
-            f"{place}: {count} rows are there after they were deleted: a trigger or a rule of the table keeps them. "
-            "Take it away, or filter these deletions out before the sink; nothing was written"
+            f"{place}: {count} rows still exist after they were deleted: a trigger or a rule of the table keeps them. "
+            "Remove it, or filter these deletions out before the sink; nothing was written"
         )

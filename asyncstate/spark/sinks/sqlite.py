@@ -79,7 +79,7 @@ class SqliteTarget:
         given: object = path
         if not isinstance(given, str | Path) or not str(given).strip() or "\0" in str(given):
             raise ConfigurationError(
-                f"SqliteTarget: path {path!r} is none; give the file of an SQLite database"
+                f"SqliteTarget: path {path!r} is not a path; give the file of an SQLite database"
             )
         self.path = str(path)
         self.table = check_text("SqliteTarget", "table", table)
@@ -97,7 +97,8 @@ class SqliteTarget:
             database.execute("ROLLBACK")
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
-        """See ``Target``."""
+        """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
+        has been written already, as ``is_written`` decides."""
         names, keys = changes.upserts.column_names, changes.keys
         with self._connected() as database:
             database.execute("BEGIN IMMEDIATE")
@@ -145,7 +146,7 @@ class SqliteTarget:
                 collations = table.collations.get(frozenset(keys), {})
                 other = collations.get(field.name, "BINARY")
                 if other != "BINARY":
-                    return f"it takes different texts for one key (COLLATE {other}); make it COLLATE BINARY"
+                    return f"it treats different strings as one key (COLLATE {other}); make it COLLATE BINARY"
             return _reason(field.type, _affinity(table.columns[field.name].kind))
 
         check_table(self._shown, schema, keys, table.columns, table.unique, reason)
@@ -185,7 +186,7 @@ def _described(database: sqlite3.Connection, table: str) -> _Table:
         names = frozenset(name for _, name, _ in parts if name is not None)
         wrong = "it is partial" if partial else ""
         if any(place < 0 for place, _, _ in parts):
-            wrong = "it is over an expression"
+            wrong = "it is on an expression"
         unique.append(Unique(index, names, wrong))
         if not wrong:
             of = {name: coll for _, name, coll in parts}
@@ -209,27 +210,31 @@ def _affinity(declared: str) -> str:
 
 
 def _reason(kind: pa.DataType, affinity: str) -> str | None:
-    """Why a column of the affinity changes values of the type. A text that is no number stays a text in any column."""
+    """Why a column of the affinity changes values of the type. A text that is not a number stays text."""
     numeric = affinity in ("INTEGER", "NUMERIC", "REAL")
     if is_text(kind):
         return (
-            "texts that look like numbers become numbers there ('007' is 7); declare it text"
+            "strings that look like numbers become numbers there ('007' is 7); declare it text"
             if numeric
             else None
         )
     if kinds.is_decimal(kind):
-        return "decimals are texts here, and become floats there; declare it text" if numeric else None
+        return (
+            "decimals are written as strings, but become floats there; declare it text" if numeric else None
+        )
     if kinds.is_integer(kind):
         exact = affinity != "REAL" or integer_in_float(kind, 64)
         return None if exact else "large integers become floats there; declare it integer"
     if kinds.is_floating(kind):
-        return "floats lose digits as texts; declare it real" if affinity == "TEXT" else None
+        return "floats lose digits as text; declare it real" if affinity == "TEXT" else None
     if kinds.is_nested(kind):
         what = no_json(kind)
-        return None if what is None else f"JSON has nothing for {what}; make a text of it before the sink"
+        return (
+            None if what is None else f"JSON cannot represent {what}; convert it to a string before the sink"
+        )
     if kinds.is_boolean(kind) or kinds.is_temporal(kind) or is_bytes(kind) or kinds.is_null(kind):
-        return None if not pa.types.is_interval(kind) else "cast it to a text before the sink"
-    return "SQLite has nothing for it; cast it before the sink"
+        return None if not pa.types.is_interval(kind) else "cast it to a string before the sink"
+    return "SQLite cannot represent it; cast it before the sink"
 
 
 def _is_stored_as_text(kind: pa.DataType) -> bool:

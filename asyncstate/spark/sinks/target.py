@@ -56,8 +56,8 @@ def check_columns(place: str, schema: pa.Schema, keys: Sequence[str], known: Col
     missing = [name for name in keys if name not in schema.names]
     if missing or not keys:
         raise SchemaError(
-            f"{place}: key column '{', '.join(missing)}' is none of the rows' columns ({', '.join(schema.names)}); "
-            "name those of its primary key"
+            f"{place}: key column '{', '.join(missing)}' is not one of the rows' columns ({', '.join(schema.names)}); "
+            "name the columns of its primary key"
         )
     for name in schema.names:
         if name not in known:
@@ -74,8 +74,8 @@ def check_types(place: str, schema: pa.Schema, known: pa.Schema) -> None:
         column = known.field(field.name)
         if not keeps(field.type, column.type):
             raise SchemaError(
-                f"{place}: column '{field.name}' of type {field.type} does not fit {column.type}, which would not "
-                "keep all of its values; cast it before the sink, or change the column"
+                f"{place}: column '{field.name}' of type {field.type} does not fit {column.type}, which cannot hold "
+                "all of its values; cast it before the sink, or change the column"
             )
     lacking = [field.name for field in known if not field.nullable and field.name not in schema.names]
     if lacking:
@@ -94,8 +94,8 @@ def cast_to(place: str, rows: pa.Table, known: pa.Schema, *, required: bool = Fa
         field = known.field(name)
         if not field.nullable and column.null_count:
             raise OperatorError(
-                f"{place}: column '{name}' is required, and is null in {column.null_count} rows; fill it or filter "
-                "them out before the sink; nothing was written"
+                f"{place}: column '{name}' is required, but null in {column.null_count} rows; fill it or filter them "
+                "out before the sink; nothing was written"
             )
         fields.append(field if required else field.with_nullable(True))
     try:
@@ -103,7 +103,7 @@ def cast_to(place: str, rows: pa.Table, known: pa.Schema, *, required: bool = Fa
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         shown = ", ".join(f"{field.name} {field.type}" for field in rows.schema)
         raise OperatorError(
-            f"{place} does not take rows of {shown}: {error}; cast them before the sink; nothing was written"
+            f"{place} does not accept rows of {shown}: {error}; cast them before the sink; nothing was written"
         ) from error
 
 
@@ -118,15 +118,15 @@ def check_no_nan(place: str, changes: TargetChanges, *, is_finite: bool = False)
             wrong = pc.invert(pc.is_finite(column)) if is_finite else pc.is_nan(column)
             if pc.any(wrong).as_py():
                 raise OperatorError(
-                    f"{place}: key column '{name}' is {column.filter(wrong)[0].as_py()}, which would never be "
-                    "found again; filter such rows out before the sink; nothing was written"
+                    f"{place}: key column '{name}' is {column.filter(wrong)[0].as_py()}, which lookups by key would "
+                    "never find; filter such rows out before the sink; nothing was written"
                 )
 
 
 def check_text(owner: str, what: str, given: object) -> str:
     """``given``, if it is valid as a name. Raises ConfigurationError if not."""
     if not isinstance(given, str) or not given.strip() or "\0" in given:
-        raise ConfigurationError(f"{owner}: {what} {given!r} is no name; give a text")
+        raise ConfigurationError(f"{owner}: {what} {given!r} is not a name; give a string")
     return given
 
 
@@ -137,5 +137,5 @@ def extra(name: str, owner: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigurationError(
-            f"{owner} needs packages that are not there ({error}); install them: pip install 'asyncstate[{name}]'"
+            f"{owner} needs packages that are not installed ({error}); install them: pip install 'asyncstate[{name}]'"
         ) from error

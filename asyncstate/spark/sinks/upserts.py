@@ -85,8 +85,8 @@ def _check_first_write(batch: MicroBatch, target: Target, writer: str) -> None:
     place = destination(target, writer)
     if place in batch.written:
         raise JobError(
-            f"{place[0]} has got rows of micro-batch {batch.batch_id} by writer '{writer}' before; give each call of "
-            "write_upserts a writer of its own; these rows were not written"
+            f"{place[0]} already got rows of micro-batch {batch.batch_id} from writer '{writer}'; give each call of "
+            "write_upserts its own writer; these rows were not written"
         )
     batch.written.add(place)
 
@@ -100,15 +100,15 @@ def destination(target: Target, writer: str) -> tuple[str, str]:
 def _checked_keys(owner: str, keys: object) -> tuple[str, ...]:
     names = (keys,) if isinstance(keys, str) else tuple(keys) if isinstance(keys, list | tuple) else ()
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise SchemaError(f"{owner}: keys names no column ({keys!r}); give those of the target's primary key")
+        raise SchemaError(f"{owner}: keys is empty ({keys!r}); give the columns of the target's primary key")
     return names
 
 
 def _check_target(owner: str, target: object) -> None:
     if not all(callable(getattr(target, name, None)) for name in ("check", "write")):
         raise ConfigurationError(
-            f"{owner}: {target!r} is no target; give one such as PostgresTarget(...), or an object with the methods "
-            "check and write of asyncstate.spark.sinks.Target"
+            f"{owner}: {target!r} is not a target; give one such as PostgresTarget(...), or an object with "
+            "the methods check and write of asyncstate.spark.sinks.Target"
         )
 
 
@@ -116,8 +116,8 @@ def _check_writer(owner: str, writer: object) -> None:
     good = isinstance(writer, str) and writer and writer == writer.strip() and "\0" not in writer
     if not good or len(str(writer)) > WRITER_CHARACTERS_MAX:
         raise ConfigurationError(
-            f"{owner}: writer {writer!r} is no name; give a text of 1 to {WRITER_CHARACTERS_MAX} characters that stays "
-            "with this sink"
+            f"{owner}: writer {writer!r} is not a name; give a string of 1 to {WRITER_CHARACTERS_MAX} characters that "
+            "never changes for this sink"
         )
 
 
@@ -126,7 +126,7 @@ def changes_of(last: pa.Table, keys: tuple[str, ...]) -> TargetChanges:
     for name in keys:
         if last.column(name).null_count:
             raise OperatorError(
-                f"key column '{name}' is null in {last.column(name).null_count} rows, which no primary key can be; "
+                f"key column '{name}' is null in {last.column(name).null_count} rows, which a primary key cannot be; "
                 "filter them out before the sink; nothing was written"
             )
     goes = pc.equal(last.column(ROW_KIND_COLUMN), "-D")

@@ -131,18 +131,18 @@ def _stated(event: Event, asked: Asked) -> list[str]:
     positions = ", ".join(f"{text(name)}, {sql}" for name, sql in _positions(event).items())
     unplaced = " or ".join(f"{place} is null" for place in event.position.values()) or "false"
     quote = text("operation '")
-    hint = text("' is no change of a row; name it in skip= if it may be ignored")
+    hint = text("' is not a change of a row; list it in skip= to ignore it")
     typing = event.typing
     decimal = ", or a decimal that does not fit its type" if has_decimals(typing.columns) else ""
     unread = text(
-        f"not an event of this format, or there is more behind it{decimal if typing.decimals == 'text' else ''}"
+        f"not an event of this format, or more text follows it{decimal if typing.decimals == 'text' else ''}"
     )
     problem = f"""case when {TEXT} is null then null
         when {EVENT} is null or not {_WHOLE} then {unread}
-        when {event.op} is null then 'the event names no operation'
+        when {event.op} is null then 'the event has no operation'
         when {silent} then null
         when {op} is null then concat({quote}, {event.op}, {hint})
-        when {event.is_change} and ({unplaced}) then 'the change has no position; is it from another connector?'
+        when {event.is_change} and ({unplaced}) then 'the change has no position; it may be from another connector'
         else {event.doubt} end"""
     return [
         f"if({TEXT} is null or {silent}, null, {op}) as {_OP}",
@@ -163,8 +163,8 @@ def _problem(event: Event, asked: Asked) -> str:
     """In SQL: why the event cannot be read, null if it can."""
     deletes = f"({_OP} = '{DELETE}')" if asked.upsert_key else f"({_OP} <> '{INSERT}')"
     missing = text(
-        "no row before the change; let the source send full images (REPLICA IDENTITY FULL, binlog_row_image=FULL), "
-        "or give upsert_key"
+        "no row before the change; configure full row images at the source (REPLICA IDENTITY FULL, "
+        "binlog_row_image=FULL), or give upsert_key"
     )
     return f"""coalesce({_STATED}, case when {_OP} is null then null
         when {_RAW} is null then 'the event has no rows'
@@ -232,12 +232,13 @@ def _check(df: DataFrame, event: Event, asked: Asked) -> None:
             )
     if present[asked.value] not in ("string", "binary"):
         raise SchemaError(
-            f"{asked.source}: column '{asked.value}' is of type {present[asked.value]}; events are text or its bytes"
+            f"{asked.source}: column '{asked.value}' is of type {present[asked.value]}; events are strings or their "
+            "bytes"
         )
     strange = [name for name in asked.upsert_key if name not in event.typing.columns.names]
     if strange:
         raise SchemaError(
-            f"{asked.source}: upsert_key names '{strange[0]}', which is no column of the schema: "
+            f"{asked.source}: upsert_key names '{strange[0]}', which is not a column of the schema: "
             f"{', '.join(event.typing.columns.names)}"
         )
     _check_names(event, asked)

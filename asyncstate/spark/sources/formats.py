@@ -217,8 +217,8 @@ def _decimals(source: str, columns: StructType, decimals: Decimals | None) -> De
     """Raise ConfigurationError where the form of decimals is not declared: their two forms look alike."""
     if decimals not in ("text", "base64") and (decimals is not None or has_decimals(columns)):
         raise ConfigurationError(
-            f"{source}: the schema has a decimal, and decimals={decimals!r} does not say how it is written; give "
-            "'base64' for decimal.handling.mode=precise (the connector's default), 'text' for string and double"
+            f"{source}: the schema has a decimal, and decimals={decimals!r} does not say how; give 'base64' for "
+            "decimal.handling.mode=precise (the connector's default), 'text' for string and double"
         )
     return decimals or "text"
 
@@ -233,7 +233,7 @@ def _position(source: str, name: str | None, place: str, known: Sequence[str]) -
         return {}
     if name not in known:
         raise ConfigurationError(
-            f"{source}: connector={name!r} is not known; known are {', '.join(known)}. For others leave it out and "
-            "keep Kafka's partition and offset"
+            f"{source}: connector={name!r} is not known; supported are {', '.join(known)}. For others, leave it out "
+            "and keep Kafka's partition and offset"
         )
     return {column: sql.format(place) for column, sql in _PLACES[name].items()}

@@ -29,8 +29,8 @@ def check_mode(source: str, mode: str) -> None:
     """Raise ConfigurationError unless ``mode`` is one."""
     if mode not in get_args(Malformed):
         raise ConfigurationError(
-            f"{source}: malformed={mode!r} is none of {', '.join(get_args(Malformed))}; choose 'fail' (the query "
-            "ends), 'drop' (such rows are left out) or 'only' (such rows, as they came, with the reason)"
+            f"{source}: malformed={mode!r} is not one of {', '.join(get_args(Malformed))}; choose 'fail' (the query "
+            "ends), 'drop' (malformed rows are left out) or 'only' (only malformed rows, with the reason)"
         )
 
 
@@ -55,7 +55,7 @@ def raised(source: str, problem: str, example: str) -> str:
     """In SQL: fails the query with the ``problem`` and the beginning of the ``example``, both expressions."""
     shown = f"substr(coalesce({example}, 'null'), 1, {EXAMPLE_CHARS})"
     advice = text(
-        ". Mend the source, or let malformed='drop' leave such rows out; malformed='only' lists them"
+        ". Fix the source, or set malformed='drop' to leave such rows out; malformed='only' lists them"
     )
     message = f"concat({text(f'{source}: ')}, {problem}, ', in: ', {shown}, {advice})"
     return f"raise_error({marked_in_sql(message)})"

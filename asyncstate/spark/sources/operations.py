@@ -66,7 +66,7 @@ def _operations(
     word = f"cast({quoted(column)} as string)"
     words = as_map(kinds)
     kind = f"try_element_at({words}, {word})"
-    unknown = text(f"' in column '{column}' is none of {', '.join(kinds)}")
+    unknown = text(f"' in column '{column}' is not one of {', '.join(kinds)}")
     problem = f"concat({_QUOTE}, coalesce({word}, 'null'), {unknown})"
     if malformed == "only":
         judged = df.selectExpr("*", f"if({kind} is null, {problem}, null) as {_PROBLEM}")
@@ -92,7 +92,7 @@ def _check(source: str, df: DataFrame, column: str, kinds: Mapping[str, str]) ->
     given: object = kinds
     if not isinstance(given, Mapping) or not all(isinstance(word, str) for word in given):
         raise ConfigurationError(
-            f"{source}: kinds is {kinds!r}; give a dict of the texts of '{column}' to {', '.join(ROW_KIND_TEXTS)}"
+            f"{source}: kinds is {kinds!r}; give a dict from the values of '{column}' to {', '.join(ROW_KIND_TEXTS)}"
         )
     strange = [kind for kind in kinds.values() if kind not in ROW_KIND_TEXTS]
     if strange or not kinds:

@@ -103,16 +103,16 @@ class Special:
         if isinstance(kind, DecimalType):
             return ""
         missing = text(
-            f"column '{name}' has a value that the log does not have (a large one that did not change, TOAST); let the "
-            "table have REPLICA IDENTITY FULL"
+            f"column '{name}' has a value that is not in the log (a large unchanged one, TOAST); set REPLICA IDENTITY "
+            "FULL on the table"
         )
         cases = f"when {_is_placeholder(raw)} then {missing}"
         if not isinstance(kind, DateType | TimestampType):
             return cases
         sign = _sign(kind, raw, value)
-        none = text(f"column '{name}' has a time that no database has")
+        none = text(f"column '{name}' has a time that no database can have")
         if self.infinity is None:
-            infinite = text(f"infinity; say what it shall be with infinity=, or leave '{name}' out")
+            infinite = text(f"infinity; set its replacement with infinity=, or leave '{name}' out")
             head = f"concat({text(f'column {name!r} is ')}, if({sign} < 0, '-', ''), {infinite})"
             cases = f"{cases} when {sign} <> 0 then {head}"
         return f"{cases} when {sign} = 0 then {none}"
@@ -131,7 +131,7 @@ class Special:
         if self.zero is not None or not isinstance(kind, DateType | TimestampType):
             return ""
         either = text(
-            f"column '{name}' is 1970-01-01, which Debezium also writes for 0000-00-00; say what it stands for with "
+            f"column '{name}' is 1970-01-01, which Debezium also writes for 0000-00-00; set its meaning with "
             "zero_dates='1970-01-01', another date, or 'null'"
         )
         return f"when {_is_epoch(kind, value)} then {either}"
@@ -147,8 +147,8 @@ def zero_dates_of(source: str, given: object) -> dt.date | str | None:
     except ValueError:
         pass
     raise ConfigurationError(
-        f"{source}: zero_dates={given!r} is no date; give what 0000-00-00 shall be: a date such as '0001-01-01', "
-        "'null', or '1970-01-01', which keeps what the events have"
+        f"{source}: zero_dates={given!r} is not a date; give the replacement of 0000-00-00: a date such as "
+        "'0001-01-01', 'null', or '1970-01-01', which keeps the dates of the events"
     )
 
 
@@ -165,8 +165,8 @@ def infinity_of(source: str, given: object) -> tuple[dt.date | None, dt.date | N
                 raise TypeError
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{source}: infinity={given!r} is no pair of dates; give what -infinity and infinity shall be, such as "
-            "('0001-01-01', '9999-12-31'), with None for null"
+            f"{source}: infinity={given!r} is not a pair of dates; give replacements of -infinity and infinity, such "
+            "as ('0001-01-01', '9999-12-31'), with None for null"
         ) from error
     return low, high
 

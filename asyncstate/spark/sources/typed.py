@@ -133,7 +133,7 @@ class Typing:
         given, made = f"{raw}.{quoted(column.name)}", f"{typed}.{quoted(column.name)}"
         kind = column.dataType.simpleString()
         shown = f"substr(cast({given} as string), 1, {_SHOWN_CHARS})"
-        head, tail = text(f"column '{column.name}': '"), text(f"' is no {kind} in the form that was declared")
+        head, tail = text(f"column '{column.name}': '"), text(f"' is not of type {kind} in the declared form")
         first, fits = "", "false"
         if self.special is not None:
             value = self._plain(column, given)
@@ -155,8 +155,9 @@ def check_typing(source: str, typing: Typing) -> None:
         kind = column.dataType
         if not isinstance(kind, _KNOWN) or (isinstance(kind, BinaryType) and not typing.binary):
             raise SchemaError(
-                f"{source}: column '{column.name}' is of type {kind.simpleString()}, which is not read from such "
-                "events; declare it as string, which gives its text or JSON, and convert that behind the source"
+                f"{source}: column '{column.name}' is of type {kind.simpleString()}, which cannot be read from such "
+                "events; declare it as string, which gives its text or JSON, and convert that downstream of the "
+                "source"
             )
     for name, unit in {"timestamps": typing.unit, **typing.units}.items():
         if unit not in UNITS:
@@ -167,7 +168,7 @@ def check_typing(source: str, typing: Typing) -> None:
     strange = sorted(set(typing.units) - set(times))
     if strange:
         raise SchemaError(
-            f"{source}: timestamps names '{strange[0]}', which is no timestamp of the schema; those are: "
+            f"{source}: timestamps names '{strange[0]}', which is not a timestamp of the schema; its timestamps are: "
             f"{', '.join(times) or 'none'}"
         )
 

@@ -119,8 +119,8 @@ class KeyedColumns:
             return Columns(missing, np.zeros(len(rows), np.bool_))
         at = np.maximum(rows, 0)
         present = ((self._marks.take(at) & _PRESENT) != 0) & (rows >= 0)
-        shown = None if present.all() else present
-        return Columns([column.take(at, shown) for column in self._values], present)
+        unexpired = None if present.all() else present
+        return Columns([column.take(at, unexpired) for column in self._values], present)
 
     def present_rows(self) -> tuple[Int64Array, UInt16Array]:
         """All present rows (n), and their key groups (n)."""

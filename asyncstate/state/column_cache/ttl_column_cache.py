@@ -131,7 +131,7 @@ class CachedTtlColumnState(TtlColumnState):
         if count:
             keys = self._key_codec.group(over, num_rows=count)
             self._rows.remove(keys)
-            self._remove_beside(keys.store_keys(self._id))
+            self._remove_dependents(keys.store_keys(self._id))
         return count
 
     def _write_late(self, key_columns: list[pa.Array], columns: list[pa.Array], count: int) -> None:
@@ -172,13 +172,13 @@ class _Ended(NamedTuple):
         return self.rows[start:end]
 
 
-def _only(shown: BoolArray, found: Columns) -> Columns:
-    """The rows that are ``shown`` (u), without their stamps."""
+def _only(unexpired: BoolArray, found: Columns) -> Columns:
+    """The rows that are ``unexpired`` (u), without their stamps."""
     columns = found.columns[1:]
-    if not np.array_equal(shown, found.present):
-        at = pa.array(np.arange(len(shown)), mask=~shown)
+    if not np.array_equal(unexpired, found.present):
+        at = pa.array(np.arange(len(unexpired)), mask=~unexpired)
         columns = [column.take(at) for column in columns]
-    return Columns(columns, shown)
+    return Columns(columns, unexpired)
 
 
 def with_column_cache(

@@ -1,6 +1,6 @@
 """Aligned reading of several ordered scans, in parts with common boundaries.
 
-Owns: ``cut_alike``.
+Owns: ``align_scans``.
 Invariant: all entries of one place, from all scans, are in one part; no scan is read further ahead of the others than
 the size of a part.
 Must not import storage, execution or operators.
@@ -39,7 +39,7 @@ Joined = Callable[[Sequence[E]], E]
 RowsMax = Callable[[E], int]
 
 
-def cut_alike(
+def align_scans(
     scans: Sequence[Iterator[E]], place: Place, joined: Joined[E], rows_max: RowsMax[E]
 ) -> Iterator[tuple[E, ...]]:
     """Yield parts of all ``scans``, given as pages: one piece per scan, all of the same places.

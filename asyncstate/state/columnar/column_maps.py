@@ -144,14 +144,14 @@ class ColumnMapState(ColumnState):
 
     def _ranges(self, keys: KeyBatch) -> list[tuple[bytes, bytes]]:
         if isinstance(keys, UserKeyBatch):
-            self._misused("was asked for all entries of keys that have user keys; give the KeyBatch itself")
+            self._misused("was read for all entries of keys, but with user keys; pass the KeyBatch itself")
         self._check_namespaces(keys)
         return [(start, prefix_end(start)) for start in keys.store_keys(self._id)]
 
     def _entries(self, page: _Page) -> MapEntries:
-        shown, chosen = self._shown(page.entries)
-        store_keys = [key for key, _ in shown]
-        columns, _ = self._codec.decode([row for _, row in shown])
+        unexpired, chosen = self._unexpired(page.entries)
+        store_keys = [key for key, _ in unexpired]
+        columns, _ = self._codec.decode([row for _, row in unexpired])
         return MapEntries(
             store_keys=store_keys,
             key_index=np.array(page.key_index, np.int64)[chosen],
@@ -190,13 +190,13 @@ class ColumnMapState(ColumnState):
 
     def _store_keys(self, keys: KeyBatch) -> list[bytes]:
         if not isinstance(keys, UserKeyBatch):
-            self._misused("was used with keys alone; give the pairs of keys.with_user_keys(columns, index)")
+            self._misused("was used without user keys; pass keys.with_user_keys(columns, index)")
         if keys.user_types != self._user_keys.types:
             given, declared = (
                 ", ".join(map(str, types)) for types in (keys.user_types, self._user_keys.types)
             )
             self._misused(
-                f"was used with user keys of type ({given}), it is declared with ({declared}); cast them"
+                f"was used with user keys of type ({given}), but is declared with ({declared}); cast them"
             )
         self._check_namespaces(keys)
         return keys.store_keys(self._id)
@@ -211,7 +211,7 @@ class ColumnMapState(ColumnState):
 
     def _check_time_first(self) -> None:
         if not self._time_first:
-            self._misused("was asked for a range of namespaces; declare it with time_first=True")
+            self._misused("was read by a range of namespaces; declare it with time_first=True")
 
     def _misused(self, what: str) -> NoReturn:
         raise StateAccessError(f"{self._codec.owner} {what}")
@@ -245,8 +245,8 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
         object.__setattr__(self, "key_schema", key_schema)
         if not len(key_schema):
             raise StateDeclarationError(
-                f"state '{self.name}' is declared with a user key of no columns; give the columns of the user key, or "
-                "use a ColumnState"
+                f"state '{self.name}' is declared with a user key without columns; give the columns of the user key, "
+                "or use a ColumnState"
             )
         for part in key_schema:
             check_key_type(f"{self.name}.{part.name}", part.type)

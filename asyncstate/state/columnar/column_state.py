@@ -166,12 +166,12 @@ class ColumnState(BundleState):
         )
         self.remove(keys.select(~keep))
 
-    def take_along(self, beside: DependentState) -> None:
-        """Make the clean-up also remove the data in ``beside`` of every key whose row expires; no effect without a
+    def cascade_expiry(self, dependent: DependentState) -> None:
+        """Make the clean-up also remove the data in ``dependent`` of every key whose row expires; no effect without a
         ttl."""
 
     def remove_with(self, owners: Sequence[bytes]) -> None:
-        """See ``DependentState``."""
+        """Remove all data of the keys of ``owners``: ascending store keys of the other state."""
         self.remove_entries(of_state(owners, self._id))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
@@ -188,11 +188,11 @@ class ColumnState(BundleState):
     def _time_pages(self, start: int, until: int) -> Iterator[Page]:
         """The visible entries of a range of namespaces; no page is empty."""
         for page in namespace_pages(self._sink, self._id, self._groups, start, until, self._page_size):
-            shown, _ = self._shown(page)
-            if shown:
-                yield shown
+            unexpired, _ = self._unexpired(page)
+            if unexpired:
+                yield unexpired
 
-    def _shown(self, entries: Page) -> tuple[Page, BoolArray]:
+    def _unexpired(self, entries: Page) -> tuple[Page, BoolArray]:
         """The entries of ``entries`` (m) that a range read returns, each with its bare row, and the mask of them
         (m)."""
         return entries, np.ones(len(entries), np.bool_)

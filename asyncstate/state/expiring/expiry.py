@@ -105,20 +105,20 @@ class Expiry:
         """True when reads return ``raw``."""
         return raw >= self._hidden_below
 
-    def shown(self, raw: bytes | None) -> bytes | None:
+    def unexpired(self, raw: bytes | None) -> bytes | None:
         """The encoded value in ``raw``, None if there is none or reads do not return it."""
         return None if raw is None or raw < self._hidden_below else raw[STAMP_BYTES:]
 
     def reader(self, key: bytes, decode: Reader) -> Reader:
         """The decoder for a read of ``key``: renews the value, then applies ``decode`` to it or to None."""
-        shown = self.shown
+        unexpired = self.unexpired
         if not self.renews:
-            return lambda raw: decode(shown(raw))
+            return lambda raw: decode(unexpired(raw))
 
         def read(raw: bytes | None) -> Any:
             if raw is not None:
                 self.renew(key, raw)
-            return decode(shown(raw))
+            return decode(unexpired(raw))
 
         return read
 
@@ -134,7 +134,7 @@ class Expiry:
         if after is not raw and self._sink.get(key) == raw:
             self._sink.put(key, after)
 
-    def shown_page(self, page: Page) -> Page:
+    def unexpired_page(self, page: Page) -> Page:
         """The entries of ``page`` that reads return, without their stamps; renews them."""
         if self.renews:
             for key, raw in page:
@@ -223,8 +223,8 @@ def checked_time(ttl: StateTtl, context: OperatorContext, owner: str) -> int:
     """``time_of``; StateDeclarationError naming ``owner`` for a time to live in event time where no input has any."""
     if ttl.time is TtlTime.EVENT and all(spec.event_time is None for spec in context.inputs):
         raise StateDeclarationError(
-            f"{owner}: its time to live is in event time, but no input has an event time; declare event_time (and a "
-            "watermark delay) on an input, or use StateTtl(..., time='processing')"
+            f"{owner}: its ttl is in event time, but no input has an event time; declare event_time (and a "
+            "watermark_delay) on an input, or use StateTtl(..., time='processing')"
         )
     return time_of(ttl, context)
 

@@ -45,7 +45,7 @@ class TtlVisibility(StrEnum):
 class StateTtl:
     """The time to live of a state's values, of each map entry and of each list element.
 
-    ``duration``: a text such as "10 minutes", a timedelta or microseconds; stored as microseconds. An entry that was
+    ``duration``: a string such as "10 minutes", a timedelta or microseconds; stored as microseconds. An entry that was
     stamped at t has expired when t + duration <= now. With ``time="processing"`` both are the time at which the driver
     started a micro-batch; with ``time="event"`` the stamp is the record's event time, or the watermark if that is
     higher, and now is the watermark. ``update`` says whether reads renew the stamp, ``visibility`` whether reads return
@@ -106,13 +106,13 @@ def as_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
     given: object = ttl
     if not isinstance(given, (str, timedelta, int)) or isinstance(given, bool):
         raise StateDeclarationError(
-            f"{owner}: {name}={ttl!r} is no time to live; give a duration such as '10 minutes', or "
+            f"{owner}: {name}={ttl!r} is not a time to live; give a duration such as '10 minutes', or "
             "StateTtl('10 minutes', ...) with options"
         )
     try:
         return StateTtl(ttl)
     except StateDeclarationError as error:
-        raise StateDeclarationError(f"{owner}: {name}={ttl!r} is no time to live. {error}") from None
+        raise StateDeclarationError(f"{owner}: {name}={ttl!r} is not a time to live. {error}") from None
 
 
 def as_bundle_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
@@ -123,8 +123,8 @@ def as_bundle_ttl(owner: str, ttl: Ttl, name: str = "ttl") -> StateTtl | None:
         given = getattr(checked, option, None)
         if given not in (None, getattr(usual, option)):
             raise StateDeclarationError(
-                f"{owner}: {name} has {option}='{given}', which states of a RecordOperator alone have; leave {option} "
-                f"out (it is '{getattr(usual, option)}' here)"
+                f"{owner}: {name} has {option}='{given}', which only states of a RecordOperator support; leave "
+                f"{option} out (it is '{getattr(usual, option)}' here)"
             )
     return checked
 

@@ -55,7 +55,7 @@ class TtlColumnState(_Stamped, ColumnState):
 
     def __init__(self, expiry: ColumnExpiry, *bound: Any) -> None:
         super().__init__(expiry, *bound)
-        self._beside: list[DependentState] = []
+        self._dependents: list[DependentState] = []
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class TtlColumnState(_Stamped, ColumnState):
             prefixes = matrix_rows(self._expiry.prefix(stamps, len(keys)))
             self._sink.put_many(keys, list(map(add, prefixes, binary_rows(without_stamps(rows)))))
 
-    def _shown(self, entries: Page) -> tuple[Page, BoolArray]:
+    def _unexpired(self, entries: Page) -> tuple[Page, BoolArray]:
         rows = pa.array([value for _, value in entries], LARGE_BINARY)
         live = self._expiry.live(self._expiry.read(rows))
         if not live.all():
@@ -93,8 +93,8 @@ class TtlColumnState(_Stamped, ColumnState):
 
     # -- the clean-up -----------------------------------------------------------------------------
 
-    def take_along(self, beside: DependentState) -> None:
-        self._beside.append(beside)
+    def cascade_expiry(self, dependent: DependentState) -> None:
+        self._dependents.append(dependent)
 
     def sweep(self, group: bytes) -> int:
         """Remove the expired rows of a key group, and their dependent lists; the number of rows."""
@@ -113,7 +113,7 @@ class TtlColumnState(_Stamped, ColumnState):
         over = _chosen(keys, touched & expired)
         if over:
             self._sink.delete_many(over)
-            self._remove_beside(over)
+            self._remove_dependents(over)
         late = touched & untimed
         now = self._expiry.stamps(None, int(late.sum()))
         self._restamp(_chosen(keys, late), rows.filter(pa.array(late)), now)
@@ -123,9 +123,9 @@ class TtlColumnState(_Stamped, ColumnState):
         """Which rows of a page (n) are only in the store, so that they are swept here."""
         return np.ones(len(store_keys), np.bool_)
 
-    def _remove_beside(self, keys: list[bytes]) -> None:
-        for beside in self._beside:
-            beside.remove_with(keys)
+    def _remove_dependents(self, keys: list[bytes]) -> None:
+        for dependent in self._dependents:
+            dependent.remove_with(keys)
 
 
 class TtlListColumnState(_Stamped, ListColumnState):
@@ -136,12 +136,12 @@ class TtlListColumnState(_Stamped, ListColumnState):
     def async_counts(self, heads: ListHeads) -> StateFuture[Int64Array]:
         """See ``ListColumnState``; reads the chunks."""
 
-        def shown(stored: StoredLists) -> Int64Array:
+        def unexpired(stored: StoredLists) -> Int64Array:
             there = self._expiry.live(self._expiry.read(stored.rows))
             counts: Int64Array = np.bincount(stored.key_index[there], minlength=len(heads.blocks))
             return counts
 
-        return self._async_stored(heads).then_apply(shown)
+        return self._async_stored(heads).then_apply(unexpired)
 
     def _decode(self, heads: ListHeads, stored: StoredLists) -> ListColumns:
         rows, key_index = stored.rows, stored.key_index

@@ -59,11 +59,11 @@ class TtlValueState(_StampedEntries, ValueState[T, R_co], Generic[T, R_co]):
 
     def is_empty(self) -> bool:
         """See ``ValueState``; renews nothing."""
-        return self._expiry.shown(self._get(self._prefix())) is None
+        return self._expiry.unexpired(self._get(self._prefix())) is None
 
     def async_is_empty(self) -> StateFuture[bool]:
         """See ``ValueState``; renews nothing."""
-        return self._async_get(self._prefix(), lambda raw: self._expiry.shown(raw) is None)
+        return self._async_get(self._prefix(), lambda raw: self._expiry.unexpired(raw) is None)
 
 
 class TtlMapState(_StampedEntries, MapState[K, V], Generic[K, V]):
@@ -91,22 +91,22 @@ class TtlMapState(_StampedEntries, MapState[K, V], Generic[K, V]):
 
     def is_empty(self) -> bool:
         """See ``MapState``; renews nothing."""
-        return next(self._iterate(self._shown_only), None) is None
+        return next(self._iterate(self._unexpired_only), None) is None
 
     def async_is_empty(self) -> StateFuture[bool]:
         """See ``MapState``; renews nothing."""
-        return self._async_iterate(self._shown_only).then_apply(lambda found: found.is_empty())
+        return self._async_iterate(self._unexpired_only).then_apply(lambda found: found.is_empty())
 
     def _decode_entries(self, page: Page, offset: int) -> list[tuple[K, V]]:
-        return super()._decode_entries(self._expiry.shown_page(page), offset)
+        return super()._decode_entries(self._expiry.unexpired_page(page), offset)
 
     def _decode_keys(self, page: Page, offset: int) -> list[K]:
-        return super()._decode_keys(self._expiry.shown_page(page), offset)
+        return super()._decode_keys(self._expiry.unexpired_page(page), offset)
 
     def _decode_values(self, page: Page, offset: int) -> list[V]:
-        return super()._decode_values(self._expiry.shown_page(page), offset)
+        return super()._decode_values(self._expiry.unexpired_page(page), offset)
 
-    def _shown_only(self, page: Page, _: int) -> list[bytes]:
+    def _unexpired_only(self, page: Page, _: int) -> list[bytes]:
         shows = self._expiry.shows
         return [key for key, raw in page if shows(raw)]
 
@@ -129,7 +129,7 @@ class _TtlFoldingState(_StampedEntries, FoldingState[IN, OUT], Generic[IN, OUT])
         return after, self._result_of(raw)
 
     def _value_of(self, raw: bytes | None) -> Any:
-        return super()._value_of(self._expiry.shown(raw))
+        return super()._value_of(self._expiry.unexpired(raw))
 
 
 class TtlReducingState(_TtlFoldingState[T, T], ReducingState[T], Generic[T]):
@@ -178,8 +178,8 @@ class TtlListState(ListState[T], Generic[T]):
         return self._renewed_head(head), found
 
     def _elements(self, data: bytes, start: int) -> list[T]:
-        shown, decode = self._expiry.shown, self._decode
-        return [decode(value) for raw in self._raw(data, start) if (value := shown(raw)) is not None]
+        unexpired, decode = self._expiry.unexpired, self._decode
+        return [decode(value) for raw in self._raw(data, start) if (value := unexpired(raw)) is not None]
 
     def _chunk_reader(self, key: bytes) -> Decoder[list[T]]:
         def read(chunk: bytes | None) -> list[T]:

@@ -26,19 +26,19 @@ class AdmissionPolicy:
     disabled for 16 micro-batches, then for twice as many if it still does not pay, and so on.
     """
 
-    __slots__ = ("_hits", "_misses", "_rest", "_resting", "judged_misses")
+    __slots__ = ("_hits", "_misses", "_pause", "_paused", "judged_misses")
 
     def __init__(self, judged_misses: int = JUDGED_MISSES) -> None:
         self.judged_misses = judged_misses
         self._hits = self._misses = 0
-        self._rest = _REST_FIRST
-        self._resting = 0
+        self._pause = _REST_FIRST
+        self._paused = 0
 
     def begin(self) -> bool:
         """Begin a micro-batch. True unless the cache is disabled."""
-        if not self._resting:
+        if not self._paused:
             return True
-        self._resting -= 1
+        self._paused -= 1
         return False
 
     def add(self, hits: int, misses: int) -> bool:
@@ -51,10 +51,10 @@ class AdmissionPolicy:
         pays = self._hits >= self._misses * _HITS_A_MISS
         self._hits = self._misses = 0
         if pays:
-            self._rest = _REST_FIRST
+            self._pause = _REST_FIRST
         else:
-            self._resting = self._rest
-            self._rest = min(2 * self._rest, _REST_LONGEST)
+            self._paused = self._pause
+            self._pause = min(2 * self._pause, _REST_LONGEST)
         return pays
 
 
@@ -62,12 +62,12 @@ class AdmissionPolicies:
     """The policies of a worker process that were used recently."""
 
     def __init__(self) -> None:
-        self._trials: dict[Hashable, AdmissionPolicy] = {}
+        self._policies: dict[Hashable, AdmissionPolicy] = {}
 
     def of(self, state: Hashable) -> AdmissionPolicy:
         """The policy of ``state``, which names job, operator, partition and state."""
-        trial = self._trials.pop(state, None) or AdmissionPolicy()
-        self._trials[state] = trial
-        if len(self._trials) > _TRIALS_MAX:
-            del self._trials[next(iter(self._trials))]
-        return trial
+        policy = self._policies.pop(state, None) or AdmissionPolicy()
+        self._policies[state] = policy
+        if len(self._policies) > _TRIALS_MAX:
+            del self._policies[next(iter(self._policies))]
+        return policy

@@ -73,7 +73,7 @@ class AggregatingState(FoldingState[IN, OUT], Generic[IN, OUT]):
         except Exception as error:
             raise self._failed(".merge", error) from error
 
-    def _shown(self, stored: Any) -> Any:
+    def _result(self, stored: Any) -> Any:
         try:
             return self._function.get_result(stored)
         except Exception as error:
@@ -145,12 +145,12 @@ def _check(function: TableFunction, accumulator_type: pa.DataType | None, owner:
     for name in ("open", "close"):
         if getattr(kind, name) is not getattr(Function, name):
             raise StateDeclarationError(
-                f"{owner}: {kind.__qualname__} has a method {name}, which nobody calls for a state; keep in the "
-                "operator what the function needs, or aggregate with GroupAggregate"
+                f"{owner}: {kind.__qualname__} has a method {name}, which is never called for a state; keep what the "
+                "function needs in the operator, or aggregate with GroupAggregate"
             )
     if kind.get_value is TableFunction.get_value:
         raise StateDeclarationError(
-            f"{owner}: {kind.__qualname__} has no method get_value; an AggregatingState shows one value"
+            f"{owner}: {kind.__qualname__} has no method get_value; an AggregatingState returns one value"
         )
     views = [field.name for field in _fields(accumulator_type) if view_of(field)]
     if views:

@@ -31,7 +31,7 @@ ENTRY_BYTES: Final = 200
 class DecodedCache(WriteBackCache):
     """The cached values of one state in one micro-batch, in two generations of half of ``limit_bytes`` each.
 
-    Keys are the state's own: they identify a store key and are cheaper to build. ``values`` is the young generation,
+    Keys are the state's own: they identify a store key and are cheaper to build. ``values`` is the recent generation,
     and ``held`` has the store keys of written values that the sink does not have yet: always the same dict objects,
     which the states access directly. ``old`` is the other generation, ``default`` the value that reads give for an
     absent one.
@@ -47,14 +47,14 @@ class DecodedCache(WriteBackCache):
         "_judged_misses",
         "_kept",
         "_misses",
+        "_policy",
         "_room",
         "_sink",
-        "_trial",
         "default",
+        "disabled",
         "fits",
         "held",
         "old",
-        "resting",
         "type",
         "values",
     )
@@ -67,7 +67,7 @@ class DecodedCache(WriteBackCache):
         decode: Callable[[bytes], Any],
         default: Any,
         limit_bytes: int,
-        trial: AdmissionPolicy,
+        policy: AdmissionPolicy,
     ) -> None:
         super().__init__()
         self._sink = sink
@@ -84,9 +84,9 @@ class DecodedCache(WriteBackCache):
         self._bytes_max = limit_bytes // 2
         self._entry_bytes = 0  # until keys are measured
         self._room = -1
-        self.resting = False
-        self._trial = trial
-        self._judged_misses = trial.judged_misses
+        self.disabled = False
+        self._policy = policy
+        self._judged_misses = policy.judged_misses
         self._misses = self._judged_hits = 0
         sink.attach(self)
 
@@ -101,7 +101,7 @@ class DecodedCache(WriteBackCache):
         return value
 
     def recall(self, key: Any) -> Any:
-        """``look`` for a key that is not in the young generation; a hit moves it there."""
+        """``look`` for a key that is not in the recent generation; a hit moves it there."""
         value = self.old.pop(key, UNKNOWN)
         if value is not UNKNOWN:
             self.hits += 1
@@ -117,7 +117,7 @@ class DecodedCache(WriteBackCache):
         if self._room < 0:
             self._turn(key, value)
         if self._misses >= self._judged_misses and not self._judge():
-            self._rest()
+            self._disable()
 
     # -- writing ----------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class DecodedCache(WriteBackCache):
     def put(self, key: Any, store_key: bytes, raw: bytes, value: Any) -> None:
         """Write ``raw``, which the caller has encoded, to the sink at once."""
         self._sink.put(store_key, raw)
-        if self.resting:  # disabled by an earlier one of the entries that the caller writes
+        if self.disabled:  # disabled by an earlier one of the entries that the caller writes
             return
         if type(value) is not self.type or not self._kept:
             value = self._decode(raw)
@@ -148,7 +148,7 @@ class DecodedCache(WriteBackCache):
             self._take(key, value)  # counted as if the replaced value were still there
 
     def _entered(self, key: Any, value: Any) -> None:
-        """Account for a write that has put ``key`` into the young generation."""
+        """Account for a write that has put ``key`` into the recent generation."""
         if self.old.pop(key, UNKNOWN) is UNKNOWN:
             self.add(key, value)
         else:
@@ -202,13 +202,13 @@ class DecodedCache(WriteBackCache):
     # -- eviction and admission ----------------------------------------------------------------------------
 
     def _take(self, key: Any, value: Any) -> None:
-        """Account for a value that enters the young generation, and rotate if that is full."""
+        """Account for a value that enters the recent generation, and rotate if that is full."""
         self._room -= self._entry_bytes if self._fixed else self._entry_bytes + getsizeof(value)
         if self._room < 0:
             self._turn(key, value)
 
     def _turn(self, key: Any, value: Any) -> None:
-        """Begin a new young generation; the first call only measures the size of entries."""
+        """Begin a new recent generation; the first call only measures the size of entries."""
         entry_bytes = ENTRY_BYTES + getsizeof(key) + (sum(map(getsizeof, key)) if type(key) is tuple else 0)
         if self._entry_bytes:
             self.write_back()  # so that the old generation never has held writes
@@ -221,17 +221,17 @@ class DecodedCache(WriteBackCache):
     def _judge(self) -> bool:
         hits, misses = self.hits - self._judged_hits, self._misses
         self._judged_hits, self._misses = self.hits, 0
-        return self._trial.add(hits, misses)
+        return self._policy.add(hits, misses)
 
-    def _rest(self) -> None:
+    def _disable(self) -> None:
         self.write_back()
-        self.resting = True
+        self.disabled = True
         self.values.clear()
         self.old.clear()
 
     def finish(self) -> None:
         self.write_back()
-        if not self.resting:
+        if not self.disabled:
             self._judge()
         else:
-            assert len(self.values) + len(self.old) == 0, "something is known though it rests"
+            assert len(self.values) + len(self.old) == 0, "a disabled cache has entries"

@@ -102,7 +102,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
             ):
                 level.values[own, key] = value
                 return
-            if not level.resting:
+            if not level.disabled:
                 self._write(level, key, value)
                 return
             self._level = self._known = None
@@ -125,7 +125,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         for key, entry, raw, value in encoded:
             if self._cursors:
                 self._preserve(entry)
-            if level is None or level.resting:
+            if level is None or level.disabled:
                 self._put(entry, raw)
             else:
                 level.put(self._known_as(key, entry), entry, raw, value)
@@ -136,7 +136,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         entry = self._entry(key)
         if self._cursors:
             self._preserve(entry)
-        if level is None or level.resting:
+        if level is None or level.disabled:
             self._delete(entry)
         elif self._cursors:
             level.drop(self._known_as(key, entry))
@@ -242,14 +242,14 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         """The cached value, None for an absent entry; UNKNOWN for a miss."""
         level = self._level
         return (
-            UNKNOWN if level is None or level.resting else level.look(self._known_as(key, self._entry(key)))
+            UNKNOWN if level is None or level.disabled else level.look(self._known_as(key, self._entry(key)))
         )
 
     def _value(self, key: K) -> V | None:
-        """Read a value that is not in the young generation, or whose key has another type."""
+        """Read a value that is not in the recent generation, or whose key has another type."""
         level = self._level
         assert level is not None
-        if level.resting:
+        if level.disabled:
             self._level = self._known = None
             return self.get(key)
         entry = self._entry(key)
@@ -266,7 +266,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
     def _async_value(self, key: K) -> StateFuture[V | None]:
         level = self._level
         assert level is not None
-        if level.resting:
+        if level.disabled:
             self._level = self._known = None
             return self.async_get(key)
         entry = self._entry(key)
@@ -294,7 +294,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
     def _removed(self, page: Page, offset: int) -> None:
         """Drop the removed entries of ``page`` from the cache."""
         level = self._level
-        if level is not None and not level.resting:
+        if level is not None and not level.disabled:
             own = self._own_key()
             for key in self._binding.decode_keys([key for key, _ in page], offset):
                 level.drop((own, key))
@@ -310,8 +310,8 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
     def _refuse_none(self, key: K) -> NoReturn:
         raise StateAccessError(
-            f"{self._binding.label}: a map value cannot be None (user key {key!r}); "
-            "use remove() to delete the entry, or leave the put out"
+            f"{self._binding.label}: a map value cannot be None (user key {key!r}); use remove() to delete the entry, "
+            "or skip put()"
         )
 
 

@@ -88,8 +88,8 @@ class MergingState(KeyedState):
             raise StateAccessError(f"{label} has no namespaces to merge; declare it with namespaced=True")
         if target in sources or len(set(sources)) != len(sources):
             raise StateAccessError(
-                f"{label}: namespaces {sources!r} cannot be merged into {target!r}; give each namespace once, and the "
-                "target not among the sources"
+                f"{label}: namespaces {sources!r} cannot be merged into {target!r}; give each namespace once, and do "
+                "not list the target among the sources"
             )
         context: Any = self._sink.current
         try:

@@ -52,7 +52,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
             stored = self._value_of(self._stored(prefix))
             if level is not None:
                 self._keep(level, prefix, stored)
-        return None if stored is None else self._shown(stored)
+        return None if stored is None else self._result(stored)
 
     def async_get(self) -> StateFuture[OUT | None]:
         """A future of ``get``, as it is now: later additions do not change it."""
@@ -61,7 +61,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         if stored is UNKNOWN:
             return self._when_read(self._read, None)
         try:
-            return completed_future(None if stored is None else self._shown(stored))
+            return completed_future(None if stored is None else self._result(stored))
         except Exception as error:
             return failed_future(error)
 
@@ -138,7 +138,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
 
     def _keep(self, level: DecodedCache, prefix: bytes, stored: Any) -> None:
         """Cache ``stored`` as the stored value."""
-        if level.resting:
+        if level.disabled:
             self._level = None
             sink = self._sink
             self._get, self._async_get, self._delete = sink.get, sink.async_get, sink.delete
@@ -155,7 +155,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
     def _combined(self, stored: Any, other: Any) -> Any:
         """Two stored values combined into one."""
 
-    def _shown(self, stored: Any) -> Any:
+    def _result(self, stored: Any) -> Any:
         """The result of ``get`` for the stored value."""
         return stored
 
@@ -178,7 +178,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
 
     def _result_of(self, raw: bytes | None) -> Any:
         stored = self._value_of(raw)
-        return None if stored is None else self._shown(stored)
+        return None if stored is None else self._result(stored)
 
     def _value_of(self, raw: bytes | None) -> Any:
         return None if raw is None else self._decode(raw)
@@ -186,7 +186,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
     def _bytes_of(self, value: Any) -> bytes:
         if value is None:
             raise StateAccessError(
-                f"{self._binding.label}: {_name(self._function)} gave None, which cannot be stored; return the "
+                f"{self._binding.label}: {_name(self._function)} returned None, which cannot be stored; return the "
                 "combined value, or use clear() to remove it"
             )
         return self._encode(value)  # type: ignore[no-any-return]
@@ -199,7 +199,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         return OperatorError(
             f"{place if key is None else f'{place}, key {key!r}'}: {_name(self._function)}{method} raised "
             f"{type(error).__name__}: {error}. The micro-batch is not committed; fix the function or the input and "
-            "start the query again"
+            "restart the query"
         )
 
 

@@ -90,7 +90,7 @@ class KeyedState:
         if not isinstance(binding, StateContext):
             kind = type(self).__name__
             raise StateDeclarationError(
-                f"{kind}({binding!r}, ...) declares no state; get one in open(), as "
+                f"{kind}({binding!r}, ...) is not declared; declare it in open(), as "
                 f"context.get_state({kind}Descriptor({binding!r}, ...))"
             )
         self._binding = binding
@@ -171,16 +171,16 @@ def with_default(decode: Callable[[bytes], Any], default: bytes | None) -> Calla
     return or_none if default is None else or_default
 
 
-def with_known_values(state: S, limit_bytes: int, trial: AdmissionPolicy) -> S:
+def with_known_values(state: S, limit_bytes: int, policy: AdmissionPolicy) -> S:
     """``state`` with a cache of ``limit_bytes``; unchanged if it cannot cache, or if the cache is disabled."""
     if not isinstance(state, KeyedState) or not limit_bytes:
         return state
     binding = state._binding
     values = binding.plain
-    if values is None or not trial.begin():
+    if values is None or not policy.begin():
         return state
     default = None if binding.default is None else binding.decode_value(binding.default)
     known = DecodedCache(
-        binding.sink, values, binding.encode_value, binding.decode_value, default, limit_bytes, trial
+        binding.sink, values, binding.encode_value, binding.decode_value, default, limit_bytes, policy
     )
     return type(state)(replace(binding, known=known), state._suffix)

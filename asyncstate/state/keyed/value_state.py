@@ -97,7 +97,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
             if own in level.held and type(value) is level.type and level.fits(value):
                 level.values[own] = value
                 return
-            if not level.resting:
+            if not level.disabled:
                 level.write(own, context.group + self._id + own, value)
                 return
             self._level = self._known = None
@@ -139,10 +139,10 @@ class ValueState(KeyedState, Generic[T, R_co]):
         return UNKNOWN if self._level is None else self._level.look(self._own_key())
 
     def _value(self, own: bytes) -> R_co:
-        """Read a value that is not in the young generation."""
+        """Read a value that is not in the recent generation."""
         level = self._level
         assert level is not None
-        if level.resting:
+        if level.disabled:
             self._level = self._known = None
             return self.value()
         value: Any = level.recall(own) if level.old else UNKNOWN
@@ -160,7 +160,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
     def _async_value(self, own: bytes) -> StateFuture[R_co]:
         level = self._level
         assert level is not None
-        if level.resting:
+        if level.disabled:
             self._level = self._known = None
             return self.async_value()
         value: Any = level.recall(own) if level.old else UNKNOWN

@@ -110,7 +110,7 @@ class BundleViews(ABC, Generic[B]):
 
     @abstractmethod
     def _view(self, key: int, new: bool, given: Any) -> Any:
-        """See ``view``."""
+        """Create the view of a key; see ``view``."""
 
     def made(self, view: Any) -> None:
         """Register a view that ``create_accumulator`` has made: it must not change afterwards."""
@@ -132,12 +132,12 @@ class BundleViews(ABC, Generic[B]):
                 or not view.in_memory
                 or seen.setdefault(id(view), key) != key
             ):
-                raise self._misused(key, f"was replaced by {view!r}", "clear() it, or put a new view there")
+                raise self._misused(key, f"was replaced by {view!r}", "clear() it, or assign a new view")
             self._replace(self._backing(key), view)
         if any(made._content() != content for made, content in self._made):
             raise OperatorError(
-                f"{self._owner}: a view that create_accumulator made for '{self._name}' was changed after that, which "
-                "would be forgotten; take the view from the accumulator in every call"
+                f"{self._owner}: a view that create_accumulator made for '{self._name}' was changed later, which "
+                "would be lost; take the view from the accumulator in every call"
             )
 
     @abstractmethod
@@ -162,7 +162,7 @@ class BundleViews(ABC, Generic[B]):
 
     def expire_with(self, state: ColumnState) -> None:
         """Remove the views when the rows of the same keys in ``state`` expire."""
-        state.take_along(self.state)
+        state.cascade_expiry(self.state)
 
     def one(self, key: int) -> KeyBatch:
         """A key batch of one key of the bundle."""
@@ -181,7 +181,7 @@ class BundleViews(ABC, Generic[B]):
             return arrow_values(values, arrow_type)
         except UnfitValueError as error:
             how = f"was given {error}"
-            raise self._misused(keys[error.row], how, "convert it before it is put there") from error
+            raise self._misused(keys[error.row], how, "convert it before you store it") from error
 
     def reader(self, arrow_type: pa.DataType) -> Callable[[int, Any], Any]:
         """``as_read(key, value)``: what later bundles read after ``value`` is written to the view of the key with this

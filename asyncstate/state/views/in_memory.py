@@ -23,7 +23,7 @@ _NAN: Final = float("nan")
 
 
 class MemoryValue(ImmediateValue[T]):
-    """See ``ValueState``."""
+    """A ``ValueState`` of one key in memory."""
 
     __slots__ = ("_value",)
 
@@ -41,7 +41,7 @@ class MemoryValue(ImmediateValue[T]):
 
 
 class MemoryList(ImmediateList[T]):
-    """See ``ListState``."""
+    """A ``ListState`` of one key in memory."""
 
     __slots__ = ("_elements",)
 
@@ -62,7 +62,7 @@ class MemoryList(ImmediateList[T]):
 
 
 class MemoryMap(ImmediateMap[K, V]):
-    """See ``MapState``."""
+    """A ``MapState`` of one key in memory."""
 
     __slots__ = ("_entries",)
 
@@ -119,8 +119,8 @@ def _element(element: T) -> T:
 def _map_value(key: object, value: V) -> V:
     if value is None:
         raise StateAccessError(
-            f"a MapView: a map value cannot be None (user key {key!r}); use remove() to delete the entry, or leave "
-            "the put out"
+            f"a MapView: a map value cannot be None (user key {key!r}); use remove() to delete the entry, or skip "
+            "put()"
         )
     return value
 

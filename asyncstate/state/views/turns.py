@@ -65,12 +65,12 @@ class _Refusing:
         if name.startswith("__"):  # Python's tools look up such names in any object
             raise AttributeError(name)
         raise StateAccessError(
-            f"a view is used {self._why}; take it from the accumulator at hand, as accumulator['name'], in every call"
+            f"a view is used {self._why}; take it from the current accumulator, as accumulator['name'], in every call"
         )
 
     def __repr__(self) -> str:
         return f"<{self._why}>"
 
 
-_OF_ANOTHER_KEY = _Refusing("that belongs to another key than the one whose rows are handled")
-_OF_ANOTHER_BUNDLE = _Refusing("that belongs to a bundle that is over")
+_OF_ANOTHER_KEY = _Refusing("that belongs to another key than the current one")
+_OF_ANOTHER_BUNDLE = _Refusing("that belongs to an earlier bundle")

@@ -56,7 +56,7 @@ class _View:
     def _content(self) -> list[Any]:
         """All contents, for comparison."""
 
-    def _shown(self) -> str:
+    def _as_text(self) -> str:
         return repr(self._content())
 
     def __eq__(self, other: object) -> bool:
@@ -68,7 +68,7 @@ class _View:
     def __repr__(self) -> str:
         # The repr of a view over state names its state: it reads nothing.
         in_memory = isinstance(self._state, MemoryValue | MemoryList | MemoryMap)
-        return f"{type(self).__name__}({self._shown() if in_memory else repr(self._state)})"
+        return f"{type(self).__name__}({self._as_text() if in_memory else repr(self._state)})"
 
 
 def is_view(value: object) -> bool:
@@ -135,7 +135,7 @@ class ValueView(_View, Generic[T, R_co]):
     def _content(self) -> list[Any]:
         return [self.value()]
 
-    def _shown(self) -> str:
+    def _as_text(self) -> str:
         return repr(self.value())
 
 
@@ -297,7 +297,7 @@ class MapView(_View, DictProtocol[K, V]):
     def _content(self) -> list[Any]:
         return list(self.entries())
 
-    def _shown(self) -> str:
+    def _as_text(self) -> str:
         return repr(dict(self.entries()))
 
 
@@ -307,7 +307,7 @@ def _backing(view: object, state: Any, kinds: tuple[type, ...], in_memory: type)
     if not isinstance(state, kinds):
         names = " or ".join(kind.__name__ for kind in kinds if kind is not in_memory)
         raise StateAccessError(
-            f"a {type(view).__name__} is over a {names}, not over {state!r}; leave the argument out for one in memory"
+            f"a {type(view).__name__} wraps a {names}, not {state!r}; leave the argument out for a view in memory"
         )
     return state
 

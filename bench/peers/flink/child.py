@@ -6,7 +6,7 @@ Must import nothing of this project: it is not installed there.
 TASK has ``conf`` (Flink's settings) and ``runs``, a list of ``{"ddl": [...], "insert": statement}`` for SQL, or
 ``{"counter": folder, "rows": path or null}``, or the same with ``mean``. A run with ``rows`` writes them there as lines
 of JSON, row kind first; without it they are dropped. ``processor_time`` is the path of that module.
-Prints one line of JSON: the seconds of each run, by the clock and of processors (null where the system does not tell).
+Prints one line of JSON: the wall and processor seconds of each run (null where the system does not report them).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _run(settings: dict[str, str], run: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Carry out the runs of the task, one behind the other."""
+    """Execute the runs of the task in sequence."""
     task = json.loads(sys.argv[1])
     os.environ["TZ"] = "UTC"
     time.tzset()

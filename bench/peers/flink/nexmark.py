@@ -21,7 +21,7 @@ from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session
 from bench.peers.flink.queries import FLINK_QUERIES
 from bench.peers.flink.run import Flink, Sizes, find_flink
-from bench.peers.results import FLINK_GOOD, Throughput, beside
+from bench.peers.results import FLINK_GOOD, Throughput, compared
 from bench.peers.works import Scale
 from bench.processor_time import Spent
 
@@ -72,7 +72,7 @@ def nexmark(names: Sequence[str], plan: NexmarkPlan, report: Report) -> None:
         events = runner.prepare().path
         for query in plan.queries:
             engines = _Engines(QUERIES[query], runner, python, events, plan, report.tell)
-            report.add(*beside(engines.run([name for name in (*_OURS, *FLINK_PEERS) if name in names])))
+            report.add(*compared(engines.run([name for name in (*_OURS, *FLINK_PEERS) if name in names])))
     finally:
         runner.close()
         spark.stop()
@@ -120,7 +120,7 @@ class _Engines:
         self._tell(f"f: {self._spec.name}, {doing}: {before.peer}")
         try:
             return work(before)
-        except Exception as error:  # the other queries and engines have figures all the same
+        except Exception as error:  # the other queries and engines have results nevertheless
             return msgspec.structs.replace(before, failed=reason(error), seconds=[])
 
     def _checked(self, result: Throughput) -> Throughput:
@@ -185,7 +185,7 @@ def share_of_good(rows: Sequence[Row]) -> list[Row]:
 
 
 def _with_difference(result: Throughput, spent: tuple[Spent, Spent], sizes: Sizes) -> Throughput:
-    """What the rows by which the long input is longer took; all of it when that is not to be told (tiny inputs)."""
+    """The time of the additional rows of the long input; its whole time if that is too small (tiny inputs)."""
     before, long = spent
     rows = sizes.long - sizes.short
     if long.seconds <= before.seconds:

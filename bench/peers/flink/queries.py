@@ -183,7 +183,7 @@ _EVENT_TIMED = frozenset(
 
 
 def fields(spec: QuerySpec) -> list[tuple[str, str, str]]:
-    """Kind, field and Flink type of each column behind ``event_type`` and ``dateTime``."""
+    """Kind, field and Flink type of each column after ``event_type`` and ``dateTime``."""
     return [(kind, name, _type(name)) for kind, names in spec.needs.items() for name in names]
 
 

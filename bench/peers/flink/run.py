@@ -156,9 +156,9 @@ class Flink:
         return first, second
 
     def _csv(self, spec: QuerySpec, events: Path, count: int) -> Path:
-        """The query's columns of the first ``count`` events, a file a core, each in order of time.
+        """The query's columns of the first ``count`` events, one file per core, each in order of time.
 
-        Rows of one bidder stand in one file: Flink knows times to the millisecond, and takes the last of equal ones.
+        Rows of one bidder are in one file: Flink has times in milliseconds, and takes the last of equal ones.
         """
         folder = self._folder / f"{spec.name}-{count}"
         if folder.exists():
@@ -208,7 +208,7 @@ class Flink:
             if line.startswith(_PREFIX):
                 return [Spent(*seconds) for seconds in json.loads(line.removeprefix(_PREFIX))]
         said = (done.stdout + done.stderr)[-3_000:]
-        raise CaseError(f"Flink failed with exit code {done.returncode}; the end of what it said:\n{said}")
+        raise CaseError(f"Flink failed with exit code {done.returncode}; the end of its output:\n{said}")
 
 
 def _time_text(column: str, name: str) -> str:
@@ -216,7 +216,7 @@ def _time_text(column: str, name: str) -> str:
 
 
 def _until(connection: duckdb.DuckDBPyConnection, events: Path, count: int) -> str:
-    """The time of event ``count``; of a later one than there is, a time behind all."""
+    """The time of event ``count``; beyond the last event, a time later than all."""
     row = connection.execute(
         f"SELECT CAST(dateTime AS TIMESTAMP) FROM read_parquet('{events}/*.parquet') "
         f"ORDER BY dateTime OFFSET {count} LIMIT 1"

@@ -173,7 +173,7 @@ class AccumulatorForm:
             if one is not None and len(one) > len(self._names):
                 raise OperatorError(
                     f"{self.owner}: an accumulator is {one!r}, with more than the fields {', '.join(self._names)} of "
-                    "its type, which alone are stored; declare the others too"
+                    "its type, but only those are stored; declare the others too"
                 )
 
     def _column(self, at: int, accumulators: Sequence[Any], missing: bool, keys: KeyBatch | None) -> pa.Array:
@@ -186,13 +186,13 @@ class AccumulatorForm:
             return arrow_values(values, self._types[at])
         except (TypeError, LookupError) as error:
             raise OperatorError(
-                f"{self.owner}: an accumulator has no field '{self._names[at]}' ({error!r}); let the function keep all "
-                "fields of the accumulator type"
+                f"{self.owner}: an accumulator has no field '{self._names[at]}' ({error!r}); the function must keep "
+                "all fields of the accumulator type"
             ) from error
         except UnfitValueError as error:
             raise OperatorError(
-                f"{self.owner}{key_text(keys, error.row)}: field '{self._names[at]}' of an accumulator is "
-                f"{error}; let the function keep what the accumulator type says, or declare another type"
+                f"{self.owner}{key_text(keys, error.row)}: field '{self._names[at]}' of an accumulator is {error}; "
+                "return values of the accumulator type, or declare another type"
             ) from error
 
     def _values(self, at: int, accumulators: Sequence[Any]) -> list[Any]:
@@ -280,7 +280,7 @@ def as_type(given: Any, what: str) -> pa.DataType | None:
             raise error from None
     if found is not None and not isinstance(found, pa.DataType):
         raise SchemaError(
-            f"{what} is {given!r}; give an Arrow type or schema, a text such as 'bigint' or 'total bigint, n int', or "
-            "int, float, str, bytes or bool"
+            f"{what} is {given!r}; give an Arrow type or schema, a string such as 'bigint' or 'total bigint, "
+            "n int', or int, float, str, bytes or bool"
         )
     return found

@@ -157,7 +157,7 @@ class BundledAggregator(FunctionAggregator):
         applied = given if isinstance(given, SegmentsApplied) else self._as_lists(given, segments)
         each = applied.updated_values_after_each_row
         if each is None and segments.updated_values_after_each_row:
-            raise self._wrong("returned no values after each row, but they were asked for")
+            raise self._wrong("returned no values after each row, although they were requested")
         row_owners = segments.segment_of_row if each is not None else None
         return SegmentsApplied(
             self._column("accumulators", applied.accumulators, self.form.type, segments),
@@ -205,7 +205,7 @@ class BundledAggregator(FunctionAggregator):
         wanted = len(segments) if owners is None else len(owners)
         if len(values) != wanted:
             raise self._wrong(
-                f"returned {len(values)} {what} for {wanted}; return one for each, in their order"
+                f"returned {len(values)} {what} for {wanted}; return one for each, in the same order"
             )
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
@@ -215,7 +215,7 @@ class BundledAggregator(FunctionAggregator):
             at = error.row if owners is None else int(owners[error.row])
             key = tuple(python_values(column.slice(at, 1))[0] for column in segments.keys)
             raise self._wrong(
-                f"returned, among the {what}, {error}; let it return what the type says, or declare another type",
+                f"returned, among the {what}, {error}; return values of the declared type, or declare another type",
                 f", key {key!r}" if segments.keys else "",
             ) from error
 
@@ -258,6 +258,6 @@ def _run(coroutine: Any, owner: str) -> Any:
         return stop.value
     coroutine.close()
     raise OperatorError(
-        f"{owner}: bundled_accumulate_retract waits for a call although it got no rows; return at once where "
+        f"{owner}: bundled_accumulate_retract waits for a call although it got no rows; return immediately when "
         "segments.num_rows is 0"
     )

@@ -70,14 +70,14 @@ class TableAggregator(UserAggregator):
         if not has_method(self.function, "emit_value"):
             name = type(self.function).__name__
             raise SchemaError(
-                f"{owner}: {name} lacks emit_value, which windows ask for all rows of an accumulator; write it beside "
-                "emit_update_with_retract, which GroupTableAggregate alone asks"
+                f"{owner}: {name} lacks emit_value, which windows call for all rows of an accumulator; write it in "
+                "addition to emit_update_with_retract, which only GroupTableAggregate calls"
             )
 
     def update(
         self, state: State, rows: KeyedRows, prepared: tuple[Segments, list[list[Any]]], ctx: BundleContext
     ) -> Updated:
-        """See ``Aggregator``."""
+        """The states (u) after the rows; ``prepared`` is the result of ``prepare``."""
         if not self.incremental:
             return super().update(state, rows, prepared, ctx)
         segments, columns = prepared
@@ -95,7 +95,8 @@ class TableAggregator(UserAggregator):
         found = self.function.emit_value(accumulator)
         if isinstance(found, str | bytes | dict) or not isinstance(found, Iterable):
             raise SchemaError(
-                f"{self.form.owner}: emit_value returned {found!r}, which is no iterable of rows; return a list of rows"
+                f"{self.form.owner}: emit_value returned {found!r}, which is not an iterable of rows; return "
+                "a list of rows"
             )
         return [self._named_row(row) for row in found]
 
@@ -110,7 +111,7 @@ class TableAggregator(UserAggregator):
 
 
 class _Collector:
-    """See ``RetractableCollector``."""
+    """Collects the rows that a function emits and retracts (see ``RetractableCollector``)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, bool]] = []

@@ -49,7 +49,7 @@ class UserAggregate(AggregateKind):
         """The aggregate of these columns, in the order of the arguments of ``accumulate``."""
         for column in columns:
             if not isinstance(column, str):
-                raise SchemaError(f"{self.name}: {column!r} is no column; give names of columns")
+                raise SchemaError(f"{self.name}: {column!r} is not a column; give names of columns")
         return Aggregate(self, columns)
 
     @property
@@ -59,12 +59,12 @@ class UserAggregate(AggregateKind):
 
     @property
     def user_function(self) -> AnyFunction:
-        """See ``AggregateKind``."""
+        """The user-defined function that it runs."""
         return self.function
 
     @property
     def makes_rows(self) -> bool:
-        """See ``AggregateKind``."""
+        """Whether the function is a TableAggregateFunction."""
         return isinstance(self.function, TableAggregateFunction)
 
     @property
@@ -80,8 +80,8 @@ class UserAggregate(AggregateKind):
         part = self._part(binding)
         if binding.retract and not part.retracts:
             raise binding.refuse(
-                f"takes rows back, of a changelog or of a bounded frame, which {type(self.function).__name__} cannot: "
-                f"write its method {'supports_retracting' if self.is_bundled else 'retract'}"
+                f"needs retractions, for a changelog or a bounded frame, which {type(self.function).__name__} does "
+                f"not support: write its method {'supports_retracting' if self.is_bundled else 'retract'}"
             )
         index = binding.part(part)
         found = binding.part_at(index)
@@ -110,12 +110,12 @@ class UserAggregate(AggregateKind):
         bundled = self.function.bundled_accumulate_retract  # type: ignore[union-attr]
         if inspect.isgeneratorfunction(bundled) or inspect.isasyncgenfunction(bundled):
             raise binding.refuse(
-                f"has {type(self.function).__name__}.bundled_accumulate_retract as a generator; return what became of "
+                f"has {type(self.function).__name__}.bundled_accumulate_retract as a generator; return the results of "
                 "the segments"
             )
         if pa.types.is_struct(accumulator_type) and any(map(view_of, accumulator_type)):
             raise binding.refuse(
-                "has a view in its accumulator, which a bundled function cannot; keep it in a list"
+                "has a view in its accumulator, which bundled functions do not support; use a list"
             )
         return BundledAggregator(binding.owner, prefix, self.function, *arguments)
 
@@ -151,7 +151,7 @@ class UserAggregate(AggregateKind):
         except TypeError as error:
             raise binding.refuse(
                 f"is over {len(columns)} columns ({', '.join(columns)}), but {type(self.function).__name__}.{name} "
-                f"takes {name}{signature}: {error}; give it the accumulator and an argument a column"
+                f"takes {name}{signature}: {error}; it needs the accumulator and one argument per column"
             ) from error
 
     def _type(
@@ -197,7 +197,7 @@ def udaf(
     if function is None:
         return partial(udaf, result_type=result_type, accumulator_type=accumulator_type, name=name)
     if issubclass(function if isinstance(function, type) else type(function), TableAggregateFunction):
-        raise SchemaError(f"udaf: {function!r} gives rows; use udtaf, in GroupTableAggregate or in windows")
+        raise SchemaError(f"udaf: {function!r} returns rows; use udtaf, in GroupTableAggregate or in windows")
     return _made(
         function, (AggregateFunction, BundledAggregateFunction), result_type, accumulator_type, name, "udaf"
     )
@@ -230,7 +230,7 @@ def _made(
         function = function()
     if not isinstance(function, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise SchemaError(f"{maker}: {function!r} is no {wanted}; give one, or its class")
+        raise SchemaError(f"{maker}: {function!r} is not of type {wanted}; give an instance, or the class")
     return UserAggregate(
         function,
         as_type(result_type, f"{maker}: result_type"),

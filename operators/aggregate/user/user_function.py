@@ -185,7 +185,7 @@ class UserAggregator(FunctionAggregator):
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """See ``Aggregator``."""
+        """Replaces ``open`` if no state is kept."""
         self.form.like(self.function.create_accumulator())
 
     def async_read(self, rows: KeyedRows) -> StateFuture[Any] | None:
@@ -198,11 +198,11 @@ class UserAggregator(FunctionAggregator):
         return combine_all([views.async_read(columns, index) for views in self.form.views.values()])
 
     def remove(self, keys: KeyBatch) -> None:
-        """See ``Aggregator``."""
+        """Remove the additional state of ``keys``."""
         self.form.remove(keys)
 
     def expire_with(self, state: ColumnState) -> None:
-        """See ``Aggregator``."""
+        """Expire the additional state together with the rows of the same keys in ``state``."""
         self.form.expire_with(state)
 
     # -- rows --------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class UserAggregator(FunctionAggregator):
     def update(
         self, state: State, rows: KeyedRows, prepared: tuple[Segments, list[list[Any]]], ctx: BundleContext
     ) -> Updated:
-        """See ``Aggregator``."""
+        """The states (u) after the rows; ``prepared`` is the result of ``prepare``."""
         segments, columns = prepared
         accumulators, new = self.begin(state, rows.keys, segments)
         before = self._column(accumulators, rows.keys, new) if rows.valued else None
@@ -272,7 +272,7 @@ class UserAggregator(FunctionAggregator):
         """Raise OperatorError for the result of a method that should change the accumulator in place."""
         if result is not None and result is not accumulator:
             raise OperatorError(
-                f"{self.form.owner}: {method} returned {result!r}, which would be forgotten; change the accumulator in "
+                f"{self.form.owner}: {method} returned {result!r}, which would be ignored; change the accumulator in "
                 "place and return nothing"
             )
 
@@ -384,8 +384,8 @@ class UserAggregator(FunctionAggregator):
         except UnfitValueError as error:
             at = error.row if owners is None else int(owners[error.row])
             raise OperatorError(
-                f"{self.form.owner}{key_text(keys, at)}: the function returned {error}; let it return what the result "
-                "type says, or declare another type"
+                f"{self.form.owner}{key_text(keys, at)}: the function returned {error}; return values of the result "
+                "type, or declare another type"
             ) from error
 
     @contextmanager

@@ -112,7 +112,7 @@ class IntervalJoin(TwoInputJoin):
         for spec in inputs:
             check_insert_only(spec, self.owner, "Join")
             check_has_time(spec, self.time, self.owner)
-        shown = self._shown_schema(inputs)
+        shown = self._output_schema(inputs)
         return OutputSpec(shown, changes=Changelog.insert_only(*joined_keys(self.kind, inputs, shown)))
 
     def state_growth(self, inputs: Sequence[InputSpec]) -> StateGrowth | None:
@@ -149,7 +149,7 @@ class IntervalJoin(TwoInputJoin):
     # -- rows ---------------------------------------------------------------------------------------
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         arrival = self._ahead[id(bundle)] = self._arrival(bundle)
         self._sides[1 - bundle.input_index].prefetch(arrival.asked)
         self._sides[bundle.input_index].prefetch(arrival.cells)
@@ -200,8 +200,8 @@ class IntervalJoin(TwoInputJoin):
         )
         found, heads = read[0]
         matches = IntervalMatches(self.kind, side, rows, waits, found.columns, found.keys, found.times)
-        for driving, stored in matches.parts(arrival.first, arrival.last, oriented(self._residual, side)):
-            self._emit(side, (rows.columns, driving), (found.columns, stored), RowKind.INSERT, ctx)
+        for probe, stored in matches.parts(arrival.first, arrival.last, oriented(self._residual, side)):
+            self._emit(side, (rows.columns, probe), (found.columns, stored), RowKind.INSERT, ctx)
             yield None
         yield others.async_note(bundle.keys, found, matches.partners)
         yield own.async_add(bundle.keys, arrival.cells, heads, rows, waits, matches.matched)
@@ -209,7 +209,7 @@ class IntervalJoin(TwoInputJoin):
     # -- time ---------------------------------------------------------------------------------------
 
     def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Called once per micro-batch and partition, after all bundles (also when there was none)."""
         before, passed = ctx.previous_watermark, ctx.watermark
         if self.time == "processing":
             before = max(ctx.previous_processing_time - 1, MIN_WATERMARK)
@@ -261,12 +261,14 @@ def _interval(lower: Duration, upper: Duration, lateness: Duration, owner: str) 
     ]
     for name, bound in zip(("lower", "upper", "allowed_lateness"), bounds, strict=True):
         if abs(bound) > BOUND_MAX_US:
-            raise SchemaError(f"{owner}: {name} is {bound} us; give at most {BOUND_MAX_US} us either way")
+            raise SchemaError(
+                f"{owner}: {name} is {bound} us; give at most {BOUND_MAX_US} us before or after"
+            )
     interval = Interval(*bounds)
     if interval.lower > interval.upper:
         raise SchemaError(
-            f"{owner}: lower ({lower!r}) is above upper ({upper!r}), so that nothing could match; swap them"
+            f"{owner}: lower ({lower!r}) is above upper ({upper!r}), so nothing can match; swap them"
         )
     if interval.lateness < 0:
-        raise SchemaError(f"{owner}: allowed_lateness is {lateness!r}; give a length of time, or 0")
+        raise SchemaError(f"{owner}: allowed_lateness is {lateness!r}; give a duration, or 0")
     return interval

@@ -83,13 +83,13 @@ def _first_pairs(stored: Int64Array, partner: BoolArray) -> Int64Array:
 
 
 def _with_alone(
-    driving: Int64Array, stored: Int64Array, alone: Int64Array, pairs: bool
+    probe: Int64Array, stored: Int64Array, alone: Int64Array, pairs: bool
 ) -> tuple[Int64Array, Int64Array]:
     """The rows emitted ``alone``, among the pairs if these are emitted."""
     if not pairs:
         return alone, np.full(len(alone), -1)
     if not len(alone):
-        return driving, stored
-    rows = np.concatenate([driving, alone])
+        return probe, stored
+    rows = np.concatenate([probe, alone])
     order = rows_by(rows)
     return rows[order], np.concatenate([stored, np.full(len(alone), -1)])[order]

@@ -64,6 +64,6 @@ def _column(
     except UnfitValueError as error:
         key = keys[int(np.searchsorted(np.cumsum(counts), error.row, side="right"))]
         raise OperatorError(
-            f"{owner}: the lookup of key {key!r} found, for column '{field.name}', {error}; mend the "
-            "lookup, or the types in columns="
+            f"{owner}: the lookup of key {key!r} returned, for column '{field.name}', {error}; fix the lookup, or the "
+            "types in columns="
         ) from error

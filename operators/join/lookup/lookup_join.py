@@ -44,7 +44,7 @@ from ...core.arrays import (
 )
 from ...core.condition import ConditionLike, RowCondition, check_condition
 from ...core.consolidation import ConsolidatedRows, net_by_content
-from ...core.expiry_options import row_stamps, stamps_behind
+from ...core.expiry_options import concat_stamps, row_stamps
 from ...core.operator_checks import Named, check_choice, check_insert_only, check_number
 from ...core.state_meaning import meaning
 from ...core.stored_columns import StoredColumns
@@ -126,8 +126,8 @@ class LookupJoin(Named, BundleOperator):
         columns = read_schema(columns, f"{self.owner}: columns")
         if not isinstance(columns, pa.Schema) or not len(columns):
             raise SchemaError(
-                f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows found, or a text such as "
-                "'name string'"
+                f"{self.owner}: columns is {columns!r}; give the pyarrow schema of the rows that the lookup returns, "
+                "or a string such as 'name string'"
             )
         _check_type(retry, Retry, "retry", "Retry(attempts=3, delay='1 second')", self.owner)
         _check_type(retry_empty, Retry, "retry_empty", "Retry(attempts=3, delay='1 second')", self.owner)
@@ -234,22 +234,23 @@ class LookupJoin(Named, BundleOperator):
         self._state = context.get_state(ListColumnStateDescriptor("joined", stored, ttl=self.ttl))
 
     async def open_calls(self) -> None:
-        """See ``Operator``."""
+        """Make what ``ctx.call`` functions share (an HTTP client, a connection pool); on their event loop, before the
+        task's first call."""
         if isinstance(self.lookup, Lookup):
             await self.lookup.open()
 
     async def close_calls(self) -> None:
-        """See ``Operator``."""
+        """Close what ``open_calls`` made; on the same event loop, when the task ends or fails."""
         if isinstance(self.lookup, Lookup):
             await self.lookup.close()
 
     def prefetch(self, bundle: Bundle) -> None:
-        """See ``BundleOperator``."""
+        """Hint which state the bundle will need (``state.prefetch(bundle.keys)``), while another one is processed."""
         if self._state is not None:
             self._state.prefetch(bundle.keys)
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``."""
+        """Handle the rows of one input."""
         if not bundle.num_rows:
             return None
         if self._state is not None:
@@ -432,7 +433,7 @@ class LookupJoin(Named, BundleOperator):
         marks = [pa.array(first), pa.array(new.at >= 0)]
         added = [*take_rows(self._payload.of(bundle.batch), new.rows), *new.found, *marks]
         columns = take_rows(concat_rows(stored.rows.columns, added), rows)
-        stamps = stamps_behind(stored.rows.stamps, row_stamps(state, bundle, self.ttl, new.rows))
+        stamps = concat_stamps(stored.rows.stamps, row_stamps(state, bundle, self.ttl, new.rows))
         state.put(
             bundle.keys.select(changed),
             columns,

@@ -140,8 +140,8 @@ class Requests:
             self.on_failed(len(keys))
             return [FAILED] * len(keys)
         raise OperatorError(
-            f"{self.owner}: the lookup of {_sample(keys)} failed: {type(error).__name__}: {error}. Mend what is asked, "
-            "or give retry=, a longer timeout= or on_failure="
+            f"{self.owner}: the lookup of {_sample(keys)} failed: {type(error).__name__}: {error}. Fix the lookup, or "
+            "give retry=, a longer timeout= or on_failure="
         ) from error
 
     def _remember(self, keys: list[Key], answers: list[Rows]) -> list[Rows]:
@@ -207,8 +207,8 @@ class Requests:
                 f"{len(answer)} answers" if isinstance(answer, list | tuple) else repr(type(answer).__name__)
             )
             raise OperatorError(
-                f"{self.owner}: the lookup returned {what} for {len(keys)} keys; return a list with the list of rows "
-                "of each key, in the order of the keys"
+                f"{self.owner}: the lookup returned {what} for {len(keys)} keys; return a list with one list of rows "
+                "per key, in the order of the keys"
             )
         rows = [() if found is None else found for found in answer]
         for key, found in zip(keys, rows, strict=True):

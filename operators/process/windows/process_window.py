@@ -86,8 +86,8 @@ class _WindowOperator(FunctionOperator):
         trigger = self.chosen.trigger or self._default_trigger()
         if self.assigner.merges and not trigger.merges:
             raise SchemaError(
-                f"{self.owner}: the trigger {type(trigger).__name__} cannot be that of windows that merge; give it "
-                "merges = True, merge_states and on_merge, or take another window"
+                f"{self.owner}: the trigger {type(trigger).__name__} does not support merging windows; give it merges "
+                "= True, merge_states and on_merge, or use another window"
             )
         return trigger
 
@@ -100,7 +100,7 @@ class _WindowOperator(FunctionOperator):
             raise SchemaError(f"{self.owner}: allowed_lateness is negative; give 0 or more")
         if self.allowed_lateness and self.time == "processing":
             raise SchemaError(
-                f"{self.owner}: allowed_lateness has no meaning in processing time, where no row is late; leave it out"
+                f"{self.owner}: allowed_lateness has no effect in processing time, where no row is late; leave it out"
             )
 
     def late_outputs(self, inputs: Sequence[InputSpec]) -> Sequence[str | None]:
@@ -138,16 +138,18 @@ class _WindowOperator(FunctionOperator):
     def open(self, context: OperatorContext) -> None:
         """Declare the windows' rows, then open the function."""
         time = WindowTime.of(self.time, self.allowed_lateness, context)
-        told = WindowCallbacks(self._fire, self._expire, self.late_output)
+        callbacks = WindowCallbacks(self._fire, self._expire, self.late_output)
         self._windows: WindowRows
         if self.chosen.any or self.window is None:
             span = () if self.window is None else (self.window.time_span,)
             evictor = self.chosen.evictor
-            self._windows = TriggeredRows(self.assigner, self._trigger(), evictor, time, context, told, *span)
+            self._windows = TriggeredRows(
+                self.assigner, self._trigger(), evictor, time, context, callbacks, *span
+            )
         elif isinstance(self.window, SessionWindow):
-            self._windows = ProcessSessionRows(self.window, time, context, told)
+            self._windows = ProcessSessionRows(self.window, time, context, callbacks)
         else:
-            self._windows = AlignedRows(self.window, time, context, told)
+            self._windows = AlignedRows(self.window, time, context, callbacks)
         super().open(context)
         self._shape = RowShape(self.output, self.owner)
         self._emitted = RowShape(self.output, "the window's function", emits=True)
@@ -367,8 +369,8 @@ class _FiringWindow:
     def window_namespace(self) -> int:
         if self._namespace is None:
             raise StateAccessError(
-                "a session window has no state of its own: it may merge with another one; keep the state under the "
-                "key instead, in a state without namespaces"
+                "a session window cannot have its own state, because it may merge with another one; use a state of "
+                "the key without namespaces"
             )
         return self._namespace
 

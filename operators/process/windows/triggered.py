@@ -151,11 +151,11 @@ class TriggeredRows(WindowRows):
         evictor: Evictor | None,
         time: WindowTime,
         context: OperatorContext,
-        told: WindowCallbacks,
+        callbacks: WindowCallbacks,
         span: tuple[int, int] = (MIN_WATERMARK, MAX_WATERMARK),
     ) -> None:
         text = f"{assigner.text} by {trigger.text}"
-        super().__init__(time, context, told, span, text, [pa.field(_TIME, pa.int64())])
+        super().__init__(time, context, callbacks, span, text, [pa.field(_TIME, pa.int64())])
         self._assigner, self._trigger, self._evictor = assigner, trigger, evictor
         fields = [("start", pa.int64()), ("end", pa.int64()), ("namespace", pa.int64())]
         state = trigger.state_type or pa.bool_()  # always null if the trigger has no state
@@ -179,7 +179,7 @@ class TriggeredRows(WindowRows):
         for window in windows:
             if window.end <= window.start:
                 raise OperatorError(
-                    f"the assigner gave the window {window}, which ends before it begins; check its lengths"
+                    f"the assigner returned the window {window}, which ends before it starts; check its sizes"
                 )
             one = await self._opened(TimeWindow(*window), open_windows, ctx)
             if one is None:

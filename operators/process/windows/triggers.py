@@ -162,7 +162,7 @@ class _Purging(Trigger):
     def __init__(self, trigger: Trigger) -> None:
         if not isinstance(trigger, Trigger):
             raise SchemaError(
-                f"triggers.purging: {trigger!r} is no trigger; give one, such as triggers.count(10)"
+                f"triggers.purging: {trigger!r} is not a trigger; give one, such as triggers.count(10)"
             )
         self.trigger = trigger
         self.state_type, self.merges = trigger.state_type, trigger.merges

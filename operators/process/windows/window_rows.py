@@ -54,7 +54,7 @@ class WindowRows(ABC):
         self,
         time: WindowTime,
         context: OperatorContext,
-        told: WindowCallbacks,
+        callbacks: WindowCallbacks,
         span: tuple[int, int],
         text: str,
         fields: Sequence[pa.Field] = (),
@@ -64,7 +64,7 @@ class WindowRows(ABC):
         schema = context.inputs[0].schema
         self._first_time, self._last_time = span
         self._time = time
-        self._fire, self._expire, self._late_output = told
+        self._fire, self._expire, self._late_output = callbacks
         self._row = row_type(schema)
         self._late = context.counter("late_rows_dropped")
         self._outside = context.counter(OUT_OF_RANGE)
@@ -112,9 +112,9 @@ class AlignedRows(WindowRows):
     """Windows that are the same for all keys: their namespace is their end."""
 
     def __init__(
-        self, window: SlicedWindow, time: WindowTime, context: OperatorContext, told: WindowCallbacks
+        self, window: SlicedWindow, time: WindowTime, context: OperatorContext, callbacks: WindowCallbacks
     ) -> None:
-        super().__init__(time, context, told, window.time_span, window.text)
+        super().__init__(time, context, callbacks, window.time_span, window.text)
         self._window = window
 
     def add(self, row: Row, ctx: RecordContext) -> Any:
@@ -138,7 +138,7 @@ class AlignedRows(WindowRows):
         return self._fire_again(fired, ctx) if fired else None
 
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
-        """See ``WindowRows``."""
+        """Fire or expire the window whose timer is due."""
         assert timer.namespace is not None
         await self._come_due(timer, ctx, self._spanned(timer.namespace), timer.namespace)
 
@@ -162,9 +162,9 @@ class ProcessSessionRows(WindowRows):
     """Windows that grow and merge. Those of a key are disjoint and do not touch: two that touch are one."""
 
     def __init__(
-        self, window: SessionWindow, time: WindowTime, context: OperatorContext, told: WindowCallbacks
+        self, window: SessionWindow, time: WindowTime, context: OperatorContext, callbacks: WindowCallbacks
     ) -> None:
-        super().__init__(time, context, told, window.time_span, window.text)
+        super().__init__(time, context, callbacks, window.time_span, window.text)
         self._gap = window.gap
         # One value, not a map: it is read for every row, and a key has few sessions open at once.
         self._sessions: ValueState[list[dict[str, int]]] = context.get_state(
@@ -193,7 +193,7 @@ class ProcessSessionRows(WindowRows):
         await adding
 
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
-        """See ``WindowRows``."""
+        """Fire or expire the window whose timer is due."""
         sessions = await self._open_sessions()
         due = next(one for one in sessions if one.namespace == timer.namespace)
         if await self._come_due(timer, ctx, TimeWindow(due.start, due.end), due.namespace):

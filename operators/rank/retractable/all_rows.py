@@ -75,10 +75,10 @@ class AllRows(RankState):
     def __init__(self, plan: RankPlan, context: OperatorContext) -> None:
         super().__init__(plan, context, top_lists(plan, context, [*plan.fields, *BOOKKEEPING]))
         self._sizes = SIZES
-        self._behind = Overflow(plan, context, SIZES)
+        self._overflow = Overflow(plan, context, SIZES)
 
     def merge(self, keys: KeyBatch, rows: RankRows, ends: Int64Array) -> Steps:
-        """See ``RankState``."""
+        """Merge a bundle's rows into the rankings of ``keys``; ``ends`` (u) is the last number that each shows."""
         heads, entries = yield from self._read_top(keys)
         stored = self._unpack(entries, len(keys))
         rows = rows.with_table(_arrived(rows.table, stored.next_arrival))
@@ -102,7 +102,7 @@ class AllRows(RankState):
         found: OverflowRows | None = None
         known = stored.table
         if len(far):
-            found = yield from self._behind.find(keys, rows.table.take(far))
+            found = yield from self._overflow.find(keys, rows.table.take(far))
             known = known.joined(found.table)
         table, codes, outcome = self._settle(known, rows)
         places = np.arange(len(stored.table))
@@ -110,19 +110,19 @@ class AllRows(RankState):
         alive = np.flatnonzero(outcome.alive)
         bounds, changed = stored.bounds, np.zeros(len(keys), np.bool_)
         if found is not None:
-            behind = np.zeros(len(table), np.bool_)
-            behind[len(stored.table) : len(known)] = True
+            in_overflow = np.zeros(len(table), np.bool_)
+            in_overflow[len(stored.table) : len(known)] = True
             new = alive[alive >= len(known)]
-            behind[new] = block_of(self._plan, table, new, bounds) >= 0
-            bounds, changed = yield from self._change_behind(
-                keys, found, far, len(known), table, outcome, behind, bounds
+            in_overflow[new] = block_of(self._plan, table, new, bounds) >= 0
+            bounds, changed = yield from self._change_overflow(
+                keys, found, far, len(known), table, outcome, in_overflow, bounds
             )
-            alive = alive[~behind[alive]]
+            alive = alive[~in_overflow[alive]]
         order = table.sort(codes, alive)
         ranked = Ranked(order, self._plan.numbers(table.key, codes, order))
         return before, _Ranking(table, ranked, bounds, changed)
 
-    def _change_behind(
+    def _change_overflow(
         self,
         keys: KeyBatch,
         found: OverflowRows,
@@ -130,15 +130,17 @@ class AllRows(RankState):
         known: int,
         table: RankTable,
         outcome: Outcome,
-        behind: BoolArray,
+        in_overflow: BoolArray,
         bounds: Bounds,
     ) -> Generator[StateFuture[Any], None, tuple[Bounds, BoolArray]]:
         left = outcome.alive[known - len(found.table) : known]
-        added = np.flatnonzero(behind & outcome.alive)
+        added = np.flatnonzero(in_overflow & outcome.alive)
         added = added[added >= known]
         pair_of = np.full(len(table), -1, np.int64)
         pair_of[known + far] = found.pairs.inverse
-        return (yield from self._behind.change(keys, found, left, table.take(added), pair_of[added], bounds))
+        return (
+            yield from self._overflow.change(keys, found, left, table.take(added), pair_of[added], bounds)
+        )
 
     # -- between the best rows and the overflow -----------------------------------------------------
 
@@ -154,7 +156,7 @@ class AllRows(RankState):
             if not short.any():
                 return ranking
             best = table.take(ranked.rows[short[table.key[ranked.rows]]])
-            more, bounds = yield from self._behind.refill(keys, best, ranking.bounds, short, ends)
+            more, bounds = yield from self._overflow.refill(keys, best, ranking.bounds, short, ends)
             rows = np.concatenate([ranked.rows, len(table) + np.arange(len(more))])
             table = table.joined(more)
             codes = self._plan.codes(table.columns)
@@ -173,7 +175,7 @@ class AllRows(RankState):
         out = long[owners] & (place_in_run(owners) >= within[owners] + self._sizes.spare_least)
         if not out.any():
             return ranking
-        bounds = yield from self._behind.spill(keys, ranking.table.take(rows[out]), ranking.bounds)
+        bounds = yield from self._overflow.spill(keys, ranking.table.take(rows[out]), ranking.bounds)
         return _Ranking(ranking.table, ranking.ranked.chosen(~out), bounds, ranking.changed | long)
 
     # -- entries -------------------------------------------------------------------------------------

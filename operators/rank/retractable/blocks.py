@@ -41,7 +41,7 @@ class BlockSizes:
     spare_events: int = 64
 
     @property
-    def cuts(self) -> Int64Array:
+    def boundaries(self) -> Int64Array:
         """The number of rows in the first one, two, ... blocks."""
         return np.cumsum(self.block_rows * self.growth ** np.arange(12, dtype=np.int64))
 
@@ -132,9 +132,9 @@ def blocks_to_read(bounds: Bounds, short: BoolArray) -> BoolArray:
     return read
 
 
-def cut_blocks(key: Int64Array, sizes: BlockSizes) -> Int64Array:
+def block_numbers(key: Int64Array, sizes: BlockSizes) -> Int64Array:
     """The block of each of the rows, which are in rank order; the best block is 0."""
-    return np.searchsorted(sizes.cuts, place_in_run(key), side="right")
+    return np.searchsorted(sizes.boundaries, place_in_run(key), side="right")
 
 
 def live_events(owner: npt.NDArray[np.integer], arrival: Int64Array, added: BoolArray) -> Int64Array:

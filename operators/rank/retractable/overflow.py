@@ -33,9 +33,9 @@ from ..row_numbers import RankTable
 from .blocks import (
     BlockSizes,
     Bounds,
+    block_numbers,
     block_of,
     blocks_to_read,
-    cut_blocks,
     live_events,
     occurs_in,
 )
@@ -162,7 +162,7 @@ class Overflow:
             return bounds, touched
         touched[table.key] = True
         blocks = block_of(self._plan, table, np.arange(len(table)), bounds)
-        assert bool((blocks >= 0).all()), "rows behind the best are in a block"
+        assert bool((blocks >= 0).all()), "rows below the best are in a block"
         bounds = bounds.grown(np.bincount(blocks, np.where(added, 1, -1), len(bounds)).astype(np.int64))
         events = _Events(self._events(table, hashes, added), table.key, bounds.block[blocks])
         lists = keys.in_namespaces(events.block, events.key)
@@ -274,8 +274,8 @@ class Overflow:
         enough = np.bincount(owners[shown], minlength=len(ends)) + self._sizes.spare_least
         needed = np.zeros(len(both), np.bool_)
         needed[order] = place_in_run(owners) < enough[owners]
-        behind = order[order >= len(best)] - len(best)
-        return needed[len(best) :], behind
+        spilled = order[order >= len(best)] - len(best)
+        return needed[len(best) :], spilled
 
     def _take_out(
         self, keys: KeyBatch, key: Int64Array, arrival: Int64Array, hashes: Int64Array
@@ -285,8 +285,8 @@ class Overflow:
         out = occurs_in(found.pair, found.table.arrival, found.pairs.inverse, arrival)
         if int(out.sum()) != len(key):
             raise CodecError(
-                f"{self._plan.owner}: rows that the order of a key names are missing; restore the checkpoint from an "
-                "older version"
+                f"{self._plan.owner}: rows in the order of a key are missing; restore the checkpoint from an older "
+                "version"
             )
         changed = np.zeros(len(found.pairs), np.bool_)
         changed[found.pair[out]] = True
@@ -298,7 +298,7 @@ class Overflow:
         self, keys: KeyBatch, events: list[pa.Array], key: Int64Array, left: Bounds, read: Bounds
     ) -> Generator[StateFuture[Any], None, Bounds]:
         """Write the events (by key, in rank order) as new blocks on top of those that are ``left``."""
-        piece = cut_blocks(key, self._sizes)
+        piece = block_numbers(key, self._sizes)
         pieces, below = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
         np.maximum.at(pieces, key, piece + 1)
         np.maximum.at(below, left.key, left.block)

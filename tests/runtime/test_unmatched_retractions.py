@@ -51,7 +51,7 @@ def test_one_warning_a_micro_batch_shows_an_example(
         harness.end_batch()
         assert harness.statistics()["counter.retractions_without_state"] == 3
         (record,) = caplog.records
-        assert "operator 'operator', batch 0: 3 retractions find no row" in record.getMessage()
+        assert "operator 'operator', batch 0: 3 retractions find no matching row" in record.getMessage()
         assert "k=7" in record.getMessage() or "k=9" in record.getMessage()
         assert "docs/order-and-time.md" in record.getMessage()
         caplog.clear()
@@ -101,4 +101,4 @@ def test_rows_that_were_put_together_are_missing_without_an_example(
     ):
         harness.push([(1, 5), (1, 6)], kind="-D")
         harness.end_batch()
-        assert "batch 0: 2 retractions find no row to take back; dropped" in caplog.records[0].getMessage()
+        assert "batch 0: 2 retractions find no matching row; dropped" in caplog.records[0].getMessage()

@@ -68,7 +68,7 @@ def test_what_is_no_secret_is_shown(place: str, shown: str) -> None:
 
 @pytest.mark.parametrize("place", ["/tmp/a\0b", "file:///tmp/a\0b", "s3://bucket/a\0b"])
 def test_a_place_with_a_nul_is_refused(place: str) -> None:
-    with pytest.raises(ConfigurationError, match="no NUL"):
+    with pytest.raises(ConfigurationError, match="cannot contain NUL"):
         checkpoint_files(place)
 
 
@@ -85,7 +85,7 @@ def test_a_home_is_not_a_folder_of_that_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigurationError, match=r"begins with ~, which nobody replaces; write the whole path"
+        ConfigurationError, match=r"begins with ~, which is not expanded; write the full path"
     ):
         checkpoint_files(place)
     assert not list(tmp_path.iterdir())

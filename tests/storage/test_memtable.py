@@ -226,7 +226,7 @@ def _released(cache_bytes: int, reads: int, writes: int) -> tuple[MemTable, Memo
 @pytest.mark.parametrize("writes", [0, 1, 30, 500, 600, 4_000])
 @pytest.mark.parametrize("reads", [0, 100, 700, 1_500])
 def test_writes_of_any_number_replace_what_was_cached(reads: int, writes: int) -> None:
-    # 100,000 bytes hold 775 entries of 129, of which a quarter are young
+    # 100,000 bytes hold 775 entries of 129, of which a quarter are recent
     overlay, store = _released(100_000, reads, writes)
     assert overlay.statistics().cache_bytes_peak <= 100_000
     assert [overlay.get(b"%06d" % n) for n in range(4_000)] == [store.get(b"%06d" % n) for n in range(4_000)]
@@ -420,7 +420,7 @@ class OverlayMachine(RuleBasedStateMachine):
             clean: dict[bytes, bytes | None] = {}
             for entries in (
                 *reversed(self.overlay._clean.older),
-                self.overlay._clean.young,
+                self.overlay._clean.recent,
                 self.overlay._early,
             ):
                 clean |= entries

@@ -489,9 +489,7 @@ def test_another_order_is_refused_for_rows_may_wait(waiting: Any, order_by: Any)
 
 def test_a_column_of_another_type_is_refused(waiting: Any) -> None:
     changed = pa.schema([("ts", TIME), ("name", pa.int64()), ("score", pa.int64())])
-    with pytest.raises(
-        SchemaError, match=r"operator 'operator', rows that wait in the order of input 0.*'name'"
-    ):
+    with pytest.raises(SchemaError, match=r"operator 'operator', buffered rows of input 0.*'name'"):
         waiting(changed)
 
 
@@ -525,7 +523,7 @@ class Bundles(BundleOperator):
         ("score", "begins with column 'score', but must begin with the event time column 'ts', ascending"),
         (
             [("ts", "desc"), "score"],
-            "begins with column 'ts', descending, but rows can only be put in ascending",
+            "begins with column 'ts', descending, but rows can only be in ascending",
         ),
     ],
 )
@@ -557,8 +555,8 @@ def test_a_column_that_cannot_be_sorted_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "inputs", "message"),
     [
-        (["ts", 3], 1, "order_by has 3, which is no column"),
-        ([("ts", "down")], 1, r"order_by has \('ts', 'down'\), which is no column"),
+        (["ts", 3], 1, "order_by has 3, which is not a column"),
+        ([("ts", "down")], 1, r"order_by has \('ts', 'down'\), which is not a column"),
         (["ts", ("ts", "desc")], 1, "names a column twice"),
         ("ts", 2, "has 2 inputs, so order_by needs one entry for each"),
         (["ts"], 2, "has 2 inputs, so order_by needs one entry for each"),

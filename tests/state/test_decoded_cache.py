@@ -482,7 +482,7 @@ def test_no_key_is_no_key_even_where_the_key_is_empty(controller: SyncExecutionC
             call()
 
 
-# -- resting ---------------------------------------------------------------------------------------
+# -- disabled --------------------------------------------------------------------------------------
 
 
 def test_it_rests_when_keys_do_not_come_again() -> None:
@@ -505,7 +505,7 @@ def test_it_rests_when_keys_do_not_come_again() -> None:
     assert windowed.at(1).value() == 12
     for level in sink.level_ones:
         assert isinstance(level, decoded_cache.DecodedCache)
-        assert (level.resting, level.values, level.old, level.held) == (True, {}, {}, {})
+        assert (level.disabled, level.values, level.old, level.held) == (True, {}, {}, {})
 
 
 def test_nothing_is_known_when_it_rests_among_the_entries_of_a_put_all() -> None:
@@ -528,25 +528,25 @@ def test_it_does_not_rest_while_keys_come_again() -> None:
 
 
 def test_a_trial_that_fails_rests_for_longer_and_longer() -> None:
-    trial = AdmissionPolicy()
+    policy = AdmissionPolicy()
     rests = []
     for _ in range(7):
-        assert trial.begin()
-        assert not trial.add(0, admission.JUDGED_MISSES)
+        assert policy.begin()
+        assert not policy.add(0, admission.JUDGED_MISSES)
         rests.append(0)
-        while not trial.begin():
+        while not policy.begin():
             rests[-1] += 1
     assert rests == [16, 32, 64, 128, 256, 256, 256]
-    assert trial.add(2 * admission.JUDGED_MISSES, admission.JUDGED_MISSES)
-    assert not trial.add(2 * admission.JUDGED_MISSES - 1, admission.JUDGED_MISSES)
-    assert sum(not trial.begin() for _ in range(17)) == 16
+    assert policy.add(2 * admission.JUDGED_MISSES, admission.JUDGED_MISSES)
+    assert not policy.add(2 * admission.JUDGED_MISSES - 1, admission.JUDGED_MISSES)
+    assert sum(not policy.begin() for _ in range(17)) == 16
 
 
 def test_a_trial_takes_small_micro_batches_together() -> None:
-    trial = AdmissionPolicy()
+    policy = AdmissionPolicy()
     few = admission.JUDGED_MISSES // 4
-    assert [trial.add(1, few) for _ in range(4)] == [True, True, True, False]
-    assert not trial.begin()
+    assert [policy.add(1, few) for _ in range(4)] == [True, True, True, False]
+    assert not policy.begin()
 
 
 def test_trials_are_kept_by_name_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

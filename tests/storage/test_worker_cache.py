@@ -29,7 +29,7 @@ def _generations(*newest_first: dict[bytes, bytes | None]) -> ValueCache:
 
 
 def _contents(cached: ValueCache) -> list[dict[bytes, bytes | None]]:
-    return [entries for entries in (cached.young, *cached.older) if entries]
+    return [entries for entries in (cached.recent, *cached.older) if entries]
 
 
 def _leave(cache: WorkerCache, key: PartitionKey, lineage: str, entries: ValueCache) -> None:
@@ -141,11 +141,11 @@ def test_young_entries_go_last_and_stay_young_while_there_is_room() -> None:
     entries = _generations({b"b": b"2", b"c": b"3"})
     entries.remember(b"a", b"1")
     assert entries.shrink(122) == 2
-    assert (entries.young, entries.older) == ({b"a": b"1"}, [])
+    assert (entries.recent, entries.older) == ({b"a": b"1"}, [])
     entries.begin(4 * 122)
-    assert (entries.young, entries.carried) == ({b"a": b"1"}, 1)
+    assert (entries.recent, entries.carried) == ({b"a": b"1"}, 1)
     entries.begin(4 * 122 - 1)
-    assert (entries.young, entries.older) == ({}, [{b"a": b"1"}])
+    assert (entries.recent, entries.older) == ({}, [{b"a": b"1"}])
     assert entries.shrink(121) == 1
     assert (entries.size_bytes, len(entries)) == (0, 0)
 
@@ -158,7 +158,7 @@ def test_of_states_left_out_nothing_is_kept() -> None:
     entries.leave_out(frozenset({2}))
     entries.remember_many([out], [b"1"])
     entries.merge_writes(lambda: {kept: b"1", out: b"2"}, 1000, copied=True)
-    assert entries.young == {kept: b"1"}
+    assert entries.recent == {kept: b"1"}
     entries.leave_out(frozenset({2}))
     assert len(entries) == 1
     entries.leave_out(frozenset())

@@ -216,7 +216,7 @@ class Handed:
             pass
         with self.second.lease(self.manifest, 0, 1) as lease:
             assert dict(lease.store.iterate()) == {A: b"1"}
-            assert lease.restored.way == "kept"
+            assert lease.restored.method == "kept"
             return lease.cached
 
 
@@ -288,7 +288,7 @@ stores = LocalStores(root / "local", "job", files, open_stores=kept, open_bytes_
 def run():
     base = partition_restore_plan(Checkpoint(files).latest(), "op", 0, 1)
     with stores.acquire("op", 0, base) as lease:
-        return lease.restored.way, dict(lease.store.iterate()), Path(lease.store.path).parent.name
+        return lease.restored.method, dict(lease.store.iterate()), Path(lease.store.path).parent.name
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 for line in sys.stdin:  # as a worker of Spark's: the main thread waits for its next task

@@ -223,6 +223,6 @@ def test_a_timer_that_registers_itself_for_its_own_time_is_refused(async_enabled
             harness.push([(7, 1, 100)])
             with pytest.raises(
                 OperatorError,
-                match="time 105, name None.*has been registered again for the same time.*1,000 times",
+                match="time 105, name None.*was registered again for the same time.*1,000 times",
             ):
                 harness.finish()

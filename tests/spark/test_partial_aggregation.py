@@ -23,7 +23,7 @@ from asyncstate.operator import InputSpec, Operator
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.exchange import input_spec
-from asyncstate.spark.sql_partial_aggregation import put_together
+from asyncstate.spark.sql_partial_aggregation import partial_aggregate
 from asyncstate.testing import net
 from operators import (
     GroupAggregate,
@@ -234,11 +234,11 @@ def test_rows_are_put_together_before_the_exchange(spark: SparkSession) -> None:
     operator = GroupAggregate([count(), max_("tiny"), sum_("n")])
     df = rows(spark, 0, 100)
     given = spec_of(df, operator, ("k",))
-    plan = put_together(df, given, 2)._jdf.queryExecution().executedPlan().toString()
+    plan = partial_aggregate(df, given, 2)._jdf.queryExecution().executedPlan().toString()
     partial, exchange = plan.index("partial_count"), plan.index("Exchange hashpartitioning")
     assert exchange < partial  # a plan is written from its end to its beginning
     assert "SortAggregate" not in plan
-    assert put_together(df, given, 2).count() == 5
+    assert partial_aggregate(df, given, 2).count() == 5
 
 
 def spec_of(df: DataFrame, operator: Operator, key: tuple[str, ...]) -> InputSpec:
@@ -408,7 +408,7 @@ def test_floats_that_are_taken_back_leave_no_trace(
 def test_a_kind_that_is_none_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     for value in ("'+X'", "cast(null as string)"):
         run = Run(job_at(make_job, tmp_path), in_phases(GroupAggregate([count()]), True), key="k")
-        with pytest.raises(SchemaError, match="row_kind.*no changelog has; write one of"):
+        with pytest.raises(SchemaError, match="row_kind.*not a row kind; write one of"):
             run(rows(spark, 0, 3).selectExpr("k", f"{value} as row_kind"), 0)
 
 
