@@ -44,7 +44,7 @@ def check_session(spark: object, owner: str) -> None:
     version = getattr(spark, "version", None)
     if not isinstance(version, str) or not hasattr(spark, "readStream"):
         raise ConfigurationError(
-            f"{owner} was given {spark!r}, which is no SparkSession; give what SparkSession.builder.getOrCreate() or "
+            f"{owner} was given {spark!r}, which is not a SparkSession; give what SparkSession.builder.getOrCreate() or "
             "build_session() returns"
         )
     number = _version(version)

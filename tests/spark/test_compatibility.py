@@ -56,7 +56,7 @@ def test_another_spark_is_refused_when_the_job_is_made(version: str, tmp_path: A
 
 @pytest.mark.parametrize("given", [None, "local[2]", object()])
 def test_what_is_no_session_is_refused(given: Any, tmp_path: Any) -> None:
-    with pytest.raises(ConfigurationError, match="which is no SparkSession; give what"):
+    with pytest.raises(ConfigurationError, match="which is not a SparkSession; give what"):
         StreamingJob(given, str(tmp_path))
 
 
