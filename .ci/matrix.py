@@ -62,7 +62,7 @@ EVERY = [
     "-m",
     "spark and not slow",
 ]
-CONNECT = ["-m", "pytest", "-q", "tests/connect"]
+CONNECT = ["-m", "pytest", "-q", "-m", "spark", "tests/connect"]
 
 
 class Cell(NamedTuple):

@@ -141,7 +141,7 @@ def matrix_table() -> str:
         newest = spark is matrix.NEWEST
         pythons = ", ".join(matrix.PYTHONS if newest else matrix.PYTHONS[:1])
         javas = ", ".join(matrix.JAVAS if newest else matrix.JAVAS[:1])
-        connect = "yes" if spark.connect else "no"
+        connect = "experimental" if spark.connect else "no"
         rows.append(f"| {spark.line} | {spark.release} | yes | {connect} | {pythons} | {javas} |\n")
     return "".join(rows)
 

@@ -44,8 +44,8 @@ def check_session(spark: object, owner: str) -> None:
     version = getattr(spark, "version", None)
     if not isinstance(version, str) or not hasattr(spark, "readStream"):
         raise ConfigurationError(
-            f"{owner} was given {spark!r}, which is not a SparkSession; give what SparkSession.builder.getOrCreate() or "
-            "build_session() returns"
+            f"{owner} was given {spark!r}, which is not a SparkSession; give what SparkSession.builder.getOrCreate() "
+            "or build_session() returns"
         )
     number = _version(version)
     if not OLDEST <= number <= NEWEST:

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.connect.programs import KEYS, ROWS, _totals
 from tests.connect.server import ConnectServer
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECONDS_MAX = 240
 
