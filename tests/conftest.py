@@ -205,6 +205,8 @@ def _start_spark(folder: Path) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     options = {
+        # With few rows, operators would run in this process. A run with "local" here tests that they could.
+        "spark.async-state.executor": os.environ.get("ASYNCSTATE_TEST_EXECUTOR", "spark"),
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",

@@ -119,7 +119,7 @@ class HttpLookup(Lookup):
         asked = [int(name) for _, name, _, _ in string.Formatter().parse(self.url) if name]
         if asked and max(asked) >= len(keys):
             raise ConfigurationError(
-                f"HttpLookup: url has a place {{{max(asked)}}}, but {len(keys)} values are sent: "
+                f"HttpLookup: url has a placeholder {{{max(asked)}}}, but {len(keys)} values are sent: "
                 f"{', '.join(keys.names)}; placeholders count from 0"
             )
 

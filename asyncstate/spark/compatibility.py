@@ -82,6 +82,12 @@ def context_of(spark: SparkSession) -> SparkContext | None:
     return None if is_connect(spark) else spark.sparkContext
 
 
+def runs_locally(spark: SparkSession) -> bool:
+    """Whether operators can run in the driver's process: rows go there and back as Arrow in classic sessions of Spark
+    4.0 and newer."""
+    return not is_connect(spark) and _version(spark.version) >= (4, 0)
+
+
 def session_settings(spark: SparkSession) -> dict[str, str]:
     """All settings of a session, including those that Spark does not know."""
     found: Any = getattr(spark.conf, "getAll", None)

@@ -34,7 +34,13 @@ from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
-from asyncstate.spark.compatibility import check_session, context_of, is_connect, session_settings
+from asyncstate.spark.compatibility import (
+    check_session,
+    context_of,
+    is_connect,
+    runs_locally,
+    session_settings,
+)
 from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob, cause_in_pickling
 from asyncstate.spark.connect_client import ConnectClient
 from asyncstate.spark.connect_files import ConnectFiles
@@ -111,7 +117,12 @@ class StreamingJob:
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
         self._statements: JobSql | None = None
-        self._executor = SparkExecutor(spark, _run)
+        if self.config.executor == "local" and not runs_locally(spark):
+            raise ConfigurationError(
+                "async-state.executor is local, but operators run in the driver's process only with a classic session "
+                "of Spark 4.0 or newer; leave the key out"
+            )
+        self._executor = SparkExecutor(spark, _run, self.config.executor)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
             job_id=self._ledger.job_id,

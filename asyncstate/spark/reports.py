@@ -132,7 +132,7 @@ def reports_of(
         if sorted(partitions) != list(range(parallelism[stage])):
             raise JobError(
                 f"operator '{stage}': partitions {sorted(partitions)} reported, expected each of "
-                f"0..{parallelism[stage] - 1} once; nothing was committed, start the query again"
+                f"0..{parallelism[stage] - 1} once; nothing was committed, restart the query"
             )
     for stage, reports in found.items():
         expected = {

@@ -77,7 +77,7 @@ def test_the_micro_batch_fails_and_nothing_is_committed(name: str, async_enabled
         before = harness.state_entries()
         harness.push([(2, "b", 0), (7, "gone", 0)], kinds=["+I", "-D"])
         with pytest.raises(
-            OperatorError, match=r"operator 'operator'.*find.* no row.*on-missing-row is fail"
+            OperatorError, match=r"operator 'operator'.*find.* no matching row.*on-missing-row is fail"
         ):
             harness.end_batch()
         assert harness.state_entries() == before

@@ -98,7 +98,7 @@ def test_attempts_are_taken_whose_rows_everyone_got(
     mixed = any(len(attempts) > 1 for attempts in runs.used().values())
     assert not mixed or again
     if mixed:
-        with pytest.raises(JobError, match="start the query again"):
+        with pytest.raises(JobError, match="restart the query"):
             reports_of(packed, 7, runs.parallelism, feeds)
         return
     found = reports_of(packed, 7, runs.parallelism, feeds)

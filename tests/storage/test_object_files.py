@@ -195,7 +195,7 @@ def test_exhausted_tries_name_the_file_and_nothing_is_committed(
         r"could not write manifests/0000000001\.e1\.1\.json in the checkpoint s3://\*\*\*@bucket-\d+/some/job.*503",
         str(raised.value),
     )
-    assert "start the query again" in str(raised.value)
+    assert "restart the query" in str(raised.value)
     assert "stamina.retry_scheduled" in caplog.text
     for text in (str(raised.value), caplog.text):
         assert SECRET_KEY not in text

@@ -204,7 +204,7 @@ def test_all_problems_at_once() -> None:
         (lambda h: h.operator("x"), "there is no operator 'x'"),
         (lambda h: h.rows("x"), "there is no sink 'x'"),
         (lambda h: h.end_batch(crash_before="x"), "no operator and no sink 'x'"),
-        (lambda h: (h.finish(), h.end_batch()), "has been finished"),
+        (lambda h: (h.finish(), h.end_batch()), "is finished"),
     ],
 )
 def test_what_is_refused(call: Any, message: str) -> None:
