@@ -113,6 +113,16 @@ class _Pickler(cloudpickle.CloudPickler):
         return super().reducer_override(obj)  # type: ignore[no-untyped-call]
 
 
+def cause_in_pickling(error: BaseException) -> JobError | None:
+    """The JobError that pickling a ConnectBatch has raised, which pyspark wraps into errors of its own."""
+    one: BaseException | None = error
+    while one is not None and isinstance(one, pickle.PicklingError):
+        one = one.__cause__ or one.__context__
+        if isinstance(one, JobError):
+            return one
+    return None
+
+
 def _is_session(obj: object) -> bool:
     return is_connect(obj) and type(obj).__name__ == "SparkSession"
 

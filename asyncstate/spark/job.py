@@ -41,7 +41,7 @@ from asyncstate.spark.compatibility import (
     runs_locally,
     session_settings,
 )
-from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob
+from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob, cause_in_pickling
 from asyncstate.spark.connect_client import ConnectClient
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import source_facts
@@ -317,6 +317,11 @@ class StreamingJob:
 
     @property
     def _sql(self) -> JobSql:
+        if is_connect(self._spark):
+            raise ConfigurationError(
+                f"job '{self.name}': statements need Spark's optimizer in this process, which Spark Connect does not "
+                "have; declare the graph with the methods of streams, or use a classic session"
+            )
         if self._statements is None:
             from asyncstate.sql.job import JobSql
 
@@ -400,8 +405,11 @@ class StreamingJob:
             writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
             writer = writer.option("checkpointLocation", place)
             self._query = query = (writer.trigger(**how) if how else writer).start()
-        except BaseException:
+        except BaseException as error:
             self._function, self._on_batch = before  # it can be started once the error is fixed
+            refused = cause_in_pickling(error)
+            if refused is not None:
+                raise refused from refused.__cause__
             raise
         if self._client is not None:
             self._client.follow(query)
