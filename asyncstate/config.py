@@ -145,6 +145,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "refuse"
     snapshot_interval: Annotated[_Count, "Micro-batches from one snapshot to the next."] = 10
     retained_versions: Annotated[_Count, "Committed micro-batches that can be restored."] = 10
+    executor: Annotated[
+        Literal["auto", "local", "spark"],
+        "Where [operators run](performance.md#small-micro-batches); `auto`: in the driver while rows are few.",
+    ] = "auto"
     parallelism: Annotated[
         _Parallelism | None, "Partitions of the state; `auto`: the job chooses. Can change at a restart."
     ] = None

@@ -13,10 +13,10 @@ import typer
 
 COMMANDS = {
     "aggregates": "bench.aggregates",
-    "backfill": "bench.backfill",
+    "backfill": "bench.large_states",
     "checkpoints": "bench.checkpoints.command",
     "compare": "bench.compare",
-    "growth": "bench.growth",
+    "growth": "bench.large_states",
     "latency": "bench.latency.command",
     "lookup": "bench.lookup",
     "micro": "bench.micro.command",
@@ -24,6 +24,7 @@ COMMANDS = {
     "nexmark": "bench.nexmark.command",
     "paradigms": "bench.paradigms.measure",
     "peers": "bench.peers.command",
+    "rules": "bench.rules",
     "sinks": "bench.sinks",
     "slow-disk": "bench.slowdisk.command",
     "two-phase": "bench.twophase",
@@ -35,11 +36,9 @@ class Commands(typer.core.TyperGroup):
     """Commands that are imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All of them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name."""
         if cmd_name not in COMMANDS:
             return None
         alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

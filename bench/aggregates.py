@@ -6,6 +6,7 @@ turns, each with a job of its own over the same rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,6 @@ import pyarrow as pa
 import typer
 
 from asyncstate import MapView
-from asyncstate.config import resolve
 from asyncstate.functions import (
     AggregateFunction,
     BundledAggregateFunction,
@@ -27,10 +27,10 @@ from asyncstate.functions import (
 )
 from asyncstate.operator import InputSpec, Operator, RecordContext, RecordOperator
 from asyncstate.operator import Row as InputRow
-from asyncstate.state import ValueState, ValueStateDescriptor
+from asyncstate.state import ValueStateDescriptor
 from bench.frame import Report, Row, turns
-from bench.frame.report import Output, Rounds, Seed, Tiny, costs, sides
-from bench.job import Job
+from bench.frame.report import Rounds, Seed, benchmark, costs, sides
+from bench.job import MODES, Job, config_of
 from bench.processor_time import Spent
 from operators import GroupAggregate, avg, count, udaf
 
@@ -64,8 +64,6 @@ class WeightedMeanByName(WeightedMean):
 
 
 class SegmentMean(BundledAggregateFunction):
-    """A mean, segment by segment."""
-
     def bundled_accumulate_retract(self, segments: KeySegments) -> Sequence[KeySegmentApplied]:
         applied = []
         for segment in segments:
@@ -100,11 +98,9 @@ class ChainedMean(RecordOperator):
         return pa.schema([("key", pa.int64()), ("mean", pa.float64())])
 
     def open(self, context: Any) -> None:
-        sums = pa.struct(list(SUMS))
-        self.sums: ValueState[Any] = context.get_state(ValueStateDescriptor("sums", sums))
+        self.sums = context.get_state(ValueStateDescriptor("sums", pa.struct(list(SUMS))))
 
     def process(self, row: InputRow, ctx: RecordContext) -> Any:
-
         def add(sums: Any) -> Any:
             total, number = (sums["total"], sums["count"]) if sums else (0, 0)
             total, number = total + row.value * row.weight, number + row.weight
@@ -153,9 +149,7 @@ DISTINCT: dict[str, Callable[[], Operator]] = {
 
 
 def _job(folder: Path, make: Callable[[], Operator], mode: str) -> Job:
-    options = {"async-state.enabled": mode == "async", "async-state.snapshot-interval": 1000}
-    config = resolve({**options, "async-state.bundled-agg.size": 1_000_000}, {})
-    return Job(folder, make(), config, INPUT)
+    return Job(folder, make(), config_of(mode, {"bundled-agg.size": 1_000_000}), INPUT)
 
 
 def _batch(keys: np.ndarray, values: np.ndarray) -> list[pa.RecordBatch]:
@@ -164,7 +158,6 @@ def _batch(keys: np.ndarray, values: np.ndarray) -> list[pa.RecordBatch]:
 
 
 def means(folder: Path, mode: str, keys: int, rows_a_key: int, rounds: int, seed: int) -> list[Row]:
-    """Each way of writing a mean, over the same rows."""
     jobs = {name: _job(folder / name, make, mode) for name, make in WAYS.items()}
     random, each = np.random.default_rng(seed), np.repeat(np.arange(keys), rows_a_key)
 
@@ -185,13 +178,12 @@ def new_values(
     def side(size: int) -> Callable[[Any], Spent]:
         job = _job(folder / f"{name}-{size}", DISTINCT[name], mode)
         job.run(_batch(np.zeros(size, np.int64), random.permutation(size)))
-        starts = iter(range(size, size + (rounds + 1) * added, added))
+        starts = itertools.count(size, added)
 
         def add(_: Any) -> Spent:
             start = next(starts)
-            return job.timed(
-                _batch(np.zeros(added, np.int64), random.permutation(np.arange(start, start + added)))
-            )
+            values = random.permutation(np.arange(start, start + added))
+            return job.timed(_batch(np.zeros(added, np.int64), values))
 
         return add
 
@@ -199,23 +191,20 @@ def new_values(
     return sides(spent, added, next(iter(spent)), group=f"{name}, a new value, {mode}")
 
 
+@benchmark(keys=200, rows_a_key=5, rounds=1)
 def aggregates(
+    report: Report,
     keys: Annotated[int, typer.Option(min=1, help="Keys of a micro-batch.")] = 100_000,
     rows_a_key: Annotated[int, typer.Option(min=1, help="Rows of each.")] = 10,
     rounds: Rounds = 5,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Compare the ways of writing an aggregate function, and counts of distinct values, a row."""
-    sizes, added = (1_000, 100_000, 1_000_000), 20_000
-    if tiny:
-        keys, rows_a_key, rounds, sizes, added = 200, 5, 1, (100, 1_000), 100  # type: ignore[assignment]
-    with Report("aggregates", output, keys=keys, rows_a_key=rows_a_key) as report:
-        title = f"{keys:,} keys of {rows_a_key} rows, {added:,} new values of one key, medians of {rounds}"
-        report.section(title, costs("us"))
-        for mode in ("sync", "async"):
-            folder = report.folder / mode
-            report.case("means", lambda: means(folder, mode, keys, rows_a_key, rounds, seed), mode)  # noqa: B023
-            for name in DISTINCT:
-                report.case(name, lambda: new_values(folder, mode, name, sizes, added, rounds), mode)  # noqa: B023
+    sizes, added = ([100, 1_000], 100) if report.tiny else ([1_000, 100_000, 1_000_000], 20_000)
+    title = f"{keys:,} keys of {rows_a_key} rows, {added:,} new values of one key, medians of {rounds}"
+    report.section(title, costs("us"))
+    for mode in MODES:
+        folder = report.folder / mode
+        report.case("means", means, folder, mode, keys, rows_a_key, rounds, seed, group=mode)
+        for name in DISTINCT:
+            report.case(name, new_values, folder, mode, name, sizes, added, rounds, group=mode)

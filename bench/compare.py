@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +31,14 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     "peers": ("--work", "a", "--keys", "1000000", "--peers", "ours-sync,ours-async,spark-changelog"),
 }
 """Benchmarks that the baseline is made of, and their options: a few minutes in all."""
+COLUMNS = (
+    Column("before ratio", "before"),
+    Column("spread", "low_before high_before"),
+    Column("after ratio", "after"),
+    Column("spread", "low_after high_after"),
+    Column("gain", "gain", times),
+    Column("verdict", "verdict"),
+)
 Figures = dict[str, Figure]
 
 
@@ -44,8 +52,6 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Result(msgspec.Struct):
-    """What is read of a file of ``--output``."""
-
     results: list[Row]
 
 
@@ -53,14 +59,10 @@ def compare(
     before: Annotated[Path | None, typer.Argument(help="A file of --output, such as micro.json.")] = None,
     after: Annotated[Path | None, typer.Argument(help="The same file of a later run.")] = None,
     threshold: Annotated[float, typer.Option(min=0, help="Ignore changes up to this fraction.")] = 0.1,
-    same_machine: Annotated[
-        bool, typer.Option("--same-machine", help="With two files: compare rates too, not only ratios.")
-    ] = False,
+    same_machine: Annotated[bool, typer.Option("--same-machine", help="Of two files: rates, too.")] = False,
     results: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of an earlier --output to compare with the baseline, instead of measuring."
-        ),
+        typer.Option(help="An --output to hold against the baseline."),
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="Store the results as the baseline.")] = False,
 ) -> None:
@@ -107,26 +109,21 @@ def _against_baseline(report: Report, results: Path | None, threshold: float, up
 
 
 def _held_against(report: Report, title: str, before: Figures, after: Figures, threshold: float) -> None:
-    spread = [Column("before ratio", "before"), Column("spread", "low_before high_before")]
-    spread += [Column("after ratio", "after"), Column("spread", "low_after high_after")]
-    report.section(title, [*spread, Column("gain", "gain", times), Column("verdict", "verdict")])
-    for name in dict.fromkeys([*before, *after]):
-        report.add(_change(name, before.get(name), after.get(name), threshold))
-
-
-def _change(name: str, before: Figure | None, after: Figure | None, threshold: float) -> Row:
     """``gain`` is 1 if nothing changed and above 1 if the figure became better."""
-    facts: dict[str, object] = {"verdict": ""}
-    for when, figure in (("before", before), ("after", after)):
-        if figure is not None:
-            facts |= {when: figure.value, f"low_{when}": figure.low, f"high_{when}": figure.high}
-    if before is None or after is None:
-        return Row(name=name, facts=facts | {"verdict": "gone" if after is None else "new"})
-    gain = after.value / before.value if after.rate else before.value / after.value
-    disjoint = after.low > before.high or after.high < before.low
-    if disjoint and not 1 / (1 + threshold) <= gain <= 1 + threshold:
-        facts["verdict"] = "better" if gain > 1 else "worse"
-    return Row(name=name, facts=facts | {"gain": gain})
+    report.section(title, COLUMNS)
+    for name in dict.fromkeys([*before, *after]):
+        old, new = before.get(name), after.get(name)
+        facts: dict[str, object] = {"verdict": "gone" if new is None else "new" if old is None else ""}
+        for when, figure in (("before", old), ("after", new)):
+            if figure is not None:
+                facts |= {when: figure.value, f"low_{when}": figure.low, f"high_{when}": figure.high}
+        if old is not None and new is not None:
+            gain = new.value / old.value if new.rate else old.value / new.value
+            disjoint = new.low > old.high or new.high < old.low
+            if disjoint and not 1 / (1 + threshold) <= gain <= 1 + threshold:
+                facts["verdict"] = "better" if gain > 1 else "worse"
+            facts["gain"] = gain
+        report.add(Row(name=name, facts=facts))
 
 
 def read_figures(path: Path, same_machine: bool = False) -> Figures:
@@ -137,12 +134,8 @@ def read_figures(path: Path, same_machine: bool = False) -> Figures:
         raise CaseError(
             f"{path}: {type(error).__name__}: {error}; give a JSON file that a benchmark wrote with --output"
         ) from None
-    return {
-        name: figure
-        for row in document.results
-        for name, figure in row.figures.items()
-        if same_machine or not figure.absolute
-    }
+    found = [pair for row in document.results for pair in row.figures.items()]
+    return {name: figure for name, figure in found if same_machine or not figure.absolute}
 
 
 def read_baseline(benchmark: str) -> Baseline:
@@ -159,38 +152,30 @@ def read_baseline(benchmark: str) -> Baseline:
 
 
 def write_baseline(benchmark: str, figures: Figures) -> Path:
-    """Store the metrics of this commit and machine, one per line, so that a diff of versions shows what has
-    changed.
+    """Keep metrics of this commit and machine, and none of before; a line a figure, so that a difference of versions
+    shows what has changed. Four digits: more were never measured. The path of the file."""
 
-    Returns the path of the file, which it replaces.
-    """
+    def line(indent: str, name: str, value: object) -> str:
+        return f"{indent}{msgspec.json.encode(name).decode()}: {msgspec.json.encode(value).decode()}"
 
-    def encoded(value: object) -> str:
-        return msgspec.json.encode(value).decode()
-
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    head = {"commit": _commit(), "date": today, "machine": machine}
-    lines = [f' "{name}": {encoded(value)},' for name, value in head.items()]
-    kept = ",\n".join(f"  {encoded(name)}: {encoded(_rounded(figure))}" for name, figure in figures.items())
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{benchmark}.json"
-    path.write_text("\n".join(["{", *lines, ' "figures": {', kept, " }", "}", ""]))
-    return path
-
-
-def _rounded(figure: Figure) -> Figure:
-    """With four digits: more were never measured."""
-    value, low, high = (float(f"{each:.4g}") for each in (figure.value, figure.low, figure.high))
-    return Figure(value, low, high, figure.rate)
-
-
-def _commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        commit = git.stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        commit = "unknown"
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    head = {"commit": commit, "date": today, "machine": machine}
+    kept = []
+    for name, figure in figures.items():
+        value, low, high = (float(f"{each:.4g}") for each in (figure.value, figure.low, figure.high))
+        kept.append(line("  ", name, Figure(value, low, high, figure.rate)))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{benchmark}.json"
+    lines = [f"{line(' ', name, value)}," for name, value in head.items()]
+    path.write_text("\n".join(["{", *lines, ' "figures": {', ",\n".join(kept), " }", "}", ""]))
+    return path
 
 
 def results_in(folder: Path) -> dict[str, Figures]:
@@ -205,17 +190,11 @@ def results_in(folder: Path) -> dict[str, Figures]:
 
 def _measured(report: Report) -> dict[str, Figures]:
     """Run each benchmark of ``MEASURED``. Raises CaseError if one fails."""
-    for command in _commands(report.folder):
+    for name, options in MEASURED.items():
+        command = [sys.executable, "-m", "bench", name, *options, "--output", str(report.folder)]
         report.tell(" ".join(["python", *command[1:-2]]))
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             said = (done.stdout + done.stderr)[-LAST_WORDS:]
-            raise CaseError(
-                f"bench {command[3]} ended with {done.returncode}; the end of its output:\n{said}"
-            )
+            raise CaseError(f"bench {name} ended with {done.returncode}; the end of its output:\n{said}")
     return results_in(report.folder)
-
-
-def _commands(folder: Path) -> Iterator[list[str]]:
-    for name, options in MEASURED.items():
-        yield [sys.executable, "-m", "bench", name, *options, "--output", str(folder)]

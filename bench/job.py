@@ -1,6 +1,7 @@
-"""One operator on one partition without Spark: what the benchmarks that compare state access run.
+"""One operator on one partition without Spark, and its rows: what the benchmarks that compare state access run.
 
-Owns: ``Job`` and ``JobBase``.
+Owns: ``Job``, ``config_of``, and the rows of most of these benchmarks, an int64 key and an int64 value: ``INPUT``,
+``batches`` and ``draws``.
 Invariant: a Job runs exactly what a Spark task runs, from the open store to the uploaded delta and the end of
 compaction.
 Must not import Spark.
@@ -9,13 +10,14 @@ Must not import Spark.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
-from asyncstate.config import Config
+from asyncstate.config import Config, Tuning, resolve
 from asyncstate.driver.operator_manifests import Fingerprint, operator_after
 from asyncstate.operator import MIN_WATERMARK, BundleOperator, InputSpec, Operator
 from asyncstate.runtime import (
@@ -28,15 +30,39 @@ from asyncstate.runtime import (
     worker_memory,
 )
 from asyncstate.runtime.partition.worker_memory import partition_key
+from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage import KeyedStore, OperatorManifest, StorePool
 from bench.processor_time import Spent
 
 JOB, UID = "bench", "op"
+MODES = ("sync", "async")
+INPUT = InputSpec(pa.schema([("key", pa.int64()), ("value", pa.int64())]), ("key",))
+_BASE = "base.json"
 
 
-class JobBase(msgspec.Struct, frozen=True):
-    """Where another process can go on: what a Job left, and the batch id that comes next."""
+def batches(keys: np.ndarray, rows: int = 100_000) -> list[pa.RecordBatch]:
+    """A row a key, ``rows`` in an Arrow batch."""
+    # Other values each time: an operator that finds nothing changed writes nothing.
+    value = np.random.default_rng(int(keys[0])).integers(0, 1_000_000, len(keys))
+    whole = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(value)], schema=INPUT.schema)
+    return [whole.slice(start, rows) for start in range(0, len(keys), rows)]
 
+
+def draws(state_keys: int, unique: int, seed: int) -> Iterator[np.ndarray]:
+    """Again and again ``unique`` different keys of those below ``state_keys``."""
+    random = np.random.default_rng(seed)
+    while True:
+        yield random.choice(state_keys, unique, replace=False).astype(np.int64)
+
+
+def config_of(mode: str, options: Mapping[str, object] | None = None, tuning: Tuning | None = None) -> Config:
+    """No snapshots, which are no part of what most of them measure; ``options`` of ``async-state``."""
+    own: dict[str, object] = {"async-state.enabled": mode == "async", "async-state.snapshot-interval": 1000}
+    own |= {f"async-state.{name}": value for name, value in (options or {}).items()}
+    return resolve(own, {}, tuning or Tuning())
+
+
+class _Base(msgspec.Struct, frozen=True):
     manifest: OperatorManifest
     batch_id: int
 
@@ -44,10 +70,9 @@ class JobBase(msgspec.Struct, frozen=True):
 class Job:
     """Runs micro-batches through the real runtime, store and delta.
 
-    ``base`` is the ``base`` of another Job over a copy of the folder, None for empty state.
-    ``config`` and ``watermark`` may be replaced between micro-batches. The store is kept in ``local``, by default in
-    ``folder``, next to the checkpoint; ``on_output`` gets the output; ``wrap_store`` and ``memory`` are as in
-    ``run_partition``.
+    ``resumed``: goes on where a Job in ``folder`` was when it stopped after ``leave``. ``config`` and ``watermark`` may
+    be replaced between micro-batches. The store is kept in ``local``, by default in ``folder``, next to the checkpoint;
+    ``on_output`` is given the output; ``wrap_store`` and ``memory`` are as in ``run_partition``.
     """
 
     def __init__(
@@ -55,17 +80,21 @@ class Job:
         folder: Path,
         operator: Operator,
         config: Config,
-        spec: InputSpec | Sequence[InputSpec],
-        base: OperatorManifest | None = None,
-        batch_id: int = 0,
+        spec: InputSpec | Sequence[InputSpec] = INPUT,
+        *,
+        resumed: bool = False,
         local: Path | None = None,
         on_output: Callable[[pa.RecordBatch], object] | None = None,
         wrap_store: Callable[[KeyedStore], KeyedStore] | None = None,
         memory: WorkerMemory | None = None,
     ) -> None:
+        settle_worker()
         self.config = config
-        self.base = base
-        self.batch_id = batch_id
+        self.base: OperatorManifest | None = None
+        self.batch_id = 0
+        if resumed:
+            left = msgspec.json.decode((folder / _BASE).read_bytes(), type=_Base)
+            self.base, self.batch_id = left.manifest, left.batch_id
         self.statistics: dict[str, float] = {}
         """Statistics and peaks of the last micro-batch."""
         self._folder = folder
@@ -86,9 +115,8 @@ class Job:
     def run(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> float:
         """Run and commit one micro-batch; the seconds it took, from the open store to the last compaction's end."""
         record = None
-        for out in run_partition(
-            self.spec(), 0, map(_input_batch, batches), self._store_through, self._memory
-        ):
+        given = (each if isinstance(each, InputBatch) else InputBatch(each) for each in batches)
+        for out in run_partition(self.spec(), 0, given, self._store_through, self._memory):
             if isinstance(out, CommitRecord):
                 record = out
             elif self.on_output is not None:
@@ -101,7 +129,6 @@ class Job:
         return sum(self.statistics[name] for name in ("run_seconds", "commit_seconds", "compaction_seconds"))
 
     def timed(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> Spent:
-        """As ``run``, with the processor time of this process."""
         began = time.process_time()
         return Spent(self.run(batches), time.process_time() - began)
 
@@ -112,8 +139,12 @@ class Job:
         for cache in (self._memory.entries, self._memory.columns):
             cache.export_cache(partition_key(self.spec(), 0))
 
+    def leave(self) -> None:
+        """Write down where a resumed Job goes on."""
+        assert self.base is not None
+        (self._folder / _BASE).write_bytes(msgspec.json.encode(_Base(self.base, self.batch_id)))
+
     def spec(self) -> TaskSpec:
-        """What the next micro-batch runs."""
         return TaskSpec(
             job_id=JOB,
             uid=UID,
@@ -131,7 +162,3 @@ class Job:
             checkpoint=str(self._folder / "checkpoint"),
             local_dir=str(self._local),
         )
-
-
-def _input_batch(batch: pa.RecordBatch | InputBatch) -> InputBatch:
-    return batch if isinstance(batch, InputBatch) else InputBatch(batch)

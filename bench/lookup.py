@@ -7,11 +7,10 @@ however many there are; both modes ask for the same keys, which they have not as
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import count
+from multiprocessing.connection import Connection
 from typing import Annotated
 
 import pyarrow as pa
@@ -20,18 +19,16 @@ import typer
 from asyncstate.lookups import HttpLookup
 from asyncstate.testing import OperatorHarness
 from bench.frame import CaseError, Report, Row, turns
-from bench.frame.measure import ROOT
-from bench.frame.report import Output, Rounds, costs, sides
+from bench.frame.measure import serving
+from bench.frame.report import Rounds, benchmark, costs, sides
 from bench.processor_time import Clocks, Spent
 from operators import LookupJoin
 
 ROWS = pa.schema([("k", pa.int64()), ("id", pa.int64())])
 FOUND = pa.schema([("name", pa.string())])
 _BODY = b'[{"name":"x"}]'
-_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
-    len(_BODY),
-    _BODY,
-)
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
+_ANSWER = _HEAD + b"%d\r\n\r\n%s" % (len(_BODY), _BODY)
 _END = b"\r\n\r\n"
 
 
@@ -52,35 +49,27 @@ class _Service(asyncio.Protocol):
             asyncio.get_running_loop().call_later(self.latency, self.transport.write, _ANSWER)
 
 
-async def serve(latency: float) -> None:
-    """Print the port, then answer until the process is killed."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Service(latency), "127.0.0.1", 0, backlog=1000)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+def _serve(line: Connection, latency: float) -> None:
+    """Say the port, then answer until the process is killed."""
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Service(latency), "127.0.0.1", 0, backlog=1000)
+        line.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(serve())
 
 
-@contextmanager
-def service(latency_ms: float) -> Iterator[str]:
-    """The address of a service in a process of its own."""
-    command = [sys.executable, "-m", "bench.lookup", str(latency_ms / 1000)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
+def measure(line: Connection, keys: int, rounds: int) -> list[Row]:
+    address = f"http://127.0.0.1:{line.recv()}"
+    with ExitStack() as open_:
 
+        def side(enabled: bool) -> Callable[[int], Spent]:
+            join = LookupJoin(HttpLookup(address + "/{0}"), FOUND)
+            harness = OperatorHarness(join, ROWS, ["k"], async_enabled=enabled, changelog=False)
+            open_.enter_context(harness)
 
-def measure(address: str, keys: int, rounds: int) -> list[Row]:
-    """Both modes, micro-batches by turns."""
-    join = LookupJoin(HttpLookup(address + "/{0}"), FOUND)
-    with (
-        OperatorHarness(join, ROWS, ["k"], async_enabled=False, changelog=False) as sync,
-        OperatorHarness(join, ROWS, ["k"], async_enabled=True, changelog=False) as overlapping,
-    ):
-
-        def side(harness: OperatorHarness) -> Callable[[int], Spent]:
             def ask(number: int) -> Spent:
                 harness.push([(number * keys + key, key) for key in range(keys)])
                 clocks = Clocks()
@@ -90,22 +79,19 @@ def measure(address: str, keys: int, rounds: int) -> list[Row]:
 
             return ask
 
-        spent = turns({"sync": side(sync), "async": side(overlapping)}, rounds, count())
+        spent = turns({"sync": side(False), "async": side(True)}, rounds, count())
     return sides(spent, 1, "sync", speed=True, scale=1e3)
 
 
+@benchmark(keys=5, latency=1.0, rounds=1)
 def lookup(
+    report: Report,
     keys: Annotated[int, typer.Option(min=1, help="Distinct keys of a micro-batch.")] = 500,
     latency: Annotated[float, typer.Option(min=0, help="Latency of the service in milliseconds.")] = 10.0,
     rounds: Rounds = 7,
-    output: Output = None,
 ) -> None:
     """Query an HTTP service for each key of a micro-batch, sync and async; the ratio is the speed by that of sync."""
-    with Report("lookup", output, keys=keys, latency_ms=latency) as report, service(latency) as address:
+    with serving(_serve, latency / 1000) as line:
         title = f"{keys:,} distinct keys a micro-batch, {latency:g} ms an answer, medians of {rounds}"
         report.section(title, costs("ms", ""))
-        report.case("lookup", lambda: measure(address, keys, rounds))
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(float(sys.argv[1])))
+        report.case("lookup", measure, line, keys, rounds)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import typer
 
+import operators as ops
 from asyncstate.config import resolve
 from asyncstate.functions import (
     KeyedCoProcessFunction,
@@ -29,36 +30,11 @@ from asyncstate.functions import (
 )
 from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch
-from asyncstate.spark.python_task import settle_worker
 from asyncstate.state import ValueStateDescriptor
-from bench.frame import Column, Figure, Report, Row, isolated, medians, turns
-from bench.frame.report import Output, Rounds, Seed, Tiny, times
-from bench.job import Job
+from bench.frame import Column, Figure, Report, Row, medians, turns
+from bench.frame.report import Rounds, Seed, benchmark, times
+from bench.job import MODES, Job
 from bench.processor_time import Spent
-from operators import (
-    ChangelogNormalize,
-    CoProcess,
-    Deduplicate,
-    GroupAggregate,
-    IntervalJoin,
-    Join,
-    KeyedMap,
-    KeyedProcess,
-    KeyedReduce,
-    OverAggregate,
-    Rank,
-    TemporalJoin,
-    WindowAggregate,
-    WindowProcess,
-    count,
-    cumulate,
-    hop,
-    max_,
-    range_,
-    session,
-    sum_,
-    tumble,
-)
 
 _SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("time", pa.timestamp("us", "UTC"))])
 _OUT = pa.schema([("key", pa.int64()), ("value", pa.int64())])
@@ -79,11 +55,6 @@ class Case:
     share: float = 1.0
     keys_share: float | None = None
 
-    @property
-    def specs(self) -> list[InputSpec]:
-        """The specs of the operator's inputs."""
-        return [InputSpec(_SCHEMA, ("key",), "time" if self.event_time else None)] * self.inputs
-
 
 def rows(keys: np.ndarray, number: int) -> pa.RecordBatch:
     """Micro-batch ``number``: a row a key, values of its own, times in its span."""
@@ -95,11 +66,6 @@ def rows(keys: np.ndarray, number: int) -> pa.RecordBatch:
         pa.array(times).cast(_SCHEMA.field("time").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-
-
-def watermark(number: int) -> int:
-    """Of micro-batch ``number``: the end of the one before."""
-    return _BASE_US + number * _SPAN_US - 1
 
 
 class _Total(MapFunction):
@@ -143,45 +109,48 @@ class _Rows(ProcessWindowFunction):
 
 def _window(window: Callable[[], Any]) -> Case:
     return Case(
-        lambda: WindowAggregate(window(), [count().alias("n"), sum_("value").alias("total")]), event_time=True
+        lambda: ops.WindowAggregate(window(), [ops.count().alias("n"), ops.sum_("value").alias("total")]),
+        event_time=True,
     )
 
 
 CASES: Mapping[str, Case] = {
     "GroupAggregate": Case(
-        lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total"), max_("value").alias("top")])
+        lambda: ops.GroupAggregate(
+            [ops.count().alias("n"), ops.sum_("value").alias("total"), ops.max_("value").alias("top")]
+        )
     ),
-    "GroupAggregate, DISTINCT": Case(GroupAggregate),
-    "Deduplicate, first": Case(lambda: Deduplicate(keep="first", time="processing")),
-    "Deduplicate, last": Case(lambda: Deduplicate(keep="last", time="event"), event_time=True),
-    "WindowAggregate, tumble": _window(lambda: tumble("10 seconds")),
-    "WindowAggregate, hop": _window(lambda: hop("10 seconds", "2 seconds")),
-    "WindowAggregate, cumulate": _window(lambda: cumulate("10 seconds", "2 seconds")),
-    "WindowAggregate, session": _window(lambda: session("5 seconds")),
-    "OverAggregate": Case(
-        lambda: OverAggregate([sum_("value").alias("total")], range_("10 seconds")),
-        event_time=True,
-        share=0.5,
-    ),
-    "ChangelogNormalize": Case(ChangelogNormalize),
-    "Join": Case(lambda: Join("inner", suffixes=("", "_right")), inputs=2, share=0.2),
+    "GroupAggregate, DISTINCT": Case(ops.GroupAggregate),
+    "Deduplicate, first": Case(lambda: ops.Deduplicate(keep="first", time="processing")),
+    "Deduplicate, last": Case(lambda: ops.Deduplicate(keep="last", time="event"), event_time=True),
+    "WindowAggregate, tumble": _window(lambda: ops.tumble("10 seconds")),
+    "WindowAggregate, hop": _window(lambda: ops.hop("10 seconds", "2 seconds")),
+    "WindowAggregate, cumulate": _window(lambda: ops.cumulate("10 seconds", "2 seconds")),
+    "WindowAggregate, session": _window(lambda: ops.session("5 seconds")),
+    "Join": Case(lambda: ops.Join("inner", suffixes=("", "_right")), inputs=2, share=0.2),
     "IntervalJoin": Case(
-        lambda: IntervalJoin(lower="0 seconds", upper="5 seconds", suffixes=("", "_right")),
+        lambda: ops.IntervalJoin(lower="0 seconds", upper="5 seconds", suffixes=("", "_right")),
         inputs=2,
         event_time=True,
         share=0.5,
     ),
-    "TemporalJoin": Case(
-        lambda: TemporalJoin("inner", suffixes=("", "_right")), inputs=2, event_time=True, share=0.5
+    "OverAggregate": Case(
+        lambda: ops.OverAggregate([ops.sum_("value").alias("total")], ops.range_("10 seconds")),
+        event_time=True,
+        share=0.5,
     ),
-    "Rank": Case(lambda: Rank("value", 3, rank_column="place"), share=0.5),
-    "KeyedMap": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2),
-    "KeyedMap, beyond the read cache": Case(lambda: KeyedMap(_Total(), _OUT), share=0.2, keys_share=1.0),
-    "KeyedReduce": Case(lambda: KeyedReduce(lambda a, b: (a[0], a[1] + b[1], b[2])), share=0.2),
-    "KeyedProcess": Case(lambda: KeyedProcess(_Process(), _OUT), share=0.2),
-    "CoProcess": Case(lambda: CoProcess(_BothSides(), _OUT), inputs=2, share=0.1),
+    "ChangelogNormalize": Case(ops.ChangelogNormalize),
+    "TemporalJoin": Case(
+        lambda: ops.TemporalJoin("inner", suffixes=("", "_right")), inputs=2, event_time=True, share=0.5
+    ),
+    "Rank": Case(lambda: ops.Rank("value", 3, rank_column="place"), share=0.5),
+    "KeyedMap": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2),
+    "KeyedMap, beyond the read cache": Case(lambda: ops.KeyedMap(_Total(), _OUT), share=0.2, keys_share=1.0),
+    "KeyedReduce": Case(lambda: ops.KeyedReduce(lambda a, b: (a[0], a[1] + b[1], b[2])), share=0.2),
+    "KeyedProcess": Case(lambda: ops.KeyedProcess(_Process(), _OUT), share=0.2),
+    "CoProcess": Case(lambda: ops.CoProcess(_BothSides(), _OUT), inputs=2, share=0.1),
     "WindowProcess": Case(
-        lambda: WindowProcess(_Rows(), tumble("10 seconds"), _OUT), event_time=True, share=0.1
+        lambda: ops.WindowProcess(_Rows(), ops.tumble("10 seconds"), _OUT), event_time=True, share=0.1
     ),
 }
 """By name. Operators whose work is all user code (flat map, filter, connected map, broadcast, apply) are left out: they
@@ -193,7 +162,7 @@ _PIECES = 4
 _COLUMNS = (
     Column("sync CPU us", "sync"),
     Column("async CPU us", "async"),
-    Column("sync /async", "ratio", times),
+    Column("sync /async", "ratio", times, "low high"),
     Column("95% interval", "low high"),
     Column("aim", "aim", times),
     Column("met", "met"),
@@ -201,27 +170,21 @@ _COLUMNS = (
 )
 
 
-def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: int) -> list[Row]:
-    """The row of a case; ``size``: rows a micro-batch and keys in the state."""
-    settle_worker()
+def measure(name: str, folder: str, size: tuple[int, int], pairs: int, seed: int) -> list[Row]:
+    """The row of a case; ``size``: rows of each of so many pairs of micro-batches, and keys in the state."""
     case = CASES[name]
-    number_of_rows = max(10, int(size[0] * case.share / _PIECES))
+    number_of_rows = max(10, int(size[0] * case.share))
     keys = max(10, int(size[1] * (case.share if case.keys_share is None else case.keys_share)))
-    jobs = {
-        mode: Job(
-            Path(folder) / mode,
-            case.make(),
-            resolve({"async-state.enabled": mode == "async"}, {}),
-            case.specs,
-        )
-        for mode in ("sync", "async")
-    }
+    specs = [InputSpec(_SCHEMA, ("key",), "time" if case.event_time else None)] * case.inputs
 
     stored: list[float] = []  # bytes a key, with a row of each
 
-    def side(job: Job) -> Callable[[tuple[int, pa.RecordBatch]], Spent]:
+    def side(mode: str) -> Callable[[tuple[int, pa.RecordBatch]], Spent]:
+        config = resolve({"async-state.enabled": mode == "async"}, {})
+        job = Job(Path(folder) / mode, case.make(), config, specs)
+
         def run(given: tuple[int, pa.RecordBatch]) -> Spent:
-            job.watermark = watermark(given[0])
+            job.watermark = _BASE_US + given[0] * _SPAN_US - 1  # the end of the micro-batch before
             spent = job.timed(InputBatch(given[1], None, index) for index in range(case.inputs))
             if given[0] == 0:
                 stored.append(job.statistics["state_bytes"] / keys)
@@ -232,19 +195,18 @@ def measure(name: str, folder: str, size: tuple[int, int], rounds: int, seed: in
     def drawn() -> Iterator[tuple[int, pa.RecordBatch]]:
         random = np.random.default_rng(seed)
         yield 0, rows(np.arange(keys), 0)  # fills the state; the second warms up
-        for number in range(1, rounds * _PIECES + 2):
+        for number in range(1, pairs + 2):
             yield number, rows(random.integers(0, keys, number_of_rows), number)
 
-    sides = {mode: side(job) for mode, job in jobs.items()}
-    spent = turns(sides, rounds * _PIECES, drawn(), warm_up=2)
-    pairs = zip(spent["sync"], spent["async"], strict=True)
-    ratios = [(sync.cpu_seconds or 0.0) / (mine.cpu_seconds or 1.0) for sync, mine in pairs]
+    spent = turns({mode: side(mode) for mode in MODES}, pairs, drawn(), warm_up=2)
+    both = zip(spent["sync"], spent["async"], strict=True)
+    ratios = [(sync.cpu_seconds or 0.0) / (mine.cpu_seconds or 1.0) for sync, mine in both]
     found, (low, high) = statistics.median(ratios), interval_of_median(ratios)
     met = "yes" if round(found, 2) >= AIM else "even" if low <= AIM <= high else "no"
-    units = case.inputs * number_of_rows
-    facts = {mode: medians(each, units)[1] for mode, each in spent.items()}
-    facts |= {"ratio": found, "low": low, "high": high, "aim": AIM, "bytes": stored[0]}
-    return [Row(name=name, facts={**facts, "met": met}, figures={name: Figure(found, low, high, rate=True)})]
+    facts: dict[str, Any] = {"ratio": found, "low": low, "high": high, "aim": AIM, "met": met}
+    facts["bytes"] = stored[0]
+    facts |= {mode: medians(each, case.inputs * number_of_rows)[1] for mode, each in spent.items()}
+    return [Row(name=name, facts=facts, figures={name: Figure(found, low, high, rate=True)})]
 
 
 def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
@@ -263,20 +225,17 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
     return ordered[below], ordered[-1 - below]
 
 
+@benchmark(rows=200, keys=100, rounds=1)
 def modes(
+    report: Report,
     rows: Annotated[int, typer.Option(min=10, help="Rows a micro-batch.")] = 200_000,
     keys: Annotated[int, typer.Option(min=10, help="Keys in the state.")] = 1_000_000,
     rounds: Rounds = 10,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Compare async with sync for every built-in operator, on state in memory, in processor time."""
-    if tiny:
-        rows, keys, rounds = 200, 100, 1
-    with Report("modes", output, rows=rows, keys=keys, rounds=rounds) as report:
-        report.section(f"Async by sync, {rows:,} rows, {keys:,} keys, one core, without Spark", _COLUMNS)
-        for number, name in enumerate(CASES):
-            folder = report.folder / str(number)
-            how = name, str(folder), (rows, keys), rounds, seed
-            report.case(name, lambda: measure(*how) if tiny else isolated(measure, *how))  # noqa: B023
+    pairs = 1 if report.tiny else rounds * _PIECES
+    report.section(f"Async by sync, {rows:,} rows, {keys:,} keys, one core, without Spark", _COLUMNS)
+    for number, name in enumerate(CASES):
+        folder = str(report.folder / str(number))
+        report.case(name, measure, name, folder, (rows // _PIECES, keys), pairs, seed, alone=True)

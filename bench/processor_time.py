@@ -30,7 +30,6 @@ class Clocks:
         self._cpu, self._wall = time.process_time(), time.perf_counter()
 
     def spent(self) -> Spent:
-        """Since it was made."""
         return Spent(time.perf_counter() - self._wall, time.process_time() - self._cpu)
 
 
@@ -41,7 +40,6 @@ class TreeClocks:
         self._cpu, self._wall = tree_times(os.getpid()), time.perf_counter()
 
     def spent(self) -> Spent:
-        """Since it was made."""
         seconds = time.perf_counter() - self._wall
         return Spent(seconds, spent_seconds(self._cpu, tree_times(os.getpid())))
 

@@ -1,24 +1,24 @@
 """What each feedback rule of the engine brings: the same micro-batches with the rule and without it.
 
-Owns: ``Rule``, ``RULES``, ``Work``, ``WORKS`` and ``measure``.
+Owns: ``python -m bench rules``; ``Rule``, ``RULES``, ``Work``, ``WORKS`` and ``measure``.
 Invariant: both sides of a pair run the same keys in the same process over stores, caches and paces of their own, in
 turn, the order turned round each time; a rule is off only while its side runs.
 
-``python -m bench.rules [RULE ...]``. Processor time, but seconds of the clock on the slow device, where nearly all
-of it is waiting. A ratio above 1 is what is lost without the rule.
+Processor time, but seconds of the clock on the slow device, where nearly all of it is waiting. A ratio above 1 is what
+is lost without the rule.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 from unittest import mock
 
 import numpy as np
+import typer
 
 from asyncstate.execution import AdaptiveReads
 from asyncstate.execution.prefetch import ReadAhead
@@ -30,12 +30,12 @@ from asyncstate.storage.memtable import MemTable
 from asyncstate.storage.write_buffer import WriteBuffer
 from bench.frame import Column, Ratio, Report, Row, ratio, turns
 from bench.frame.measure import Side
-from bench.frame.report import figure, times
+from bench.frame.report import Rounds, benchmark, chosen, figure, times
+from bench.job import MODES, batches
 from bench.micro.operators import CountPerKey, CountPerPair
 from bench.micro.sides import Place
 from bench.micro.state_path import RecordingStore
 from bench.processor_time import Clocks, Spent
-from bench.rows import batches
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 _READ_SECONDS = 0.001
@@ -47,10 +47,9 @@ Patch = tuple[object, str, Any]
 class Rule:
     """``off`` takes the place of what decides; the rule should matter in ``works``, in ``modes``."""
 
-    name: str
-    off: Sequence[Patch]
+    off: Patch
     works: Sequence[str]
-    modes: Sequence[str] = ("sync", "async")
+    modes: Sequence[str] = MODES
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,16 @@ class Work:
     operator: Callable[[], Operator]
     state_keys: int
     rows: int
-    draw: Callable[[np.random.Generator, int, int], np.ndarray]
+    zipf: bool = False
     slow: bool = False
+
+    def drawn(self, seed: int) -> Iterator[np.ndarray]:
+        random = np.random.default_rng(seed)
+        while True:
+            if self.zipf:
+                yield random.zipf(1.2, self.rows).astype(np.int64) % self.state_keys
+            else:
+                yield random.integers(0, self.state_keys, self.rows)
 
 
 class SlowStore(RecordingStore):
@@ -76,69 +83,46 @@ class SlowStore(RecordingStore):
         return super().get_many(keys, piece_keys)
 
 
-def _uniform(random: np.random.Generator, keys: int, rows: int) -> np.ndarray:
-    return random.integers(0, keys, rows)
-
-
-def _zipf(random: np.random.Generator, keys: int, rows: int) -> np.ndarray:
-    return random.zipf(1.2, rows).astype(np.int64) % keys
-
-
 def _aggregate() -> Operator:
     return GroupAggregate([count().alias("n"), sum_("value").alias("total")])
 
 
 WORKS = {
-    "record, 20 keys": Work(CountPerKey, 20, 30_000, _uniform),
-    "record, Zipf": Work(CountPerKey, 100_000, 30_000, _zipf),
-    "record, uniform": Work(CountPerKey, 100_000, 30_000, _uniform),
-    "record, new keys": Work(CountPerKey, 100_000_000, 30_000, _uniform),
-    "record, 1 ms": Work(CountPerKey, 100_000, 300, _uniform, slow=True),
-    "record, 1 ms, ahead": Work(CountPerKey, 100_000, 5_000, _uniform, slow=True),
-    "aggregate": Work(_aggregate, 300_000, 60_000, _uniform),
-    "map bundle": Work(CountPerPair, 300_000, 60_000, _uniform),
-    "map bundle, large": Work(CountPerPair, 1_000_000, 100_000, _uniform),
-    "map bundle, Zipf": Work(CountPerPair, 100_000, 60_000, _zipf),
-    "deduplicate": Work(lambda: Deduplicate(keep="last", time="processing"), 300_000, 60_000, _uniform),
-    "map bundle, 1 ms": Work(CountPerPair, 100_000, 300, _uniform, slow=True),
+    "record, 20 keys": Work(CountPerKey, 20, 30_000),
+    "record, Zipf": Work(CountPerKey, 100_000, 30_000, zipf=True),
+    "record, uniform": Work(CountPerKey, 100_000, 30_000),
+    "record, new keys": Work(CountPerKey, 100_000_000, 30_000),
+    "record, 1 ms": Work(CountPerKey, 100_000, 300, slow=True),
+    "record, 1 ms, ahead": Work(CountPerKey, 100_000, 5_000, slow=True),
+    "aggregate": Work(_aggregate, 300_000, 60_000),
+    "map bundle": Work(CountPerPair, 300_000, 60_000),
+    "map bundle, large": Work(CountPerPair, 1_000_000, 100_000),
+    "map bundle, Zipf": Work(CountPerPair, 100_000, 60_000, zipf=True),
+    "deduplicate": Work(lambda: Deduplicate(keep="last", time="processing"), 300_000, 60_000),
+    "map bundle, 1 ms": Work(CountPerPair, 100_000, 300, slow=True),
 }
 _RECORDS = ("record, 20 keys", "record, Zipf", "record, uniform")
 _BUNDLES = ("aggregate", "map bundle", "map bundle, Zipf")
+_READS = ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead")
 
 RULES = {
-    rule.name: rule
-    for rule in (
-        Rule("hold", [(WriteBuffer, "hold", lambda *_: False)], (*_BUNDLES, "deduplicate")),
-        Rule(
-            "timed-gets",
-            [(MemTable, "time_gets", lambda *_: None)],
-            ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
-            ("async",),
-        ),
-        Rule("trial", [(AdmissionPolicy, "add", lambda *_: True)], ("record, uniform", "record, new keys")),
-        Rule("known-values", [(AdmissionPolicy, "begin", lambda *_: False)], _RECORDS),
-        Rule(
-            "cache-rest",
-            [(ValueCache, "_recalls_pay", lambda *_: True)],
-            ("map bundle", "map bundle, Zipf", "map bundle, large"),
-        ),
-        Rule(
-            "read-ahead",
-            [(ReadAhead, "wanted", lambda *_: [])],
-            ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead"),
-            ("async",),
-        ),
-        Rule(
-            "pacer",
-            [(AdaptiveReads, "waits_for_device", property(lambda _: False))],
-            ("record, uniform", "record, 1 ms", "map bundle, 1 ms"),
-            ("async",),
-        ),
-    )
+    "hold": Rule((WriteBuffer, "hold", lambda *_: False), (*_BUNDLES, "deduplicate")),
+    "timed-gets": Rule((MemTable, "time_gets", lambda *_: None), _READS, ("async",)),
+    "trial": Rule((AdmissionPolicy, "add", lambda *_: True), ("record, uniform", "record, new keys")),
+    "known-values": Rule((AdmissionPolicy, "begin", lambda *_: False), _RECORDS),
+    "cache-rest": Rule(
+        (ValueCache, "_recalls_pay", lambda *_: True), ("map bundle", "map bundle, Zipf", "map bundle, large")
+    ),
+    "read-ahead": Rule((ReadAhead, "wanted", lambda *_: []), _READS, ("async",)),
+    "pacer": Rule(
+        (AdaptiveReads, "waits_for_device", property(lambda _: False)),
+        ("record, uniform", "record, 1 ms", "map bundle, 1 ms"),
+        ("async",),
+    ),
 }
 
 
-def _side(place: Place, work: Work, off: Sequence[Patch]) -> Side:
+def _side(place: Place, work: Work, *off: Patch) -> Side:
     """A side with a store, caches and paces of its own; without what ``off`` takes away."""
     through = SlowStore if work.slow else None
     job = place.job(work.operator(), wrap_store=through, memory=WorkerMemory())
@@ -157,32 +141,30 @@ def _side(place: Place, work: Work, off: Sequence[Patch]) -> Side:
 def measure(rule: Rule, work: Work, mode: str, pairs: int, seed: int = 1) -> Ratio:
     """What is taken without the rule by what is taken with it, of ``pairs`` micro-batches after three that do not
     count."""
-    random = np.random.default_rng(seed)
     with Place(mode) as place:
-        sides = {"with": _side(place, work, ()), "without": _side(place, work, rule.off)}
-        drawn = (work.draw(random, work.state_keys, work.rows) for _ in range(3 + pairs))
-        spent = turns(sides, pairs, drawn, warm_up=3)
+        sides = {"with": _side(place, work), "without": _side(place, work, rule.off)}
+        spent = turns(sides, pairs, work.drawn(seed), warm_up=3)
     found = ratio(spent["without"], spent["with"], cpu=not work.slow)
     assert found is not None
     return found
 
 
-def main(names: Sequence[str], pairs: int) -> None:
-    """A row a rule, work and mode."""
-    with Report("rules") as report:
-        columns = (Column("lost", "ratio", times), Column("spread", "low high"))
-        report.section(f"Without a rule by with it, medians of {pairs} pairs", columns)
-        for rule in (RULES[name] for name in names or RULES):
-            for work in rule.works:
-                for mode in rule.modes:
-                    name = f"{work}, {mode}"
+@benchmark(rounds=1)
+def rules(
+    report: Report,
+    names: Annotated[str, typer.Argument(help=f"{', '.join(RULES)}; with commas, or 'all'.")] = "all",
+    rounds: Rounds = 7,
+) -> None:
+    """Compare micro-batches without each feedback rule with the same ones with it."""
+    columns = (Column("lost", "ratio", times, "low high"), Column("spread", "low high"))
+    report.section(f"Without a rule by with it, medians of {rounds} pairs", columns)
 
-                    def row() -> Iterator[Row]:
-                        found = measure(rule, WORKS[work], mode, pairs)  # noqa: B023
-                        yield Row(name=name, group=rule.name, facts=figure(found))  # noqa: B023
+    def row(name: str, work: str, mode: str) -> Iterator[Row]:
+        size = 50 if report.tiny else WORKS[work].rows
+        found = measure(RULES[name], replace(WORKS[work], rows=size), mode, rounds)
+        yield Row(name=f"{work}, {mode}", group=name, facts=figure(found))
 
-                    report.case(name, row, rule.name)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:], pairs=7)
+    for name in chosen(names, RULES, "names"):
+        for work in RULES[name].works:
+            for mode in RULES[name].modes:
+                report.case(f"{work}, {mode}", row, name, work, mode, group=name)

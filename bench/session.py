@@ -1,24 +1,25 @@
 """The Spark session of a benchmark: local, quiet, everything it writes below one folder.
 
-Owns: ``session``, ``local_session`` and ``local_conf``.
+Owns: ``session``, ``local_session`` and ``local_conf``; ``JobSide``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from asyncstate.spark import build_session
+from asyncstate.driver.chain import RunPartition
+from asyncstate.spark import MicroBatch, StreamingJob, build_session
+from bench.frame.report import LOG
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PROGRESS_UPDATES = 100_000
-LOG = "spark.log"
 
 
 def local_conf(folder: Path, cores: int) -> dict[str, str]:
@@ -73,3 +74,28 @@ def _stderr_to(path: Path) -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+class JobSide:
+    """A job on Spark below ``folder`` that is given micro-batch after micro-batch, for ``turns``."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        apply: Callable[[DataFrame, MicroBatch], None],
+        options: Mapping[str, object] | None = None,
+        run: RunPartition | None = None,
+    ) -> None:
+        own = {"async-state.local-dir": str(folder / "local"), **(options or {})}
+        self.job = StreamingJob(spark, str(folder / "checkpoint"), own, _run=run)
+        self._run = self.job.micro_batch(apply)
+        self._batches = 0
+
+    def __call__(self, rows: DataFrame) -> None:
+        self._run(rows, self._batches)
+        self._batches += 1
+
+    def metrics(self, uid: str) -> Any:
+        """Of this operator in the last micro-batch."""
+        return self.job.history[-1]["operators"][uid]

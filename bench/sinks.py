@@ -19,7 +19,7 @@ from pyarrow import csv
 from asyncstate.spark.sinks import PostgresTarget, write_upserts
 from bench.frame import Report, Row, WrongResult, turns
 from bench.frame.measure import Side
-from bench.frame.report import Cores, Output, Rounds, Seed, costs, sides
+from bench.frame.report import Cores, Rounds, Seed, benchmark, costs, sides
 from bench.processor_time import TreeClocks
 from bench.session import session
 
@@ -46,7 +46,6 @@ def changes_of(number: int, keys: int, seed: int) -> pa.Table:
 
 
 def by_hand(database: psycopg.Connection, table: str, rows: pa.Table) -> None:
-    """As one would write it for this table alone."""
     goes = pc.equal(rows["row_kind"], "-D")
     buffer = io.BytesIO()
     csv.write_csv(
@@ -102,7 +101,9 @@ def measure(
     return sides(spent, 1, "COPY and merge by hand", speed=True, scale=1e3)
 
 
+@benchmark(keys=500, rounds=1)
 def sinks(
+    report: Report,
     conninfo: Annotated[
         str, typer.Option(help="A PostgreSQL database, such as 'host=/tmp user=me dbname=bench'.")
     ],
@@ -110,10 +111,9 @@ def sinks(
     rounds: Rounds = 7,
     cores: Cores = 2,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Upsert micro-batches into PostgreSQL, and do the same by hand. Makes the tables by_us and by_hand there."""
-    with Report("sinks", output, keys=keys) as report, session("bench sinks", report.folder, cores) as spark:
+    with session("bench sinks", report.folder, cores) as spark:
 
         def of(rows: pa.Table) -> DataFrame:
             kept = spark.createDataFrame(rows).cache()
@@ -121,4 +121,4 @@ def sinks(
             return kept
 
         report.section(f"{keys:,} changed keys a micro-batch, medians of {rounds}", costs("ms", ""))
-        report.case("sinks", lambda: measure(conninfo, keys, rounds, seed, of))
+        report.case("sinks", measure, conninfo, keys, rounds, seed, of)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from asyncstate.operator import BundleOperator
-from asyncstate.spark import MicroBatch, StreamingJob
+from asyncstate.spark import MicroBatch
 from asyncstate.testing import net
 from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
-from bench.frame.report import Cores, Output, Rounds, Seed, Tiny, chosen, ms, percent, short, times
-from bench.processor_time import Spent, TreeClocks
-from bench.session import session
+from bench.frame.report import Cores, Rounds, Seed, benchmark, chosen, ms, percent, short, times
+from bench.processor_time import TreeClocks
+from bench.session import JobSide, session
 from operators import GroupAggregate, WindowAggregate, avg, count, max_, sum_, tumble
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ MODES: dict[str, Setting] = {"one": "never", "two": "always", "auto": "auto"}
 WARM_UP = 2
 """Micro-batches that are not counted; ``auto`` has nothing to go by in the first."""
 _MINUTE = 60
+TOTALS = "totals"
 _COLUMNS = (
     Column("moved rows", "rows_exchanged", short),
     Column("left rows", "rows_operator", short),
@@ -41,9 +42,9 @@ _COLUMNS = (
     Column("CPU ms", "one_cpu_s", ms),
     Column("two ms", "two_s", ms),
     Column("CPU ms", "two_cpu_s", ms),
-    Column("two time", "two_ratio", times),
+    Column("two time", "two_ratio", times, ""),
     Column("two CPU", "two_cpu", times),
-    Column("auto time", "auto_ratio", times),
+    Column("auto time", "auto_ratio", times, ""),
     Column("auto CPU", "auto_cpu", times),
     Column("auto on", "auto_local", percent),
 )
@@ -122,38 +123,20 @@ def _micro_batch(
     return spark.read.parquet(path)
 
 
-class _Mode:
-    """A job in one mode; ``output`` of its warm-up, and whether each micro-batch had a local phase."""
+def _mode(
+    spark: SparkSession, case: Case, folder: Path, mode: Setting, cores: int, kept: list[Any]
+) -> JobSide:
+    """The job in one mode; the output of its warm-up is kept."""
 
-    def __init__(self, spark: SparkSession, case: Case, folder: Path, value: Setting, cores: int) -> None:
-        options = {
-            "async-state.local-dir": str(folder / "local"),
-            "async-state.parallelism": cores,
-        }
-        self._job = StreamingJob(spark, str(folder / "checkpoint"), options)
-        self._case = case
-        self._mode = value
-        self.output: list[Any] = []
-        self.local: list[bool] = []
-        self._run = self._job.micro_batch(self._aggregate)
-
-    def _aggregate(self, df: DataFrame, batch: MicroBatch) -> None:
+    def aggregate(df: DataFrame, batch: MicroBatch) -> None:
         times: Any = {"event_time": "time", "watermark_delay": "5 seconds"}
-        operator = self._case.operator()
-        operator.local_aggregation = self._mode
-        out = batch.apply(operator, df, key="k", uid="totals", **times)
+        operator = case.operator()
+        operator.local_aggregation = mode
+        out = batch.apply(operator, df, key="k", uid=TOTALS, **times)
         if batch.batch_id < WARM_UP:
-            self.output.extend(out.collect())
+            kept.extend(out.collect())
 
-    def side(self, df: DataFrame) -> None:
-        """A micro-batch."""
-        self._run(df, len(self.local))
-        self.local.append(self.metrics["local_rows_in"] is not None)
-
-    @property
-    def metrics(self) -> Any:
-        """Of the operator in the last micro-batch."""
-        return self._job.history[-1]["operators"]["totals"]
+    return JobSide(spark, folder, aggregate, {"async-state.parallelism": cores})
 
 
 def measure(
@@ -161,59 +144,44 @@ def measure(
 ) -> Iterator[Row]:
     """The three modes of a case in turns. Ratios are above 1 where two phases (``auto``) are quicker than one; those of
     processor time, over the JVM and its workers, say more than times on a machine with other work."""
-    modes = {name: _Mode(spark, case, folder / name, value, cores) for name, value in MODES.items()}
+    kept: dict[str, list[Any]] = {name: [] for name in MODES}
+    modes = {name: _mode(spark, case, folder / name, mode, cores, kept[name]) for name, mode in MODES.items()}
     drawn = (_micro_batch(spark, case, folder, rows, batch, seed) for batch in range(WARM_UP + rounds))
-    sides = {name: mode.side for name, mode in modes.items()}
-    spent = turns(sides, rounds, drawn, warm_up=WARM_UP, clocks=TreeClocks)
-    for name, mode in modes.items():
+    spent = turns(modes, rounds, drawn, warm_up=WARM_UP, clocks=TreeClocks)
+    for name, output in kept.items():
         # Netted: with several bundles a micro-batch, one phase also emits intermediate results.
-        if net(mode.output) != net(modes["one"].output):
+        if net(output) != net(kept["one"]):
             raise WrongResult(f"{name} emits other rows than one phase")
-    exchanged = _exchanged(spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1))), case)
-    facts: dict[str, Any] = {"rows": rows, "rows_exchanged": exchanged}
-    facts |= {"rows_operator": int(modes["two"].metrics["rows_in"])}
-    facts |= {"auto_local": statistics.mean(modes["auto"].local[WARM_UP:])}
+    # The rows after a partial aggregation are not in the job's own metrics.
+    last = spark.read.parquet(str(folder / "input" / str(WARM_UP + rounds - 1)))
+    parts = [f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"]
+    counted = (last.selectExpr("spark_partition_id()", "k", part) for part in ("user", "item") if case.values)
+    keyed = list(counted) or [last.selectExpr("spark_partition_id()", "k", *parts)]
+    facts: dict[str, Any] = {"rows": rows, "rows_exchanged": sum(one.distinct().count() for one in keyed)}
+    facts["rows_operator"] = int(modes["two"].metrics(TOTALS)["rows_in"])
+    auto = [each["operators"][TOTALS] for each in list(modes["auto"].job.history)[-rounds:]]
+    facts["auto_local"] = statistics.mean(each["local_rows_in"] is not None for each in auto)
     for name, found in spent.items():
         facts[f"{name}_s"], facts[f"{name}_cpu_s"] = medians(found, scale=1)
-        facts |= {
-            f"{name}_ratio": _value(spent["one"], found, False),
-            f"{name}_cpu": _value(spent["one"], found, True),
-        }
+        for fact, cpu in (("ratio", False), ("cpu", True)):
+            by_one = ratio(spent["one"], found, cpu)
+            facts[f"{name}_{fact}"] = by_one and by_one.value
     yield Row(name=case.name, facts=facts)
 
 
-def _value(mine: list[Spent], others: list[Spent], cpu: bool) -> float | None:
-    found = ratio(mine, others, cpu)
-    return found and found.value
-
-
-def _exchanged(df: DataFrame, case: Case) -> int:
-    """The rows after a partial aggregation, which are not in the job's own metrics."""
-    if case.values:
-        columns = (df.selectExpr("spark_partition_id()", "k", name) for name in ("user", "item"))
-        return sum(one.distinct().count() for one in columns)
-    part = f"unix_seconds(time) div {SLICE_SECONDS}" if case.windows else "0"
-    return df.selectExpr("spark_partition_id()", "k", part).distinct().count()
-
-
+@benchmark(cases="few,windows", rows=2_000, rounds=1)
 def two_phase(
+    report: Report,
     cases: Annotated[str, typer.Option(help=f"{', '.join(CASES)}; separated by commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
     rounds: Rounds = 7,
     cores: Cores = 2,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    output: Output = None,
 ) -> None:
     """Compare one-phase with two-phase aggregation on Spark, and what `auto` makes of it."""
-    if tiny:
-        cases, rows, rounds = "few,windows", 2_000, 1
     names = chosen(cases, CASES, "--cases")
-    with (
-        Report("two-phase", output, rows=rows, rounds=rounds, cores=cores, seed=seed) as report,
-        session("asyncstate-two-phase", report.folder, cores) as spark,
-    ):
+    with session("asyncstate-two-phase", report.folder, cores) as spark:
         report.section(f"{rows:,} rows a micro-batch, {cores} cores, medians of {rounds}", _COLUMNS, _NOTE)
-        size = rows, rounds, cores, seed
         for case in (CASES[name] for name in names):
-            report.case(case.name, lambda: measure(spark, case, report.folder / case.name, *size))  # noqa: B023
+            folder = report.folder / case.name
+            report.case(case.name, measure, spark, case, folder, rows, rounds, cores, seed)

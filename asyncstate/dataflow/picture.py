@@ -32,11 +32,14 @@ class NodeMetrics(NamedTuple):
     seconds: float
     state_bytes: int = 0
     spent_on: str = ""
+    in_driver: bool = False
+    """Whether its tasks ran in the driver's process."""
 
     @property
     def text(self) -> str:
         """The metrics in one line."""
-        return f"{self.seconds * 1e3:,.0f} ms, {self.rows_in:,} → {self.rows_out:,} rows"
+        place = " in the driver" if self.in_driver else ""
+        return f"{self.seconds * 1e3:,.0f} ms{place}, {self.rows_in:,} → {self.rows_out:,} rows"
 
     @property
     def state_text(self) -> str:

@@ -73,6 +73,10 @@ class Stage(Protocol[R_co]):
         """The rows of the main output."""
 
     @property
+    def in_driver(self) -> bool:
+        """Whether its tasks ran in the driver's process."""
+
+    @property
     def observed(self) -> Mapping[str, int | None]:
         """The result of each ``Executor.observe`` whose rows the stage has read, by name; None if there was no time."""
 

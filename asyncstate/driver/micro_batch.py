@@ -116,6 +116,7 @@ class Applied:
     stage: Stage[Any] | None = None
     plan_seconds: float = 0.0
     stage_seconds: float = 0.0
+    in_driver: bool = False
 
     def stored(self, batch_id: int, declared: Fingerprint) -> OperatorManifest:
         """Its entry in the manifest of micro-batch ``batch_id``."""
@@ -328,7 +329,7 @@ class MicroBatch(Generic[R]):
         ended = time.perf_counter()
         stage, records = self._frame.executor.run(planned, self.stateless)
         self.observed |= stage.observed
-        ran = [self._applied(one, reported) for one, reported in records]
+        ran = [replace(self._applied(one, reported), in_driver=stage.in_driver) for one, reported in records]
         plan, run = before + ended - started, time.perf_counter() - ended
         ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)
         self._frame.executor.ran(metrics_of({one.uid: operator_progress(one) for one in ran}))

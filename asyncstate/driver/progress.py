@@ -93,6 +93,7 @@ def operator_progress(applied: Applied) -> OperatorProgress:
         "uid": applied.uid,
         "operator": applied.operator,
         "parallelism": applied.parallelism,
+        "in_driver": applied.in_driver,
         **metrics,
         **_of_partitions(applied.records, sums),
         "cache_hit_ratio": _ratio(metrics["cache_hits"], metrics["reads"]),
@@ -153,7 +154,8 @@ def metrics_of(operators: Mapping[str, OperatorProgress]) -> dict[str, NodeMetri
         own = whole - inside if whole else (one["run_seconds"] or 0.0) / one["parallelism"]
         inside = 0.0 if whole else inside + own
         rows_in, rows_out, stored = (one[name] or 0 for name in ("rows_in", "rows_out", "state_bytes"))
-        metrics[uid] = NodeMetrics(rows_in, rows_out, max(own, 0.0), stored, _spent_on(one))
+        spent, in_driver = _spent_on(one), bool(one["in_driver"])
+        metrics[uid] = NodeMetrics(rows_in, rows_out, max(own, 0.0), stored, spent, in_driver)
     return metrics
 
 

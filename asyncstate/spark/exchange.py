@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
@@ -331,15 +331,12 @@ class Stage:
     kept: DataFrame
     sides: Mapping[str, DataFrame]
     observed: Mapping[str, int | None]
+    in_driver: ClassVar[bool] = False
 
     def side(self, name: str) -> DataFrame:
         """The rows of a side output. Raises JobError that lists the names for an unknown one."""
         if name not in self.sides:
-            known = f"has {', '.join(map(repr, self.sides))}" if self.sides else "has none"
-            raise JobError(
-                f"there is no side output {name!r}: {self.owner.removeprefix('the output of ')} {known}; bind() "
-                "declares side outputs, and late_output names the one for late rows"
-            )
+            raise no_side(name, self.owner, self.sides)
         return self.sides[name]
 
     def preceded_by(self, first: Stage, key: Key | None = None) -> Stage:
@@ -356,6 +353,15 @@ class Stage:
         """From now on any access to the rows of any output raises a JobError with ``reason``."""
         for rows in (self.rows, *self.sides.values()):
             withdraw(rows, reason)
+
+
+def no_side(name: str, owner: str, sides: Collection[str]) -> JobError:
+    """The error for a side output ``name`` that is none of ``sides``, those of the rows called ``owner``."""
+    known = f"has {', '.join(map(repr, sides))}" if sides else "has none"
+    return JobError(
+        f"there is no side output {name!r}: {owner.removeprefix('the output of ')} {known}; its bind() declares them, "
+        "and late rows have one where late_output names it"
+    )
 
 
 def over(owner: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as sf
+from pyspark.sql.types import StructField, StructType
 
 from asyncstate.changelog import (
     INSERT_ONLY,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _CHANGES: Final = "_asyncstate_changes"
 _MARK: Final = "asyncstate.changes"
+_LOCAL: Final = "asyncstate.local"
 _MARKS: Final = re.compile(rf'"{re.escape(_MARK)}":"((?:[^"\\]|\\.)*)"')
 _UPSERT: Final = ChangelogMode.UPSERT.text
 _INSERT_ONLY: Final = ChangelogMode.INSERT_ONLY.text
@@ -45,6 +47,17 @@ _INSERT_ONLY: Final = ChangelogMode.INSERT_ONLY.text
 def mark_of(changes: Changelog) -> dict[str, str]:
     """The metadata of ``row_kind`` in rows with changelog mode ``changes``."""
     return {_MARK: changes.text}
+
+
+def local_rows(struct: StructType) -> StructType:
+    """``struct``, the columns of rows that an operator has emitted in this process, with ``row_kind`` marked so."""
+    fields = [
+        StructField(one.name, one.dataType, one.nullable, {**(one.metadata or {}), _LOCAL: True})
+        if one.name == ROW_KIND_COLUMN
+        else one
+        for one in struct
+    ]
+    return StructType(fields)
 
 
 def marked(df: DataFrame, changes: Changelog) -> DataFrame:
@@ -104,7 +117,10 @@ def _own_mark(df: DataFrame) -> str | None:
 def _kept_marks(df: DataFrame) -> list[list[str]]:
     """For each operator whose rows ``df`` reads, the marks of these rows where they are kept; marks of other tables are
     not trusted. In a union the first one's mark hides the others."""
-    return [_MARKS.findall(schema) if f'"{OUTPUT}"' in schema else [] for schema in leaf_schemas(df)]
+    ours = f'"{OUTPUT}"', f'"{_LOCAL}"'
+    return [
+        _MARKS.findall(schema) if any(one in schema for one in ours) else [] for schema in leaf_schemas(df)
+    ]
 
 
 def both(first: DataFrame, then: DataFrame, key: Key | None) -> DataFrame:

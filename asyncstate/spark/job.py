@@ -35,8 +35,14 @@ from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
-from asyncstate.spark.compatibility import check_session, context_of, is_connect, session_settings
-from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob
+from asyncstate.spark.compatibility import (
+    check_session,
+    context_of,
+    is_connect,
+    runs_locally,
+    session_settings,
+)
+from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob, cause_in_pickling
 from asyncstate.spark.connect_client import ConnectClient
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import source_facts
@@ -117,7 +123,12 @@ class StreamingJob:
         self._query: StreamingQuery | None = None
         self._statements: JobSql | None = None
         self._readable: dict[str, Stream] = {}  # of sources that also have messages which cannot be read
-        self._executor = SparkExecutor(spark, _run)
+        if self.config.executor == "local" and not runs_locally(spark):
+            raise ConfigurationError(
+                "async-state.executor is local, but operators run in the driver's process only with a classic session "
+                "of Spark 4.0 or newer; leave the key out"
+            )
+        self._executor = SparkExecutor(spark, _run, self.config.executor)
         self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
         frame = JobFrame(
             job_id=self._ledger.job_id,
@@ -171,8 +182,9 @@ class StreamingJob:
             return job
         for name, schema in told.schemas.items():
             columns = StructType.fromJson(json.loads(schema))
-            job._sources.frames[name] = spark.createDataFrame([], columns)
-        job._graph.take(told.flow, job._sources.frames, told.initial)
+            into = job._sources.tables if name in told.tables else job._sources.frames
+            into[name] = spark.createDataFrame([], columns)
+        job._graph.take(told.flow, job._sources.frames | job._sources.tables, told.initial)
         job.check()
         job._function = job._run_graph
         return job
@@ -195,8 +207,11 @@ class StreamingJob:
             mark=own_mark(),
             function=None if graph else self._function,
             flow=self._graph.flow if graph else None,
-            schemas={name: df.schema.json() for name, df in self._sources.frames.items()},
+            schemas={
+                name: df.schema.json() for name, df in (self._sources.frames | self._sources.tables).items()
+            },
             initial=self._graph.initial,
+            tables=tuple(self._sources.tables),
         )
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
@@ -257,11 +272,7 @@ class StreamingJob:
         precede the whole stream, processed in the job's first micro-batch, such as the table whose changes the stream
         has. A job has sources or a function, not both.
         """
-        if self._function is not None:
-            raise JobError(
-                f"job '{self.name}' has a micro_batch function, so it cannot also have sources; use one of the two "
-                "forms"
-            )
+        self._check_takes_sources()
         check_streaming(name, df)
         times = Times(event_time, watermark_delay, sequence, drop_stale, idle_after)
         mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
@@ -318,6 +329,26 @@ class StreamingJob:
                 self._statements.view(name, stream)
         return stream
 
+    def table(self, name: str, df: DataFrame, *, primary_key: str | Sequence[str] | None = None) -> Stream:
+        """Declare the rows of a DataFrame that does not stream, as a source of the graph.
+
+        All rows are processed once, in the first micro-batch of the table, as insertions; they never change, also if
+        ``df`` later reads others. ``primary_key``: columns that identify a row. At least one source must stream.
+        """
+        self._check_takes_sources()
+        shape = self._sources.add_table(name, df)
+        stream = self._graph.source(name, shape, Times(), None, df, ChangelogMode.INSERT_ONLY, primary_key)
+        if self._statements is not None:
+            self._statements.source(name, stream, shape)
+        return stream
+
+    def _check_takes_sources(self) -> None:
+        if self._function is not None:
+            raise JobError(
+                f"job '{self.name}' has a micro_batch function, so it cannot also have sources; use one of the two "
+                "forms"
+            )
+
     def sql(self, statement: str, name: str | None = None) -> Any:
         """Run a statement of Spark SQL over the job's sources; see ``docs/sql.md``.
 
@@ -339,6 +370,11 @@ class StreamingJob:
 
     @property
     def _sql(self) -> JobSql:
+        if is_connect(self._spark):
+            raise ConfigurationError(
+                f"job '{self.name}': statements need Spark's optimizer in this process, which Spark Connect does not "
+                "have; declare the graph with the methods of streams, or use a classic session"
+            )
         if self._statements is None:
             from asyncstate.sql.job import JobSql
 
@@ -348,7 +384,8 @@ class StreamingJob:
                 if node.name in self._readable:
                     self._statements.view(node.name, self._readable[node.name])
                 else:
-                    self._statements.source(node.name, Stream(flow, node), self._sources.frames[node.name])
+                    stream = Stream(flow, node)
+                    self._statements.source(node.name, stream, self._sources.shape_of(node.name))
         return self._statements
 
     def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
@@ -425,8 +462,11 @@ class StreamingJob:
             writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
             writer = writer.option("checkpointLocation", place)
             self._query = query = (writer.trigger(**how) if how else writer).start()
-        except BaseException:
+        except BaseException as error:
             self._function, self._on_batch = before  # it can be started once the error is fixed
+            refused = cause_in_pickling(error)
+            if refused is not None:
+                raise refused from refused.__cause__
             raise
         if self._client is not None:
             self._client.follow(query)

@@ -20,16 +20,19 @@ from pyspark.sql import functions as sf
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, Key
 from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
+from asyncstate.driver.executor_choice import ExecutorChoice, Setting
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
-from asyncstate.spark.compatibility import context_of, default_parallelism, is_connect
+from asyncstate.spark.compatibility import context_of, default_parallelism, is_connect, runs_locally
 from asyncstate.spark.facts import both, insertions, known_changes, with_changes
+from asyncstate.spark.local_frame import LocalFrame, local_transformed, without_kinds
+from asyncstate.spark.local_stages import LocalStage, LocalStages
 from asyncstate.spark.packed_inputs import before, initial_of, nothing, static
 from asyncstate.spark.python_task import StatelessTask
 from asyncstate.spark.settings import ArrowBatches
 from asyncstate.spark.shipped_operator import shipped_copy
-from asyncstate.spark.stages import JobDescriptions, PlannedStage, plan_stage, run_stages
+from asyncstate.spark.stages import JobDescriptions, LazyStage, run_stages
 from asyncstate.spark.task_errors import rows_explained, stage_explained
 from asyncstate.spark.transforms import highest_time, transformed
 
@@ -42,8 +45,12 @@ if TYPE_CHECKING:
 class SparkExecutor:
     """See ``Executor``. ``run_partition``: what tasks run instead of the runtime's own function."""
 
-    def __init__(self, spark: SparkSession, run_partition: RunPartition | None = None) -> None:
+    def __init__(
+        self, spark: SparkSession, run_partition: RunPartition | None = None, setting: Setting = "spark"
+    ) -> None:
         self._spark = spark
+        self._choice = ExecutorChoice(setting if runs_locally(spark) else "spark")
+        self._local = LocalStages(spark, run_partition)
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
         self._observed: set[str] = set()  # the names of all requested observations
@@ -83,13 +90,16 @@ class SparkExecutor:
 
     def no_rows_like(self, rows: DataFrame) -> DataFrame:
         """An empty frame with the columns of ``rows``."""
+        if isinstance(rows, LocalFrame):
+            return LocalFrame([], rows.schema, self._spark)
         return self._spark.createDataFrame([], rows.schema) if rows.isStreaming else nothing(rows)
 
     def transformed(
         self, node: Transform | Union, inputs: Sequence[DataFrame], kinds: bool = False
     ) -> DataFrame:
-        """The output of a row-by-row node; ``kinds``: a selection keeps ``row_kind`` even if it does not list it."""
-        return transformed(node, inputs, kinds)
+        """The output of a row-by-row node; Arrow computes it where its rows are here and its answers are Spark's."""
+        found = local_transformed(node, inputs, kinds)
+        return transformed(node, inputs, kinds) if found is None else found
 
     def observe(self, rows: DataFrame, name: str, event_time: str) -> DataFrame:
         """``rows``; the stage that reads them records the highest event time that may advance a watermark."""
@@ -105,10 +115,12 @@ class SparkExecutor:
 
     def without_kinds(self, rows: DataFrame) -> DataFrame:
         """The rows without ``row_kind``."""
-        return rows.drop(ROW_KIND_COLUMN)
+        return without_kinds(rows) if isinstance(rows, LocalFrame) else rows.drop(ROW_KIND_COLUMN)
 
     def with_kinds(self, rows: DataFrame) -> DataFrame:
         """The rows with ``row_kind``; rows without one become insertions."""
+        if isinstance(rows, LocalFrame) and ROW_KIND_COLUMN in rows.schema.names:
+            return rows
         return insertions(rows)
 
     def with_changes(self, rows: DataFrame, changes: Changelog) -> DataFrame:
@@ -150,17 +162,31 @@ class SparkExecutor:
             task = StatelessTask(spec, exchange.wire_schema(schema))
             return rows.selectExpr(*exchange.plain_columns(spec.inputs[0])).mapInArrow(task, schema)
 
-    def plan(self, chain: Sequence[Prepared], inputs: Sequence[DataFrame | Feed], done: bool) -> PlannedStage:
-        """A stage of ``chain`` over ``inputs``; ``done``: the first step of its first operator has run in the
-        upstream task."""
-        return plan_stage(chain, inputs, done, self._run_partition)
+    def plan(self, chain: Sequence[Prepared], inputs: Sequence[DataFrame | Feed], done: bool) -> LazyStage:
+        """A stage of ``chain`` over ``inputs``, whose plan on Spark is made if it runs there."""
+        stage = LazyStage(chain, inputs, done, self._run_partition)
+        if not self._is_local(stage):
+            stage.planned  # noqa: B018  # so that its seconds are those of planning
+        return stage
+
+    def _is_local(self, stage: LazyStage) -> bool:
+        partitions = max(one.chain[0].spec.parallelism for one in stage.all)
+        return self._choice.is_local(stage.uid, partitions)
 
     def run(
         self, planned: Any, stateless: Collection[str]
-    ) -> tuple[exchange.Stage, list[tuple[Prepared, list[CommitRecord]]]]:
+    ) -> tuple[exchange.Stage | LocalStage, list[tuple[Prepared, list[CommitRecord]]]]:
         """Run a stage and the stages that feed it; returns its rows, and for each operator the reports of its
         partitions."""
-        return run_stages(planned, self.texts, self._arrow, stateless, self._observed)
+        if self._is_local(planned):
+            local = self._local.run(planned, self._choice, self.texts, stateless, self._observed)
+            if local is not None:
+                return local
+        stage, reports = run_stages(planned.planned, self.texts, self._arrow, stateless, self._observed)
+        self._choice.ran_on_cluster(
+            planned.uid, next(records for one, records in reports if one is planned.chain[0])
+        )
+        return stage, reports
 
     def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
         """Display the metrics of operators that have run, where the engine has a place for them."""
@@ -190,7 +216,9 @@ class SparkExecutor:
     def write(self, sink: Any, name: str, rows: DataFrame, batch: Any) -> None:
         """Write the rows of a MicroBatch to the sink, which has this name in the graph."""
         write_micro_batch = getattr(sink, "write_micro_batch", None)
-        if callable(write_micro_batch):
+        if callable(write_micro_batch) and isinstance(rows, LocalFrame):
+            write_micro_batch(rows.table, batch, name, known_changes(rows))
+        elif callable(write_micro_batch):
             write_micro_batch(rows, batch, name)
         else:
             (sink if callable(sink) else sink.write)(rows, batch.batch_id)

@@ -9,6 +9,7 @@ Must not import storage.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -69,6 +70,39 @@ class PlannedStage:
         return [*itertools.chain.from_iterable(feed.all for feed in self.feeds), self]
 
 
+@dataclass(frozen=True)
+class LazyStage:
+    """A stage whose plan on Spark is made when it is needed: none is, where its tasks run in the driver's process.
+    ``done``: the rows were aggregated in the task that they come from."""
+
+    chain: Sequence[Prepared]
+    inputs: Sequence[DataFrame | Feed]
+    done: bool
+    run: RunPartition | None
+
+    @functools.cached_property
+    def planned(self) -> PlannedStage:
+        """Its plan on Spark."""
+        inputs = [Feed(one.stage.planned, one.shape) if isinstance(one, Feed) else one for one in self.inputs]
+        return plan_stage(self.chain, inputs, self.done, self.run)
+
+    @property
+    def plan_seconds(self) -> float:
+        """The seconds that planning has taken."""
+        return self.planned.plan_seconds if "planned" in self.__dict__ else 0.0
+
+    @property
+    def uid(self) -> str:
+        """The uid of its first operator, which names the stage."""
+        return self.chain[0].spec.uid
+
+    @property
+    def all(self) -> list[LazyStage]:
+        """The stages that run with it, in execution order."""
+        feeds = [one.stage for one in self.inputs if isinstance(one, Feed)]
+        return [*itertools.chain.from_iterable(feed.all for feed in feeds), self]
+
+
 def plan_stage(
     chain: Sequence[Prepared],
     inputs: Sequence[DataFrame | Feed],
@@ -78,7 +112,7 @@ def plan_stage(
     """A stage of ``chain`` over ``inputs``. ``done``: the rows were aggregated in the task that they come from."""
     started = time.perf_counter()
     first = chain[0].spec
-    with _explained(chain, ()):
+    with explained(chain, ()):
         last = chain[-1]
         schema = stage_schema(last.spec.uid, last.sent, last.output.changes)
         given = [one.stage.tasks if isinstance(one, Feed) else one for one in inputs]
@@ -120,11 +154,10 @@ def run_stages(
     observe meanwhile."""
     every = planned.all
     operators = [one for stage in every for one in stage.chain]
-    names = ", ".join(type(one.spec.operator).__name__ for one in operators)
     sent = [(stage.uid, stage.chain[0].spec.inputs) for stage in every]
     with (
-        _explained(operators, stateless),
-        texts.stage(_uids(operators), names),
+        explained(operators, stateless),
+        texts.stage(uids_of(operators), names_of(operators)),
         arrow.stage(planned.tasks.read, sent),
     ):
         kept = run_stage(planned.tasks, planned.schema, watched)
@@ -155,12 +188,19 @@ def _records(planned: PlannedStage, packed: Sequence[bytes]) -> Iterator[tuple[P
             yield one, [task[number] for task in tasks]
 
 
-def _uids(chain: Sequence[Prepared]) -> str:
+def names_of(chain: Sequence[Prepared]) -> str:
+    """The classes of operators."""
+    return ", ".join(type(one.spec.operator).__name__ for one in chain)
+
+
+def uids_of(chain: Sequence[Prepared]) -> str:
+    """The uids of operators, for a text in quotes."""
     return "' or '".join(one.spec.uid for one in chain)
 
 
-def _explained(chain: Sequence[Prepared], stateless: Collection[str]) -> AbstractContextManager[None]:
-    return stage_explained(_uids(chain), chain[-1].spec.operator, stateless)
+def explained(chain: Sequence[Prepared], stateless: Collection[str]) -> AbstractContextManager[None]:
+    """``stage_explained`` for operators that run together."""
+    return stage_explained(uids_of(chain), chain[-1].spec.operator, stateless)
 
 
 class JobDescriptions:

@@ -265,7 +265,7 @@ def _impossible(manifest: Manifest) -> Iterator[str]:
             for local_name in partition.snapshot.files if partition.snapshot else ():
                 if not _LOCAL_NAME.fullmatch(local_name):
                     yield (
-                        f"has a snapshot with the local file {local_name!r}, which is not a name of a RocksDB "
+                        f"has a snapshot with the local file {local_name!r}, which is not the name of a RocksDB "
                         "file"
                     )
         for spec in operator.states:

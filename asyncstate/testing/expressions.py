@@ -21,7 +21,8 @@ import sqlglot.expressions as exp
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform
-from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
+from asyncstate.dataflow.arrow_rows import arrow_transformed
+from asyncstate.dataflow.arrow_sql import plain_columns
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.errors import EnvironmentSetupError, SchemaError
 
@@ -31,16 +32,17 @@ _EXPLODES = re.compile(r"\s*explode\(", re.IGNORECASE)
 
 
 def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The output rows of ``node``. Raises SchemaError for expressions that need Spark."""
+    """The output rows of ``node``; a selection keeps ``row_kind``. Raises SchemaError for what needs Spark."""
     if node.kind == "transform":
-        raise SchemaError(f"{node.text} is a function of DataFrames, which needs Spark")
+        raise SchemaError(
+            f"{node.text} is a function of DataFrames, which needs Spark; give the harness a session: "
+            "PipelineHarness(..., spark=spark)"
+        )
+    found = arrow_transformed(node, rows, kinds=True)
+    if found is not None:
+        return found
     if node.kind == "where":
         (condition,) = node.expressions
-        if callable(condition):
-            return rows.filter(array_of(condition, rows, "where", pa.bool_()))
-        kept = arrow_condition(condition, rows.schema) if isinstance(condition, str) else None
-        if kept is not None:
-            return rows.filter(kept(rows))
         text = _sql(condition, rows)
         _check_boolean(condition, _query(rows.slice(0, 0), [f"({text}) AS condition"]).column(0).type)
         return _query(rows, [f'"{name}"' for name in rows.schema.names], text)
@@ -50,10 +52,21 @@ def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
             raise SchemaError(
                 f"there is no column '{missing[0]}' to drop; the columns are {', '.join(rows.schema.names)}"
             )
-        return rows.select([name for name in rows.schema.names if name not in node.expressions])
     if node.kind == "with_columns":
         return _with_columns(rows, node)
     return _selected(rows, node)
+
+
+def in_session(node: Transform, inputs: Sequence[pa.RecordBatch], spark: Any) -> pa.RecordBatch:
+    """The output rows of a ``transform``, computed in a Spark session."""
+    (function,) = node.expressions
+    try:
+        found = function(*(spark.createDataFrame(pa.Table.from_batches([one])) for one in inputs))
+        table: pa.Table = found.toArrow()
+    except Exception as error:
+        raise SchemaError(f"{node.text}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    fields = [field.with_nullable(True) for field in table.schema]
+    return _one_batch(table.cast(pa.schema(fields)))
 
 
 def _check_boolean(condition: str, kind: pa.DataType) -> None:

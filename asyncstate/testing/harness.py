@@ -22,6 +22,7 @@ from asyncstate.changelog import INSERT_ONLY, RETRACT, Changelog, Key
 from asyncstate.clock import Clock, ManualClock
 from asyncstate.config import SPARK_PREFIX, Tuning, resolve
 from asyncstate.display import html_table, ignoring_errors, time_text
+from asyncstate.driver.local_tasks import with_copy
 from asyncstate.driver.operator_manifests import (
     check_fingerprint,
     check_key_groups,
@@ -90,7 +91,7 @@ from asyncstate.storage import (
 )
 from asyncstate.testing.harness_rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
 from asyncstate.testing.initial_state import InitialState, initial_of
-from asyncstate.testing.local_exchange import copies_of, exchanged, with_copy
+from asyncstate.testing.local_exchange import copies_of, exchanged
 from asyncstate.tracebacks import users_frames
 
 __tracebackhide__ = True  # pytest shows the test's own line

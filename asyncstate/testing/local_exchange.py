@@ -1,6 +1,6 @@
 """The exchange between driver and tasks, in this process: copies of the operator, and rows routed to partitions.
 
-Owns: ``copies_of`` and ``with_copy``; ``exchanged``.
+Owns: ``copies_of``; ``exchanged``.
 Invariant: an operator runs once; each partition and micro-batch has a copy of it as it was when it was passed. A row
 goes to the partition of its key's group, and rows of a partition keep their order; rows of a broadcast input take
 another path.
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from asyncstate.errors import JobError
 from asyncstate.operator import InputSpec, Operator
-from asyncstate.runtime import InputBatch, TaskSpec
+from asyncstate.runtime import InputBatch
 
 __tracebackhide__ = True  # pytest shows the test's own line
 
@@ -47,13 +47,6 @@ def _deep_copy(operator: Operator) -> Operator:
             f"{type(operator).__name__} cannot be sent to tasks: {error}. Create objects that cannot be pickled "
             "(clients, locks, open files) in open()"
         ) from error
-
-
-def with_copy(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
-    """The spec with its own copy of the operator, as each Spark task has."""
-    shipped = copy.copy(spec)
-    object.__setattr__(shipped, "operator", copies())
-    return shipped
 
 
 def exchanged(

@@ -9,40 +9,34 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, Key, has_kinds
-from asyncstate.codec import key_groups
 from asyncstate.dataflow import NodeMetrics, Transform, Union
-from asyncstate.driver.chain import Link, RunPartition, run_chain
+from asyncstate.driver.chain import RunPartition
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
+from asyncstate.driver.local_tasks import run_locally, with_copy
 from asyncstate.driver.sent_columns import payload_of
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
     InputBatch,
-    SideBatch,
     TaskSpec,
-    aggregated_before,
     check_columns,
     highest_event_time,
-    pack_broadcast,
-    pack_records,
     run_partition,
     run_stateless,
-    unpack_records,
 )
 from asyncstate.runtime.rows.prepared_rows import output_schema
 from asyncstate.testing.expressions import transformed
 from asyncstate.testing.harness_rows import not_replaced
-from asyncstate.testing.local_exchange import copies_of, with_copy
+from asyncstate.testing.local_exchange import copies_of
 
 _KIND = pa.field(ROW_KIND_COLUMN, pa.string())
 
@@ -94,6 +88,7 @@ class _Stage:
     rows: LocalRows
     sides: Mapping[str, LocalRows]
     observed: Mapping[str, int | None]
+    in_driver: ClassVar[bool] = True
 
     def side(self, name: str) -> LocalRows:
         if name not in self.sides:
@@ -277,38 +272,19 @@ class LocalExecutor:
     def _ran(
         self, planned: _Planned, inputs: Sequence[LocalRows]
     ) -> tuple[_Stage, list[tuple[Prepared, list[CommitRecord]]]]:
-        chain = planned.chain
-        copies = [copies_of(one.spec.operator) for one in chain]
-        first = _with_broadcast(chain[0].spec, inputs)
-        specs = [first, *(one.spec for one in chain[1:])]
-        parts = _exchanged(first, inputs, planned.done)
-        rows: list[pa.RecordBatch] = []
-        sides: dict[str, list[pa.RecordBatch]] = {name: [] for name in chain[-1].sent.side_outputs}
-        records: list[list[CommitRecord]] = [[] for _ in chain]
-        for partition, given in enumerate(parts):
-            links = [
-                Link(with_copy(spec, copied), one.after)
-                for spec, copied, one in zip(specs, copies, chain, strict=True)
-            ]
-            number = 0
-            for out in run_chain(links, partition, iter(given), self._run_partition):
-                if isinstance(out, CommitRecord):
-                    records[number] += unpack_records(pack_records([out]))
-                    number += 1
-                elif isinstance(out, SideBatch):
-                    sides[out.output].append(out.batch)
-                elif out.num_rows:
-                    rows.append(out)
-        sent = chain[-1].sent
+        chain, sent = planned.chain, planned.chain[-1].sent
+        made = run_locally(
+            chain, [rows.batches for rows in inputs], planned.done, self._run_partition, copies_of
+        )
         stage = _Stage(
-            LocalRows(output_schema(sent.schema), tuple(rows)),
+            LocalRows(output_schema(sent.schema), tuple(made.rows)),
             {
                 name: LocalRows(output_schema(sent.side_outputs[name]), tuple(batches))
-                for name, batches in sides.items()
+                for name, batches in made.sides.items()
             },
             dict(self._observed),
         )
-        return stage, list(zip(chain, records, strict=True))
+        return stage, made.reports
 
     def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:
         """Display the metrics of operators that have run, where the engine has a place for them."""
@@ -342,48 +318,6 @@ class LocalExecutor:
     def describe(self, error: Exception) -> str:
         """One line that describes an error of the engine or of user code, raised while the graph is checked."""
         return f"{type(error).__name__}: {error}"
-
-
-def _exchanged(spec: TaskSpec, inputs: Sequence[LocalRows], done: bool) -> list[list[InputBatch]]:
-    """The rows of each partition; ``done``: they have been aggregated in the task that they come from."""
-    parts: list[list[InputBatch]] = [[] for _ in range(spec.parallelism)]
-    for index, (given, rows) in enumerate(zip(spec.inputs, inputs, strict=True)):
-        if given.broadcast:
-            continue
-        for batch in rows.batches:
-            for partition, part in _routed(spec, given, _input_batch(spec, given, batch, index, done)):
-                parts[partition].append(part)
-    return parts
-
-
-def _input_batch(
-    spec: TaskSpec, given: InputSpec, batch: pa.RecordBatch, index: int, done: bool
-) -> InputBatch:
-    if given.local is None or done:
-        return InputBatch(*payload_of(given, batch), index)
-    rows = InputBatch(*payload_of(replace(given, local=None), batch), index)
-    return aggregated_before(spec.operator, given, rows)
-
-
-def _routed(spec: TaskSpec, given: InputSpec, rows: InputBatch) -> Iterator[tuple[int, InputBatch]]:
-    key = [rows.batch.column(name) for name in given.route]
-    count = rows.batch.num_rows
-    groups = key_groups(key, spec.max_parallelism, count) if key else np.zeros(count, np.int32)
-    owners = groups.astype(np.int64) * spec.parallelism // spec.max_parallelism
-    for partition in np.unique(owners).tolist():
-        mine = owners == partition
-        kinds = None if rows.kinds is None else rows.kinds[mine]
-        yield partition, InputBatch(rows.batch.filter(pa.array(mine)), kinds, rows.input_index)
-
-
-def _with_broadcast(spec: TaskSpec, inputs: Sequence[LocalRows]) -> TaskSpec:
-    index = spec.operator.broadcast_input
-    if index is None:
-        return spec
-    given = spec.inputs[index]
-    sent = [InputBatch(*payload_of(given, batch), index) for batch in inputs[index].batches]
-    limit = spec.config.shares.broadcast
-    return replace(spec, broadcast=pack_broadcast(spec.uid, given, iter(sent), limit))
 
 
 def _selected(rows: LocalRows, names: Sequence[str]) -> LocalRows:

@@ -9,16 +9,13 @@ import enum
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from asyncstate.spark.python_task import settle_worker
 from bench.checkpoints import commits, recovery, sizes
 from bench.frame import Report, Row
-from bench.frame.picture import Panel, Series, draw
-from bench.frame.report import Folder, Output, Seed, Tiny
+from bench.frame.report import Seed, benchmark
 
 CHANGED, STATE, WHOLE = "changed keys", "state", "long run"
 """Series of sizes: what grows, or that the run is long enough for the whole state to be rewritten."""
@@ -27,8 +24,6 @@ _LONG_RUN = 5
 
 
 class Part(enum.StrEnum):
-    """Values of ``--part``."""
-
     ALL = "all"
     COMMITS = "commits"
     RECOVERY = "recovery"
@@ -70,80 +65,45 @@ class Sizes:
 TINY = Sizes(2_000, (500,), 10, 3_000, 200, 1, 1_000, (10, 100), (1_000, 4_000), 10, (500,), 100)
 
 
+@benchmark()
 def checkpoints(
+    report: Report,
     part: Annotated[Part, typer.Option(help="What to measure.")] = Part.ALL,
     spark: Annotated[bool, typer.Option("--spark", help="Measure commits through Spark as well.")] = False,
     rounds: Annotated[
         int | None,
         typer.Option(min=20, help="Pairs of micro-batches for commits; two snapshot intervals at least."),
     ] = None,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    folder: Folder = None,
-    output: Output = None,
 ) -> None:
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""
-    much = TINY if tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
-    with Report("checkpoints", output, folder, seed=seed) as report:
-        if part in (Part.ALL, Part.COMMITS):
-            _commits(report, much, spark, seed)
-        if part in (Part.ALL, Part.RECOVERY):
-            title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {recovery.DELTAS} deltas of "
-            report.section(f"{title}{much.recovery_changed:,} keys", recovery.COLUMNS, recovery.NOTE)
-            size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
-            report.case("recovery", lambda: recovery.recovery(report.folder, *size, report.tell))
-        if part in (Part.ALL, Part.BYTES):
-            _bytes(report, much, seed)
+    much = TINY if report.tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
+    if part in (Part.ALL, Part.COMMITS):
+        report.section(f"Commits, {much.commit_state:,} keys a partition", commits.COLUMNS, commits.NOTE)
+        for number, changed in enumerate(much.commit_changed):
+            for mode, enabled in (("sync", False), ("async", True)):
+                place = report.folder / f"commits-{changed}-{mode}"
+                size = much.commit_state, changed, much.commit_rounds, seed
+                report.case(mode, commits.commit_cost, place, enabled, *size, None if number else commits.AIM)
+                shutil.rmtree(place, ignore_errors=True)
+        if spark:
+            size = much.commit_state, much.commit_changed[0], much.commit_rounds, seed
+            report.case("on Spark", commits.spark_commit_cost, report, *size)
+    if part in (Part.ALL, Part.RECOVERY):
+        title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {recovery.DELTAS} deltas of "
+        report.section(f"{title}{much.recovery_changed:,} keys", recovery.COLUMNS, recovery.NOTE)
+        size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
+        report.case("recovery", recovery.recovery, report, *size)
+    if part in (Part.ALL, Part.BYTES):
+        report.section("Bytes in the checkpoint", sizes.COLUMNS, sizes.NOTE)
+        known: dict[tuple[int, int, int], dict[str, float]] = {}
 
-
-def _commits(report: Report, much: Sizes, spark: bool, seed: int) -> None:
-    settle_worker()
-    report.section(f"Commits, {much.commit_state:,} keys a partition", commits.COLUMNS, commits.NOTE)
-    for number, changed in enumerate(much.commit_changed):
-        for enabled in (False, True):
-            place, aim = report.folder / f"commits-{changed}-{enabled}", None if number else commits.AIM
-            size = much.commit_state, changed, much.commit_rounds, seed, aim
-            report.case("async" if enabled else "sync", lambda: [commits.commit_cost(place, enabled, *size)])  # noqa: B023
-            shutil.rmtree(place, ignore_errors=True)
-    if spark:
-        how = much.commit_state, much.commit_changed[0], much.commit_rounds, seed, report.tell
-        report.case("on Spark", lambda: [commits.spark_commit_cost(report.folder / "spark", *how)])
-
-
-def _bytes(report: Report, much: Sizes, seed: int) -> None:
-    report.section("Bytes in the checkpoint", sizes.COLUMNS, sizes.NOTE)
-    known: dict[tuple[int, int, int], dict[str, float]] = {}
-    start = len(report.rows)
-    for series, *planned in much.planned():
-        size = (state, changed, batches) = planned[0], planned[1], planned[2]
-
-        def count() -> Iterator[Row]:
-            if size not in known:  # noqa: B023
-                known[size] = sizes.checkpoint_bytes(report.folder / "bytes", *size, seed)  # noqa: B023
+        def bytes_of(series: str, name: str, size: tuple[int, int, int]) -> Iterator[Row]:
+            if size not in known:
+                known[size] = sizes.checkpoint_bytes(report.folder / "bytes", *size, seed)
                 shutil.rmtree(report.folder / "bytes")
-            yield Row(name=name, group=series, facts=known[size])  # noqa: B023
+            yield Row(name=name, group=series, facts=known[size])
 
-        name = f"{changed:,} of {state:,} keys, {batches} times"
-        report.case(name, count, series)
-    report.draw("checkpoints.png", lambda path: _draw(path, report.rows[start:]))
-
-
-def _draw(path: Path, rows: list[Row]) -> None:
-    """Bytes a micro-batch as changed keys grow, and as the state grows."""
-    panels = []
-    for group, grows in ((CHANGED, "changed_keys"), (STATE, "state_keys")):
-        found = [row.facts for row in rows if row.group == group and row.facts]
-        series = [
-            Series(
-                name,
-                [each[grows] for each in found],
-                [(each["delta_bytes"] + each.get(more, 0)) / 1024 for each in found],
-            )
-            for name, more in (
-                ("delta", ""),
-                ("delta and snapshots", "snapshot_bytes"),
-                ("if snapshots were whole", "whole_bytes"),
-            )
-        ]
-        panels.append(Panel("", series, grows.replace("_", " "), "KiB a micro-batch", log=True))
-    draw(path, "Bytes that a checkpoint takes", panels)
+        for series, state, changed, micro_batches in much.planned():
+            name = f"{changed:,} of {state:,} keys, {micro_batches} times"
+            report.case(name, bytes_of, series, name, (state, changed, micro_batches), group=series)

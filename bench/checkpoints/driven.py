@@ -1,13 +1,21 @@
-"""One job with its checkpoint as in production: the task's work, then the driver's commit and retention.
+"""One job with its checkpoint as in production, and the checkpoints that take its place.
 
-Owns: ``DrivenJob``, ``aggregate`` and ``settings``.
-Invariant: a DrivenJob does what a Spark job of one partition does to its checkpoint, file by file.
+Owns: ``DrivenJob``, ``aggregate``, ``settings`` and ``fill_keys``; ``CopiedFiles``, ``CountedFiles``, and
+``without_checkpoint``: nothing in the product can be switched off like this.
+Invariant: a DrivenJob does what a Spark job of one partition does to its checkpoint, file by file. Without a
+checkpoint, what a store needs to go on is as always: a micro-batch's changes become a sorted file in the local store's
+folder, and the next one makes it part of the store. What goes are the links or copies in the checkpoint, waiting for
+the disk, checksums (when a file is written and when it is taken in), snapshots and manifests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +23,16 @@ import pyarrow as pa
 from asyncstate.config import Config, resolve
 from asyncstate.driver.commit_log import CommitLog
 from asyncstate.operator import MIN_WATERMARK, Operator
-from asyncstate.runtime import SourceTimes
-from asyncstate.storage import PartitionManifest
-from bench.job import JOB, UID, Job
-from bench.rows import INPUT, batches
+from asyncstate.runtime import CommitRecord, InputBatch, SourceTimes, TaskSpec, run_partition
+from asyncstate.runtime.partition import restore_plans as task_stores
+from asyncstate.storage import CheckpointFiles, LocalFiles, PartitionManifest
+from asyncstate.storage import commit as task_commit
+from asyncstate.storage import files as task_files
+from bench.job import JOB, UID, Job, batches
 from operators import GroupAggregate, count, sum_
 
-BATCH_ROWS = 100_000
 FILL_KEYS = 500_000
 """Keys of a micro-batch that fills a state: large ones, which cost least a key."""
-
-NEVER = 1_000_000
-"""A ``snapshot-interval`` that is not reached."""
 
 
 def aggregate() -> Operator:
@@ -36,50 +42,135 @@ def aggregate() -> Operator:
 
 def settings(folder: Path, enabled: bool = False, snapshot_interval: int | None = None) -> Config:
     """Configuration of a job below ``folder``; all that is not given has its default."""
-    options: dict[str, object] = {
-        "async-state.enabled": enabled,
-        "async-state.checkpoint-dir": str(folder / "checkpoint"),
-    }
-    if snapshot_interval is not None:
-        options["async-state.snapshot-interval"] = snapshot_interval
-    return resolve(options, {})
+    options = {"async-state.enabled": enabled, "async-state.checkpoint-dir": str(folder / "checkpoint")}
+    own = {} if snapshot_interval is None else {"async-state.snapshot-interval": snapshot_interval}
+    return resolve({**options, **own}, {})
 
 
-class DrivenJob:
+def fill_keys(state_keys: int) -> list[np.ndarray]:
+    starts = range(0, state_keys, FILL_KEYS)
+    return [np.arange(start, min(start + FILL_KEYS, state_keys), dtype=np.int64) for start in starts]
+
+
+class DrivenJob(Job):
     """Micro-batches of one partition and their commits. ``partition`` is what the last one left."""
 
     def __init__(self, folder: Path, config: Config) -> None:
+        super().__init__(folder, aggregate(), config)
         self._ledger = CommitLog(config, JOB, 0)
-        self.job = Job(folder, aggregate(), config, INPUT)
 
     @property
     def partition(self) -> PartitionManifest:
-        """The partition as the newest version has it."""
-        assert self.job.base is not None
-        return self.job.base.partition(0)
+        assert self.base is not None
+        return self.base.partition(0)
 
-    def run(self, rows: Sequence[pa.RecordBatch]) -> None:
+    def run(self, batches: Iterable[pa.RecordBatch | InputBatch]) -> float:
         """Run one micro-batch and commit it, from the driver's first look to its last."""
-        batch_id = self.job.batch_id
+        batch_id = self.batch_id
         base = self._ledger.base_of(batch_id)
-        self.job.run(rows)
-        assert self.job.base is not None
-        operators = {UID: self.job.base}
-        self._ledger.commit(batch_id, base, MIN_WATERMARK, 0, SourceTimes({}, {}, []), operators, final=False)
+        seconds = super().run(batches)
+        assert self.base is not None
+        times = SourceTimes({}, {}, [])
+        self._ledger.commit(batch_id, base, MIN_WATERMARK, 0, times, {UID: self.base}, final=False)
+        return seconds
 
-    def snapshot_with(self, rows: Sequence[pa.RecordBatch]) -> bool:
+    def snapshot_with(self, rows: Iterable[pa.RecordBatch]) -> bool:
         """Run one micro-batch and return whether it wrote a snapshot to the checkpoint."""
         before = self.partition.snapshot
         self.run(rows)
         return self.partition.snapshot != before
 
     def fill(self, state_keys: int) -> None:
-        """Give each key a row."""
         for keys in fill_keys(state_keys):
-            self.run(batches(keys, BATCH_ROWS))
+            self.run(batches(keys))
 
 
-def fill_keys(state_keys: int) -> list[np.ndarray]:
-    """The keys of the micro-batches that fill a state."""
-    ends = range(FILL_KEYS, state_keys + FILL_KEYS, FILL_KEYS)
-    return [np.arange(end - FILL_KEYS, min(end, state_keys), dtype=np.int64) for end in ends]
+class MemoryFiles(CheckpointFiles):
+    """Forgets the files that are put in. The driver's few bytes stay in memory, since it reads them again."""
+
+    def __init__(self, place: str) -> None:
+        self.place = self.shown = place
+        self._bytes: dict[str, bytes] = {}
+
+    def put_file(self, local: str | Path, name: str) -> None:
+        """Nothing."""
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        self._bytes[name] = data
+
+    def get_file(self, name: str, local: str | Path) -> None:
+        raise AssertionError(f"{name} was asked for: a job without a checkpoint cannot lose its local store")
+
+    def get_bytes(self, name: str) -> bytes:
+        return self._bytes[name]
+
+    def size_bytes(self, name: str) -> int | None:
+        return len(self._bytes[name]) if name in self._bytes else None
+
+    def list(self, prefix: str) -> list[str]:
+        return sorted(name for name in self._bytes if name.startswith(prefix))
+
+    def delete(self, name: str) -> None:
+        self._bytes.pop(name, None)
+
+
+class CopiedFiles(LocalFiles):
+    def get_file(self, name: str, local: str | Path) -> None:
+        # Not shutil.copyfile, which lets some file systems share the blocks.
+        with open(self.root / name, "rb") as source, open(local, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+
+class CountedFiles(LocalFiles):
+    """A folder that counts what is written to it, deltas, snapshots and the driver's files apart."""
+
+    def __init__(self, root: str | Path, counts: dict[str, int]) -> None:
+        super().__init__(root)
+        self._counts = counts
+
+    def put_file(self, local: str | Path, name: str) -> None:
+        super().put_file(local, name)
+        self._add("snapshot" if "/snap/" in name else "delta", os.stat(local).st_size)
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        super().put_bytes(name, data)
+        self._add("driver", len(data))
+
+    def _add(self, what: str, size_bytes: int) -> None:
+        self._counts[what] = self._counts.get(what, 0) + size_bytes
+
+
+@contextmanager
+def instead(files: Callable[[str], CheckpointFiles], *owners: object) -> Iterator[None]:
+    """Inside, ``files`` makes the checkpoint's files for the modules ``owners``, by default for tasks."""
+    patches = [
+        patch.object(owner, "checkpoint_files", lambda place, *_: files(place))
+        for owner in owners or (task_stores,)
+    ]
+    for each in patches:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in patches:
+            each.stop()
+
+
+@contextmanager
+def without_checkpoint() -> Iterator[None]:
+    """Micro-batches inside the block have no checkpoint. It patches this process, so run no others at the same time."""
+    with (
+        instead(MemoryFiles),
+        patch.object(task_commit, "create_snapshot", lambda *_: None),
+        patch.object(task_commit, "file_checksum", lambda _: ""),
+        patch.object(task_files, "file_checksum", lambda _: ""),
+    ):
+        yield
+
+
+def run_without_checkpoint(
+    spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+) -> Iterator[pa.RecordBatch | CommitRecord]:
+    """``run_partition`` without a checkpoint, for ``StreamingJob(_run=...)``."""
+    with without_checkpoint():
+        yield from run_partition(spec, partition, batches)

@@ -7,16 +7,5 @@ command line) and ``picture``. Must not import asyncstate beyond its errors, Spa
 from bench.frame.measure import CaseError, Ratio, WrongResult, isolated, medians, ratio, turns
 from bench.frame.report import Column, Figure, Report, Row
 
-__all__ = [
-    "CaseError",
-    "Column",
-    "Figure",
-    "Ratio",
-    "Report",
-    "Row",
-    "WrongResult",
-    "isolated",
-    "medians",
-    "ratio",
-    "turns",
-]
+__all__ = ["CaseError", "Column", "Figure", "Ratio", "Report", "Row", "WrongResult"]
+__all__ += ["isolated", "medians", "ratio", "turns"]

@@ -1,21 +1,23 @@
 """How a benchmark measures: sides in turns, medians of pairs, and a case in a process of its own.
 
-Owns: ``turns``, ``medians``, ``ratio``, ``isolated``, ``CaseError`` and ``WrongResult``.
-Invariant: a ratio is a median over rounds, of two runs
-that followed each other.
+Owns: ``turns``, ``in_turns``, ``medians``, ``ratio``, ``isolated``, ``CaseError`` and ``WrongResult``.
+Invariant: a ratio is a median over rounds, of two runs that followed each other.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
@@ -26,7 +28,6 @@ LAST_WORDS = 2_000
 _TIMEOUT_S = 4 * 3_600
 _CHILD = "import sys; from bench.frame.measure import main; main(*sys.argv[1:])"
 T = TypeVar("T")
-P = ParamSpec("P")
 
 Side = Callable[[Any], Spent | None]
 """Does one round's work; may say itself what it took, where not all of the call counts."""
@@ -73,6 +74,25 @@ def turns(
     return {name: found[warm_up:] for name, found in spent.items()}
 
 
+def in_turns(names: Sequence[str], rounds: int, work: Callable[[str, int], None]) -> dict[str, str]:
+    """``work(name, number)`` for each name, round by round, whose order turns. Who fails is out, and returned with the
+    reason; the others go on."""
+    failed: dict[str, str] = {}
+    for number in range(rounds):
+        for name in names[:: -1 if number % 2 else 1]:
+            if name not in failed:
+                try:
+                    work(name, number)
+                except Exception as error:
+                    failed[name] = reason(error)
+    return failed
+
+
+def reason(error: BaseException) -> str:
+    """What something failed with, for a reader."""
+    return str(error) if isinstance(error, CaseError) else f"{type(error).__name__}: {error}"[:2_000]
+
+
 def medians(spent: Sequence[Spent], units: float = 1, scale: float = 1e6) -> tuple[float, float | None]:
     """Microseconds a unit (or what ``scale`` makes of seconds), by the clock and of processors; None: not known."""
     cpu = [each.cpu_seconds for each in spent if each.cpu_seconds is not None]
@@ -87,46 +107,43 @@ def ratio(mine: Sequence[Spent], others: Sequence[Spent], cpu: bool = False) -> 
     return Ratio(statistics.median(found), min(found), max(found)) if found else None
 
 
-def isolated(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+def isolated(function: Callable[..., T], *arguments: Any, environment: Mapping[str, str] | None = None) -> T:
     """``function`` of a module in a process of its own, so that heap, caches and highest memory are its alone.
 
-    Arguments and result travel as JSON by their annotated types. Raises CaseError if the process fails or takes hours.
+    Arguments and result travel as JSON by their annotated types; ``environment`` replaces this process's variables.
+    Raises CaseError if the process fails or takes hours.
     """
-    return isolated_in(None, function, *arguments, **named)
-
-
-def isolated_in(
-    environment: Mapping[str, str] | None, function: Callable[P, T], *arguments: P.args, **named: P.kwargs
-) -> T:
-    """As ``isolated``, with these variables instead of this process's."""
-    assert not named, "by position"
     what = f"{function.__module__}:{function.__qualname__}"
     with tempfile.TemporaryDirectory(prefix="asyncstate-case-") as name:
-        folder = Path(name)
-        (folder / "given").write_bytes(msgspec.json.encode(arguments))
+        given, found, log = (Path(name, part) for part in ("given", "found", "log"))
+        given.write_bytes(msgspec.json.encode(arguments))
         command = [sys.executable, "-c", _CHILD, what, name]
-        with (folder / "log").open("wb") as log:
+        how: dict[str, Any] = {"cwd": ROOT, "env": environment, "timeout": _TIMEOUT_S}
+        with log.open("wb") as out:
             try:
-                code = subprocess.run(
-                    command,
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                    timeout=_TIMEOUT_S,
-                    check=False,
-                ).returncode
+                code = subprocess.run(command, check=False, stdout=out, stderr=out, **how).returncode
             except subprocess.TimeoutExpired:
-                raise CaseError(
-                    f"no result after {_TIMEOUT_S / 3_600:g} hours; the process was ended"
-                ) from None
-        if code or not (folder / "found").exists():
-            said = (folder / "log").read_text(errors="replace")[-LAST_WORDS:].strip()
+                hours = _TIMEOUT_S / 3_600
+                raise CaseError(f"no result after {hours:g} hours; the process was ended") from None
+        if code or not found.exists():
+            said = log.read_text(errors="replace")[-LAST_WORDS:].strip()
             raise CaseError(f"its process ended with {code}; the end of its output:\n{said}")
-        found: T = msgspec.json.decode(
-            (folder / "found").read_bytes(), type=get_type_hints(function)["return"]
-        )
-        return found
+        result: T = msgspec.json.decode(found.read_bytes(), type=get_type_hints(function)["return"])
+        return result
+
+
+@contextmanager
+def serving(serve: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+    """``serve(line, *arguments)`` of a module in a process of its own, which is ended; the other end of its line."""
+    processes = multiprocessing.get_context("spawn")
+    line, there = processes.Pipe()
+    process = processes.Process(target=serve, args=(there, *arguments), daemon=True)
+    process.start()
+    try:
+        yield line
+    finally:
+        process.kill()
+        process.join()
 
 
 def main(what: str, name: str) -> None:

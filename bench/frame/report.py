@@ -7,6 +7,7 @@ after each row.
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import shutil
@@ -16,19 +17,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 import typer
 from rich.console import Console
 
 from asyncstate.errors import AsyncStateError
-from bench.frame.measure import LAST_WORDS, CaseError, Ratio, WrongResult, medians, ratio
+from bench.frame.measure import LAST_WORDS, CaseError, Ratio, WrongResult, isolated, medians, ratio, reason
+from bench.frame.picture import draw
 from bench.processor_time import Spent
 
 WIDTH = 80
+LOG = "spark.log"
+"""What Spark says in a benchmark, in its scratch folder."""
 WRONG_RESULT, CANNOT_RUN = 1, 2
 _MIB = 1 << 20
+_NAMED = inspect.Parameter.KEYWORD_ONLY
+T = TypeVar("T")
 
 Tiny = Annotated[bool, typer.Option("--tiny", help="Small and quick, to check that it runs.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random data.")]
@@ -65,7 +71,6 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def title(self) -> str:
-        """Group and name."""
         return f"{self.group}, {self.name}" if self.group else self.name
 
 
@@ -85,50 +90,45 @@ def short(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio."""
     return f"{value:.0f}x" if value >= 99.5 else f"{value:.3g}x" if value >= 10 else f"{value:.2f}x"
 
 
 def percent(value: float) -> str:
-    """A share."""
     return f"{100 * value:.1f}%"
 
 
 def mib(value: float) -> str:
-    """Bytes as MiB."""
     return plain(float(value) / _MIB)
 
 
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
 def ms(value: float) -> str:
-    """Seconds as milliseconds."""
-    return f"{1e3 * value:,.0f}"
+    return whole(1e3 * value)
 
 
 class Column(NamedTuple):
-    """``heading`` (its last word has a line of its own) over a fact; ``fact`` may name two for a spread, ``low
-    high``."""
+    """``heading`` (its last word has a line of its own) over a fact; ``fact`` may name two for a spread, ``low high``.
+
+    With ``bars`` the column is drawn; they name the facts where the whiskers end, or are empty.
+    """
 
     heading: str
     fact: str
     shown: Callable[[Any], str] = plain
+    bars: str | None = None
 
     def cell(self, row: Row) -> str:
-        """The fact of the row; empty if it has none."""
         values = [row.facts.get(name) for name in self.fact.split()]
-        return (
-            "-".join(
-                ""
-                if value is None
-                else value
-                if isinstance(value, str)
-                else self.shown(value).removesuffix("x")
-                if len(values) > 1
-                else self.shown(value)
-                for value in values
-            )
-            if any(value is not None for value in values)
-            else ""
-        )
+        if all(value is None for value in values):
+            return ""
+        texts = [self._text(value) for value in values]
+        return texts[0] if len(texts) == 1 else "-".join(text.removesuffix("x") for text in texts)
+
+    def _text(self, value: Any) -> str:
+        return value if isinstance(value, str) else "" if value is None else self.shown(value)
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
@@ -168,7 +168,6 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 
 def _instead(row: Row) -> str:
-    """The text that replaces the values."""
     for what, why in (("FAILED", row.failed), ("left out", row.skipped), ("WRONG", "; ".join(row.wrong))):
         if why:
             return f"{what}: {why.splitlines()[0]}"
@@ -179,17 +178,24 @@ class Report:
     """The rows of one run of a benchmark. Use as a context manager: at its end the tables are shown, and the command
     ends with 1 if a result is wrong, 2 if a case failed.
 
-    ``folder`` is scratch room. With ``output`` all rows and ``facts`` are written to ``BENCH.json`` after each row.
+    ``folder`` is scratch room. A ``tiny`` run shows that it runs, in this process alone where that will do. With
+    ``output`` all rows and ``facts`` are written to ``BENCH.json`` after each row, and at the end a picture a table,
+    ``BENCH.png``, ``BENCH-2.png`` and so on.
     """
 
     def __init__(
-        self, bench: str, output: Path | None = None, folder: Path | None = None, **facts: Any
+        self,
+        bench: str,
+        output: Path | None = None,
+        folder: Path | None = None,
+        tiny: bool = False,
+        **facts: Any,
     ) -> None:
+        self.tiny = tiny
         self.rows: list[Row] = []
-        self.pictures: list[Path] = []
         self._sections: list[tuple[str, Sequence[Column], str, int]] = []
         self._path = None if output is None else output / f"{bench}.json"
-        self._facts = {**facts, "machine": platform.platform(), "load_at_start": os.getloadavg()[0]}
+        self.facts = {**facts, "machine": platform.platform(), "load_at_start": os.getloadavg()[0]}
         self.folder = Path(tempfile.mkdtemp(prefix=f"asyncstate-{bench}-", dir=made(folder)))
         self._console = Console()
         self._status = self._console.status("") if self._console.is_terminal else None
@@ -200,30 +206,35 @@ class Report:
         self._sections.append((title, columns, note, len(self.rows)))
 
     def tell(self, text: str) -> None:
-        """What is being done."""
         if self._status is not None:
             self._status.update(text)
         else:
             self.say(f"{time.perf_counter() - self._started:7.1f} s  {text}", style="dim")
 
     def say(self, text: str, style: str | None = None) -> None:
-        """A line or more, as it is."""
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def add(self, *rows: Row) -> None:
-        """Take in and write down."""
         self.rows += rows
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            document = msgspec.json.encode({**self._facts, "results": self.rows})
+            document = msgspec.json.encode({**self.facts, "results": self.rows}, enc_hook=str)
             self._path.write_bytes(msgspec.json.format(document, indent=2) + b"\n")
 
-    def case(self, name: str, measure: Callable[[], Iterable[Row]], group: str = "") -> bool:
-        """Take in the rows of a case as they come. One that fails has a row that says why; whether it did not."""
+    def case(
+        self,
+        name: str,
+        measure: Callable[..., Iterable[Row]],
+        *arguments: Any,
+        group: str = "",
+        alone: bool = False,
+    ) -> bool:
+        """Take in the rows of ``measure(*arguments)`` as they come; ``alone``: in a process of its own. A case that
+        fails has a row that says why. Returns whether it did not."""
         row = Row(name=name, group=group)
         self.tell(row.title)
         try:
-            for found in measure():
+            for found in self.alone(measure, *arguments) if alone else measure(*arguments):
                 self.add(found)
         except Exception as error:  # of one case: the others keep their results
             if isinstance(error, WrongResult):
@@ -233,11 +244,13 @@ class Report:
             self.add(row)
         return not (row.failed or row.wrong)
 
-    def draw(self, name: str, write: Callable[[Path], object]) -> None:
-        """With an output folder: write a picture into it."""
-        if self._path is not None and (good := self._path.with_name(name)):
-            write(good)
-            self.pictures.append(good)
+    def alone(
+        self, function: Callable[..., T], *arguments: Any, environment: Mapping[str, str] | None = None
+    ) -> T:
+        """``isolated``; of a tiny run only where it needs an environment."""
+        if self.tiny and environment is None:
+            return function(*arguments)
+        return isolated(function, *arguments, environment=environment)
 
     def __enter__(self) -> Self:
         if self._status is not None:
@@ -249,23 +262,27 @@ class Report:
     ) -> None:
         if self._status is not None:
             self._status.stop()
+        written = [] if self._path is None or not self.rows else [self._path]
         ends = [*(start for *_, start in self._sections[1:]), len(self.rows)]
-        for (title, columns, note, start), end in zip(self._sections, ends, strict=False):
-            if rows := self.rows[start:end]:
+        for number, ((title, columns, note, start), end) in enumerate(
+            zip(self._sections, ends, strict=False)
+        ):
+            rows = self.rows[start:end]
+            if rows:
                 self.say("\n".join(["", title, *table(rows, columns), *textwrap.wrap(note, WIDTH)]))
+            if written and error is None:
+                picture = written[0].with_name(f"{written[0].stem}{f'-{number + 1}' if number else ''}.png")
+                written += [picture] if draw(picture, title, rows, columns) else []
         wrong, failed = ([row for row in self.rows if getattr(row, what)] for what in ("wrong", "failed"))
         for row in failed:
             self.say(f"{row.title}: {row.failed}", style="red")
-        if (
-            failed
-            and (log := self.folder / "spark.log").exists()
-            and (said := log.read_text(errors="replace"))
-        ):
+        log = self.folder / LOG
+        if failed and log.exists() and (said := log.read_text(errors="replace")):
             self.say(f"the end of Spark's output:\n{said[-LAST_WORDS:].strip()}")
         for row in wrong:
             self.say("\n  ".join([f"{row.title}: WRONG result:", *row.wrong]), style="red")
-        if self._path is not None and self.rows:
-            self.say("written: " + ", ".join(map(str, [self._path, *self.pictures])))
+        if written:
+            self.say("written: " + ", ".join(map(str, written)))
         if wrong:
             self.say(f"the files of the wrong ones are in {self.folder}")
         else:
@@ -273,19 +290,13 @@ class Report:
         expected = isinstance(error, CaseError | AsyncStateError)
         if error is not None and expected:
             self.say(reason(error), style="red")
-        if error is None or expected:
-            code = WRONG_RESULT if wrong else CANNOT_RUN if failed or error is not None else 0
-            if code:
-                raise typer.Exit(code) from None
+        if (error is None or expected) and (
+            code := WRONG_RESULT if wrong else CANNOT_RUN if failed or expected else 0
+        ):
+            raise typer.Exit(code) from None
 
 
-def reason(error: BaseException) -> str:
-    """What a case failed with."""
-    return str(error) if isinstance(error, CaseError) else f"{type(error).__name__}: {error}"[:2_000]
-
-
-def figure(found: Ratio | None, rate: bool = False) -> dict[str, Any]:
-    """The facts ``ratio``, ``low`` and ``high``."""
+def figure(found: Ratio | None) -> dict[str, Any]:
     return {} if found is None else {"ratio": found.value, "low": found.low, "high": found.high}
 
 
@@ -325,11 +336,10 @@ def made(folder: Path | None) -> Path | None:
 
 
 def costs(unit: str, of: str = "a row") -> tuple[Column, ...]:
-    """The columns of the rows of ``sides``."""
     return (
         Column(f"{unit} {of}".strip(), "cost"),
         Column(f"CPU {unit}", "cpu"),
-        Column("ratio", "ratio"),
+        Column("ratio", "ratio", bars="low high"),
         Column("spread", "low high"),
     )
 
@@ -350,3 +360,27 @@ def sides(
         found = ratio(spent[base], mine) if speed else ratio(mine, spent[base])
         rows.append(Row(name=name, group=group, facts={"cost": cost, "cpu": cpu, **figure(found)}))
     return rows
+
+
+def benchmark(**small: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The command of a benchmark: a function of its Report and of options of its own, which are facts of the Report.
+
+    All have ``--tiny``, ``--folder`` and ``--output``; ``small`` are what options are in a tiny run.
+    """
+
+    def command_of(function: Callable[..., None]) -> Callable[..., None]:
+        def command(*, tiny: bool, folder: Path | None, output: Path | None, **options: Any) -> None:
+            options |= small if tiny else {}
+            with Report(function.__name__.replace("_", "-"), output, folder, tiny, **options) as report:
+                function(report, **options)
+
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        common = (("tiny", Tiny, False), ("folder", Folder, None), ("output", Output, None))
+        own += [
+            inspect.Parameter(name, _NAMED, default=value, annotation=kind) for name, kind, value in common
+        ]
+        command.__signature__ = inspect.Signature([each.replace(kind=_NAMED) for each in own])  # type: ignore[attr-defined]
+        command.__annotations__, command.__doc__ = {}, function.__doc__
+        return command
+
+    return command_of

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.peers.ours import micro_batches as ours
-from bench.peers.peers import PEERS
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
+from bench.peers.works import PEERS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -97,7 +97,6 @@ class Running:
     job: StreamingJob | None
 
     def stop(self) -> None:
-        """End it; what it failed with is raised."""
         if self.job is not None:
             self.job.stop(self.query)
             return

@@ -14,20 +14,19 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from rocksdict import Rdict, ReadOptions, SstFileWriter
 
 from asyncstate.futures import to_iterable
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator
 from asyncstate.operator import Row as InputRow
 from asyncstate.state import ListState, ListStateDescriptor, MapState, MapStateDescriptor
-from asyncstate.storage import RocksDBOptions
-from asyncstate.storage.rocksdb_options import rocksdb_options
-from bench.frame import Row, turns
-from bench.micro.sides import MODES, Place, cpu_alone, pair_row
+from bench.frame.measure import Side
+from bench.micro.sides import ByHand, Case, Place, Size
 from bench.processor_time import Spent
 
 ENTRIES: Final = 1000
@@ -45,11 +44,13 @@ class Iterate(RecordOperator):
     seconds = 0.0
     entries = 0
 
+    def __init__(self, asynchronous: bool) -> None:
+        self.asynchronous = asynchronous
+
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         return _SCHEMA
 
     def process(self, row: InputRow, ctx: RecordContext) -> Any:
-        """Fill or iterate, as the row says."""
         if row.what == _FILL:
             self.fill()
             return None
@@ -73,9 +74,6 @@ class Iterate(RecordOperator):
 class MapEntries(Iterate):
     """``MapState.entries`` of an int64 to int64 map."""
 
-    def __init__(self, asynchronous: bool) -> None:
-        self._asynchronous = asynchronous
-
     def open(self, context: OperatorContext) -> None:
         self._map: MapState[int, int] = context.get_state(MapStateDescriptor("map", int, int))
 
@@ -83,16 +81,13 @@ class MapEntries(Iterate):
         self._map.put_all((number, 3 * number) for number in range(ENTRIES))
 
     def iterate(self, listed: Callable[[list[Any]], None]) -> Any:
-        if self._asynchronous:
+        if self.asynchronous:
             return to_iterable(self._map.async_entries()).then_accept(listed)
         return listed(list(self._map.entries()))
 
 
 class ListElements(Iterate):
     """``ListState.get`` of a list of int64."""
-
-    def __init__(self, asynchronous: bool) -> None:
-        self._asynchronous = asynchronous
 
     def open(self, context: OperatorContext) -> None:
         self._list: ListState[int] = context.get_state(ListStateDescriptor("list", int))
@@ -101,21 +96,18 @@ class ListElements(Iterate):
         self._list.add_all(range(ENTRIES))
 
     def iterate(self, listed: Callable[[list[Any]], None]) -> Any:
-        if self._asynchronous:
+        if self.asynchronous:
             return to_iterable(self._list.async_get()).then_accept(listed)
         return listed(list(self._list.get()))
 
 
-class HandIterations:
+class HandIterations(ByHand):
     """The same by hand: entries of maps and elements of lists under keys of their own, and lists in chunks."""
 
     def __init__(self, folder: Path, keys: int) -> None:
-        options = rocksdb_options(RocksDBOptions())
-        self._db = Rdict(str(folder / "by-hand"), options)
+        super().__init__(folder)
         self._keys = range(keys)
-        path = str(folder / "by-hand.sst")
-        writer = SstFileWriter(options)
-        writer.open(path)
+        writer, path = self.new_file()
         for key in self._keys:
             for number in range(ENTRIES):
                 writer[_MAP_ENTRY.pack(0, 1, key, number)] = _NUMBER.pack(3 * number)
@@ -124,75 +116,74 @@ class HandIterations:
                 numbers = range(first, min(first + _CHUNK_NUMBERS, ENTRIES))
                 writer[_MAP_ENTRY.pack(0, 2, key, first)] = b"".join(map(_NUMBER.pack, numbers))
         writer.finish()
-        self._db.ingest_external_file([path])
+        self.ingest(path)
 
-    def scan(self) -> Spent:
-        """For the entries of all keys as bytes."""
-        return self._timed(self._entries)
+    def scan(self, key: int) -> list[tuple[bytes, bytes]]:
+        return self.range(_KEY.pack(0, 1, key), _KEY.pack(0, 1, key + 1))
 
-    def decode_map(self) -> Spent:
-        """For the entries of all keys as numbers."""
+    def decode_map(self, key: int) -> list[tuple[int, int]]:
+        user_key, number = _MAP_ENTRY.unpack, _NUMBER.unpack
+        return [(user_key(raw)[3], number(value)[0]) for raw, value in self.scan(key)]
 
-        def decoded(key: int) -> list[tuple[int, int]]:
-            user_key, number = _MAP_ENTRY.unpack, _NUMBER.unpack
-            return [(user_key(raw)[3], number(value)[0]) for raw, value in self._entries(key)]
+    def decode_list(self, key: int) -> list[int]:
+        """The elements of a key as numbers, out of chunks."""
+        chunks = [chunk for _, chunk in self.range(_KEY.pack(0, 2, key), _KEY.pack(0, 2, key + 1))]
+        return [number for chunk in chunks for (number,) in _NUMBER.iter_unpack(chunk)]
 
-        return self._timed(decoded)
+    def side(self, entries_of: Callable[[int], list[Any]]) -> Side:
+        def run(_: object) -> Spent:
+            started = time.thread_time()
+            for key in self._keys:
+                assert len(entries_of(key)) == ENTRIES
+            spent = time.thread_time() - started
+            return Spent(spent, spent)
 
-    def decode_list(self) -> Spent:
-        """For the elements of all keys as numbers, out of chunks."""
-
-        def decoded(key: int) -> list[int]:
-            chunks = [chunk for _, chunk in self._range(_KEY.pack(0, 2, key), _KEY.pack(0, 2, key + 1))]
-            return [number for chunk in chunks for (number,) in _NUMBER.iter_unpack(chunk)]
-
-        return self._timed(decoded)
-
-    def _entries(self, key: int) -> list[tuple[bytes, bytes]]:
-        return self._range(_KEY.pack(0, 1, key), _KEY.pack(0, 1, key + 1))
-
-    def _range(self, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        options = ReadOptions()
-        options.set_iterate_upper_bound(end)  # RocksDB keeps a pointer: ``end`` has to outlive the iterator
-        entries: Any = self._db.items(from_key=start, read_opt=options)
-        return list(entries)
-
-    def _timed(self, entries_of: Callable[[int], list[Any]]) -> Spent:
-        started = time.thread_time()
-        for key in self._keys:
-            assert len(entries_of(key)) == ENTRIES
-        spent = time.thread_time() - started
-        return Spent(spent, spent)
+        return run
 
 
-def iterations(_state: int, entries: int, rounds: int, _seed: int) -> list[Row]:
-    """Iterating maps and lists of 1,000 entries against rocksdict's own iteration, bare and with decoding."""
-    keys = max(1, entries // ENTRIES)
-    rows = []
-    for name, make in (("MapState.entries", MapEntries), ("ListState.get", ListElements)):
-        for mode in MODES:
-            with Place(mode) as place:
-                hand, operator = HandIterations(place.folder, keys), make(mode == "async")
-                decode = hand.decode_map if make is MapEntries else hand.decode_list
-                given = {what: _rows(keys, what) for what in (_FILL, _ITERATE)}
-                job = place.job(operator, InputSpec(_SCHEMA, ("key",)))
-                job.run([given[_FILL]])
-
-                def ours(_: Any, operator: Iterate = operator, job: Any = job, given: Any = given) -> Spent:
-                    operator.seconds, operator.entries = 0.0, 0
-                    job.run([given[_ITERATE]])
-                    assert operator.entries == keys * ENTRIES
-                    return Spent(operator.seconds, operator.seconds)
-
-                by_hand = {"scan": lambda _: hand.scan(), "decode": lambda _: decode()}  # noqa: B023
-                spent = turns(by_hand | {"ours": ours}, rounds)
-            for floor in by_hand:
-                floors, mine = cpu_alone(spent[floor]), cpu_alone(spent["ours"])
-                rows.append(pair_row(name, f"{mode}, {floor}", keys * ENTRIES, floors, mine, 2.0))
-    return rows
+def _keys(size: Size) -> int:
+    return max(1, size.unique // ENTRIES)
 
 
-def _rows(keys: int, what: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.array(range(keys), pa.int64()), pa.array([what] * keys, pa.int64())], schema=_SCHEMA
+def _by_hand(what: str, place: Place, size: Size) -> Side:
+    hand = HandIterations(place.folder, _keys(size))
+    return hand.side(getattr(hand, what))
+
+
+def _ours(make: Callable[[bool], Iterate], place: Place, size: Size) -> Side:
+    keys, operator = _keys(size), make(place.mode == "async")
+    job = place.job(operator, InputSpec(_SCHEMA, ("key",)))
+
+    def rows(what: int) -> list[pa.RecordBatch]:
+        columns = [pa.array(range(keys), pa.int64()), pa.array([what] * keys, pa.int64())]
+        return [pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)]
+
+    job.run(rows(_FILL))
+    given = rows(_ITERATE)
+
+    def run(_: object) -> Spent:
+        operator.seconds, operator.entries = 0.0, 0
+        job.run(given)
+        assert operator.entries == keys * ENTRIES
+        return Spent(operator.seconds, operator.seconds)
+
+    return run
+
+
+CASES = [
+    Case(
+        group,
+        2.0,
+        partial(_by_hand, floor),
+        partial(_ours, make),
+        label=label,
+        given=lambda _: repeat(None),
+        units=lambda size: _keys(size) * ENTRIES,
     )
+    for group, make, decode in (
+        ("MapState.entries", MapEntries, "decode_map"),
+        ("ListState.get", ListElements, "decode_list"),
+    )
+    for label, floor in (("scan", "scan"), ("decode", decode))
+]
+"""Iterating maps and lists of 1,000 entries against rocksdict's own iteration, bare and with decoding."""

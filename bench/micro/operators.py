@@ -27,20 +27,12 @@ from asyncstate.operator import (
     Row,
 )
 from asyncstate.runtime import InputBatch
-from asyncstate.state import (
-    ColumnMapStateDescriptor,
-    Columns,
-    ColumnStateDescriptor,
-    ValueState,
-    ValueStateDescriptor,
-)
-from bench.job import Job
+from asyncstate.state import ColumnMapStateDescriptor, Columns, ColumnStateDescriptor, ValueStateDescriptor
+from bench.job import INPUT, Job, batches
 from bench.processor_time import Clocks, Spent
-from bench.rows import INPUT, batches
 from operators import Match, last
 
 _COUNT = pa.schema([("count", pa.int64())])
-_COUNTED = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 VALUES_A_KEY = 4
 
 
@@ -48,13 +40,12 @@ class CountPerKey(RecordOperator):
     """A read-modify-write chain of one ValueState, as in the documentation."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return _COUNTED
+        return _COUNT
 
     def open(self, context: OperatorContext) -> None:
-        self.count: ValueState[int] = context.get_state(ValueStateDescriptor("count", pa.int64()))
+        self.count = context.get_state(ValueStateDescriptor("count", pa.int64()))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """Count the row."""
         return self.count.async_value().then_apply(_increment).then_compose(self.count.async_update)
 
 
@@ -66,7 +57,7 @@ class CountPerPair(BundleOperator):
     """Count and sum per (key, value), the table of a distinct aggregate, in a ColumnMapState."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return _COUNTED
+        return _COUNT
 
     def open(self, context: OperatorContext) -> None:
         value = pa.schema([context.inputs[0].column("value")])
@@ -74,7 +65,6 @@ class CountPerPair(BundleOperator):
         self.counts = context.get_state(ColumnMapStateDescriptor("counts", value, row))
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Count the rows."""
         pairs = bundle.keys.with_user_keys([bundle.batch.column("value")])
         return self.counts.async_get(pairs).then_accept(lambda found: self._add(pairs, found))
 
@@ -85,13 +75,11 @@ class CountPerPair(BundleOperator):
 
 
 def pair_rows(pairs: np.ndarray) -> list[pa.RecordBatch]:
-    """A row a number of a pair of key and value."""
     columns = [pa.array(column) for column in np.divmod(pairs, VALUES_A_KEY)]
     return [pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)]
 
 
 def packed_pairs(pairs: np.ndarray) -> list[bytes]:
-    """Store keys of pairs, by hand."""
     columns = [("group", ">u2"), ("state", "u1"), ("key", ">i8"), ("value", ">i8")]
     matrix = np.zeros(len(pairs), np.dtype(columns))
     matrix["key"], matrix["value"] = np.divmod(pairs, VALUES_A_KEY)
@@ -110,7 +98,6 @@ class CallARecord(RecordOperator):
         return _COUNT
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """Call."""
         return ctx.call(_answer, row.key)
 
 
@@ -121,7 +108,6 @@ class CallAKey(BundleOperator):
         return _COUNT
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Call."""
         return combine_all([ctx.call(_answer, key) for key in bundle.keys.columns[0].to_pylist()])
 
 
@@ -157,7 +143,6 @@ class CountBoth(BundleOperator):
         self.counts = context.get_state(ColumnStateDescriptor("counts", _COUNT))
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Count the rows."""
         rows = np.bincount(bundle.keys.inverse, minlength=len(bundle.keys))
 
         def add(before: Columns) -> None:
@@ -167,7 +152,6 @@ class CountBoth(BundleOperator):
 
 
 def both_inputs(keys: np.ndarray) -> list[InputBatch]:
-    """A row a key, of the two inputs in turn."""
     return [InputBatch(batch, input_index=at % 2) for at, batch in enumerate(batches(keys, 1_000))]
 
 

@@ -1,6 +1,6 @@
 """The two sides of a case: a job of an operator, and the same work by hand.
 
-Owns: ``Place``, ``compared`` and ``Floor``.
+Owns: ``Case`` and ``measured``, ``Place``, and the floors ``ByHand`` and ``Floor``.
 """
 
 from __future__ import annotations
@@ -9,45 +9,47 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from rocksdict import Rdict, SstFileWriter
+from rocksdict import Rdict, ReadOptions, SstFileWriter
 
-from asyncstate.config import Config, resolve
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.storage import LIST_GET_KEYS, RocksDBOptions
 from asyncstate.storage.rocksdb_options import rocksdb_options
 from bench.frame import Column, Figure, Row, medians, ratio, turns
 from bench.frame.measure import Side
 from bench.frame.report import figure
-from bench.job import Job
+from bench.job import INPUT, MODES, Job, batches, config_of, draws
 from bench.processor_time import Clocks, Spent
-from bench.rows import INPUT, batches
 
-MODES = ("sync", "async")
 COLUMNS = (
     Column("by hand", "floor_us"),
     Column("CPU", "floor_cpu_us"),
     Column("ours us", "ours_us"),
     Column("CPU us", "ours_cpu_us"),
-    Column("ratio", "ratio"),
+    Column("ratio", "ratio", bars="low high"),
     Column("spread", "low high"),
     Column("aim", "aim", lambda aim: f"{aim:.1f}"),
 )
-_ARROW_ROWS = 100_000
 _COUNT = struct.Struct("<Bq")
 _ROW = np.dtype([("head", "u1"), ("count", "<i8"), ("sum", "<i8")])
 
 Keys = np.ndarray[Any, Any]
-Made = Callable[["Place"], Side]
-"""Makes a side, with its state, in a place of its own mode."""
 
 
-def config_of(mode: str) -> Config:
-    """No snapshots: they are no part of what is measured."""
-    return resolve({"async-state.enabled": mode == "async", "async-state.snapshot-interval": 1000}, {})
+class Size(NamedTuple):
+    """Keys in the state, and unique keys (or rows) a micro-batch."""
+
+    state: int
+    unique: int
+    seed: int
+
+    def drawn(self) -> Iterator[Keys]:
+        return draws(*self)
 
 
 class Place(ExitStack):
@@ -59,6 +61,8 @@ class Place(ExitStack):
         self.config = config_of(mode)
         self.state_cpu: list[float] = []
         """Processor seconds in the state path of each of our runs, where a case measures them."""
+        self.recorded: Any = None
+        """What our last run has read, where the floor repeats it."""
         self.jobs: list[Job] = []
         self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="asyncstate-micro-")))
 
@@ -72,7 +76,7 @@ class Place(ExitStack):
         self,
         operator: Operator,
         state: int = 0,
-        rows: Callable[[Keys], list[Any]] = lambda keys: batches(keys, _ARROW_ROWS),
+        rows: Callable[[Keys], list[Any]] = batches,
         specs: InputSpec | Sequence[InputSpec] = INPUT,
     ) -> Side:
         """A job's side, with a row for each of ``state`` keys in its state."""
@@ -82,101 +86,119 @@ class Place(ExitStack):
         return lambda keys: job.timed(rows(keys))
 
 
-def compared(
-    group: str,
-    aim: float,
-    given: Callable[[], Iterator[Any]],
-    units: int,
-    rounds: int,
-    floor: Made,
-    ours: Made,
-    *,
-    path_aim: float = 0.0,
-    **how: Any,
-) -> list[Row]:
-    """One row per mode, and one of the state path, in processor time, in sync mode: in async mode reads run in parallel
-    to the calls that request them."""
-    rows = []
-    for mode in MODES:
-        with Place(mode) as place:
-            sides = {"by hand": floor(place), "ours": ours(place)}
-            if not how.get("turned", True):  # the floor repeats what ours has done
-                sides = dict(reversed(sides.items()))
-            spent = turns(sides, rounds, given(), **how)
-        floors, mine = spent["by hand"], spent["ours"]
-        if place.state_cpu and mode == "sync":
-            path = [Spent(cpu, cpu) for cpu in place.state_cpu[-rounds:]]
-            rows.append(pair_row(group, "state path", units, cpu_alone(floors), path, path_aim))
-        rows.append(pair_row(group, mode, units, floors, mine, aim))
-    return rows
+@dataclass(frozen=True)
+class Case:
+    """What is measured of ``group``: ``floor`` and ``ours`` make the sides, with their states, in a place of each mode.
+
+    ``given`` are the micro-batches of ``units``; ``path_aim``: the state path has a row, too. Where the floor repeats
+    what ours has done, ``first`` is ours and the order does not turn.
+    """
+
+    group: str
+    aim: float
+    floor: Callable[[Place, Size], Side]
+    ours: Callable[[Place, Size], Side]
+    label: str = ""
+    given: Callable[[Size], Iterator[Any]] = Size.drawn
+    units: Callable[[Size], int] = lambda size: size.unique
+    path_aim: float = 0.0
+    repeats: bool = False
+
+    def rows(self, size: Size, rounds: int) -> list[Row]:
+        """A row per mode, and one of the state path, in processor time, in sync mode: in async mode reads run in
+        parallel to the calls that request them."""
+        rows = []
+        for mode in MODES:
+            with Place(mode) as place:
+                sides = {"by hand": self.floor(place, size), "ours": self.ours(place, size)}
+                if self.repeats:
+                    sides = dict(reversed(sides.items()))
+                how: dict[str, Any] = {"warm_up": 2, "turned": False} if self.repeats else {}
+                spent = turns(sides, rounds, self.given(size), **how)
+            floors, mine, units = spent["by hand"], spent["ours"], self.units(size)
+            if place.state_cpu and mode == "sync":
+                path = [Spent(cpu, cpu) for cpu in place.state_cpu[-rounds:]]
+                cpu = [Spent(each.cpu_seconds or 0.0, each.cpu_seconds) for each in floors]
+                rows.append(self._row("state path", units, cpu, path, self.path_aim))
+            rows.append(self._row(f"{mode}{self.label and ', '}{self.label}", units, floors, mine, self.aim))
+        return rows
+
+    def _row(self, name: str, units: int, floors: Sequence[Spent], ours: Sequence[Spent], aim: float) -> Row:
+        """Microseconds a unit of both sides, and our time by that by hand."""
+        found = ratio(ours, floors)
+        assert found is not None
+        facts: dict[str, Any] = {**figure(found), "aim": aim}
+        for side, spent in (("floor", floors), ("ours", ours)):
+            facts[f"{side}_us"], facts[f"{side}_cpu_us"] = medians(spent, units)
+        row = Row(name=name, group=self.group, facts=facts)
+        row.figures = {row.title: Figure(*found)}
+        return row
 
 
-def cpu_alone(spent: Sequence[Spent]) -> list[Spent]:
-    """Processor time as both."""
-    return [Spent(each.cpu_seconds or 0.0, each.cpu_seconds) for each in spent]
+class ByHand:
+    """A RocksDB of the same options, for what a user would write by hand."""
 
-
-def pair_row(
-    group: str, name: str, units: int, floors: Sequence[Spent], ours: Sequence[Spent], aim: float
-) -> Row:
-    """Microseconds a unit of both sides, and our time by that by hand."""
-    found = ratio(ours, floors)
-    (floor_us, floor_cpu_us), (ours_us, ours_cpu_us) = (medians(each, units) for each in (floors, ours))
-    assert found is not None
-    facts = {
-        "floor_us": floor_us,
-        "floor_cpu_us": floor_cpu_us,
-        "ours_us": ours_us,
-        "ours_cpu_us": ours_cpu_us,
-        **figure(found),
-        "aim": aim,
-    }
-    row = Row(name=name, group=group, facts=facts)
-    row.figures = {row.title: Figure(*found)}
-    return row
-
-
-def list_get(db: Any, keys: list[bytes]) -> list[bytes | None]:
-    """In pieces that stay in the processor's caches: by hand, too, one would find that out."""
-    values: list[bytes | None] = []
-    for first in range(0, len(keys), LIST_GET_KEYS):
-        values += db.get(keys[first : first + LIST_GET_KEYS])
-    return values
-
-
-class Floor:
-    """The same work by hand: a RocksDB of the same options, 11-byte keys, 17-byte values. ``pack`` makes the store keys
-    of ascending keys."""
-
-    def __init__(self, folder: Path, pack: Callable[[Keys], list[bytes]] | None = None) -> None:
-        self._pack = _packed if pack is None else pack
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._options = rocksdb_options(RocksDBOptions())
-        self._db = Rdict(str(folder / "floor"), self._options)
-        self._round = 0
+        self.db: Any = Rdict(str(folder / "by-hand"), self._options)
+        self._files = 0
 
-    def fill(self, state: int) -> Floor:
-        """Store a row for each of so many keys."""
+    def new_file(self) -> tuple[SstFileWriter, str]:
+        """A sorted file to be written, and its path, which ``ingest`` takes."""
+        self._files += 1
+        path = str(self._folder / f"by-hand-{self._files}.sst")
+        writer = SstFileWriter(self._options)
+        writer.open(path)
+        return writer, path
+
+    def ingest(self, path: str) -> None:
+        self.db.ingest_external_file([path])
+
+    def get_list(self, keys: list[bytes]) -> list[bytes | None]:
+        """In pieces that stay in the processor's caches: by hand, too, one would find that out."""
+        values: list[bytes | None] = []
+        for first in range(0, len(keys), LIST_GET_KEYS):
+            values += self.db.get(keys[first : first + LIST_GET_KEYS])
+        return values
+
+    def range(self, start: bytes, end: bytes | None, limit: int | None = None) -> list[tuple[bytes, bytes]]:
+        options = ReadOptions()
+        if end is not None:
+            options.set_iterate_upper_bound(
+                end
+            )  # RocksDB keeps a pointer: ``end`` has to outlive the iterator
+        return list(islice(self.db.items(from_key=start, read_opt=options), limit))
+
+
+class Floor(ByHand):
+    """Count and sum a key: 11-byte keys, 17-byte values. ``pack`` makes the store keys of ascending keys."""
+
+    def __init__(self, folder: Path, pack: Callable[[Keys], list[bytes]] | None = None) -> None:
+        super().__init__(folder)
+        self._pack = _packed if pack is None else pack
+
+    def fill(self, state: int) -> Self:
         keys = self._pack(np.arange(state, dtype=np.int64))
-        self._ingest(self._write(keys, [bytes(17)] * len(keys)))
+        self.ingest(self._write(keys, [bytes(17)] * len(keys)))
         return self
 
     def bundle(self, keys: Keys) -> Spent:
         """Sorted list get, add with numpy, sorted SST file: the least a bundle can cost."""
         packed = self._pack(np.sort(keys))
         clocks = Clocks()
-        values = list_get(self._db, packed)
+        values = self.get_list(packed)
         rows = np.frombuffer(b"".join([value or bytes(17) for value in values]), _ROW).copy()
         rows["count"] += 1
         rows["sum"] += 7
         path = self._write(packed, rows.view("V17").tolist())
         spent = clocks.spent()
-        self._ingest(path)
+        self.ingest(path)
         return spent
 
     def records(self, keys: Keys) -> Spent:
         """A get and a put for each record, as a user would write it."""
-        db, pack, unpack, records = self._db, struct.Struct(">q").pack, _COUNT.unpack, keys.tolist()
+        db, pack, unpack, records = self.db, struct.Struct(">q").pack, _COUNT.unpack, keys.tolist()
         clocks = Clocks()
         for key in records:
             encoded = pack(key)
@@ -185,14 +207,8 @@ class Floor:
             db[encoded] = _COUNT.pack(0, total + 1)
         return clocks.spent()
 
-    def _ingest(self, path: str) -> None:
-        self._db.ingest_external_file([path])
-
     def _write(self, keys: list[bytes], values: list[bytes]) -> str:
-        self._round += 1
-        path = str(self._folder / f"floor-{self._round}.sst")
-        writer = SstFileWriter(self._options)
-        writer.open(path)
+        writer, path = self.new_file()
         for key, value in zip(keys, values, strict=True):
             writer[key] = value
         writer.finish()

@@ -1,7 +1,6 @@
 """Cost of an operator's state path, compared with the same reads and writes by hand.
 
-Owns: ``CASES``, the micro-batches of each; the operator's requests to its store in them, and their replay with
-rocksdict; ``timed_side``.
+Owns: ``CASES``; what an operator asks of its store, and the replay of that with rocksdict; ``timed_side``.
 Invariant: the floor repeats the gets and scans of the operator, and writes the same entries, in one sorted file,
 from arrays and into arrays; it decides nothing.
 
@@ -18,42 +17,24 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from rocksdict import Rdict, ReadOptions, SstFileWriter
 
+import operators as ops
 from asyncstate.changelog import RETRACT
 from asyncstate.execution import ExecutionController
-from asyncstate.operator import InputSpec, Operator, OperatorContext, StateDescriptor
+from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch, read_state
 from asyncstate.runtime.partition.restore_plans import PartitionStore
 from asyncstate.runtime.rows.sorted_inputs import OrderedInputs
-from asyncstate.storage import KeyedStore, MemTable, RocksDBOptions, SortedChanges, StoreStatistics
-from asyncstate.storage.rocksdb_options import rocksdb_options
-from bench.frame import Row
+from asyncstate.storage import KeyedStore, MemTable, SortedChanges, StoreStatistics
 from bench.frame.measure import Side
-from bench.micro.sides import Place, compared, list_get
+from bench.job import batches
+from bench.micro.sides import ByHand, Case, Place, Size
 from bench.processor_time import Spent
-from bench.rows import batches
-from operators import (
-    ChangelogNormalize,
-    Rank,
-    SortLimit,
-    TemporalJoin,
-    TemporalSort,
-    UpsertMaterialize,
-    WindowDeduplicate,
-    WindowJoin,
-    WindowRank,
-    asc,
-    desc,
-    tumble,
-)
 
 _WINDOW = 1_000_000
 _SCHEMA = pa.schema(
@@ -63,16 +44,8 @@ _BATCH_ROWS = 100_000
 
 Batch = tuple[list[InputBatch], int]
 """The rows of a micro-batch and its watermark."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """An operator over an endless sequence of random micro-batches of ``rows`` rows; a join has two ``inputs``."""
-
-    name: str
-    operator: Callable[[], Operator]
-    inputs: tuple[InputSpec, ...]
-    draw: Callable[[int, np.random.Generator], Iterator[Batch]]
+Draw = Callable[[int, np.random.Generator], Iterator[Batch]]
+"""Micro-batches of so many rows, forever."""
 
 
 class RecordingStore(KeyedStore):
@@ -106,47 +79,34 @@ class RecordingStore(KeyedStore):
         self._store.close()
 
 
-class Replay:
-    """A RocksDB of the same options with the same entries, that is asked for the same."""
+class Replay(ByHand):
+    """The same entries by hand, asked for the same."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._options = rocksdb_options(RocksDBOptions())
-        self._db = Rdict(str(folder / "by-hand"), self._options)
-        self._round = 0
-        self._entries: dict[bytes, bytes] = {}
+    _entries: dict[bytes, bytes] | None = None
 
     def run(self, reads: RecordingStore, after: dict[bytes, bytes]) -> Spent:
         """Replay ``reads``, and write the entries that lead to ``after``."""
-        changed = {key: value for key, value in after.items() if self._entries.get(key) != value}
-        changes: list[tuple[bytes, bytes | None]] = [*changed.items()]
-        changes += [(key, None) for key in self._entries if key not in after]
+        before = self._entries or {}
+        changes: list[tuple[bytes, bytes | None]] = [
+            (key, value) for key, value in after.items() if before.get(key) != value
+        ]
+        changes += [(key, None) for key in before if key not in after]
         changes.sort()
         gc.collect()
         started = time.perf_counter(), time.thread_time()
         for keys in reads.gets:
-            _unpacked(list_get(self._db, _packed(keys)))
+            _unpacked(self.get_list(_packed(keys)))
         for scan in reads.scans:
-            _unpacked(self._scan(*scan))
+            _unpacked([part for entry in self.range(*scan) for part in entry])
         path = self._write(changes) if changes else None
         spent = Spent(time.perf_counter() - started[0], time.thread_time() - started[1])
         if path is not None:
-            self._db.ingest_external_file([path])
+            self.ingest(path)
         self._entries = after
         return spent
 
-    def _scan(self, start: bytes, end: bytes | None, limit: int) -> list[bytes]:
-        options = ReadOptions()
-        if end is not None:
-            options.set_iterate_upper_bound(end)
-        entries: Any = self._db.items(from_key=start, read_opt=options)
-        return [part for entry in islice(entries, limit) for part in entry]
-
     def _write(self, changes: list[tuple[bytes, bytes | None]]) -> str:
-        self._round += 1
-        path = str(self._folder / f"by-hand-{self._round}.sst")
-        writer = SstFileWriter(self._options)
-        writer.open(path)
+        writer, path = self.new_file()
         keys = _packed([key for key, _ in changes])
         values = iter(_packed([value for _, value in changes if value is not None]))
         for key, (_, value) in zip(keys, changes, strict=True):
@@ -191,8 +151,6 @@ class Stopwatch:
 
 
 class _Timed:
-    """An object whose methods are timed."""
-
     def __init__(self, under: Any, watch: Stopwatch) -> None:
         self._under = under
         self._watch = watch
@@ -203,24 +161,13 @@ class _Timed:
 
 
 class _TimedStates:
-    """A context whose states are timed."""
-
     def __init__(self, context: OperatorContext, watch: Stopwatch) -> None:
         self._context = context
         self._watch = watch
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def get_state(self, descriptor: StateDescriptor[Any]) -> Any:
-        """A state whose methods are timed."""
-        return _Timed(self._context.get_state(descriptor), self._watch)
-
-
-def with_timed_states(operator: Operator, watch: Stopwatch) -> Operator:
-    opened = operator.open
-    operator.open = lambda context: opened(_TimedStates(context, watch))  # type: ignore[method-assign]
-    return operator
+        found = getattr(self._context, name)
+        return (lambda wanted: _Timed(found(wanted), self._watch)) if name == "get_state" else found
 
 
 _ENGINE_PARTS: Final[list[tuple[type[Any], str]]] = [
@@ -234,13 +181,15 @@ _ENGINE_PARTS: Final[list[tuple[type[Any], str]]] = [
 
 
 @contextmanager
-def timed_engine(watch: Stopwatch) -> Iterator[None]:
-    """The waiting rows of ordered inputs and the commit are timed, too."""
+def _timed(operator: Operator, watch: Stopwatch) -> Iterator[Operator]:
+    """The operator's states are timed; the waiting rows of ordered inputs and the commit, too."""
+    opened = operator.open
+    operator.open = lambda context: opened(_TimedStates(context, watch))  # type: ignore[method-assign]
     methods = [(owner, name, getattr(owner, name)) for owner, name in _ENGINE_PARTS]
     for owner, name, method in methods:
         setattr(owner, name, watch.timed(method))
     try:
-        yield
+        yield operator
     finally:
         for owner, name, method in methods:
             setattr(owner, name, method)
@@ -290,14 +239,14 @@ def _windows(inputs: int) -> Callable[[int, np.random.Generator], Iterator[Batch
     def draw(rows: int, random: np.random.Generator) -> Iterator[Batch]:
         number = 0
         while True:
-            batches: list[InputBatch] = []
+            given: list[InputBatch] = []
             for index in range(inputs):
                 count = rows // inputs
                 keys = random.integers(0, max(rows // 4, 1), count)
                 times = number * _WINDOW + random.integers(0, _WINDOW, count)
                 columns = [keys, random.integers(0, 1_000_000, count), times, np.arange(count)]
-                batches += _batch(columns, index)
-            yield batches, number * _WINDOW - 1
+                given += _batch(columns, index)
+            yield given, number * _WINDOW - 1
             number += 1
 
     return draw
@@ -331,69 +280,80 @@ def _inserts(rows: int, random: np.random.Generator) -> Iterator[Batch]:
         yield _batch(columns), 0
 
 
-_TIMED, _TWO = _spec(0, event_time="at"), tuple(_spec(index, event_time="at") for index in range(2))
-_CHANGES = (_spec(0, changes=RETRACT),)
-CASES: Final = (
-    Case("WindowJoin", lambda: WindowJoin(window=tumble(_WINDOW)), _TWO, _windows(2)),
-    Case("WindowRank", lambda: WindowRank(desc("value"), 3, window=tumble(_WINDOW)), (_TIMED,), _windows(1)),
-    Case("WindowDeduplicate", lambda: WindowDeduplicate(window=tumble(_WINDOW)), (_TIMED,), _windows(1)),
-    Case("TemporalSort", lambda: TemporalSort(asc("value")), (_TIMED,), _windows(1)),
-    Case("TemporalJoin", TemporalJoin, _TWO, _windows(2)),
-    Case("ChangelogNormalize", ChangelogNormalize, _CHANGES, _upserts),
-    Case("UpsertMaterialize", lambda: UpsertMaterialize(["id"]), _CHANGES, _upserts),
-    Case("Rank, all rows", lambda: Rank(desc("value"), 10), _CHANGES, _retractions),
-    Case("SortLimit", lambda: SortLimit(desc("value"), 20_000), (_spec(0, key=()),), _inserts),
-)
-"""In the order of the table."""
-
-
 def timed_side(place: Place, operator: Operator, state: int) -> Side:
     """As ``Place.filled``, with the processor time of the state path noted."""
-    watch = Stopwatch()
-    place.enter_context(timed_engine(watch))
-    job = place.job(with_timed_states(operator, watch))
-    job.run(batches(np.arange(state, dtype=np.int64), _BATCH_ROWS))
+    side = _side(place, operator)
+    if state:
+        side((batches(np.arange(state, dtype=np.int64)), None))
+    place.state_cpu.clear()
+    return lambda keys: side((batches(keys), None))
 
-    def run(keys: np.ndarray) -> Spent:
+
+def _side(place: Place, operator: Operator, **how: Any) -> Side:
+    """Over rows and watermarks; the processor time of the state path is noted."""
+    watch = Stopwatch()
+    job = place.job(place.enter_context(_timed(operator, watch)), **how)
+
+    def run(batch: Any) -> Spent:
+        rows, watermark = batch
+        if watermark is not None:
+            job.watermark = watermark
         watch.seconds = 0.0
-        spent = job.timed(batches(keys, _BATCH_ROWS))
+        spent = job.timed(rows)
         place.state_cpu.append(watch.seconds)
         return spent
 
     return run
 
 
-def measured(case: Case, rows: int, rounds: int, seed: int) -> list[Row]:
-    """Rounds on equal entries, after two that do not count: they fill the state."""
-    recorded: list[RecordingStore] = []
-
+def _recorded(make: Callable[[], Operator], inputs: Sequence[InputSpec], place: Place, _: Size) -> Side:
     def record(store: KeyedStore) -> KeyedStore:
-        recorded.append(RecordingStore(store))
-        return recorded[-1]
+        place.recorded = recording = RecordingStore(store)
+        return recording
 
-    def ours(place: Place) -> Side:
-        watch = Stopwatch()
-        place.enter_context(timed_engine(watch))
-        operator = with_timed_states(case.operator(), watch)
-        job = place.job(operator, case.inputs, wrap_store=record)
+    return _side(place, make(), specs=inputs, wrap_store=record)
 
-        def run(batch: Batch) -> Spent:
-            given, job.watermark = batch
-            watch.seconds = 0.0
-            spent = job.timed(given)
-            place.state_cpu.append(watch.seconds)
-            return spent
 
-        return run
+def _replayed(place: Place, _: Size) -> Side:
+    replay = Replay(place.folder)
 
-    def floor(place: Place) -> Side:
-        replay = Replay(place.folder)
+    def run(_: object) -> Spent:
+        (job,) = place.jobs
+        return replay.run(place.recorded, dict(read_state(job.spec(), 1, job.stores)))
 
-        def run(_: Batch) -> Spent:
-            (job,) = place.jobs
-            return replay.run(recorded[-1], dict(read_state(job.spec(), 1, job.stores)))
+    return run
 
-        return run
 
-    drawn = lambda: case.draw(rows, np.random.default_rng(seed))  # noqa: E731
-    return compared(case.name, 2.0, drawn, rows, rounds, floor, ours, path_aim=1.5, warm_up=2, turned=False)
+def _case(name: str, make: Callable[[], Operator], inputs: Sequence[InputSpec], draw: Draw) -> Case:
+    return Case(
+        name,
+        2.0,
+        _replayed,
+        partial(_recorded, make, inputs),
+        given=lambda size: draw(size.unique, np.random.default_rng(size.seed)),
+        path_aim=1.5,
+        repeats=True,
+    )
+
+
+_TIMED, _TWO = [_spec(0, event_time="at")], [_spec(index, event_time="at") for index in range(2)]
+_CHANGES = [_spec(0, changes=RETRACT)]
+CASES: Final = [
+    _case("WindowJoin", lambda: ops.WindowJoin(window=ops.tumble(_WINDOW)), _TWO, _windows(2)),
+    _case(
+        "WindowRank",
+        lambda: ops.WindowRank(ops.desc("value"), 3, window=ops.tumble(_WINDOW)),
+        _TIMED,
+        _windows(1),
+    ),
+    _case(
+        "WindowDeduplicate", lambda: ops.WindowDeduplicate(window=ops.tumble(_WINDOW)), _TIMED, _windows(1)
+    ),
+    _case("TemporalSort", lambda: ops.TemporalSort(ops.asc("value")), _TIMED, _windows(1)),
+    _case("TemporalJoin", ops.TemporalJoin, _TWO, _windows(2)),
+    _case("ChangelogNormalize", ops.ChangelogNormalize, _CHANGES, _upserts),
+    _case("UpsertMaterialize", lambda: ops.UpsertMaterialize(["id"]), _CHANGES, _upserts),
+    _case("Rank, all rows", lambda: ops.Rank(ops.desc("value"), 10), _CHANGES, _retractions),
+    _case("SortLimit", lambda: ops.SortLimit(ops.desc("value"), 20_000), [_spec(0, key=())], _inserts),
+]
+"""A micro-batch of other built-in operators against their reads and writes by hand; in the order of the table."""

@@ -23,30 +23,24 @@ _INSTANT = "TIMESTAMP WITH TIME ZONE"
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """What the comparison found. It holds if ``problems`` is empty.
-
-    Attributes:
-        expected_rows: Rows of the expected table.
-        changelog_rows: Rows of the changelog, of any kind.
-        missing_rows: Expected rows that the netted changelog does not have.
-        unexpected_rows: Rows it has and should not have.
-        overdrawn_rows: Distinct rows that were retracted more often than they were emitted.
-        problems: One sentence each.
-        examples: The first few differing rows, as text.
-    """
+    """What the comparison found. It holds if ``problems`` (a sentence each) is empty; ``examples`` are the first few
+    differing rows, as text. ``overdrawn_rows``: distinct ones that were retracted more often than they were emitted."""
 
     expected_rows: int
-    changelog_rows: int
-    missing_rows: int
-    unexpected_rows: int
-    overdrawn_rows: int
-    problems: tuple[str, ...]
-    examples: tuple[str, ...]
+    changelog_rows: int = 0
+    problems: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
+    missing_rows: int = 0
+    unexpected_rows: int = 0
+    overdrawn_rows: int = 0
 
     @property
     def ok(self) -> bool:
-        """True if the result is right."""
         return not self.problems
+
+    @property
+    def wrong(self) -> list[str]:
+        return [*self.problems, *self.examples]
 
 
 def compare(connection: duckdb.DuckDBPyConnection, expected_sql: str, actual: Path | str) -> ComparisonResult:
@@ -55,54 +49,65 @@ def compare(connection: duckdb.DuckDBPyConnection, expected_sql: str, actual: Pa
     The changelog is netted: ``+I`` and ``+U`` count a row up, ``-U`` and ``-D`` count an equal row down.
     Without a ``row_kind`` column every row is ``+I``.
     """
+
+    def number(sql: str) -> int:
+        ((found,),) = connection.execute(sql).fetchall()
+        return int(found or 0)
+
+    def types(view: str) -> dict[str, str]:
+        return {name: str(kind) for name, kind, *_ in connection.execute(f"DESCRIBE {view}").fetchall()}
+
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"CREATE OR REPLACE TEMP VIEW expected_rows AS {expected_sql}")
-    expected = _types(connection, "expected_rows")
-    files = sorted(Path(actual).rglob("*.parquet"))
+    expected, expected_rows = types("expected_rows"), number("SELECT count(*) FROM expected_rows")
+    files = [str(file) for file in sorted(Path(actual).rglob("*.parquet"))]
     if not files:
-        return _failed(connection, f"no Parquet file under {actual}: the query wrote nothing", 0)
-    connection.read_parquet([str(file) for file in files], hive_partitioning=False).create_view(
-        "changelog_rows", replace=True
-    )
-    found = _types(connection, "changelog_rows")
+        why = f"no Parquet file under {actual}: the query wrote nothing"
+        return ComparisonResult(expected_rows, problems=(why,))
+    connection.read_parquet(files, hive_partitioning=False).create_view("changelog_rows", replace=True)
+    found = types("changelog_rows")
     has_kind = found.pop(ROW_KIND_COLUMN, None) is not None
-    changelog_rows = _number(connection, "SELECT count(*) FROM changelog_rows")
-    if problems := _schema_problems(expected, found) + _kind_problems(connection, has_kind):
-        return _failed(connection, "; ".join(problems), changelog_rows)
+    changelog_rows = number("SELECT count(*) FROM changelog_rows")
+    if problems := _schema_problems(connection, expected, found, has_kind):
+        return ComparisonResult(expected_rows, changelog_rows, ("; ".join(problems),))
     _collect_differences(connection, expected, has_kind)
-    return _result(connection, expected, changelog_rows)
+    counts = (
+        number('SELECT sum(greatest("#expected" - greatest("#found", 0), 0)) FROM differing_rows'),
+        number('SELECT sum(greatest("#found" - "#expected", 0)) FROM differing_rows'),
+        number('SELECT count(*) FROM differing_rows WHERE "#found" < 0'),
+    )
+    what = "expected rows are missing", "rows are not expected", "rows were retracted more often than emitted"
+    said = tuple(f"{count} {text}" for count, text in zip(counts, what, strict=True) if count)
+    # In the order of their columns, so that near misses stand together.
+    names = ", ".join(map(_quoted, expected))
+    rows = connection.execute(
+        f'SELECT "#expected", "#found", {names} FROM differing_rows ORDER BY {names} LIMIT {_EXAMPLES}'
+    ).fetchall()
+    examples = tuple(
+        f"expected {wanted} times, found {times} times: "
+        + ", ".join(f"{name}={value!s:.60}" for name, value in zip(expected, values, strict=True))
+        for wanted, times, *values in rows
+    )
+    return ComparisonResult(expected_rows, changelog_rows, said, examples, *counts)
 
 
-def _types(connection: duckdb.DuckDBPyConnection, view: str) -> dict[str, str]:
-    return {name: str(kind) for name, kind, *_ in connection.execute(f"DESCRIBE {view}").fetchall()}
-
-
-def _number(connection: duckdb.DuckDBPyConnection, sql: str) -> int:
-    row = connection.execute(sql).fetchone()
-    assert row is not None, "an aggregate has a row"
-    return int(row[0] or 0)
-
-
-def _schema_problems(expected: dict[str, str], found: dict[str, str]) -> list[str]:
+def _schema_problems(
+    connection: duckdb.DuckDBPyConnection, expected: dict[str, str], found: dict[str, str], has_kind: bool
+) -> list[str]:
     if list(expected) != list(found):
         return [f"the columns are {', '.join(found)}, expected {', '.join(expected)}"]
     plain = {name: "TIMESTAMP" if kind == _INSTANT else kind for name, kind in found.items()}
-    return [
+    problems = [
         f"column '{name}' is of type {plain[name]}, expected {kind}"
         for name, kind in expected.items()
         if plain[name] != kind
     ]
-
-
-def _kind_problems(connection: duckdb.DuckDBPyConnection, has_kind: bool) -> list[str]:
-    if not has_kind:
-        return []
-    texts = ", ".join(f"'{text}'" for text in ROW_KIND_TEXTS)
-    strange = connection.execute(
-        f"SELECT DISTINCT {ROW_KIND_COLUMN} FROM changelog_rows "
-        f"WHERE {ROW_KIND_COLUMN} IS NULL OR {ROW_KIND_COLUMN} NOT IN ({texts})"
-    ).fetchall()
-    return [f"'{kind}' in column '{ROW_KIND_COLUMN}' is not a row kind" for (kind,) in strange]
+    if has_kind:
+        texts = ", ".join(f"'{text}'" for text in ROW_KIND_TEXTS)
+        strange = f"coalesce({ROW_KIND_COLUMN} NOT IN ({texts}), true)"
+        kinds = connection.execute(f"SELECT DISTINCT {ROW_KIND_COLUMN} FROM changelog_rows WHERE {strange}")
+        problems += [f"'{kind}' in column '{ROW_KIND_COLUMN}' is no row kind" for (kind,) in kinds.fetchall()]
+    return problems
 
 
 def _collect_differences(
@@ -170,52 +175,6 @@ def _forgive_rounding(
             """
         )
     connection.execute('DELETE FROM differing_rows WHERE "#expected" = "#found"')
-
-
-def _result(
-    connection: duckdb.DuckDBPyConnection, columns: dict[str, str], changelog_rows: int
-) -> ComparisonResult:
-    missing = _number(
-        connection, 'SELECT sum(greatest("#expected" - greatest("#found", 0), 0)) FROM differing_rows'
-    )
-    unexpected = _number(connection, 'SELECT sum(greatest("#found" - "#expected", 0)) FROM differing_rows')
-    overdrawn = _number(connection, 'SELECT count(*) FROM differing_rows WHERE "#found" < 0')
-    problems = [
-        f"{count} {what}"
-        for count, what in (
-            (missing, "expected rows are missing"),
-            (unexpected, "rows are not expected"),
-            (overdrawn, "rows were retracted more often than emitted"),
-        )
-        if count
-    ]
-    return ComparisonResult(
-        expected_rows=_number(connection, "SELECT count(*) FROM expected_rows"),
-        changelog_rows=changelog_rows,
-        missing_rows=missing,
-        unexpected_rows=unexpected,
-        overdrawn_rows=overdrawn,
-        problems=tuple(problems),
-        examples=_examples(connection, columns),
-    )
-
-
-def _examples(connection: duckdb.DuckDBPyConnection, columns: dict[str, str]) -> tuple[str, ...]:
-    """The first differing rows, in the order of their columns, so that near misses stand together."""
-    rows = connection.execute(
-        f'SELECT "#expected", "#found", {", ".join(map(_quoted, columns))} FROM differing_rows '
-        f"ORDER BY {', '.join(map(_quoted, columns))} LIMIT {_EXAMPLES}"
-    ).fetchall()
-    return tuple(
-        f"expected {expected} times, found {found} times: "
-        + ", ".join(f"{name}={value!s:.60}" for name, value in zip(columns, values, strict=True))
-        for expected, found, *values in rows
-    )
-
-
-def _failed(connection: duckdb.DuckDBPyConnection, problem: str, changelog_rows: int) -> ComparisonResult:
-    expected_rows = _number(connection, "SELECT count(*) FROM expected_rows")
-    return ComparisonResult(expected_rows, changelog_rows, 0, 0, 0, (problem,), ())
 
 
 def _quoted(name: str) -> str:

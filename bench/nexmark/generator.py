@@ -1,24 +1,27 @@
 """Nexmark events as Spark column expressions over a sequence of event ids.
 
-Owns: the schema of the wide event row and the expressions of its columns.
+Owns: ``GeneratorConfig``, the fixed numbers of the benchmark, the schema of the wide event row and the expressions of
+its columns; ``Draws`` (numbers from a hash of the event id) and ``TextPool`` (random text by slicing a constant).
 Invariant: the row of an id depends on the id and the configuration only: streaming, batch, any partitioning
-and any scale give the same rows. Built-in expressions only: Spark compiles them, and no Python runs.
+and any scale give the same rows. No expression can overflow, so that ANSI mode is no matter. Built-in expressions only:
+Spark compiles them, and no Python runs.
 Must not import asyncstate beyond its errors.
 
-Source: the generator of github.com/nexmark/nexmark, with these differences: event times have microseconds,
-strings are cut from a constant random text, and the first person id is added to a bidder once.
+Source: ``NexmarkConfiguration`` and the generator of github.com/nexmark/nexmark, with these differences: event times
+have microseconds, strings are cut from a constant random text, and the first person id is added to a bidder once.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
-from pyspark.sql.types import LongType
 
-from asyncstate.errors import SchemaError
-from bench.nexmark import config as nexmark
-from bench.nexmark.config import GeneratorConfig
-from bench.nexmark.randomness import Draws, TextPool
+from asyncstate.errors import ConfigurationError
 
 PERSON, AUCTION, BID = 0, 1, 2
 """The values of ``event_type``."""
@@ -35,169 +38,177 @@ EVENT_SCHEMA = (
 )
 """One wide row an event, as DDL text: the struct of its kind is set, the two others are null."""
 
-_TEXT_POOL_BYTES = 1 << 16
-_URL_POOL_BYTES = 1 << 13
-_LONG_BYTES = 8
-_CARD_DIGITS = 10_000
+MAX_EVENT_ID = 2**42
+"""Above this the microseconds since ``BASE_TIME_MS`` would leave the bigint range at the lowest rate."""
+US_STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
+US_CITIES = tuple(
+    [
+        "Phoenix",
+        "Los Angeles",
+        "San Francisco",
+        "Boise",
+        "Portland",
+        "Bend",
+        "Redmond",
+        "Seattle",
+        "Kent",
+        "Cheyenne",
+    ]
+)
+FIRST_NAMES = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter")
+LAST_NAMES = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris")
+BASE_TIME_MS = 1_436_918_400_000  # of event 0: 2015-07-15 UTC
+_PERSONS, _AUCTIONS, _ROUND = 1, 3, 50  # events of a round, in this order; the others are bids
+_FIRST_ID, _FIRST_CATEGORY_ID, _CATEGORIES = 1000, 10, 5
+_LEAD = 10  # so many people and auctions that do not exist yet may already bid, sell or get bids
+_IN_FLIGHT_AUCTIONS, _ACTIVE_PEOPLE = 100, 1000  # bids, and sellers and bidders, are of the last so many
+_HOT = 100  # of each block of so many the first auction and seller are hot, and the second bidder
+_COLD_BIDS, _COLD_SELLERS, _COLD_BIDDERS, _COLD_CHANNELS = 2, 4, 4, 2  # one in so many is not of a hot one
+_HOT_CHANNELS, _CHANNELS = ("Google", "Facebook", "Baidu", "Apple"), 10_000
+_PERSON_BYTES, _AUCTION_BYTES, _BID_BYTES = 200, 500, 100  # on average, filled up by ``extra``
+_TEXT_POOL_BYTES, _URL_POOL_BYTES, _LONG_BYTES = 1 << 16, 1 << 13, 8
+_MAX_RATE = 1_000_000
 
 
-def events(ids: DataFrame, config: GeneratorConfig | None = None, id_column: str | None = None) -> DataFrame:
-    """The events with the given ids, as rows of ``EVENT_SCHEMA`` in the order of ``ids``.
+_DRAW_BITS = 53
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+_MIN_STRING_LENGTH = 3
+_GAP_RATIO = 13
 
-    Args:
-        ids: Has a bigint column of event numbers from 0 (``id_column``, or the only bigint column it has).
-            A batch or a streaming DataFrame.
-        config: The generator's settings, the benchmark's own by default.
-        id_column: Which column, if there are several bigint ones.
 
-    Raises:
-        SchemaError: No such column, or none or several to choose from.
-    """
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """Another ``seed`` gives other random values; ids, kinds and times stay. ``first_event_rate``: events a second of
+    event time, so few that no two share a microsecond and "the last bid" is one bid. Raises ConfigurationError."""
+
+    seed: int = 0
+    first_event_rate: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first_event_rate <= _MAX_RATE:
+            raise ConfigurationError(
+                f"Nexmark generator: 'first_event_rate' is {self.first_event_rate}; give 1 to {_MAX_RATE}"
+            )
+
+
+def events(ids: DataFrame, config: GeneratorConfig | None = None) -> DataFrame:
+    """The events with the given ids, as rows of ``EVENT_SCHEMA`` in the order of ``ids``, a batch or a streaming
+    DataFrame of which the first column is a bigint with event numbers from 0."""
     config = config or GeneratorConfig()
-    number = F.col(_id_column(ids, id_column))
-    base = ids.select(_adjusted(number, config).alias("n"))
-    base = base.select("n", *_positions(F.col("n"), config), *_channels(Draws(F.col("n"), config.seed)))
-    return base.select(
-        F.col("event_type"),
-        F.when(F.col("event_type") == PERSON, _person(config)).alias("person"),
-        F.when(F.col("event_type") == AUCTION, _auction(config)).alias("auction"),
-        F.when(F.col("event_type") == BID, _bid(config)).alias("bid"),
-        F.col("dateTime"),
-    )
-
-
-def _id_column(ids: DataFrame, name: str | None) -> str:
-    longs = [field.name for field in ids.schema if isinstance(field.dataType, LongType)]
-    if name is not None:
-        longs = [column for column in longs if column == name]
-    if len(longs) != 1:
-        wanted = f"a bigint column '{name}'" if name else "exactly one bigint column of event numbers"
-        raise SchemaError(
-            f"Nexmark generator: the ids need {wanted}, but have {ids.schema.simpleString()}; "
-            "cast or select it, or name it with id_column"
-        )
-    return longs[0]
-
-
-def _adjusted(number: Column, config: GeneratorConfig) -> Column:
-    """The event number, permuted inside its out-of-order group."""
-    group = config.out_of_order_group_size
-    if group == 1:
-        return number
-    offset = number % group
-    return number - offset + offset * 953 % group
-
-
-def _positions(n: Column, config: GeneratorConfig) -> list[Column]:
-    """Kind and time of event ``n`` and the last ids (counted from 0) that exist when it happens."""
-    offset = n % config.total_proportion
-    epoch = F.call_function("div", n, F.lit(config.total_proportion))
-    persons, auctions = config.person_proportion, config.auction_proportion
-    event_type = F.when(offset < persons, PERSON).when(offset < persons + auctions, AUCTION).otherwise(BID)
+    n = F.col(ids.columns[0])
+    offset, epoch = n % _ROUND, F.call_function("div", n, F.lit(_ROUND))
     # A person comes before the auctions of its round, so the last auction there is, is of the round before.
     last_auction = (
-        F.when(offset < persons, epoch * auctions - 1)
-        .when(offset < persons + auctions, epoch * auctions + offset - persons)
-        .otherwise(epoch * auctions + (auctions - 1))
+        F.when(offset < _PERSONS, epoch * _AUCTIONS - 1)
+        .when(offset < _PERSONS + _AUCTIONS, epoch * _AUCTIONS + offset - _PERSONS)
+        .otherwise(epoch * _AUCTIONS + (_AUCTIONS - 1))
     )
     elapsed_us = F.call_function("div", n * 1_000_000, F.lit(config.first_event_rate))
-    return [
-        event_type.alias("event_type"),
-        (epoch * persons + F.least(offset, F.lit(persons - 1))).alias("last_person"),
+    kind = F.when(offset < _PERSONS, PERSON).when(offset < _PERSONS + _AUCTIONS, AUCTION).otherwise(BID)
+    # The last ids, counted from 0, that exist when the event happens. The channel is 0 to 9999 for a cold one, from
+    # 10,000 for one of the few hot ones; a column of its own, because the url needs the number a dozen times.
+    draws = Draws(n, config.seed)
+    hot_number = draws.below("bid.hotChannelNumber", len(_HOT_CHANNELS)) + _CHANNELS
+    cold_number = draws.below("bid.channelNumber", _CHANNELS)
+    base = ids.select(
+        n.alias("n"),
+        kind.alias("event_type"),
+        (epoch * _PERSONS + F.least(offset, F.lit(_PERSONS - 1))).alias("last_person"),
         last_auction.alias("last_auction"),
-        F.timestamp_micros(elapsed_us + config.base_time_ms * 1000).alias("dateTime"),
+        F.timestamp_micros(elapsed_us + BASE_TIME_MS * 1000).alias("dateTime"),
+        F.when(draws.chance("bid.hotChannel", _COLD_CHANNELS), hot_number)
+        .otherwise(cold_number)
+        .alias("channel_number"),
+    )
+    kinds = (("person", PERSON, _person), ("auction", AUCTION, _auction), ("bid", BID, _bid))
+    structs = [
+        F.when(F.col("event_type") == number, made(config)).alias(name) for name, number, made in kinds
     ]
+    return base.select("event_type", *structs, "dateTime")
+
+
+def _struct(**fields: Column) -> Column:
+    return F.struct(*(column.alias(name) for name, column in fields.items()))
 
 
 def _person(config: GeneratorConfig) -> Column:
     draws = Draws(F.col("n"), config.seed)
     words = TextPool.words(config.seed, _TEXT_POOL_BYTES, " ")
-    first_name = draws.choice("person.first", nexmark.FIRST_NAMES)
-    name = F.concat_ws(" ", first_name, draws.choice("person.last", nexmark.LAST_NAMES))
+    first_name = draws.choice("person.first", FIRST_NAMES)
+    card = [F.lpad(draws.below(f"person.card{i}", 10_000).cast("string"), 4, "0") for i in range(4)]
     mailbox, host = words.string(draws, "person.mailbox", 7), words.string(draws, "person.host", 5)
-    email = F.concat(mailbox, F.lit("@"), host, F.lit(".com"))
-    card = [F.lpad(draws.below(f"person.card{i}", _CARD_DIGITS).cast("string"), 4, "0") for i in range(4)]
-    credit_card = F.concat_ws(" ", *card)
-    city, state = (
-        draws.choice("person.city", nexmark.US_CITIES),
-        draws.choice("person.state", nexmark.US_STATES),
-    )
-    size = F.lit(_LONG_BYTES) + sum(
-        (F.length(text) for text in (name, email, credit_card, city, state)), F.lit(0)
-    )
-    return F.struct(
-        (F.col("last_person") + nexmark.FIRST_PERSON_ID).alias("id"),
-        name.alias("name"),
-        email.alias("emailAddress"),
-        credit_card.alias("creditCard"),
-        city.alias("city"),
-        state.alias("state"),
-        F.col("dateTime").alias("dateTime"),
-        _extra(draws, "person.extra", size, config.avg_person_byte_size, config).alias("extra"),
+    texts = {
+        "name": F.concat_ws(" ", first_name, draws.choice("person.last", LAST_NAMES)),
+        "emailAddress": F.concat(mailbox, F.lit("@"), host, F.lit(".com")),
+        "creditCard": F.concat_ws(" ", *card),
+        "city": draws.choice("person.city", US_CITIES),
+        "state": draws.choice("person.state", US_STATES),
+    }
+    size = F.lit(_LONG_BYTES) + sum(map(F.length, texts.values()), F.lit(0))
+    return _struct(
+        id=F.col("last_person") + _FIRST_ID,
+        **texts,
+        dateTime=F.col("dateTime"),
+        extra=_extra(draws, "person.extra", size, _PERSON_BYTES),
     )
 
 
 def _auction(config: GeneratorConfig) -> Column:
     draws = Draws(F.col("n"), config.seed)
     words = TextPool.words(config.seed, _TEXT_POOL_BYTES, " ")
-    item, description = (
-        words.string(draws, "auction.item", 20),
-        words.string(draws, "auction.description", 100),
-    )
+    item = words.string(draws, "auction.item", 20)
+    description = words.string(draws, "auction.description", 100)
     initial_bid = _price(draws, "auction.initialBid")
-    length_ms = draws.below("auction.length", max(config.auction_horizon_ms * 2, 1)) + 1
-    hot_seller = F.col("last_person") - F.col("last_person") % nexmark.HOT_SELLER_RATIO
-    seller = F.when(draws.chance("auction.hotSeller", config.hot_sellers_ratio), hot_seller).otherwise(
-        _active_person(draws, "auction.seller", config)
+    # On average as long as it takes for so many auctions to open.
+    horizon_ms = _IN_FLIGHT_AUCTIONS * _ROUND // _AUCTIONS * 1000 // config.first_event_rate
+    length_ms = draws.below("auction.length", max(horizon_ms * 2, 1)) + 1
+    hot_seller = F.col("last_person") - F.col("last_person") % _HOT
+    seller = F.when(draws.chance("auction.hotSeller", _COLD_SELLERS), hot_seller).otherwise(
+        _active_person(draws, "auction.seller")
     )
     size = F.lit(6 * _LONG_BYTES) + F.length(item) + F.length(description)
-    return F.struct(
-        (F.col("last_auction") + nexmark.FIRST_AUCTION_ID).alias("id"),
-        item.alias("itemName"),
-        description.alias("description"),
-        initial_bid.alias("initialBid"),
-        (initial_bid + _price(draws, "auction.reserve")).alias("reserve"),
-        F.col("dateTime").alias("dateTime"),
-        F.timestamp_micros(F.unix_micros("dateTime") + length_ms * 1000).alias("expires"),
-        (seller + nexmark.FIRST_PERSON_ID).alias("seller"),
-        (draws.below("auction.category", nexmark.NUM_CATEGORIES) + nexmark.FIRST_CATEGORY_ID).alias(
-            "category"
-        ),
-        _extra(draws, "auction.extra", size, config.avg_auction_byte_size, config).alias("extra"),
+    return _struct(
+        id=F.col("last_auction") + _FIRST_ID,
+        itemName=item,
+        description=description,
+        initialBid=initial_bid,
+        reserve=initial_bid + _price(draws, "auction.reserve"),
+        dateTime=F.col("dateTime"),
+        expires=F.timestamp_micros(F.unix_micros("dateTime") + length_ms * 1000),
+        seller=seller + _FIRST_ID,
+        category=draws.below("auction.category", _CATEGORIES) + _FIRST_CATEGORY_ID,
+        extra=_extra(draws, "auction.extra", size, _AUCTION_BYTES),
     )
 
 
 def _bid(config: GeneratorConfig) -> Column:
     draws = Draws(F.col("n"), config.seed)
     last_auction, last_person = F.col("last_auction"), F.col("last_person")
-    oldest = F.greatest(last_auction - config.num_in_flight_auctions, F.lit(0).cast("bigint"))
-    in_flight = oldest + draws.below("bid.auction", last_auction - oldest + (1 + nexmark.AUCTION_ID_LEAD))
-    hot_auction = last_auction - last_auction % nexmark.HOT_AUCTION_RATIO
-    auction = F.when(draws.chance("bid.hotAuction", config.hot_auction_ratio), hot_auction).otherwise(
-        in_flight
-    )
-    hot_bidder = last_person - last_person % nexmark.HOT_BIDDER_RATIO + 1
-    bidder = F.when(draws.chance("bid.hotBidder", config.hot_bidders_ratio), hot_bidder).otherwise(
-        _active_person(draws, "bid.bidder", config)
+    oldest = F.greatest(last_auction - _IN_FLIGHT_AUCTIONS, F.lit(0).cast("bigint"))
+    in_flight = oldest + draws.below("bid.auction", last_auction - oldest + (1 + _LEAD))
+    hot_auction = last_auction - last_auction % _HOT
+    hot_bidder = last_person - last_person % _HOT + 1
+    auction = F.when(draws.chance("bid.hotAuction", _COLD_BIDS), hot_auction).otherwise(in_flight)
+    bidder = F.when(draws.chance("bid.hotBidder", _COLD_BIDDERS), hot_bidder).otherwise(
+        _active_person(draws, "bid.bidder")
     )
     channel, url = _channel_and_url(config)
-    size = F.lit(4 * _LONG_BYTES)
-    return F.struct(
-        (auction + nexmark.FIRST_AUCTION_ID).alias("auction"),
-        (bidder + nexmark.FIRST_PERSON_ID).alias("bidder"),
-        _price(draws, "bid.price").alias("price"),
-        channel.alias("channel"),
-        url.alias("url"),
-        F.col("dateTime").alias("dateTime"),
-        _extra(draws, "bid.extra", size, config.avg_bid_byte_size, config).alias("extra"),
+    return _struct(
+        auction=auction + _FIRST_ID,
+        bidder=bidder + _FIRST_ID,
+        price=_price(draws, "bid.price"),
+        channel=channel,
+        url=url,
+        dateTime=F.col("dateTime"),
+        extra=_extra(draws, "bid.extra", F.lit(4 * _LONG_BYTES), _BID_BYTES),
     )
 
 
-def _active_person(draws: Draws, field: str, config: GeneratorConfig) -> Column:
-    """One of the last ``num_active_people`` people or of the few who come next, counted from 0."""
+def _active_person(draws: Draws, field: str) -> Column:
+    """One of the last people or of the few who come next, counted from 0."""
     people = F.col("last_person") + 1
-    active = F.least(people, F.lit(config.num_active_people).cast("bigint"))
-    return people - active + draws.below(field, active + nexmark.PERSON_ID_LEAD)
+    active = F.least(people, F.lit(_ACTIVE_PEOPLE).cast("bigint"))
+    return people - active + draws.below(field, active + _LEAD)
 
 
 def _price(draws: Draws, field: str) -> Column:
@@ -205,52 +216,112 @@ def _price(draws: Draws, field: str) -> Column:
     return F.round(F.pow(F.lit(10.0), draws.uniform(field) * 6.0) * 100.0).cast("bigint")
 
 
-def _extra(draws: Draws, field: str, size: Column, average: int, config: GeneratorConfig) -> Column:
+def _extra(draws: Draws, field: str, size: Column, average: int) -> Column:
     """Padding that brings the event from ``size`` to ``average`` bytes on average, give or take a fifth."""
     missing = F.greatest(F.lit(average) - size, F.lit(0))
     delta = F.round(missing * 0.2).cast("int")
     spread = draws.below(field, F.greatest(delta * 2, F.lit(1)).cast("bigint")).cast("int")
-    return TextPool.letters(config.seed, _TEXT_POOL_BYTES).exact_string(
-        draws, field, missing - delta + spread, max_length=2 * average
-    )
-
-
-def _channels(draws: Draws) -> list[Column]:
-    """The number of a bid's channel: 0 to 9999 for a cold one, from 10,000 for one of the few hot ones.
-
-    Columns of their own, because the url needs the number a dozen times.
-    """
-    hot = draws.chance("bid.hotChannel", nexmark.HOT_CHANNELS_RATIO)
-    hot_number = draws.below("bid.hotChannelNumber", len(nexmark.HOT_CHANNELS)) + nexmark.CHANNELS_NUMBER
-    cold_number = draws.below("bid.channelNumber", nexmark.CHANNELS_NUMBER)
-    return [F.when(hot, hot_number).otherwise(cold_number).alias("channel_number")]
+    pool = TextPool.letters(draws.seed, _TEXT_POOL_BYTES)
+    return pool.exact_string(draws, field, missing - delta + spread, max_length=2 * average)
 
 
 def _channel_and_url(config: GeneratorConfig) -> tuple[Column, Column]:
     """Name and url of the channel; the url belongs to the channel, nine in ten cold ones carry their id."""
     number = F.col("channel_number")
-    is_hot = number >= nexmark.CHANNELS_NUMBER
-    names = F.array(*[F.lit(name) for name in nexmark.HOT_CHANNELS])
-    channel = F.when(is_hot, F.get(names, (number - nexmark.CHANNELS_NUMBER).cast("int"))).otherwise(
-        F.concat(F.lit("channel-"), number.cast("string"))
-    )
+    is_hot = number >= _CHANNELS
+    names = F.array(*[F.lit(name) for name in _HOT_CHANNELS])
+    cold = F.concat(F.lit("channel-"), number.cast("string"))
+    channel = F.when(is_hot, F.get(names, (number - _CHANNELS).cast("int"))).otherwise(cold)
     draws = Draws(number, config.seed)
+    # Absolute value of the 32-bit integer whose bits are those of the number (below 2**14) in reverse.
+    bits = range(_CHANNELS.bit_length())
+    shifted = (F.shiftleft(F.shiftright(number, i).bitwiseAND(1), 31 - i) for i in bits)
+    unsigned = sum(shifted, F.lit(0).cast("bigint"))
+    reversed_bits = F.when(number % 2 == 1, F.lit(2**32) - unsigned).otherwise(unsigned)
     has_id = ~is_hot & draws.chance("channel.hasId", 10)
-    suffix = F.when(has_id, F.concat(F.lit("&channel_id="), _reversed_bits(number).cast("string")))
-    return channel, F.concat(_base_url(draws, config), F.coalesce(suffix, F.lit("")))
-
-
-def _base_url(draws: Draws, config: GeneratorConfig) -> Column:
+    suffix = F.when(has_id, F.concat(F.lit("&channel_id="), reversed_bits.cast("string")))
     pool = TextPool.words(config.seed, _URL_POOL_BYTES, "_")
     directories = [pool.string(draws, f"channel.directory{i}", 5) for i in range(3)]
-    return F.concat_ws("/", F.lit("https://www.nexmark.com"), *directories, F.lit("item.htm?query=1"))
+    url = F.concat_ws("/", F.lit("https://www.nexmark.com"), *directories, F.lit("item.htm?query=1"))
+    return channel, F.concat(url, F.coalesce(suffix, F.lit("")))
 
 
-def _reversed_bits(number: Column) -> Column:
-    """Absolute value of the 32-bit integer whose bits are those of ``number`` (below 2**14) in reverse."""
-    bits = nexmark.CHANNELS_NUMBER.bit_length()
-    unsigned = sum(
-        (F.shiftleft(F.shiftright(number, i).bitwiseAND(1), 31 - i) for i in range(bits)),
-        F.lit(0).cast("bigint"),
-    )
-    return F.when(number % 2 == 1, F.lit(2**32) - unsigned).otherwise(unsigned)
+def stable_hash(*parts: object) -> int:
+    """A 63-bit number from the text of ``parts``, the same in every process."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers for the entity that ``entity_id`` (a bigint column) names, independent by field."""
+
+    entity_id: Column
+    seed: int
+
+    def bits(self, field: str) -> Column:
+        return F.shiftrightunsigned(
+            F.xxhash64(F.lit(stable_hash(self.seed, field)), self.entity_id), 64 - _DRAW_BITS
+        )
+
+    def below(self, field: str, bound: int | Column) -> Column:
+        """A bigint from [0, bound); the bias is below bound / 2**53."""
+        return self.bits(field) % (F.lit(bound).cast("bigint") if isinstance(bound, int) else bound)
+
+    def uniform(self, field: str) -> Column:
+        return self.bits(field) / F.lit(float(2**_DRAW_BITS))
+
+    def chance(self, field: str, ratio: int) -> Column:
+        """True with probability ``1 - 1 / ratio``."""
+        return self.below(field, ratio) > 0
+
+    def choice(self, field: str, values: Sequence[str]) -> Column:
+        index = self.below(field, len(values)).cast("int")
+        return F.get(F.array(*[F.lit(value) for value in values]), index)
+
+
+@dataclass(frozen=True)
+class TextPool:
+    """Random ASCII text, cut from a constant: some nanoseconds a string however long it is.
+
+    Bytes, because a slice of bytes is a copy while a slice of a string walks over the characters before it.
+    """
+
+    data: bytes
+
+    @classmethod
+    @lru_cache(maxsize=8)
+    def letters(cls, seed: int, size: int) -> TextPool:
+        return cls(_letters(seed, "letters", size))
+
+    @classmethod
+    @lru_cache(maxsize=8)
+    def words(cls, seed: int, size: int, separator: str) -> TextPool:
+        """Lower-case letters with ``separator`` in every 13th place on average."""
+        letters, gaps = _letters(seed, "words", size), _uniform_bytes(seed, "gaps", size, _GAP_RATIO)
+        return cls(
+            bytes(ord(separator) if gap == 0 else letter for letter, gap in zip(letters, gaps, strict=True))
+        )
+
+    def exact_string(self, draws: Draws, field: str, length: Column, max_length: int) -> Column:
+        """``length`` characters (an int column, at most ``max_length``)."""
+        start = draws.below(f"{field}.start", len(self.data) - max_length) + 1
+        return F.lit(self.data).substr(start.cast("int"), length).cast("string")
+
+    def string(self, draws: Draws, field: str, max_length: int) -> Column:
+        """From 3 to ``max_length - 1`` characters, blanks at the ends removed."""
+        length = draws.below(f"{field}.length", max_length - _MIN_STRING_LENGTH) + _MIN_STRING_LENGTH
+        return F.trim(self.exact_string(draws, field, length.cast("int"), max_length))
+
+
+def _uniform_bytes(seed: int, name: str, size: int, bound: int) -> bytes:
+    """``size`` numbers from [0, bound), none more likely than another."""
+    limit = 256 // bound * bound
+    raw = hashlib.shake_128(f"{seed}/{name}".encode()).digest(size * 2)
+    values = bytes(byte % bound for byte in raw if byte < limit)
+    assert len(values) >= size, "twice the bytes leave enough after rejection"
+    return values[:size]
+
+
+def _letters(seed: int, name: str, size: int) -> bytes:
+    return bytes(_LETTERS[value] for value in _uniform_bytes(seed, name, size, len(_LETTERS)))

@@ -10,20 +10,18 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 
 from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
-from asyncstate.errors import ConfigurationError
 from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
-from bench.nexmark.config import GeneratorConfig
-from bench.nexmark.events import narrow
+from bench.nexmark.generator import GeneratorConfig
 from bench.nexmark.oracle import (
     PROCESSING_START_US,
     PROCESSING_STEP_US,
@@ -32,34 +30,33 @@ from bench.nexmark.oracle import (
     register_events,
 )
 from bench.nexmark.queries import ALL_PLANS
-from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
+from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, narrow, write_events
 from bench.processor_time import Spent, TreeClocks, tree_times
 from bench.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from asyncstate.spark import Progress
 
 _WARM_UP_EVENTS = 10_000
 _WARM_UP_BATCHES = 2
-
-OnBatch = Callable[[int], None]
-"""WindowCallbacks the number of micro-batches done."""
+_TOTALS = {
+    "state_reads": "reads",
+    "store_reads": "store_reads",
+    "read_batches": "read_batches",
+    "cache_hits": "cache_hits",
+    "state_bytes": "state_bytes",
+    "state_entries_estimate": "state_entries_estimate",
+}
+"""Facts that are sums over operators: of all micro-batches, or, of state, what there is at the end."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What to run.
+    """What to run: ``events`` in micro-batches of so many, below ``folder``, which the caller owns.
 
-    Attributes:
-        folder: For events, state and results; the caller owns it.
-        events: How many events.
-        micro_batch_events: Events a micro-batch.
-        cores: Cores for Spark, and so partitions of the state and files a micro-batch.
-        seed: Of the generator.
-        options: ``async-state.*`` settings of every job.
+    ``cores`` for Spark, and so partitions of the state and files a micro-batch; ``seed`` of the generator.
     """
 
     folder: Path
@@ -67,56 +64,26 @@ class RunSettings:
     micro_batch_events: int
     cores: int = 2
     seed: int = 0
-    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueryResult:
-    """One query in one mode.
+    """One query in one mode. ``problems`` says what was wrong with the result.
 
-    ``seconds`` runs from the start of the streaming query to the end of the final flush, ``batch_ms_*`` from the
-    trigger of a micro-batch to its commit. In ``state``: ``cpu_us`` of processors an event, in driver, JVM and Python
-    workers; ``state_reads`` counts values asked for, of which ``cache_hits`` came from memory, ``store_reads`` keys
-    read from the store, ``read_batches`` the list gets that read several at once. ``problems`` says what was wrong
-    with the result.
+    In ``facts``: ``seconds`` from the start of the streaming query to the end of the final flush, ``batch_ms_*`` from
+    the trigger of a micro-batch to its commit, ``cpu_us`` of processors an event, in driver, JVM and Python workers;
+    ``state_reads`` counts values asked for, of which ``cache_hits`` came from memory, ``store_reads`` keys read from
+    the store, ``read_batches`` the list gets that read several at once.
     """
 
-    query: str
-    mode: str
-    events: int
     seconds: float
-    batch_ms_p50: float
-    batch_ms_p95: float
     expected_rows: int
     problems: tuple[str, ...]
-    state: dict[str, float | None]
+    facts: dict[str, Any]
 
     @property
     def checked(self) -> bool:
-        """Whether the result is right."""
         return not self.problems
-
-    @property
-    def events_per_second(self) -> float:
-        """Of the whole run."""
-        return self.events / self.seconds
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """For a row."""
-        names = ("events", "seconds", "events_per_second", "batch_ms_p50", "batch_ms_p95", "expected_rows")
-        return {name: getattr(self, name) for name in names} | self.state
-
-
-def check_queries(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, if there is a plan for each; ConfigurationError otherwise."""
-    chosen = tuple(names)
-    unknown = [name for name in chosen if name not in ALL_PLANS]
-    if unknown or not chosen:
-        raise ConfigurationError(
-            f"Nexmark: no query {', '.join(unknown) or 'was named'}; choose from {', '.join(ALL_PLANS)}"
-        )
-    return chosen
 
 
 def start_session(settings: RunSettings) -> SparkSession:
@@ -144,13 +111,7 @@ class NexmarkRunner:
         self._source: EventFiles | None = None
         self._warm_up: EventFiles | None = None
 
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches of a run, the final flush not counted."""
-        return -(-self._settings.events // self._settings.micro_batch_events)
-
     def prepare(self) -> EventFiles:
-        """Write the events."""
         if self._source is None:
             self._source = self._write("events", self._settings.events, self._settings.micro_batch_events)
             register_events(self._duckdb, self._source.path)
@@ -165,7 +126,7 @@ class NexmarkRunner:
         self._stream(query, async_enabled, self._warm_up, folder, folder / "sink")
         shutil.rmtree(folder)
 
-    def run(self, query: str, async_enabled: bool, on_batch: OnBatch = lambda _: None) -> QueryResult:
+    def run(self, query: str, async_enabled: bool) -> QueryResult:
         """Run one query in one mode from nothing, and check its result.
 
         Raises whatever the streaming query fails with. A wrong result does not raise:
@@ -174,11 +135,27 @@ class NexmarkRunner:
         source = self.prepare()
         folder = self._settings.folder / "runs" / f"{query}-{'async' if async_enabled else 'sync'}"
         _reset_worker_peaks(self._spark)
-        run = self._stream(query, async_enabled, source, folder, folder / "sink", on_batch)
+        run = self._stream(query, async_enabled, source, folder, folder / "sink")
         comparison = self._compare(query, folder / "sink")
         if comparison.ok:
             shutil.rmtree(folder)
-        return _result(query, async_enabled, source, run, comparison)
+        seconds, cpu = run.spent
+        facts: dict[str, Any] = {"events": source.events, "seconds": seconds}
+        facts |= {"events_per_second": source.events / seconds, "expected_rows": comparison.expected_rows}
+        facts |= {f"batch_ms_p{share}": percentile(run.batch_ms, share) for share in (50, 95)}
+        facts["cpu_us"] = None if cpu is None else cpu / source.events * 1e6
+        facts["changelog_rows"] = comparison.changelog_rows
+        operators = [each for figures in run.figures for each in figures["operators"].values()]
+        last: list[Any] = list(run.figures[-1]["operators"].values()) if run.figures else []
+        for fact, name in _TOTALS.items():
+            remaining = name.startswith("state_")
+            facts[fact] = sum(int(each[name] or 0) for each in (last if remaining else operators))
+        peaks = [int(each["worker_rss_bytes_peak"] or 0) for each in operators]
+        facts["worker_peak_rss_bytes"] = max(peaks, default=0)
+        problems = tuple(comparison.wrong)
+        return QueryResult(
+            seconds=seconds, expected_rows=comparison.expected_rows, problems=problems, facts=facts
+        )
 
     def dropped(self, query: str, async_enabled: bool) -> tuple[list[float], float | None]:
         """Milliseconds of each micro-batch of a run whose output is dropped, unchecked, and processor seconds of all
@@ -190,9 +167,8 @@ class NexmarkRunner:
         return run.batch_ms, run.spent.cpu_seconds
 
     def explain(self, query: str) -> str:
-        """How the query would run: its nodes and where each of them runs."""
         few = self._write("few", _WARM_UP_BATCHES, 1)
-        job = StreamingJob(self._spark, str(self._settings.folder / "unused"), self._settings.options)
+        job = StreamingJob(self._spark, str(self._settings.folder / "unused"))
         events = job.source("events", narrow(file_stream(self._spark, few), QUERIES[query]))
         declare(query, events).to(_writer(None), name="result")
         return job.explain()
@@ -208,13 +184,7 @@ class NexmarkRunner:
         )
 
     def _stream(
-        self,
-        query: str,
-        async_enabled: bool,
-        source: EventFiles,
-        folder: Path,
-        sink: Path | None,
-        on_batch: OnBatch = lambda _: None,
+        self, query: str, async_enabled: bool, source: EventFiles, folder: Path, sink: Path | None
     ) -> _Run:
         """Every micro-batch and the final flush, into ``sink``; None drops them."""
         shutil.rmtree(folder, ignore_errors=True)
@@ -226,19 +196,19 @@ class NexmarkRunner:
             figures.append(progress)
             if clock is not None:
                 clock.advance(ms=PROCESSING_STEP_US // 1_000)
-            if not progress["final"]:
-                on_batch(progress["batch_id"] + 1)
 
-        options = {**self._settings.options, **own}
-        name = f"nexmark-{query}"
-        job = StreamingJob(self._spark, str(folder / "state"), options, name, _clock=clock, on_progress=keep)
+        job = StreamingJob(
+            self._spark, str(folder / "state"), own, f"nexmark-{query}", _clock=clock, on_progress=keep
+        )
         events = job.source("events", narrow(file_stream(self._spark, source), QUERIES[query]))
         declare(query, events).to(_writer(sink), name="result")
         clocks = TreeClocks()
         stream = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
         job.await_termination(stream)
         job.finish()
-        return _Run(clocks.spent(), _batch_ms(stream), figures)
+        spent = clocks.spent()
+        by_batch = {one["batchId"]: one["durationMs"]["triggerExecution"] for one in stream.recentProgress}
+        return _Run(spent, [float(by_batch[batch_id]) for batch_id in sorted(by_batch)], figures)
 
     def _compare(self, query: str, sink: Path) -> ComparisonResult:
         table = f"expected_{query}"
@@ -248,8 +218,7 @@ class NexmarkRunner:
         return compare(self._duckdb, f"SELECT * FROM {table}", sink)
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(NamedTuple):
     spent: Spent
     batch_ms: list[float]
     figures: list[Progress]
@@ -281,47 +250,6 @@ def _reset_worker_peaks(spark: SparkSession) -> None:
             OSError
         ):  # "5" clears the highest resident size, which getrusage follows; see proc(5)
             Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-def _batch_ms(stream: StreamingQuery) -> list[float]:
-    """Milliseconds of each micro-batch, from its trigger to its commit."""
-    by_batch = {update.batchId: update.durationMs["triggerExecution"] for update in stream.recentProgress}
-    return [float(by_batch[batch_id]) for batch_id in sorted(by_batch)]
-
-
-def _result(
-    query: str, async_enabled: bool, source: EventFiles, run: _Run, comparison: ComparisonResult
-) -> QueryResult:
-    last = run.figures[-1] if run.figures else None
-    operators = [operator for figures in run.figures for operator in figures["operators"].values()]
-    remaining = list(last["operators"].values()) if last is not None else []
-
-    def total(name: str, of: list[Any] = operators) -> int:
-        return sum(int(operator[name] or 0) for operator in of)
-
-    cpu = run.spent.cpu_seconds
-    peaks = [operator["worker_rss_bytes_peak"] or 0 for operator in operators]
-    return QueryResult(
-        query=query,
-        mode="async" if async_enabled else "sync",
-        events=source.events,
-        seconds=run.spent.seconds,
-        batch_ms_p50=percentile(run.batch_ms, 50),
-        batch_ms_p95=percentile(run.batch_ms, 95),
-        expected_rows=comparison.expected_rows,
-        problems=(*comparison.problems, *comparison.examples),
-        state={
-            "cpu_us": None if cpu is None else cpu / source.events * 1e6,
-            "changelog_rows": comparison.changelog_rows,
-            "state_reads": total("reads"),
-            "store_reads": total("store_reads"),
-            "read_batches": total("read_batches"),
-            "cache_hits": total("cache_hits"),
-            "state_bytes": total("state_bytes", remaining),
-            "state_entries_estimate": total("state_entries_estimate", remaining),
-            "worker_peak_rss_bytes": int(max(peaks, default=0)),
-        },
-    )
 
 
 def percentile(values: list[float], percent: float) -> float:

@@ -28,19 +28,4 @@ PARADIGMS: tuple[type[Paradigm], ...] = (
 )
 """By number."""
 
-__all__ = [
-    "PARADIGMS",
-    "ROWS",
-    "Branches",
-    "Combined",
-    "DependentLoop",
-    "DependentTraversal",
-    "Form",
-    "Independent",
-    "IndependentLoop",
-    "Paradigm",
-    "Rejected",
-    "Sequential",
-    "Traversal",
-    "UpdatingTraversal",
-]
+__all__ = ["PARADIGMS", "ROWS", "Form", "Paradigm", "Rejected"]

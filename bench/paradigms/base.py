@@ -39,7 +39,11 @@ class Rejected:
 
 
 class Paradigm(RecordOperator):
-    """One way of using state, in the form that ``form`` names (a ``Form``, or the method of a rejected one)."""
+    """One way of using state, in the form that ``form`` names (a ``Form``, or the method of a rejected one).
+
+    ``with_calls`` is the sync form, plain calls of which each waits for its answer; ``with_futures`` the async form, a
+    chain of StateFutures; ``with_await`` the same as a coroutine, where there is one.
+    """
 
     number: ClassVar[int]
     title: ClassVar[str]
@@ -58,17 +62,4 @@ class Paradigm(RecordOperator):
         return pa.schema([inputs[0].column("key"), *self.output])
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """Handle the row in the chosen form."""
         return getattr(self, self.form)(row, ctx)
-
-    def with_calls(self, row: Row, ctx: RecordContext) -> None:
-        """The sync form: plain calls, each of which waits for its answer."""
-        raise NotImplementedError
-
-    def with_futures(self, row: Row, ctx: RecordContext) -> Any:
-        """The async form: a chain of StateFutures."""
-        raise NotImplementedError
-
-    async def with_await(self, row: Row, ctx: RecordContext) -> None:
-        """The async form as a coroutine."""
-        raise NotImplementedError

@@ -1,4 +1,4 @@
-"""One peer in a process of its own: the program ``python -m bench.peers.child``.
+"""What runs in a peer's process.
 
 Owns: the session, the streaming query, the turn that each micro-batch waits for.
 Invariant: a micro-batch does nothing before its turn except what Spark does before ``foreachBatch``: planning and
@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from bench.peers.ours import SIDE, micro_batches
-from bench.peers.peers import PEERS
-from bench.peers.process import GO, Run, Said, Start, Timed
+from bench.peers.process import Run, Timed
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
+from bench.peers.works import PEERS, Peer
 from bench.processor_time import spent_seconds, tree_times
-from bench.session import local_session
+from bench.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-Keep = Callable[["DataFrame", int], None]
 
 
 class Turns:
@@ -38,137 +32,76 @@ class Turns:
     ``waited`` has the seconds for which each micro-batch was held up, ``cpu`` the processor time when it went on.
     """
 
-    def __init__(self, lines: IO[str], out: IO[str]) -> None:
-        self._lines = lines
-        self._out = out
+    def __init__(self, line: Connection | None) -> None:
+        self._line = line
         self.waited: dict[int, float] = {}
         self.cpu: dict[int, dict[int, float] | None] = {}
 
-    def next_run(self) -> Run | None:
-        """The next Run; None when there is none."""
-        line = self._lines.readline()
-        return msgspec.json.decode(line, type=Run) if line else None
-
     def wait(self, batch_id: int) -> None:
-        """Wait for this micro-batch's turn."""
+        """Wait for this micro-batch's turn; without a line nobody else is waiting."""
         started = time.perf_counter()
-        self.say(Said(what="ready"))
-        if self._lines.readline() != GO:
-            os._exit(1)  # the process that gives the turns has ended
+        if self._line is not None:
+            self._line.send(None)
+            try:
+                self._line.recv()
+            except EOFError:
+                os._exit(1)  # the process that gives the turns has ended
         self.cpu[batch_id] = tree_times(os.getpid())
         self.waited[batch_id] = time.perf_counter() - started
 
-    def cpu_seconds(self) -> list[float]:
-        """Processor time from each micro-batch's turn to the next one's."""
-        read = [self.cpu[batch_id] for batch_id in sorted(self.cpu)]
-        spent = [spent_seconds(before, after) for before, after in itertools.pairwise(read)]
-        return [seconds for seconds in spent if seconds is not None]
 
-    def clear(self) -> None:
-        """Forget the micro-batches of the Run before."""
-        self.waited.clear()
-        self.cpu.clear()
-
-    def say(self, said: Said) -> None:
-        """One line."""
-        self._out.write(msgspec.json.encode(said).decode() + "\n")
-        self._out.flush()
-
-
-def _streams(spark: SparkSession, run: Run) -> dict[str, DataFrame]:
-    found = {}
+def carry_out(spark: SparkSession, peer: Peer, work: str, run: Run, turns: Turns) -> Timed:
+    """A Run, on a session with ``spark_conf`` if the peer is Spark."""
+    wait: Callable[..., object]
+    streams = {}
     for table in run.input.tables:
-        path = str(Path(run.input.folder) / table)
+        path = str(run.input.folder / table)
         reader = spark.readStream.schema(spark.read.parquet(path).schema)
-        found[table] = reader.option("maxFilesPerTrigger", run.input.files).parquet(path)
-    return found
+        streams[table] = reader.option("maxFilesPerTrigger", run.input.files).parquet(path)
 
-
-def _one_stream(streams: dict[str, DataFrame]) -> DataFrame:
-    """All tables as one stream, because a micro_batch function has one; column SIDE is the table of a row."""
-    if len(streams) == 1:
-        return next(iter(streams.values()))
-    left, right = (
-        stream.selectExpr("*", f"{number} AS {SIDE}") for number, stream in enumerate(streams.values())
-    )
-    return left.unionByName(right, allowMissingColumns=True)
-
-
-def _sink(run: Run) -> Keep:
-    """Takes every row of a micro-batch; keeps them if they are to be checked."""
-
-    def keep(rows: DataFrame, batch_id: int) -> None:
+    def sink(rows: DataFrame, batch_id: int) -> None:
+        """Takes every row of a micro-batch; keeps them if they are to be checked."""
         if batch_id >= run.first_kept:
-            rows.write.mode("overwrite").parquet(str(Path(run.folder) / "sink" / f"batch={batch_id:06d}"))
+            rows.write.mode("overwrite").parquet(str(run.folder / "sink" / f"batch={batch_id:06d}"))
         else:
             rows.write.format("noop").mode("overwrite").save()
 
-    return keep
-
-
-def run_ours(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed:
-    """A Run of asyncstate."""
-    folder = Path(run.folder)
-    job, process = micro_batches(spark, PEERS[start.peer], start.work, folder, _sink(run))
+    if peer.ours:
+        # A job of asyncstate has one stream: which table a row is of is in SIDE.
+        rows, *others = streams.values()
+        for right in others:
+            sides = (each.selectExpr("*", f"{side} AS {SIDE}") for side, each in enumerate((rows, right)))
+            rows = next(sides).unionByName(next(sides), allowMissingColumns=True)
+        job, process = micro_batches(spark, peer, work, run.folder, sink)
+        writer, wait = rows.writeStream, job.await_termination
+    else:
+        plan, mode = PYTHON.get((work, peer.name)) or NATIVE[work]
+        process, writer, wait = (
+            sink,
+            plan(streams).writeStream.outputMode(mode),
+            lambda query: query.awaitTermination(),
+        )
 
     def on_batch(rows: DataFrame, batch_id: int) -> None:
         turns.wait(batch_id)
         process(rows, batch_id)
 
-    stream = _one_stream(_streams(spark, run)).writeStream.foreachBatch(on_batch)
-    query = stream.option("checkpointLocation", str(folder / "query")).trigger(availableNow=True).start()
-    job.await_termination(query)
-    return Timed(seconds=_seconds(query, turns), cpu_seconds=turns.cpu_seconds())
-
-
-def run_spark(spark: SparkSession, start: Start, run: Run, turns: Turns) -> Timed:
-    """A Run of Spark, on a session with ``spark_conf``."""
-    plan, mode = PYTHON.get((start.work, start.peer)) or NATIVE[start.work]
-    keep = _sink(run)
-
-    def on_batch(rows: DataFrame, batch_id: int) -> None:
-        turns.wait(batch_id)
-        keep(rows, batch_id)
-
-    stream = plan(_streams(spark, run)).writeStream.foreachBatch(on_batch).outputMode(mode)
-    query = stream.option("checkpointLocation", str(Path(run.folder) / "query"))
-    running = query.trigger(availableNow=True).start()
-    running.awaitTermination()
-    return Timed(seconds=_seconds(running, turns), cpu_seconds=turns.cpu_seconds())
-
-
-def _seconds(query: StreamingQuery, turns: Turns) -> list[float]:
+    writer = writer.foreachBatch(on_batch).option("checkpointLocation", str(run.folder / "query"))
+    query = writer.trigger(availableNow=True).start()
+    wait(query)
     by_batch = {update.batchId: update.durationMs["triggerExecution"] for update in query.recentProgress}
-    return [by_batch[batch_id] / 1e3 - turns.waited[batch_id] for batch_id in sorted(turns.waited)]
+    seconds = [by_batch[batch_id] / 1e3 - turns.waited[batch_id] for batch_id in sorted(turns.waited)]
+    moments = itertools.pairwise(turns.cpu[batch_id] for batch_id in sorted(turns.cpu))
+    cpu = [spent for before, after in moments if (spent := spent_seconds(before, after)) is not None]
+    return Timed(seconds, cpu)
 
 
-def serve(start: Start, turns: Turns) -> None:
-    """Carry out Runs until there are no more."""
-    peer = PEERS[start.peer]
-    conf = {} if peer.ours else spark_conf(peer.store)
-    spark = local_session(f"peers-{peer.name}", Path(start.folder), start.cores, conf)
-    carry_out = run_ours if peer.ours else run_spark
-    try:
-        while (run := turns.next_run()) is not None:
-            turns.clear()
-            turns.say(Said(what="done", timed=carry_out(spark, start, run, turns)))
-    finally:
-        spark.stop()
-
-
-def main() -> None:
-    """Read a Start from the first argument, then lines from standard input."""
-    # What a JVM or a library prints must not come between the lines: they get a channel of their own.
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    turns = Turns(sys.stdin, out)
-    try:
-        serve(msgspec.json.decode(sys.argv[1], type=Start), turns)
-    except Exception as error:
-        traceback.print_exc()
-        turns.say(Said(what="failed", error=f"{type(error).__name__}: {error}"[:2000]))
-        raise SystemExit(1) from None
-
-
-if __name__ == "__main__":
-    main()
+def serve(line: Connection, name: str, work: str, folder: Path, cores: int) -> None:
+    peer = PEERS[name]
+    with session(f"peers-{name}", folder, cores, {} if peer.ours else spark_conf(peer.store)) as spark:
+        while True:
+            try:
+                run = line.recv()
+            except EOFError:
+                return
+            line.send(carry_out(spark, peer, work, run, Turns(line)))

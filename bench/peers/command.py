@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import pyspark
 import typer
 
+from asyncstate import __version__
 from bench.frame import Report
-from bench.frame.report import Cores, Folder, Output, Seed, Tiny, chosen, numbers
+from bench.frame.report import Cores, Seed, benchmark, chosen, numbers
 from bench.peers import measure
-from bench.peers.fairness import facts
 from bench.peers.flink.nexmark import FLINK_PEERS, PYFLINK, NexmarkPlan, keyed, nexmark, share_of_good
 from bench.peers.flink.queries import FLINK_QUERIES
-from bench.peers.peers import PEERS
-from bench.peers.results import COLUMNS, Throughput, compared, draw_throughput
-from bench.peers.works import WORKS, Scale
+from bench.peers.flink.run import Flink
+from bench.peers.results import COLUMNS, Throughput, compared
+from bench.peers.spark_plans import NATIVE, PYTHON, STORES, spark_conf
+from bench.peers.works import PEERS, WORKS, Scale
+from bench.session import local_conf
 
 _SPARK_WORK = ("a", "b", "c", "d", "e", "g")
 _NEXMARK = "f"
-_E_KEYS_SHARE = 5  # rows a key of a window
-_G_ROWS_A_KEY = 10
 
 
-@dataclass(frozen=True)
-class _Amount:
-    """How much of everything, as the command line says."""
-
-    rows: int
-    keys: tuple[int, ...]
-    batches: int
-    warm_up: int
-    seed: int
-
-
+@benchmark(rows=600, keys="500", batches=1, warm_up=0, repeat=1, events=5_000)
 def peers(
+    report: Report,
     work: Annotated[
         str,
         typer.Option(
@@ -48,9 +41,7 @@ def peers(
     ] = ",".join(_SPARK_WORK),
     peers: Annotated[str, typer.Option(help="Names separated by commas, or 'all'.")] = "all",
     rows: Annotated[int, typer.Option(min=100, help="Rows a micro-batch.")] = 500_000,
-    keys: Annotated[
-        str, typer.Option(help="Keys of work a; work b uses the first number.")
-    ] = "1000000,10000000",
+    keys: Annotated[str, typer.Option(help="Keys of work a; b has the first number.")] = "1000000,10000000",
     batches: Annotated[int, typer.Option(min=1, help="Counted micro-batches.")] = 5,
     warm_up: Annotated[int, typer.Option(min=0, help="Warm-up micro-batches, not measured.")] = 2,
     repeat: Annotated[
@@ -71,56 +62,69 @@ def peers(
             help="Python with apache-flink 2.3 or later; by default $ASYNCSTATE_FLINK_PYTHON, or this one."
         ),
     ] = None,
-    tiny: Tiny = False,
     seed: Seed = 1,
-    folder: Folder = None,
-    output: Output = None,
 ) -> None:
     """Compare asyncstate with Spark's own operators, with Python code on Spark, and with Flink."""
     works = chosen(work, (*_SPARK_WORK, _NEXMARK), "--work")
-    amount = _Amount(rows, numbers(keys, "--keys"), batches, warm_up, seed)
-    slow_seconds = 15.0
-    if tiny:
-        amount, repeat, events, slow_seconds = _Amount(600, (500,), 1, 1, seed), 1, 5_000, 0.2
+    sizes, check = numbers(keys, "--keys"), Scale(rows=2_000, keys=600, warm_up=0, counted=2)
+    if report.tiny:
+        check = Scale(rows=300, keys=100, warm_up=0, counted=1)
         works = ["a"] if works == list(_SPARK_WORK) else works
         peers = "ours-sync,spark-changelog" if peers == "all" else peers
     names = chosen(peers, (*PEERS, *FLINK_PEERS, "pyflink"), "--peers")
     asked = tuple(chosen(queries, FLINK_QUERIES, "--queries"))
-    amounts = {"rows": amount.rows, "batches": batches, "warm_up": warm_up, "repeat": repeat, "seed": seed}
-    with Report("peers", output, folder, **facts(cores, **amounts)) as report:
-        plan = measure.Plan(report.folder, cores, repeat, slow_seconds)
-        if tiny:
-            plan = replace(plan, check=Scale(rows=300, keys=100, warm_up=0, counted=1))
-        flink = NexmarkPlan(
-            report.folder, events, cores, repeat, seed, flink_python, asked, checked_events or events
-        )
-        what = f"{events:,} events" if works == [_NEXMARK] else f"{amount.rows:,} rows a micro-batch"
-        title = f"asyncstate and others: {what}, {cores} cores, medians of {amount.batches * repeat}"
-        report.section(title, COLUMNS)
-        for each in works:
-            if each == _NEXMARK:
-                nexmark(names, flink, report)
-                report.add(*share_of_good(report.rows))
-                continue
-            for label, name, number in _lines(each, amount):
-                scale = Scale(amount.rows, number, amount.warm_up, amount.batches, amount.seed)
+    report.facts |= facts(cores)
+    plan = measure.Plan(report.folder, cores, repeat, 0.2 if report.tiny else 15.0, check)
+    flink = NexmarkPlan(
+        report.folder, events, cores, repeat, seed, flink_python, asked, checked_events or events
+    )
+    what = f"{events:,} events" if works == [_NEXMARK] else f"{rows:,} rows a micro-batch"
+    title = f"asyncstate and others: {what}, {cores} cores, medians of {batches * repeat}"
+    report.section(title, COLUMNS)
 
-                def results() -> Iterator[Throughput]:
-                    found = measure.measure(WORKS[name], scale, label, names, plan, report.tell)  # noqa: B023
-                    if name in PYFLINK and "pyflink" in names:  # noqa: B023
-                        found += [keyed(name, label, WORKS[name].title, scale, flink, report.tell)]  # noqa: B023
-                    yield from compared(found)
+    def results(name: str, label: str, scale: Scale) -> Iterator[Throughput]:
+        found = measure.measure(WORKS[name], scale, label, names, plan, report.tell)
+        if name in PYFLINK and "pyflink" in names:
+            found += [keyed(name, label, WORKS[name].title, scale, flink, report.tell)]
+        yield from compared(found)
 
-                report.case(label, results)
-        report.draw("peers.png", lambda path: draw_throughput(path, report.rows, title))
+    for each in works:
+        if each == _NEXMARK:
+            nexmark(names, flink, report)
+            report.add(*share_of_good(report.rows))
+        for label, name, number in _lines(each, rows, sizes):
+            report.case(label, results, name, label, Scale(rows, number, warm_up, batches, seed))
 
 
-def _lines(work: str, amount: _Amount) -> list[tuple[str, str, int]]:
+def _lines(work: str, rows: int, keys: tuple[int, ...]) -> list[tuple[str, str, int]]:
     """Label, work and keys of each line of a letter."""
     if work == "a":
-        return [(f"a, {keys:,} keys", "a", keys) for keys in amount.keys]
-    if work == "e":
-        keys = max(1, amount.rows // _E_KEYS_SHARE)
-        return [(name, name, keys) for name in ("e-tumble", "e-hop")]
-    own = {"d": 2 * amount.rows, "g": max(1, amount.rows // _G_ROWS_A_KEY)}
-    return [(work, work, own.get(work, amount.keys[0]))]
+        return [(f"a, {number:,} keys", "a", number) for number in keys]
+    if work == "e":  # a fifth as many keys as rows: rows a key of a window
+        return [(name, name, max(1, rows // 5)) for name in ("e-tumble", "e-hop")]
+    own = {"b": keys[0], "c": keys[0], "d": 2 * rows, "g": max(1, rows // 10)}
+    return [(work, work, own[work])] if work in own else []
+
+
+def facts(cores: int) -> dict[str, Any]:
+    """Where it runs, and what is held equal between the peers, and what is not, for the JSON."""
+    scratch = Path("FOLDER")
+    flink = Flink(Path("PYTHON"), scratch, cores)
+    modes = {work: mode for work, (_, mode) in NATIVE.items()}
+    modes |= {f"{work}, {peer}": mode for (work, peer), (_, mode) in PYTHON.items()}
+    fairness = {
+        "turns": "a process each, a micro-batch each by turns; seconds from trigger to commit, less the wait",
+        "partitions": cores,
+        "cores": cores,
+        "input": f"the same Parquet files, {cores} a micro-batch and table",
+        "trigger": "availableNow, maxFilesPerTrigger",
+        "sink": "foreachBatch, format noop; the last micro-batch, untimed, to Parquet and compared with DuckDB",
+        "output_mode": modes,
+        "conf_of_all": local_conf(scratch, cores),
+        "conf_of_spark": {store: spark_conf(store) for store in STORES},
+        "conf_of_flink": {backend: flink.conf(backend) for backend in ("rocksdb", "forst", "hashmap")},
+        "conf_of_asyncstate": "defaults; async-state.enabled as the peer says",
+        "slow_peers": "fewer rows a micro-batch and as many fewer keys, so the same rows a key and smaller state",
+    }
+    versions = {"asyncstate": __version__, "python": platform.python_version(), "spark": pyspark.__version__}
+    return {"cores_of_machine": os.cpu_count(), "versions": versions, "fairness": fairness}

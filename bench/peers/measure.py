@@ -1,29 +1,32 @@
-"""One piece of work: checked on a small input, then measured, all peers in turns.
+"""One piece of work: its rows as files, checked small, then measured, side by side.
 
-Owns: ``Plan`` and ``measure``.
+Owns: ``Plan``, ``measure``, ``write_input`` and ``check``.
 Invariant: no peer with a wrong result on the small input is measured, and no metric counts as right if its last
-micro-batch was not.
+micro-batch was not. Files sort by name and by modification time in the order of their micro-batches, ``files`` of them
+each.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
+import duckdb
+import pyarrow.parquet as pq
 
+from asyncstate.changelog import ROW_KIND_COLUMN
 from bench.frame import CaseError
-from bench.peers.inputs import check, write_input
-from bench.peers.peers import PEERS
-from bench.peers.process import Input, Run, Running, Start, Timed, take_turns
+from bench.nexmark.comparison import ComparisonResult, compare
+from bench.peers.process import Input, Run, Running, take_turns
 from bench.peers.results import Throughput
-from bench.peers.works import Scale, Work
+from bench.peers.works import PEERS, Result, Scale, Work
 
-_CHECK = Scale(rows=2_000, keys=600, warm_up=0, counted=2)
 _SLOW_ROWS_MIN = 200
+_FIRST_MTIME_S = 1_577_836_800
 
 
 @dataclass(frozen=True)
@@ -38,144 +41,166 @@ class Plan:
     cores: int
     repeat: int
     slow_seconds: float
-    check: Scale = _CHECK
+    check: Scale
 
 
 def measure(
     work: Work, scale: Scale, label: str, names: Sequence[str], plan: Plan, tell: Callable[[str], None]
 ) -> list[Throughput]:
     """The metrics of those of ``names`` that do this work; ``label`` is the work's name in the table."""
+    group = f"{label}: {work.title}"
+
+    def blank(name: str) -> Throughput:
+        return Throughput(name=PEERS[name].title, group=group, work=label, peer=name, keys=scale.keys)
+
     chosen = [name for name in work.peers if name in names]
     found: dict[str, list[Throughput]] = {name: [] for name in chosen}
-    able = [name for name in chosen if not PEERS[name].missing]
     for name in chosen:
-        if name not in able:
-            found[name].append(_blank(work, label, name, scale.keys, skipped=PEERS[name].missing))
+        if PEERS[name].missing:
+            found[name] = [blank(name)]
+            found[name][0].skipped = PEERS[name].missing
+    able = [name for name, known in found.items() if not known]
     for number in range(plan.repeat):
         folder = plan.folder / f"{work.name}-{scale.keys}-{number}"
-        bench = _Bench(work, scale, label, plan, folder, lambda text: tell(f"{label}: {text}"))
+        bench = _Bench(work, scale, blank, plan, folder, lambda text: tell(f"{label}: {text}"))
         # The order turns round each time: who follows whom should not matter, but might.
-        for result in bench.run(able[:: -1 if number % 2 else 1]):
-            found[result.peer].append(result)
+        for name, result in bench.run(able[:: -1 if number % 2 else 1]).items():
+            found[name].append(result)
         shutil.rmtree(folder, ignore_errors=True)
     return [_merged(results) for results in found.values()]
 
 
-def _blank(work: Work, label: str, peer: str, keys: int, **more: object) -> Throughput:
-    blank = Throughput(
-        name=PEERS[peer].title, group=f"{label}: {work.title}", work=label, peer=peer, keys=keys
-    )
-    return msgspec.structs.replace(blank, **more)
-
-
 def _merged(results: Sequence[Throughput]) -> Throughput:
     """The seconds of all repetitions, concatenated; a wrong repetition takes precedence."""
-    bad = next((result for result in results if not result.right), None)
-    seconds, cpu_seconds = (
-        [each for result in results for each in getattr(result, clock)]
-        for clock in ("seconds", "cpu_seconds")
-    )
-    return bad or msgspec.structs.replace(results[0], seconds=seconds, cpu_seconds=cpu_seconds)
+    merged = next((result for result in results if not result.right), results[0])
+    if merged.right:
+        merged.seconds = [each for result in results for each in result.seconds]
+        merged.cpu_seconds = [each for result in results for each in result.cpu_seconds]
+    return merged
 
 
+@dataclass
 class _Bench:
     """One repetition: the processes of all peers, their inputs, their results."""
 
-    def __init__(
-        self, work: Work, scale: Scale, label: str, plan: Plan, folder: Path, tell: Callable[[str], None]
-    ) -> None:
-        self._work = work
-        self._scale = scale
-        self._label = label
-        self._plan = plan
-        self._folder = folder
-        self._tell = tell
+    work: Work
+    scale: Scale
+    blank: Callable[[str], Throughput]
+    plan: Plan
+    folder: Path
+    tell: Callable[[str], None]
 
-    def run(self, names: Sequence[str]) -> list[Throughput]:
-        """Check, then measure those that were right. Processes are ended whatever happens."""
+    def run(self, names: Sequence[str]) -> dict[str, Throughput]:
+        """Check, then measure those that were right. Processes are ended whatever happens.
+
+        Slow ones get an input of their size, by what they did with the last rows of the check. Each its own: Spark ends
+        Python processes that have had nothing to do for a minute, so a round must be shorter.
+        """
+        plan, work = self.plan, self.work
         running: dict[str, Running] = {}
         try:
             for name in names:
-                folder = str(self._folder / name)
-                running[name] = Running(
-                    Start(peer=name, work=self._work.name, folder=folder, cores=self._plan.cores)
-                )
-            small = self._small(running)
-            right = {name: process for name, process in running.items() if small[name].right}
-            return list((small | self._whole(right, small)).values())
+                running[name] = Running(name, work.name, self.folder / name, plan.cores)
+            self.tell("checking results on a small input")
+            few = write_input(work, plan.check, self.folder / "small", min(plan.cores, 2))
+            found = self._carried_out(running, dict.fromkeys(running, (few, plan.check)), "check")
+            right = {name: process for name, process in running.items() if found[name].right}
+            self.tell("writing the input")
+            whole = write_input(work, self.scale, self.folder / "input", plan.cores)
+            inputs = dict.fromkeys(right, (whole, self.scale))
+            for name in filter(lambda each: PEERS[each].slow, right):
+                rate = found[name].rows / found[name].seconds[-1]
+                rows = max(_SLOW_ROWS_MIN, int(rate * plan.slow_seconds) // 100 * 100)
+                rows = min(self.scale.rows, rows)
+                keys = max(1, self.scale.keys * rows // self.scale.rows)
+                scale = replace(self.scale, rows=rows, keys=keys)
+                inputs[name] = write_input(work, scale, self.folder / f"for-{name}", plan.cores), scale
+            return found | self._carried_out(right, inputs, "run")
         finally:
             for process in running.values():
                 process.close()
 
-    def _small(self, running: Mapping[str, Running]) -> dict[str, Throughput]:
-        self._tell("checking results on a small input")
-        given = write_input(self._work, self._plan.check, self._folder / "small", min(self._plan.cores, 2))
-        all_ = dict.fromkeys(running, (given, self._plan.check))
-        return self._carried_out(running, all_, "check", keep_all=True)
-
-    def _whole(
-        self, running: Mapping[str, Running], small: Mapping[str, Throughput]
-    ) -> dict[str, Throughput]:
-        """Slow ones on an input of their size, by what they did with the last rows of the check. Each its own: Spark
-        ends Python processes that have had nothing to do for a minute, so a round must be shorter."""
-        self._tell("writing the input")
-        whole = write_input(self._work, self._scale, self._folder / "input", self._plan.cores)
-        inputs = dict.fromkeys(running, (whole, self._scale))
-        for name in filter(lambda each: PEERS[each].slow, running):
-            rate = small[name].rows / small[name].seconds[-1]
-            rows = max(_SLOW_ROWS_MIN, int(rate * self._plan.slow_seconds) // 100 * 100)
-            rows = min(self._scale.rows, rows)
-            scale = replace(self._scale, rows=rows, keys=max(1, self._scale.keys * rows // self._scale.rows))
-            given = write_input(self._work, scale, self._folder / f"for-{name}", self._plan.cores)
-            inputs[name] = given, scale
-        return self._carried_out(running, inputs, "run", keep_all=False)
-
     def _carried_out(
-        self,
-        running: Mapping[str, Running],
-        inputs: Mapping[str, tuple[Input, Scale]],
-        what: str,
-        *,
-        keep_all: bool,
+        self, running: Mapping[str, Running], inputs: Mapping[str, tuple[Input, Scale]], what: str
     ) -> dict[str, Throughput]:
-        """One Run of each process in turns, then the comparison of what each has kept."""
-        work, failed, runs = self._work, dict[str, str](), dict[str, Run]()
+        """One Run of each process in turns, then the comparison of what each has kept: of a check all of it."""
+        failed, runs = dict[str, str](), dict[str, Run]()
         for name, process in running.items():
             given, scale = inputs[name]
-            first_kept = 0 if keep_all else scale.micro_batches(work) - 1
-            runs[name] = Run(input=given, folder=str(self._folder / name / what), first_kept=first_kept)
+            first_kept = 0 if what == "check" else scale.micro_batches(self.work) - 1
+            runs[name] = Run(given, self.folder / name / what, first_kept)
             try:
                 process.begin(runs[name])
             except CaseError as error:
                 failed[name] = str(error)
         able = {name: process for name, process in running.items() if name not in failed}
-        alone = {name: inputs[name][1].fill(work) for name in able}
+        alone = {name: inputs[name][1].fill(self.work) for name in able}
         for _, scale in list(inputs.values())[:1]:
-            failed |= take_turns(able, alone, scale.warm_up + scale.counted + 1, self._tell)
+            failed |= take_turns(able, alone, scale.warm_up + scale.counted + 1, self.tell)
         found = {}
         for name, process in running.items():
-            if name in failed or process.timed is None:
-                why = failed.get(name, "it did not finish")
-                found[name] = _blank(work, self._label, name, inputs[name][1].keys, failed=why)
+            scale, run, timed = inputs[name][1], runs[name], process.timed
+            result = found[name] = self.blank(name)
+            result.keys = scale.keys
+            if name in failed or timed is None:
+                result.failed = failed.get(name, "it did not come to its end")
             else:
-                self._tell(f"comparing with DuckDB: {name}")
-                found[name] = self._compared(name, runs[name], inputs[name][1], process.timed)
-            shutil.rmtree(runs[name].folder, ignore_errors=True)
+                self.tell(f"comparing with DuckDB: {name}")
+                expected = self.work.results[PEERS[name].result if PEERS[name].ours else ""]
+                outcome = check(run.input, expected, run.folder / "sink", run.first_kept, self.plan.cores)
+                result.expected_rows, result.wrong = outcome.expected_rows, outcome.wrong
+                first, result.rows = scale.first_counted(self.work), scale.rows
+                counted = slice(first, first + scale.counted)
+                result.seconds, result.cpu_seconds = timed.seconds[counted], timed.cpu_seconds[counted]
+            shutil.rmtree(run.folder, ignore_errors=True)
         return found
 
-    def _compared(self, name: str, run: Run, scale: Scale, timed: Timed) -> Throughput:
-        expected = self._work.results[PEERS[name].result if PEERS[name].ours else ""]
-        outcome = check(run.input, expected, Path(run.folder) / "sink", run.first_kept, self._plan.cores)
-        first = scale.first_counted(self._work)
-        counted = slice(first, first + scale.counted)
-        return _blank(
-            self._work,
-            self._label,
-            name,
-            scale.keys,
-            rows=scale.rows,
-            seconds=timed.seconds[counted],
-            cpu_seconds=timed.cpu_seconds[counted],
-            expected_rows=outcome.expected_rows,
-            wrong=[*outcome.problems, *outcome.examples],
-        )
+
+def write_input(work: Work, scale: Scale, folder: Path, files: int) -> Input:
+    counts: list[int] = []
+    names: tuple[str, ...] = ()
+    for batch in range(scale.micro_batches(work)):
+        tables = work.tables(scale, batch)
+        names = tuple(tables)
+        counts.append(sum(table.num_rows for table in tables.values()))
+        for name, table in tables.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            for number in range(files):
+                start, end = (table.num_rows * step // files for step in (number, number + 1))
+                path = folder / name / f"batch-{batch:06d}-{number:02d}.parquet"
+                pq.write_table(table.slice(start, end - start), path, compression="snappy")
+                # Steps of a second: a file stream orders by modification time, and some file systems keep no less.
+                moment = _FIRST_MTIME_S + batch * files + number
+                os.utime(path, (moment, moment))
+    return Input(folder, names, files, tuple(counts))
+
+
+def check(given: Input, result: Result, sink: Path, first: int, cores: int) -> ComparisonResult:
+    """Compare what the micro-batches from ``first`` on left in ``sink`` with DuckDB's answer on the same files."""
+    with duckdb.connect(config={"threads": cores}) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for table in given.tables:
+            connection.execute(
+                f"""CREATE TEMP VIEW "{table}" AS SELECT * EXCLUDE (filename),
+                CAST(regexp_extract(filename, 'batch-(\\d+)-', 1) AS BIGINT) AS batch
+                FROM read_parquet('{_text(given.folder / table)}/*.parquet', filename = true)"""
+            )
+        if result.upsert:  # of each key the row that was emitted last: in one file a micro-batch, in order
+            files, sink = f"{_text(sink)}/*/*.parquet", sink.with_name(f"{sink.name}-last")
+            sink.mkdir()
+            kind = f"COLUMNS(lambda name: name NOT IN ('{ROW_KIND_COLUMN}', 'filename', 'file_row_number'))"
+            options = "hive_partitioning = false, filename = true, file_row_number = true"
+            connection.execute(
+                f"""COPY (
+                    SELECT {kind} FROM read_parquet('{files}', {options})
+                    QUALIFY row_number() OVER (
+                        PARTITION BY {", ".join(result.upsert)}
+                        ORDER BY regexp_extract(filename, 'batch=(\\d+)', 1) DESC, file_row_number DESC
+                    ) = 1
+                ) TO '{_text(sink / "rows.parquet")}' (FORMAT parquet)"""
+            )
+        return compare(connection, result.sql.format(first=first, last=len(given.rows) - 1), sink)
+
+
+def _text(path: Path) -> str:
+    return str(path).replace("'", "''")

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+import operators as ops
 from asyncstate.functions import AggregateFunction, BundledAggregateFunction
 from asyncstate.operator import (
     Bundle,
     BundleContext,
     BundleOperator,
     InputSpec,
+    Operator,
     OperatorContext,
     RecordContext,
     RecordOperator,
@@ -24,20 +26,7 @@ from asyncstate.operator import (
 )
 from asyncstate.state import ValueState, ValueStateDescriptor
 from bench.aggregates import SUMS, WeightedMean, WeightedMeans
-from bench.peers.peers import Peer
-from bench.peers.works import BOUND, DELAY, FLOOR_SHARE, HOP, TUMBLE
-from operators import (
-    Deduplicate,
-    GroupAggregate,
-    IntervalJoin,
-    WindowAggregate,
-    count,
-    hop,
-    max_,
-    sum_,
-    tumble,
-    udaf,
-)
+from bench.peers.works import BOUND, DELAY, FLOOR_SHARE, HOP, TUMBLE, Peer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +48,6 @@ class CountRecords(RecordOperator):
         self._count: ValueState[Any] = context.get_state(ValueStateDescriptor("n", pa.int64(), default=0))
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
-        """Read, add one, emit, write."""
         key, state = row[0], self._count
 
         def counted(before: Any) -> Any:
@@ -80,17 +68,12 @@ class KeepSome(BundleOperator):
         ctx.emit(bundle.batch.filter(pa.array(value % FLOOR_SHARE == 0)).columns)
 
 
-def _floor(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-    return batch.apply(KeepSome(), rows, key="key", uid="floor")
+def _keyed(uid: str, make: Callable[[], Operator]) -> Plan:
+    return lambda batch, rows: batch.apply(make(), rows, key="key", uid=uid)
 
 
-def _aggregate(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-    aggregates = [count().alias("n"), sum_("value").alias("total"), max_("value").alias("highest")]
-    return batch.apply(GroupAggregate(aggregates, emit_update_before=False), rows, key="key", uid="aggregate")
-
-
-def _first(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-    return batch.apply(Deduplicate(keep="first", time="processing"), rows, key="key", uid="first")
+def _aggregate(*aggregates: ops.Aggregate) -> Callable[[], Operator]:
+    return lambda: ops.GroupAggregate(aggregates, emit_update_before=False)
 
 
 def _join(batch: MicroBatch, rows: DataFrame) -> DataFrame:
@@ -99,7 +82,7 @@ def _join(batch: MicroBatch, rows: DataFrame) -> DataFrame:
         for number, name in enumerate(("left", "right"))
     )
     joined = batch.apply(
-        IntervalJoin(lower="0 seconds", upper=BOUND),
+        ops.IntervalJoin(lower="0 seconds", upper=BOUND),
         left,
         right,
         key=("left_key", "right_key"),
@@ -110,53 +93,37 @@ def _join(batch: MicroBatch, rows: DataFrame) -> DataFrame:
     return joined.selectExpr("left_key AS key", "left_id", "right_id", "row_kind")
 
 
-def _records(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-    return batch.apply(CountRecords(), rows, key="key", uid="records")
-
-
-def _counts(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-    operator = GroupAggregate([count().alias("n")], emit_update_before=False)
-    return batch.apply(operator, rows, key="key", uid="counts")
-
-
 def _means(function: AggregateFunction | BundledAggregateFunction) -> Plan:
+    mean = ops.udaf(function, result_type=pa.float64(), accumulator_type=SUMS)
+    plan = _keyed("mean", _aggregate(mean("value", "weight").alias("mean")))
+    return lambda batch, rows: plan(batch, rows.selectExpr("*", "value % 7 + 1 AS weight"))
+
+
+def _windowed(window: Callable[[], Any]) -> Plan:
     def plan(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-        mean = udaf(function, result_type=pa.float64(), accumulator_type=SUMS)
-        operator = GroupAggregate([mean("value", "weight").alias("mean")], emit_update_before=False)
-        return batch.apply(operator, rows.selectExpr("*", "value % 7 + 1 AS weight"), key="key", uid="mean")
-
-    return plan
-
-
-def _windowed(window: Any) -> Plan:
-    def plan(batch: MicroBatch, rows: DataFrame) -> DataFrame:
-        counts = batch.apply(
-            WindowAggregate(window(), [count().alias("n"), sum_("value").alias("total")]),
-            rows,
-            key="key",
-            event_time="time",
-            watermark_delay=DELAY,
-            uid="windows",
-        )
+        operator = ops.WindowAggregate(window(), [ops.count().alias("n"), ops.sum_("value").alias("total")])
+        times: Any = {"event_time": "time", "watermark_delay": DELAY}
+        counts = batch.apply(operator, rows, key="key", uid="windows", **times)
         return counts.select("key", "window_end", "n", "total", "row_kind")
 
     return plan
 
 
+_COUNT = ops.count().alias("n")
+_FLOOR = _keyed("floor", KeepSome)
 OURS: Mapping[tuple[str, str], Plan] = {
-    ("a", ""): _aggregate,
-    ("a", "floor"): _floor,
-    ("b", ""): _first,
-    ("b", "floor"): _floor,
+    ("a", ""): _keyed(
+        "aggregate", _aggregate(_COUNT, ops.sum_("value").alias("total"), ops.max_("value").alias("highest"))
+    ),
+    ("b", ""): _keyed("first", lambda: ops.Deduplicate(keep="first", time="processing")),
     ("c", ""): _join,
-    ("d", ""): _records,
-    ("d", "bundle"): _counts,
-    ("d", "floor"): _floor,
+    ("d", ""): _keyed("records", CountRecords),
+    ("d", "bundle"): _keyed("counts", _aggregate(_COUNT)),
     ("g", ""): _means(WeightedMean()),
     ("g", "bundle"): _means(WeightedMeans()),
-    ("g", "floor"): _floor,
-    ("e-tumble", ""): _windowed(lambda: tumble(*TUMBLE)),
-    ("e-hop", ""): _windowed(lambda: hop(*HOP)),
+    ("e-tumble", ""): _windowed(lambda: ops.tumble(*TUMBLE)),
+    ("e-hop", ""): _windowed(lambda: ops.hop(*HOP)),
+    **{(work, "floor"): _FLOOR for work in "abdg"},
 }
 """By work and result."""
 

@@ -1,61 +1,54 @@
 """Processes that take turns by micro-batch, and their protocol with the driver of the benchmark.
 
-Owns: ``Input``, ``Start``, ``Run``, ``Timed`` and ``Said``, a line of JSON each; ``Running``, a peer's process, and
-``take_turns``.
+Owns: ``Input``, ``Run`` and ``Timed``; ``Running``, a peer's process, and ``take_turns``.
 Invariant: at most one process works at any moment.
 Must not start Spark.
 
-A process is started with a Start as its argument, and then gets a line for each of its Runs, and a line ``go`` for each
-micro-batch of one. It answers ``Said(what="ready")`` when it waits for a ``go``, and ``Said(what="done")`` at the end.
+A process gets each of its Runs, and ``GO`` for each micro-batch of one. It answers None when it waits for its turn,
+a Timed at the end of a Run, and a text, why, if it fails.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
-
-import msgspec
+from typing import Any, Protocol
 
 from bench.frame import CaseError
-from bench.frame.measure import LAST_WORDS, ROOT
-from bench.session import LOG
+from bench.frame.measure import LAST_WORDS, reason
+from bench.frame.report import LOG
 
-GO = "go\n"
+GO = "go"
 
 
-class Input(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Input:
     """A folder with a folder of files for each table.
 
     ``files`` a micro-batch and table; ``rows`` of each micro-batch, all tables together.
     """
 
-    folder: str
+    folder: Path
     tables: tuple[str, ...]
     files: int
     rows: tuple[int, ...]
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Which peer, on which work."""
-
-    peer: str
-    work: str
-    folder: str
-    cores: int
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class Run:
     """One streaming query from nothing. The rows of micro-batches from ``first_kept`` on go to ``folder``/sink."""
 
     input: Input
-    folder: str
+    folder: Path
     first_kept: int
 
 
-class Timed(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class Timed:
     """Seconds of each micro-batch, from its trigger to its commit.
 
     ``cpu_seconds`` are those of processors: driver, JVM and Python workers, from a micro-batch's turn to the next
@@ -63,82 +56,66 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     seconds: list[float]
-    cpu_seconds: list[float] = []
-
-
-class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """``what`` is ready, done or failed."""
-
-    what: str
-    timed: Timed | None = None
-    error: str = ""
+    cpu_seconds: list[float] = field(default_factory=list)
 
 
 class Running:
     """One peer's process. ``timed`` is set when a Run has ended."""
 
-    def __init__(self, start: Start) -> None:
-        folder = Path(start.folder)
+    def __init__(self, peer: str, work: str, folder: Path, cores: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._log = folder / "log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.peers.child", msgspec.json.encode(start).decode()],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+        self._logs = [folder / LOG, folder / "log"]
+        processes = multiprocessing.get_context("spawn")
+        self._line, there = processes.Pipe()
+        self._process = processes.Process(target=_child, args=(there, peer, work, folder, cores))
+        self._process.start()
+        there.close()
         self.timed: Timed | None = None
 
     def begin(self, run: Run) -> None:
         """Hand it a Run and wait until its first micro-batch is ready."""
         self.timed = None
-        self._tell(msgspec.json.encode(run).decode() + "\n")
+        self._tell(run)
 
     def step(self) -> None:
         """Let it do one micro-batch, and what follows up to the next one's turn."""
         self._tell(GO)
 
     def close(self) -> None:
-        """End it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.close()
-            self._process.wait(timeout=30)
-        except (OSError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self._line.close()
+        self._process.join(30)
+        self._process.kill()
+        self._process.join()
 
-    def _tell(self, line: str) -> None:
-        """Say a line, and wait for the answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def _tell(self, what: object) -> None:
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except OSError:
-            answer = ""
-        said = (
-            msgspec.json.decode(answer, type=Said)
-            if answer
-            else Said(what="failed", error="its process has ended")
-        )
-        if said.what == "failed":
-            logs = (self._log.with_name(name) for name in (LOG, self._log.name))
-            text = "\n".join(log.read_text(errors="replace")[-LAST_WORDS:] for log in logs if log.exists())
-            raise CaseError(f"{said.error}; the end of its output:\n{text.strip()}")
-        self.timed = said.timed
+            self._line.send(what)
+            answer = self._line.recv()
+        except (EOFError, OSError):
+            answer = "its process has ended"
+        if isinstance(answer, str):
+            said = "\n".join(
+                log.read_text(errors="replace")[-LAST_WORDS:] for log in self._logs if log.exists()
+            )
+            raise CaseError(f"{answer}; the end of what it said:\n{said.strip()}")
+        self.timed = answer
+
+
+def _child(line: Connection, peer: str, work: str, folder: Path, cores: int) -> None:
+    with (folder / "log").open("wb") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    try:
+        from bench.peers.child import serve
+
+        serve(line, peer, work, folder, cores)
+    except Exception as error:
+        line.send(reason(error))
+        raise
 
 
 class Stepping(Protocol):
-    """What takes turns."""
-
-    def step(self) -> None:
+    def step(self) -> Any:
         """One micro-batch."""
 
 

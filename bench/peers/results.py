@@ -1,6 +1,6 @@
-"""What was measured, how far it is from what was aimed at, and its table and picture.
+"""What was measured, how far it is from what was aimed at, and its table.
 
-Owns: ``Throughput``, ``compared``, the aims, ``COLUMNS`` and ``draw_throughput``.
+Owns: ``Throughput``, ``beside``, the aims and ``COLUMNS``.
 Invariant: a ratio is a median over pairs of micro-batches that followed each other; what was not found right has none.
 Must not import Spark or asyncstate.
 """
@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.frame import Column, Figure, Ratio, Row
-from bench.frame.picture import Panel, Series, draw
+from bench.frame import Column, Figure, Row
 from bench.frame.report import short, times
 
 COLUMNS = (
     Column("rows a batch", "rows", short),
-    Column("rows/s", "rate", short),
+    Column("rows/s", "rate", short, "slowest quickest"),
     Column("spread", "slowest quickest", short),
     Column("CPU us", "cpu_us"),
     Column("sync /peer", "sync", times),
@@ -48,17 +46,14 @@ class Throughput(Row, kw_only=True, omit_defaults=True):
 
     @property
     def right(self) -> bool:
-        """Whether it has metrics."""
         return bool(self.seconds) and not (self.failed or self.wrong or self.skipped)
 
     @property
     def rates(self) -> list[float]:
-        """Rows a second of each counted micro-batch."""
         return [self.rows / seconds for seconds in self.seconds]
 
     @property
     def rate(self) -> float:
-        """The median of them."""
         return statistics.median(self.rates)
 
 
@@ -99,39 +94,29 @@ def compared(results: Sequence[Throughput]) -> list[Throughput]:
         aims = _aims(kind, way, [each for each in here if each.right and each.peer not in _OURS])
         mine = {each.peer: each for each in here if each.right and each.peer in ours}
         for each in here:
-            facts, figures = _facts(each), {}
+            facts: dict[str, Any] = {}
+            figures: dict[str, Figure] = {}
+            if each.right:
+                rates = each.rates
+                facts = {"rows": each.rows, "rate": each.rate, "slowest": min(rates), "quickest": max(rates)}
+            if each.right and each.cpu_seconds:
+                facts["cpu_us"] = statistics.median(each.cpu_seconds) / each.rows * 1e6
             for mode, name in zip(("sync", "async"), ours, strict=True):
                 if each.right and each.peer not in _OURS and name in mine:
-                    found = _times(mine[name], each)
-                    low, high = (
-                        min(found.low, facts.get("low", found.low)),
-                        max(found.high, facts.get("high", 0.0)),
-                    )
-                    facts |= {mode: found.value, "low": low, "high": high}
-                    figures[f"{each.work}: {name} by {each.peer}"] = Figure(*found, rate=True)
+                    paired = len(mine[name].rates) == len(each.rates)  # else not in turns, so no pairs
+                    own = mine[name].rates if paired else [mine[name].rate] * len(each.rates)
+                    ratios = [one / other for one, other in zip(own, each.rates, strict=True)]
+                    facts[mode] = statistics.median(ratios)
+                    facts["low"] = min(*ratios, facts.get("low", ratios[0]))
+                    facts["high"] = max(*ratios, facts.get("high", ratios[0]))
+                    figure = Figure(facts[mode], min(ratios), max(ratios), rate=True)
+                    figures[f"{each.work}: {name} by {each.peer}"] = figure
             if each.peer in aims and figures:
                 met = all(round(figure.value, 2) >= aims[each.peer] for figure in figures.values())
                 facts |= {"aim": aims[each.peer], "met": "yes" if met else "no"}
             group = f"{each.group}, {way}" if way else each.group
             shown.append(msgspec.structs.replace(each, facts=facts, figures=figures, group=group))
     return shown
-
-
-def _facts(each: Throughput) -> dict[str, Any]:
-    if not each.right:
-        return {}
-    facts = {"rows": each.rows, "rate": each.rate, "slowest": min(each.rates), "quickest": max(each.rates)}
-    if each.cpu_seconds:
-        facts["cpu_us"] = statistics.median(each.cpu_seconds) / each.rows * 1e6
-    return facts
-
-
-def _times(ours: Throughput, peer: Throughput) -> Ratio:
-    if len(ours.rates) == len(peer.rates):
-        ratios = [one / other for one, other in zip(ours.rates, peer.rates, strict=True)]
-    else:  # not in turns, so no pairs
-        ratios = [ours.rate / other for other in peer.rates]
-    return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
 
 def _aims(kind: str, way: str, peers: Sequence[Throughput]) -> dict[str, float]:
@@ -144,18 +129,3 @@ def _aims(kind: str, way: str, peers: Sequence[Throughput]) -> dict[str, float]:
     if aim is not None and of_spark and of_spark[0].keys <= _AIMED_KEYS.get(kind, of_spark[0].keys):
         aims[max(of_spark, key=lambda peer: peer.rate).peer] = aim
     return aims
-
-
-def draw_throughput(path: Path, results: Sequence[Row], title: str) -> None:
-    """A bar a peer, a panel a piece of work; whiskers from the slowest to the quickest micro-batch."""
-    groups: dict[str, list[Throughput]] = {}
-    for each in results:
-        if isinstance(each, Throughput) and each.right:
-            groups.setdefault(each.group, []).append(each)
-    panels = []
-    for group, here in groups.items():
-        ends = [(min(each.rates), max(each.rates)) for each in here]
-        series = Series("rows a second", [each.name for each in here], [each.rate for each in here], ends)
-        panels.append(Panel(group, [series], "rows a second, median; slowest and quickest", bars=True))
-    if panels:
-        draw(path, title, panels)

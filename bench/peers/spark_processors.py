@@ -14,30 +14,23 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 
 class _Sums(StatefulProcessor):
-    """Some numbers a key in one ValueState."""
+    """Some numbers a key in one ValueState; ``take`` adds rows to them and gives what to emit."""
 
     columns: ClassVar[str]
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state."""
         self.state = handle.getValueState("sums", self.columns)
 
     def close(self) -> None:
         """Nothing to give up."""
 
-    def before(self) -> list[int]:
-        """The numbers of earlier micro-batches."""
-        stored = self.state.get()
-        return [0] * (self.columns.count(",") + 1) if stored is None else list(stored)
-
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
-        """Take in the rows of one key in one micro-batch."""
-        sums = self.before()
+        stored = self.state.get()
+        sums = [0] * (self.columns.count(",") + 1) if stored is None else list(stored)
         yield from self.take(key[0], rows, sums)
         self.state.update(tuple(sums))
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Add the rows to ``sums``, and return the output rows."""
         raise NotImplementedError
 
 
@@ -47,7 +40,6 @@ class CountRows(_Sums):
     columns = "n bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Row by row."""
         for row in rows:
             sums[0] += 1
             yield Row(key=row.key, n=sums[0])
@@ -59,7 +51,6 @@ class CountFrames(_Sums):
     columns = "n bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Frame by frame."""
         import pandas as pd
 
         for frame in rows:
@@ -74,7 +65,6 @@ class MeanOfRows(_Sums):
     columns = "total bigint, weight bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Row by row."""
         for row in rows:
             weight = row.value % 7 + 1
             sums[0] += row.value * weight
@@ -88,7 +78,6 @@ class MeanOfFrames(_Sums):
     columns = "total bigint, weight bigint"
 
     def take(self, key: int, rows: Iterator[Any], sums: list[int]) -> Iterator[Any]:
-        """Frame by frame."""
         import pandas as pd
 
         for frame in rows:

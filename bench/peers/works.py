@@ -1,6 +1,6 @@
-"""The work that all peers do: its rows, and what must come out of it.
+"""The work that all peers do: its rows, what must come out of it, and who does it.
 
-Owns: ``Scale``, ``Work``, ``Result`` and ``WORKS``.
+Owns: ``Scale``, ``Work``, ``Result`` and ``WORKS``; ``Peer`` and ``PEERS``.
 Invariant: rows are a function of work, scale, seed and micro-batch alone, and every result has one answer: rows of one
 key in one micro-batch never differ in a way that shows.
 Must not import Spark.
@@ -8,6 +8,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -43,15 +44,12 @@ class Scale:
     seed: int = 1
 
     def fill(self, work: Work) -> int:
-        """Micro-batches that fill the state."""
         return -(-self.keys // _FILL_ROWS_MAX) if work.fills else 0
 
     def first_counted(self, work: Work) -> int:
-        """The first micro-batch that counts."""
         return self.fill(work) + self.warm_up
 
     def micro_batches(self, work: Work) -> int:
-        """All of them."""
         return self.first_counted(work) + self.counted + 1
 
 
@@ -70,8 +68,6 @@ class Result:
 
 @dataclass(frozen=True)
 class Work:
-    """One line of the table."""
-
     name: str
     title: str
     make: Callable[[Scale, int, np.random.Generator], Tables]
@@ -80,7 +76,6 @@ class Work:
     fills: bool = True
 
     def tables(self, scale: Scale, batch: int) -> Tables:
-        """The rows of micro-batch ``batch``."""
         random = np.random.default_rng((scale.seed, scale.rows, scale.keys, batch))
         fill = scale.fill(self)
         if batch < fill:
@@ -97,7 +92,6 @@ def _table(keys: npt.NDArray[np.int64], batch: int, times: npt.NDArray[np.int64]
 
 
 def _filling(scale: Scale, batch: int, fill: int, random: np.random.Generator) -> Tables:
-    """Each key once, in no order."""
     start, end = scale.keys * batch // fill, scale.keys * (batch + 1) // fill
     return {"rows": _table(random.permutation(np.arange(start, end, dtype=np.int64)), batch)}
 
@@ -205,6 +199,11 @@ _PYTHON = ("tws-row", "tws-pandas", "apply-pandas")
 _WITH_FLOOR = (*_NATIVE[:2], "floor", *_NATIVE[2:])
 _OURS_TWICE = ("ours-sync", "ours-async", "bundle-sync", "bundle-async")
 
+_BUNDLED = (*_OURS_TWICE, "floor", *_PYTHON)
+_COUNTS = {"": _COUNTED, "bundle": _latest("count(*) AS n"), "floor": _FLOOR}
+_TUMBLED, _HOPPED = _windows(10_000_000, 10_000_000), _windows(10_000_000, 2_000_000)
+_BY_FUNCTION = "weighted mean a key, by a function in Python"
+
 WORKS: Mapping[str, Work] = {
     work.name: work
     for work in (
@@ -213,29 +212,58 @@ WORKS: Mapping[str, Work] = {
         ),
         Work("b", "first row a key", _half_new, {"": _FIRST, "floor": _FLOOR}, _WITH_FLOOR),
         Work("c", "join within 10 s", _two_sides, {"": _JOINED}, _NATIVE, fills=False),
-        Work(
-            "d",
-            "counter a key",
-            _uniform,
-            {"": _COUNTED, "bundle": _latest("count(*) AS n"), "floor": _FLOOR},
-            (*_OURS_TWICE, "floor", *_PYTHON),
-        ),
-        Work(
-            "g",
-            "weighted mean a key, by a function in Python",
-            _uniform,
-            {"": _MEANS, "bundle": _MEANS, "floor": _FLOOR},
-            (*_OURS_TWICE, "floor", *_PYTHON),
-        ),
-        Work(
-            "e-tumble",
-            "tumbling windows",
-            _timed,
-            {"": _windows(10_000_000, 10_000_000)},
-            _NATIVE,
-            fills=False,
-        ),
-        Work("e-hop", "hopping windows", _timed, {"": _windows(10_000_000, 2_000_000)}, _NATIVE, fills=False),
+        Work("d", "counter a key", _uniform, _COUNTS, _BUNDLED),
+        Work("g", _BY_FUNCTION, _uniform, {"": _MEANS, "bundle": _MEANS, "floor": _FLOOR}, _BUNDLED),
+        Work("e-tumble", "tumbling windows", _timed, {"": _TUMBLED}, _NATIVE, fills=False),
+        Work("e-hop", "hopping windows", _timed, {"": _HOPPED}, _NATIVE, fills=False),
     )
 }
 """By name."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One engine in one setting.
+
+    ``ours``: asyncstate; ``async_enabled`` is its switch, ``result`` names which of a work's results it makes. *floor*
+    only brings the rows to Python: no stateful operator there can be quicker. ``slow``: Python code runs for each
+    record or key, in the peer's own way: it gets fewer rows. ``store``: where Spark keeps state, a name of
+    ``spark_plans.STORES``. ``needs``: a module without which the peer cannot run.
+    """
+
+    name: str
+    title: str
+    ours: bool = False
+    async_enabled: bool = False
+    result: str = ""
+    slow: bool = False
+    store: str = "changelog"
+    needs: str = ""
+
+    @property
+    def missing(self) -> str:
+        """Why the peer cannot run here; empty if it can."""
+        try:
+            found = not self.needs or importlib.util.find_spec(self.needs) is not None
+        except ModuleNotFoundError:  # the package around it is missing, too
+            found = False
+        return "" if found else f"it needs the module {self.needs}, which is not installed"
+
+
+PEERS: Mapping[str, Peer] = {
+    peer.name: peer
+    for peer in (
+        Peer("ours-sync", "asyncstate, sync", ours=True),
+        Peer("ours-async", "asyncstate, async", ours=True, async_enabled=True),
+        Peer("bundle-sync", "asyncstate, built in, sync", ours=True, result="bundle"),
+        Peer("bundle-async", "asyncstate, built in, async", ours=True, async_enabled=True, result="bundle"),
+        Peer("floor", "asyncstate, without state", ours=True, result="floor"),
+        Peer("spark-heap", "Spark, heap", store="heap"),
+        Peer("spark-changelog", "Spark, RocksDB, changelog"),
+        Peer("spark-snapshot", "Spark, RocksDB, snapshots", store="snapshots"),
+        Peer("tws-row", "transformWithState", slow=True, needs="google.protobuf"),
+        Peer("tws-pandas", "transformWithStateInPandas", slow=True, needs="google.protobuf"),
+        Peer("apply-pandas", "applyInPandasWithState", slow=True),
+    )
+}
+"""By the name of the command line."""

@@ -1,42 +1,44 @@
 """The measurements of the slow-disk benchmark, each in a process of its own, so that the shim and cold caches belong
 to it alone.
 
-Owns: ``DEVICES``, ``Plan``, ``Measured``, ``fill``, ``measure`` and ``compared``.
-Invariant: sync and async of one row start from the same state and read with the same caches and latency.
+Owns: ``DEVICES``, ``Plan`` and ``run``.
+Invariant: sync and async of one row start from the same state and read with the same caches and latency. By hand,
+nothing is done with the values: what is measured is reading alone, and no framework can gain more.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import queue
 import shutil
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
-from asyncstate.config import Config, Tuning, resolve
+from asyncstate.config import Config, Tuning
 from asyncstate.runtime.partition.restore_plans import rocksdb_options
 from asyncstate.spark.python_task import settle_worker
-from bench.frame import Report, Row, isolated
-from bench.frame.measure import isolated_in
-from bench.job import Job, JobBase
+from asyncstate.storage.rocksdb import RocksDBStore
+from bench.frame import Report, Row
+from bench.job import MODES, Job, config_of
 from bench.slowdisk import shim
-from bench.slowdisk.by_hand import ReadByHand, thread_counts
-from bench.slowdisk.workloads import INPUT, WORKLOADS, Workload, fill_batches, rows
+from bench.slowdisk.workloads import INPUT, WORKLOADS, fill_batches, rows
 
 _BUNDLE_ROWS = 2_000  # few enough that a bundle of uniform keys meets each block once, as a single read does
-_BASE = "base.json"
-_PIPES = shutil.ignore_patterns("*.asked")  # by which a worker is asked for a store
 _RECORD_US = 60.0  # about the cost of a record in sync mode without the added latency
 _WARM_UP_SHARE = 10
+_CHUNK_KEYS, _WINDOW_KEYS = 16, 2_000  # of list gets by hand
+_SLOW_US = 150.0
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -69,11 +71,6 @@ class Plan:
     rounds: int
     seed: int
 
-    def sync_records(self, device: Device) -> int:
-        """Records of a sync micro-batch on ``device``."""
-        affordable = int(self.sync_seconds * 1e6 / (device.latency_us + _RECORD_US))
-        return max(self.records_min, min(self.records, affordable))
-
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure in the state that ``fill`` has made in ``folder``."""
@@ -90,16 +87,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def config(self) -> Config:
-        """Of the job."""
-        options: dict[str, object] = {
-            "async-state.enabled": self.asynchronous,
-            "async-state.snapshot-interval": 1_000,
-            "async-state.bundle-size": _BUNDLE_ROWS,
-        }
+        mode = "async" if self.asynchronous else "sync"
         if self.cached:
-            return resolve(options, {}, Tuning(blocks_bytes=1 << 30))
+            return config_of(mode, {"bundle-size": _BUNDLE_ROWS}, Tuning(blocks_bytes=1 << 30))
         tuning = Tuning(blocks_bytes=WORKLOADS[self.workload].block_cache_bytes, direct_reads=True)
-        return resolve(options | {"async-state.cache-size": "256kb"}, {}, tuning)
+        return config_of(mode, {"bundle-size": _BUNDLE_ROWS, "cache-size": "256kb"}, tuning)
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -111,142 +103,164 @@ class Measured(msgspec.Struct, frozen=True):
     threads: int
 
 
-class _Figures:
-    """What the rounds took, for each record."""
-
-    def __init__(self) -> None:
-        self._us: list[float] = []
-        self._cpu_us: list[float] = []
-        self._reads: list[float] = []
-
-    def take(self, records: int, run: Callable[[], float]) -> None:
-        """One round: ``run`` does ``records`` records and gives its seconds."""
-        gc.collect()
-        reads, cpu = shim.reads(), time.process_time()
-        self._us.append(run() / records * 1e6)
-        self._cpu_us.append((time.process_time() - cpu) / records * 1e6)
-        after = shim.reads()
-        if after is not None and reads is not None:
-            self._reads.append((after - reads) / records)
-
-    def medians(self, threads: int) -> Measured:
-        reads = statistics.median(self._reads) if self._reads else None
-        return Measured(statistics.median(self._us), statistics.median(self._cpu_us), reads, threads)
-
-
-def fill(task: Task) -> None:
-    """Make the state of a workload in ``task.folder``, for any number of measurements."""
-    folder, workload = Path(task.folder), WORKLOADS[task.workload]
-    job = Job(folder, workload.make(False), task.config, INPUT)
-    job.run(fill_batches(workload, task.state_keys))
-    job.run([])  # brings the local store up to the first delta
-    assert job.base is not None
-    job.close()
-    (folder / _BASE).write_bytes(msgspec.json.encode(JobBase(job.base, job.batch_id)))
-
-
-def measure(task: Task) -> Measured:
-    """Run the workload's micro-batches on a copy of the state."""
-    settle_worker()
-    source, workload = Path(task.folder), WORKLOADS[task.workload]
-    with tempfile.TemporaryDirectory(prefix="run-", dir=source.parent, ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        shutil.copytree(source, folder, ignore=_PIPES, dirs_exist_ok=True, copy_function=_link_or_copy)
-        return _by_hand(task, folder) if workload.by_hand else _by_job(task, workload, folder)
-
-
-def _by_job(task: Task, workload: Workload, folder: Path) -> Measured:
-    base = msgspec.json.decode((folder / _BASE).read_bytes(), type=JobBase)
-    job = Job(folder, workload.make(task.asynchronous), task.config, INPUT, base.manifest, base.batch_id)
-    random, figures = np.random.default_rng(task.seed), _Figures()
-    for number in range(task.rounds + 1):
-        records = task.records if number else task.warm_up
-        batches = _batches(workload, random.choice(task.state_keys, records, replace=False))
-        if number:
-            figures.take(records, partial(job.run, batches))
-        else:
-            job.run(batches)
-    job.close()
-    return figures.medians(int(job.statistics.get("io_threads_peak", 0)))
-
-
-def _by_hand(task: Task, folder: Path) -> Measured:
-    """Single gets, or list gets on that number of threads that was the quickest."""
-    random = np.random.default_rng(task.seed)
-    with ReadByHand(folder, rocksdb_options(task.config)) as store:
-
-        def rounds(read: Callable[[list[bytes]], float], threads: int) -> Measured:
-            figures = _Figures()
-            for _ in range(task.rounds):
-                figures.take(task.records, partial(read, store.drawn(random, task.records)))
-            return figures.medians(threads)
-
-        get_us = store.one_by_one(store.drawn(random, task.warm_up)) / task.warm_up * 1e6
-        if not task.asynchronous:
-            return rounds(store.one_by_one, 0)
-        runs = [rounds(partial(store.on_threads, threads=each), each) for each in thread_counts(get_us)]
-    return min(runs, key=lambda measured: measured.us)
-
-
-def _batches(workload: Workload, keys: np.ndarray) -> list[pa.RecordBatch]:
-    """Input batches as large as a bundle at bundle grain, so that a bundle needs no copy."""
-    size = _BUNDLE_ROWS if workload.bundles else len(keys)
-    return [rows(keys[start : start + size]) for start in range(0, len(keys), size)]
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """Table files never change, so a link will do; all others are copied."""
-    if source.endswith(".sst"):
-        os.link(source, target)
-    else:
-        shutil.copy2(source, target)
-
-
-def run(
-    report: Report, workloads: list[str], devices: list[str], plan: Plan, folder: Path, library: Path | None
-) -> None:
+def run(report: Report, workloads: list[str], devices: list[str], plan: Plan, library: Path | None) -> None:
     """Measure each workload on each device. Without the shim's ``library`` devices with a latency are left out."""
     for workload in workloads:
         title = WORKLOADS[workload].name
-        made = folder / workload
+        made = report.folder / workload
         made.mkdir()
         task = Task(workload=workload, folder=str(made), state_keys=plan.state_keys, seed=plan.seed)
-        filled = report.case("filling", lambda: filled_by(task), title)  # noqa: B023
+        filled = report.case("filling", fill, task, group=title, alone=True)
         for device in (DEVICES[name] for name in devices if filled):
             if library is not None or not device.latency_us:
-                report.case(device.name, lambda: [compared(device, plan, task, library)], title)  # noqa: B023
+                report.case(device.name, _compared, report, device, plan, task, library, group=title)
 
 
-def filled_by(task: Task) -> list[Row]:
-    """No row: the state is made."""
-    isolated(fill, task)
-    return []
-
-
-def compared(device: Device, plan: Plan, task: Task, library: Path | None) -> Row:
+def _compared(report: Report, device: Device, plan: Plan, task: Task, library: Path | None) -> Iterator[Row]:
     """Sync and async; ``speedup`` is the time of a record in sync mode by that in async mode, ``device_us`` what the
     device alone would take for a record in async mode: its reads, shared out over the threads."""
     environment = None
-    if library is not None:
+    if library is not None and not (report.tiny and not device.latency_us):
         environment = shim.environment(library, Path(task.folder).resolve().parent, device.latency_us)
-    found = []
-    for asynchronous in (False, True):
-        records = plan.records if asynchronous else plan.sync_records(device)
-        cold = max(plan.records_min, records // _WARM_UP_SHARE)
+    found = {}
+    for mode in MODES:
+        records = plan.records
+        if mode == "sync":
+            affordable = int(plan.sync_seconds * 1e6 / (device.latency_us + _RECORD_US))
+            records = max(plan.records_min, min(plan.records, affordable))
         ready = msgspec.structs.replace(
             task,
             records=records,
-            warm_up=plan.state_keys // 4 if device.cached else cold,
+            warm_up=plan.state_keys // 4
+            if device.cached
+            else max(plan.records_min, records // _WARM_UP_SHARE),
             rounds=plan.rounds,
-            asynchronous=asynchronous,
+            asynchronous=mode == "async",
             cached=device.cached,
         )
-        found.append(isolated_in(environment, measure, ready))
-    sync, mine = found
+        found[mode] = report.alone(measure, ready, environment=environment)
     facts: dict[str, object] = {"workload": task.workload, "latency_us": device.latency_us}
-    for mode, each in (("sync", sync), ("async", mine)):
+    for mode, each in found.items():
         facts |= {f"{mode}_us": each.us, f"{mode}_cpu_us": each.cpu_us, f"{mode}_reads": each.reads}
-    facts |= {"speedup": sync.us / mine.us, "threads": mine.threads or None}
+    mine = found["async"]
+    facts |= {"speedup": found["sync"].us / mine.us, "threads": mine.threads or None}
     if device.latency_us and mine.reads is not None and mine.threads:
         facts["device_us"] = mine.reads * device.latency_us / mine.threads
-    return Row(name=device.name, group=WORKLOADS[task.workload].name, facts=facts)
+    yield Row(name=device.name, group=WORKLOADS[task.workload].name, facts=facts)
+
+
+def fill(task: Task) -> list[Row]:
+    """Make the state of a workload in ``task.folder``, for any number of measurements; no row."""
+    workload = WORKLOADS[task.workload]
+    job = Job(Path(task.folder), workload.make(False), task.config, INPUT)
+    job.run(fill_batches(workload, task.state_keys))
+    job.run([])  # brings the local store up to the first delta
+    job.close()
+    job.leave()
+    return []
+
+
+def measure(task: Task) -> Measured:
+    def link_or_copy(source: str, target: str) -> None:
+        """Table files never change, so a link will do; all others are copied."""
+        (os.link if source.endswith(".sst") else shutil.copy2)(source, target)
+
+    source = Path(task.folder)
+    with tempfile.TemporaryDirectory(prefix="run-", dir=source.parent, ignore_cleanup_errors=True) as name:
+        pipes = shutil.ignore_patterns("*.asked")  # by which a worker is asked for a store
+        shutil.copytree(source, name, ignore=pipes, dirs_exist_ok=True, copy_function=link_or_copy)
+        return (_by_hand if WORKLOADS[task.workload].by_hand else _by_job)(task, Path(name))
+
+
+def _medians(records: int, rounds: Iterable[Callable[[], float]], threads: Callable[[], float]) -> Measured:
+    """What the rounds took, of ``records`` each: each gives its seconds."""
+    us, cpu_us, reads = [], [], []
+    for one in rounds:
+        gc.collect()
+        before, cpu = shim.reads(), time.process_time()
+        us.append(one() / records * 1e6)
+        cpu_us.append((time.process_time() - cpu) / records * 1e6)
+        if before is not None and (after := shim.reads()) is not None:
+            reads.append((after - before) / records)
+    middle = statistics.median(reads) if reads else None
+    return Measured(statistics.median(us), statistics.median(cpu_us), middle, int(threads()))
+
+
+def _by_job(task: Task, folder: Path) -> Measured:
+    workload = WORKLOADS[task.workload]
+    job = Job(folder, workload.make(task.asynchronous), task.config, INPUT, resumed=True)
+    random = np.random.default_rng(task.seed)
+
+    def drawn(records: int) -> Callable[[], float]:
+        """Input batches as large as a bundle at bundle grain, so that a bundle needs no copy."""
+        keys = random.choice(task.state_keys, records, replace=False)
+        size = _BUNDLE_ROWS if workload.bundles else len(keys)
+        given = [rows(keys[start : start + size]) for start in range(0, len(keys), size)]
+        return partial(job.run, given)
+
+    drawn(task.warm_up)()
+    rounds = (drawn(task.records) for _ in range(task.rounds))
+    found = _medians(task.records, rounds, lambda: job.statistics.get("io_threads_peak", 0))
+    job.close()
+    return found
+
+
+def _by_hand(task: Task, folder: Path) -> Measured:
+    """Plain rocksdict over the same table files: single gets, or list gets on that number of threads that was the
+    quickest."""
+    settle_worker()
+    random = np.random.default_rng(task.seed)
+    store = RocksDBStore(folder / "by-hand", rocksdb_options(task.config))
+    store.ingest(sorted((folder / "checkpoint").rglob("*.sst")), 0)
+    known, get = list(store.db.keys()), store.db.get
+
+    def drawn(count: int) -> list[bytes]:
+        return [known[index] for index in random.choice(len(known), count, replace=False)]
+
+    def one_by_one(keys: list[bytes]) -> float:
+        started = time.perf_counter()
+        for key in keys:
+            get(key)
+        return time.perf_counter() - started
+
+    def rounds(read: Callable[[list[bytes]], float], threads: int) -> Measured:
+        given = (partial(read, drawn(task.records)) for _ in range(task.rounds))
+        return _medians(task.records, given, lambda: threads)
+
+    get_us = one_by_one(drawn(task.warm_up)) / task.warm_up * 1e6
+    if not task.asynchronous:
+        found = rounds(one_by_one, 0)
+    else:  # one of these counts is about the best
+        counts = (2, 4, 8, 16) if get_us < _SLOW_US else (32, 128, 256)
+        runs = [rounds(partial(_on_threads, get, each), each) for each in counts]
+        found = min(runs, key=lambda measured: measured.us)
+    store.close()
+    return found
+
+
+def _on_threads(get: Callable[[Any], object], threads: int, keys: list[bytes]) -> float:
+    """Seconds of list gets of a few sorted keys each, without starting the threads."""
+    chunks: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+    for window in range(0, len(keys), _WINDOW_KEYS):
+        ordered = sorted(keys[window : window + _WINDOW_KEYS])
+        for start in range(0, len(ordered), _CHUNK_KEYS):
+            chunks.put(ordered[start : start + _CHUNK_KEYS])
+    begin = threading.Barrier(threads + 1)
+
+    def work() -> None:
+        begin.wait()
+        while True:
+            try:
+                chunk = chunks.get_nowait()
+            except queue.Empty:
+                return
+            get(chunk)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    begin.wait()
+    started = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - started

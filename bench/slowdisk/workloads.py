@@ -13,14 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.operator import InputSpec, Operator
-from bench.paradigms import PARADIGMS, Form
+from bench.paradigms import PARADIGMS, Form, Paradigm
 from operators import Deduplicate, GroupAggregate, count, sum_
 
 _KEY_WORDS = 12
-_SCHEMA = pa.schema([("key", pa.binary()), ("x", pa.int64()), ("y", pa.int64())])
 _FILL_ROWS = 100_000
-
-INPUT = InputSpec(_SCHEMA, ("key",))
+INPUT = InputSpec(pa.schema([("key", pa.binary()), ("x", pa.int64()), ("y", pa.int64())]), ("key",))
 
 
 @dataclass(frozen=True)
@@ -39,26 +37,20 @@ class Workload:
     block_cache_bytes: int = 1 << 20
 
 
-def _paradigm(number: int) -> Callable[[bool], Operator]:
-    paradigm = PARADIGMS[number - 1]
-    return lambda asynchronous: paradigm(Form.FUTURES if asynchronous else Form.CALLS)
+def _paradigm(paradigm: type[Paradigm]) -> Workload:
+    return Workload(
+        f"{paradigm.number} {paradigm.__name__}",
+        lambda asynchronous: paradigm(Form.FUTURES if asynchronous else Form.CALLS),
+        rows_a_key=2 if paradigm.number in (5, 6, 9) else 1,  # those iterate
+        block_cache_bytes=(16 if paradigm.scans else 1) << 20,
+    )
 
 
 def _count_and_sum(_: bool) -> Operator:
     return GroupAggregate([count().alias("n"), sum_("x").alias("total")])
 
 
-_ITERATING = (5, 6, 9)
-
-WORKLOADS: dict[str, Workload] = {
-    f"p{paradigm.number}": Workload(
-        f"{paradigm.number} {paradigm.__name__}",
-        _paradigm(paradigm.number),
-        rows_a_key=2 if paradigm.number in _ITERATING else 1,
-        block_cache_bytes=(16 if paradigm.scans else 1) << 20,
-    )
-    for paradigm in PARADIGMS
-} | {
+WORKLOADS: dict[str, Workload] = {f"p{paradigm.number}": _paradigm(paradigm) for paradigm in PARADIGMS} | {
     "by-hand": Workload("rocksdict by hand", _count_and_sum, by_hand=True),
     "aggregate": Workload("GroupAggregate", _count_and_sum, bundles=True),
     "deduplicate": Workload(
@@ -70,24 +62,17 @@ WORKLOADS: dict[str, Workload] = {
 
 def rows(keys: np.ndarray, x: int = 1) -> pa.RecordBatch:
     """A row a key number, with ``x`` and y = 2."""
-    words = np.empty((len(keys), _KEY_WORDS), dtype=">u8")
-    for word in range(_KEY_WORDS):
-        words[:, word] = _mixed(keys.astype(np.uint64) * np.uint64(_KEY_WORDS) + np.uint64(word))
-    size = 8 * _KEY_WORDS
-    offsets = np.arange(0, len(keys) * size + 1, size, dtype=np.int32)
-    column = pa.Array.from_buffers(
-        pa.binary(), len(keys), [None, pa.py_buffer(offsets), pa.py_buffer(words.tobytes())]
-    )
-    numbers = [pa.array(np.full(len(keys), value)) for value in (x, 2)]
-    return pa.RecordBatch.from_arrays([column, *numbers], schema=_SCHEMA)
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Splitmix64: as good as random, the same for the same number."""
-    z = numbers * np.uint64(0x9E3779B97F4A7C15)
+    numbers = keys.astype(np.uint64)[:, None] * np.uint64(_KEY_WORDS) + np.arange(_KEY_WORDS, dtype=np.uint64)
+    # Splitmix64: as good as random, the same for the same number.
+    z: np.ndarray = numbers * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    words = (z ^ (z >> np.uint64(31))).astype(">u8")
+    offsets = np.arange(0, words.nbytes + 1, 8 * _KEY_WORDS, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(words.tobytes())]
+    columns = [pa.Array.from_buffers(pa.binary(), len(keys), buffers)]
+    columns += [pa.array(np.full(len(keys), value)) for value in (x, 2)]
+    return pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)
 
 
 def fill_batches(workload: Workload, state_keys: int) -> list[pa.RecordBatch]:

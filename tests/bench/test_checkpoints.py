@@ -14,15 +14,13 @@ from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.storage.manifest import batch_of
 from bench.__main__ import app
 from bench.checkpoints import recovery as recoveries
-from bench.checkpoints.bare import without_checkpoint
-from bench.checkpoints.commits import BothJobs, commit_row
-from bench.checkpoints.driven import aggregate, settings
-from bench.checkpoints.recovery import Recovered, Recovery, recover
+from bench.checkpoints.commits import TOTALS, both_jobs, commit_row, has_snapshot, parquet_rows
+from bench.checkpoints.driven import aggregate, settings, without_checkpoint
+from bench.checkpoints.recovery import Recovered, recover
 from bench.checkpoints.sizes import checkpoint_bytes
-from bench.frame import CaseError, Row, WrongResult, isolated
-from bench.job import Job
+from bench.frame import CaseError, Report, Row, WrongResult, isolated
+from bench.job import Job, batches
 from bench.processor_time import Spent
-from bench.rows import INPUT, batches
 
 
 @pytest.mark.long
@@ -56,14 +54,13 @@ def test_without_a_checkpoint_the_state_is_kept_and_nothing_else_is_written(tmp_
         tmp_path,
         aggregate(),
         settings(tmp_path, snapshot_interval=1),
-        INPUT,
         on_output=lambda out: rows.extend(out.to_pylist()),
     )
     keys = np.arange(5, dtype=np.int64)
     with without_checkpoint():
         for _ in range(3):
             rows.clear()
-            job.run(batches(keys, 10))
+            job.run(batches(keys))
     assert [row["n"] for row in rows if row["row_kind"] == "+U"] == [3] * 5
     assert not (tmp_path / "checkpoint").exists()
     assert job.base is not None
@@ -97,36 +94,33 @@ def test_the_mean_over_a_snapshot_interval_weighs_both_kinds() -> None:
     with_it = [*(Spent(1.0 + over, 2.0 + over) for over in overs), Spent(3.0, 3.0)]
     without = [*(Spent(1.0, 2.0) for _ in overs), Spent(2.0, 2.0)]
     snapshots = [False, False, False, True]
-    facts = commit_row("x", {"with": with_it, "without": without}, snapshots, {}, 10).facts
+    facts = commit_row("x", {"with": with_it, "without": without}, snapshots, {}).facts
     expected = {"cpu": 0.02, "without_cpu_s": 2.0, "plain_cpu_s": 2.04, "plain": 0.04, "snapshot": 0.5}
     expected["every"] = (9 * 0.04 + 0.5) / 10
     assert {name: facts[name] for name in expected} == pytest.approx(expected)
 
 
 def test_a_recovery_that_gives_other_output_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recoveries, "isolated", lambda function, task: Recovered(1.0, 1.0, "other"))
+    monkeypatch.setattr(recoveries, "recover", lambda *_: Recovered(1.0, 1.0, "other"))
     with pytest.raises(WrongResult, match="files linked: the recovered state gives another output"):
-        list(recoveries.recovery(tmp_path, 100, 10, 1, 1, lambda _: None))
+        list(recoveries.recovery(Report("checkpoints", folder=tmp_path, tiny=True), 100, 10, 1, 1))
 
 
 def test_a_recovery_that_fails_says_why(tmp_path: Path) -> None:
-    task = Recovery(
-        folder=str(tmp_path), state_keys=1, changed_keys=1, seed=1, copied=False, micro_batch=False
-    )
     with pytest.raises(CaseError, match=r"ended with 1(.|\n)*No such file(.|\n)*base\.json"):
-        isolated(recover, task)
+        isolated(recover, str(tmp_path), (1, 1, 1), False, False)
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_on_spark_one_job_has_a_checkpoint_and_one_has_none(spark: SparkSession, tmp_path: Path) -> None:
-    both = BothJobs(spark, tmp_path)
+    sides = both_jobs(spark, tmp_path)
     for number, rows_out in enumerate((20, 40, 40)):  # +I, then -U and +U
-        rows = both.rows(np.arange(20, dtype=np.int64))
-        for name in ("with", "without"):
-            both.side(name)(rows)
-            assert both.rows_out(name) == rows_out
-        assert not both.has_snapshot(number)
+        rows = parquet_rows(spark, tmp_path, np.arange(20, dtype=np.int64))
+        for side in sides.values():
+            side(rows)
+            assert side.metrics(TOTALS)["rows_out"] == rows_out
+        assert not has_snapshot(tmp_path, number)
     assert Checkpoint(LocalFiles(tmp_path / "with" / "checkpoint")).versions() == [0, 1, 2]
     assert not (tmp_path / "without" / "checkpoint").exists()
     assert list((tmp_path / "without" / "local").rglob("*.sst"))

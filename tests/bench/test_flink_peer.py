@@ -20,7 +20,7 @@ from bench.nexmark.oracle import QUERIES
 from bench.nexmark.sources import write_events
 from bench.peers.flink.nexmark import NexmarkPlan, keyed, nexmark
 from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, dropping, keeping, reading, statements
-from bench.peers.flink.run import PYTHON_VARIABLE, Flink, changes_as_parquet, find_flink, rows_as_parquet
+from bench.peers.flink.run import PYTHON_VARIABLE, Flink, changes_as_parquet, find_flink
 from bench.peers.results import Throughput
 from bench.peers.works import Scale
 
@@ -109,28 +109,6 @@ def test_every_query_has_its_tables_and_a_sink_of_its_columns(query: str) -> Non
     columns = ["event_type", "event_time", *re.findall(r"`(\w+)`", source)]
     assert re.findall(r"`(\w+)`", read) == re.findall(r"`(\w+)`", insert) == columns
     assert all(FLINK_QUERIES[query] in text for text in (dropping(QUERIES[query]), made_to_keep[0]))
-
-
-_CHANGES = (["+I", 1, None], ["-U", 1, None], ["+U", 1, "a\"b,c'd"], ["+I", 2, "x"])
-
-
-@pytest.mark.parametrize(
-    ("key", "expected"),
-    [
-        (None, [("+I", 1, None), ("+I", 2, "x"), ("+U", 1, "a\"b,c'd"), ("-U", 1, None)]),
-        ("id", [(None, 1, "a\"b,c'd"), (None, 2, "x")]),
-    ],
-)
-def test_rows_come_with_their_kinds_or_only_the_last_of_each_key(
-    key: str | None, expected: list[tuple[str | None, int, str | None]], tmp_path: Path
-) -> None:
-    lines = tmp_path / "rows.jsonl"
-    lines.write_text("".join(json.dumps(row) + "\n" for row in _CHANGES))
-    with duckdb.connect() as connection:
-        folder = rows_as_parquet(connection, lines, {"id": "BIGINT", "text": "VARCHAR"}, key)
-        kind = "NULL" if key else "row_kind"
-        found = connection.execute(f"SELECT {kind}, id, text FROM '{folder}/*.parquet'").fetchall()
-    assert sorted(found, key=str) == sorted(expected, key=str)
 
 
 def test_changes_are_in_the_order_of_their_files_where_the_last_counts(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 import typer
 
 from bench.frame import CaseError, Column, Report, Row, WrongResult, isolated, medians, ratio, turns
-from bench.frame.picture import Panel, Series, draw
+from bench.frame.measure import in_turns
+from bench.frame.picture import draw
 from bench.frame.report import costs, made, mib, percent, plain, short, sides, table, times
 from bench.processor_time import Spent
 
@@ -178,15 +179,45 @@ def test_a_folder_that_is_missing_is_made_and_one_that_cannot_be_is_named(tmp_pa
     assert (tmp_path / "new" / "folder").is_dir()
     assert made(None) is None
     (tmp_path / "file").touch()
-    with pytest.raises(typer.BadParameter, match="can be written to"):
+    with pytest.raises(typer.BadParameter, match="writable folder"):
         made(tmp_path / "file" / "below")
 
 
-def test_pictures_are_pngs_of_readable_size(tmp_path: Path) -> None:
-    bars = Series("sync", ["q4", "q18"], [200_000.0, 9.0], [(100_000.0, 300_000.0), (8.0, 10.0)])
-    lines = Series("delta", [10, 1_000], [1.0, 100.0])
-    path = tmp_path / "new" / "some.png"
-    draw(path, "title", [Panel("", [bars], "x", bars=True), Panel("", [lines, lines], "x", "y", log=True)])
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert int.from_bytes(data[16:20]) >= 1000
+def test_each_table_with_drawn_columns_has_a_picture(tmp_path: Path) -> None:
+    rate = Column("rate", "rate", short, "low high")
+    with Report("some", tmp_path) as report:
+        for title, columns in (
+            ("first", [rate]),
+            ("none is drawn", [Column("rate", "rate")]),
+            ("third", [rate]),
+        ):
+            report.section(title, columns)
+            report.add(Row(name="sync", group="q4", facts={"rate": 200_000.0, "low": 1e5, "high": 3e5}))
+            report.add(
+                Row(name="sync", group="q18", facts={"rate": 9.0}), Row(name="async", failed="it broke")
+            )
+            report.rows[-1].failed = ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["some-3.png", "some.json", "some.png"]
+    for name in ("some.png", "some-3.png"):
+        data = (tmp_path / name).read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        assert int.from_bytes(data[16:20]) >= 1000
+
+
+def test_a_picture_of_nothing_is_not_drawn(tmp_path: Path) -> None:
+    assert not draw(tmp_path / "some.png", "title", [Row(name="a")], [Column("rate", "rate", bars="")])
+    assert not any(tmp_path.iterdir())
+
+
+def test_names_take_turns_and_who_fails_is_out_with_the_reason() -> None:
+    order: list[tuple[str, int]] = []
+
+    def work(name: str, number: int) -> None:
+        order.append((name, number))
+        if (name, number) == ("b", 1):
+            raise CaseError("b is gone")
+
+    assert in_turns(["a", "b", "c"], 3, work) == {"b": "b is gone"}
+    assert order == [
+        (name, number) for number, name in zip([0] * 3 + [1] * 3 + [2] * 2, "abccbaac", strict=True)
+    ]

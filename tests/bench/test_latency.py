@@ -12,12 +12,11 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.frame import Report, Row
-from bench.latency import fixed
+from bench.latency import measure
 from bench.latency.engines import ENGINES, KEYED
-from bench.latency.events import Events
-from bench.latency.fixed import FixedPlan
-from bench.latency.steady import SteadyPlan, problems_of
-from bench.peers.peers import PEERS
+from bench.latency.events import events
+from bench.latency.measure import Plan, problems_of
+from bench.peers.works import PEERS
 
 
 @pytest.mark.spark
@@ -50,15 +49,18 @@ class _Engine:
 def test_an_engine_that_fails_keeps_what_it_had_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def turn(spark: object, work: str, engine: _Engine, plan: FixedPlan, size: int, *_: int) -> fixed._Found:
+    def turn(
+        spark: object, work: str, engine: _Engine, plan: Plan, size: int, *_: int
+    ) -> tuple[list[float], list[float]]:
         if (engine.name, size) == ("bad", 20):
             raise RuntimeError("it broke")
-        return fixed._Found([0.5, 0.7], [0.1])
+        return [0.5, 0.7], [0.1]
 
-    monkeypatch.setattr(fixed, "_turn", turn)
-    monkeypatch.setattr(fixed, "chosen", lambda *_: [_Engine("bad"), _Engine("good")])
+    monkeypatch.setattr(measure, "_turn", turn)
+    monkeypatch.setattr(measure, "chosen", lambda *_: [_Engine("bad"), _Engine("good")])
     report = Report("latency", tmp_path)
-    fixed.fixed_costs(None, "a", FixedPlan(tmp_path, (10, 20), 2, 1, 5, ()), report)  # type: ignore[arg-type]
+    plan = Plan(tmp_path, (), keys=5, steady_keys=5, sizes=(10, 20), batches=2)
+    measure.fixed_costs(None, "a", plan, report)  # type: ignore[arg-type]
     report.folder.rmdir()
     bad, good = report.rows
     assert (bad.failed, bad.facts["ms_10"], "ms_20" in bad.facts) == ("RuntimeError: it broke", 600.0, False)
@@ -94,16 +96,16 @@ def test_every_work_has_ours_and_a_way_from_numbers_to_keys_and_back() -> None:
     ],
 )
 def test_what_came_out_is_checked(numbers: list[list[int]], each: bool, said: tuple[str, ...]) -> None:
-    plan = SteadyPlan(Path(), rate=6, seconds=1.0, warm_up=0.0, keys=2, engines=())
-    assert problems_of([np.array(batch) for batch in numbers], plan, each) == said
+    plan = Plan(Path(), (), keys=2, steady_keys=2, rate=6, seconds=1.0)
+    assert problems_of([np.array(batch) for batch in numbers], plan, each) == list(said)
 
 
-def test_events_come_in_order_each_with_its_time(tmp_path: Path) -> None:
+def test_events_come_in_order_each_with_its_time() -> None:
     with (
-        Events(10_000, 500, tmp_path) as events,
-        socket.create_connection(("127.0.0.1", events.port)) as source,
+        events(10_000, 500) as coming,
+        socket.create_connection(("127.0.0.1", coming.port)) as source,
     ):
-        times = events.times()
+        times = coming.times()
         text = b""
         while text.count(b"\n") < 500:
             text += source.recv(1 << 16)

@@ -17,29 +17,17 @@ from bench.__main__ import app
 from bench.frame import CaseError
 from bench.frame.report import table
 from bench.peers import measure
-from bench.peers.child import Turns, run_ours, run_spark
-from bench.peers.inputs import check, write_input
-from bench.peers.peers import PEERS
-from bench.peers.process import Run, Start, Timed, take_turns
+from bench.peers.child import Turns, carry_out
+from bench.peers.measure import check, write_input
+from bench.peers.process import Run, Timed, take_turns
 from bench.peers.results import COLUMNS, Throughput, compared
 from bench.peers.spark_plans import spark_conf
-from bench.peers.works import WORKS, Scale, Tables, Work
+from bench.peers.works import PEERS, WORKS, Scale, Tables, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SMALL = Scale(rows=400, keys=120, warm_up=0, counted=1)
-
-
-class AtOnce(Turns):
-    """Nobody else is waiting."""
-
-    def __init__(self) -> None:
-        self.waited: dict[int, float] = {}
-        self.cpu: dict[int, dict[int, float] | None] = {}
-
-    def wait(self, batch_id: int) -> None:
-        self.waited[batch_id] = 0.0
 
 
 @pytest.fixture
@@ -57,7 +45,8 @@ def session(spark: SparkSession) -> SparkSession:
         for work in WORKS.values()
         for peer in work.peers
         if work.name == "a"
-        or peer not in ("spark-changelog", "spark-snapshot")  # differ from heap in settings
+        # the others differ from heap in settings, and the floor is the same for all
+        or peer not in ("spark-changelog", "spark-snapshot", "floor")
     ],
 )
 def test_every_peer_does_the_work_right(
@@ -72,9 +61,8 @@ def test_every_peer_does_the_work_right(
     given = write_input(work, _SMALL, tmp_path / "input", files=2)
     batches = _SMALL.micro_batches(work)
     first = 1  # what is kept begins inside the run, as when measured
-    run = Run(input=given, folder=str(tmp_path / "run"), first_kept=first)
-    start = Start(peer=peer_name, work=work_name, folder=str(tmp_path), cores=2)
-    timed = (run_ours if peer.ours else run_spark)(session, start, run, AtOnce())
+    run = Run(given, tmp_path / "run", first_kept=first)
+    timed = carry_out(session, peer, work_name, run, Turns(None))
     outcome = check(
         given, work.results[peer.result if peer.ours else ""], tmp_path / "run" / "sink", first, cores=1
     )

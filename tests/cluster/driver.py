@@ -296,6 +296,7 @@ def run_query(spark: SparkSession, settings: Settings, plan: Plan) -> None:
     options = {
         "async-state.enabled": settings.asynchronous,
         "async-state.parallelism": PARALLELISM,
+        "async-state.executor": "spark",  # so that executors have something to lose
         "async-state.local-dir": str(settings.folder("local")),
         "async-state.snapshot-interval": 3,
         "async-state.retained-versions": 3,

@@ -37,6 +37,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.unclaimed-state": "refuse",
     "async-state.snapshot-interval": 10,
     "async-state.retained-versions": 10,
+    "async-state.executor": "auto",
     "async-state.parallelism": None,
     "async-state.max-parallelism": 128,
 }

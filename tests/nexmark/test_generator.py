@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.types import StructType
 
-from asyncstate.errors import ConfigurationError, SchemaError
-from bench.nexmark.config import FIRST_NAMES, LAST_NAMES, US_CITIES, US_STATES, GeneratorConfig
-from bench.nexmark.generator import AUCTION, BID, EVENT_SCHEMA, PERSON, events
-from bench.nexmark.sources import rate_stream
+from asyncstate.errors import ConfigurationError
+from bench.nexmark.generator import (
+    AUCTION,
+    BID,
+    EVENT_SCHEMA,
+    FIRST_NAMES,
+    LAST_NAMES,
+    PERSON,
+    US_CITIES,
+    US_STATES,
+    GeneratorConfig,
+    events,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -194,7 +202,8 @@ def test_partitioning_changes_nothing(spark: SparkSession, generated: list[dict[
 def test_a_stream_has_the_same_events(
     spark: SparkSession, generated: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    writer = rate_stream(spark, rows_per_batch=100).writeStream.format("parquet").trigger(once=True)
+    ids = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load().select("value")
+    writer = events(ids).writeStream.format("parquet").trigger(once=True)
     writer.option("checkpointLocation", str(tmp_path / "c")).start(str(tmp_path / "out")).awaitTermination()
     streamed = rows_of(spark.read.parquet(str(tmp_path / "out")).orderBy("dateTime"))
     assert [(row.person, row.auction, row.bid) for row in streamed] == [
@@ -222,32 +231,13 @@ def test_seed_changes_values_but_not_kinds_and_times(
     )
 
 
-def test_out_of_order_groups_permute_events_and_the_rate_spaces_them(spark: SparkSession) -> None:
-    config = GeneratorConfig(out_of_order_group_size=20, first_event_rate=3)
+def test_the_rate_spaces_events(spark: SparkSession) -> None:
+    config = GeneratorConfig(first_event_rate=3)
     made = rows_of(events(spark.range(0, 100, 1, 1), config).selectExpr("unix_micros(dateTime) AS time"))
-    spaced = {BASE_US + n * 1_000_000 // 3: n for n in range(100)}
-    numbers = [spaced[row.time] for row in made]
-    assert sorted(numbers) == list(range(100))
-    assert numbers != sorted(numbers)
-    assert all(number // 20 == place // 20 for place, number in enumerate(numbers))
+    assert [row.time for row in made] == [BASE_US + n * 1_000_000 // 3 for n in range(100)]
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("first_event_rate", 0),
-        ("first_event_rate", 1_000_001),
-        ("hot_sellers_ratio", 0),
-        ("out_of_order_group_size", 953),
-    ],
-)
-def test_settings_out_of_range_are_refused_by_name(setting: str, value: int) -> None:
-    with pytest.raises(ConfigurationError, match=setting):
-        replace(GeneratorConfig(), **{setting: value})
-
-
-def test_ids_without_a_bigint_column_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(SchemaError, match="exactly one bigint"):
-        events(spark.createDataFrame([("x",)], "id string"))
-    with pytest.raises(SchemaError, match="'number'"):
-        events(spark.range(1), id_column="number")
+@pytest.mark.parametrize("rate", [0, 1_000_001])
+def test_a_rate_out_of_range_is_refused_by_name(rate: int) -> None:
+    with pytest.raises(ConfigurationError, match="first_event_rate"):
+        GeneratorConfig(first_event_rate=rate)

@@ -12,15 +12,14 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is read with
 
 from asyncstate.dataflow import Stream
-from asyncstate.errors import ConfigurationError
 from asyncstate.testing import net
 from bench.nexmark import runner as runner_module
 from bench.nexmark.comparison import ComparisonResult
-from bench.nexmark.config import GeneratorConfig
-from bench.nexmark.events import narrow
+from bench.nexmark.generator import GeneratorConfig
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import ALL_PLANS, PLANS
-from bench.nexmark.runner import NexmarkRunner, RunSettings, check_queries, percentile
+from bench.nexmark.runner import NexmarkRunner, RunSettings, percentile
+from bench.nexmark.sources import narrow
 from tests.spark.stored import Stored, stored_state
 
 if TYPE_CHECKING:
@@ -127,13 +126,12 @@ def test_a_run_is_timed_checked_and_a_wrong_result_is_kept(
     session = spark.newSession()
     session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     runner = NexmarkRunner(session, RunSettings(tmp_path, events=2_500, micro_batch_events=1_000))
-    done: list[int] = []
-    right = runner.run("q2", async_enabled=False, on_batch=done.append)
+    right = runner.run("q2", async_enabled=False)
     assert right.problems == ()
     assert right.checked
-    assert done == [1, 2, 3]
-    assert (right.query, right.mode, right.events) == ("q2", "sync", 2_500)
-    assert 0 < right.batch_ms_p50 <= right.batch_ms_p95 <= right.seconds * 1000
+    p50, p95 = (right.facts[f"batch_ms_p{share}"] for share in (50, 95))
+    assert right.facts["events"] == 2_500
+    assert 0 < p50 <= p95 <= right.seconds * 1000
     dropped, _ = runner.dropped("q2", async_enabled=True)
     assert len(dropped) == 3
     assert min(dropped) > 0
@@ -145,12 +143,6 @@ def test_a_run_is_timed_checked_and_a_wrong_result_is_kept(
     assert wrong.problems[0] == f"{right.expected_rows} rows are not expected"
     assert (tmp_path / "runs" / "q2-async" / "sink").is_dir()
     runner.close()
-
-
-def test_queries_without_a_plan_are_named() -> None:
-    assert check_queries(["q0", "q1"]) == ("q0", "q1")
-    with pytest.raises(ConfigurationError, match="no query q23, q99; choose from q0"):
-        check_queries(["q0", "q23", "q99"])
 
 
 @pytest.mark.parametrize(

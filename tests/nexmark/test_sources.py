@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncstate.errors import ConfigurationError
-from bench.nexmark.config import GeneratorConfig
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def numbers_in(files: list[Path]) -> list[int]:
 def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> EventFiles:
     path = tmp_path_factory.mktemp("nexmark") / "events"
     before = {key: spark.conf.get(key) for key in CODEGEN_SETTINGS}
-    written = write_events(spark, path, events=1050, micro_batch_events=200, files_per_micro_batch=2)
+    written = write_events(spark, path, 1050, micro_batch_events=200, files_per_micro_batch=2)
     assert {key: spark.conf.get(key) for key in CODEGEN_SETTINGS} == before, "the session is left as it was"
     return written
 
@@ -63,23 +62,6 @@ def test_a_file_stream_takes_one_micro_batch_after_another(
     query = writer.option("checkpointLocation", str(tmp_path)).start()
     query.awaitTermination()
     assert batches == [list(range(start, min(start + 200, 1050))) for start in range(0, 1050, 200)]
-
-
-def test_the_same_events_are_not_written_again(spark: SparkSession, tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    first = write_events(spark, path, 100, 50)
-    stamps = [file.stat().st_ino for file in first.files]
-    assert [file.stat().st_ino for file in write_events(spark, path, 100, 50).files] == stamps
-    other = write_events(spark, path, 60, 50, GeneratorConfig(seed=9))
-    assert numbers_in(other.files) == list(range(60))
-    assert [file.stat().st_ino for file in other.files] != stamps
-
-
-def test_a_folder_with_other_things_is_refused_and_kept(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(ConfigurationError, match=r"thesis\.txt"):
-        write_events(spark, tmp_path, 10, 10)
-    assert (tmp_path / "thesis.txt").exists()
 
 
 @pytest.mark.parametrize(("count", "batch", "files"), [(0, 10, 1), (10, 0, 1), (10, 5, 2), (10, 10, 0)])

@@ -170,7 +170,7 @@ TYPES: dict[str, Any] = {"result_type": ROWS, "accumulator_type": pa.list_(LONG)
             "returns rows; use it in GroupTableAggregate",
         ),
         (lambda: udaf(NoRows, **TYPES), "returns rows; use udtaf"),
-        (lambda: udtaf(count, **TYPES), "is no TableAggregateFunction"),
+        (lambda: udtaf(count, **TYPES), "is not of type TableAggregateFunction"),
     ],
 )
 def test_what_does_not_belong_is_refused(make: Any, text: str) -> None:

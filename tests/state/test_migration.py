@@ -217,7 +217,7 @@ def test_nothing_happens_unless_confirmed(checkpoint: str) -> None:
     [
         (("drop-state", "nobody", "single"), "no operator 'nobody'; its operators are 'operator'"),
         (("drop-state", "operator", "nothing"), "no state 'nothing'; its states are 'single', 'spaced'"),
-        (("rename-state", "operator", "single", "items"), "has a state 'items' already"),
+        (("rename-state", "operator", "single", "items"), "already has a state 'items'"),
         (("rename-state", "operator", "single", "a b"), "state name 'a b' is not allowed"),
         (("drop-field", "operator", "single", "a"), "holds a int64, which has no fields"),
         (

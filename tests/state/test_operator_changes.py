@@ -92,7 +92,7 @@ def test_what_is_refused_can_be_taken_for_right(folder: Path) -> None:
     ("arguments", "message"),
     [
         (("rename-operator", "nobody", "best"), "no operator 'nobody'; its operators are 'top'"),
-        (("rename-operator", "top", "top"), "has an operator 'top' already"),
+        (("rename-operator", "top", "top"), "already has an operator 'top'"),
         (("rename-operator", "top", "a/b"), "a/b"),
         (("drop-operator", "nobody"), "no operator 'nobody'"),
     ],

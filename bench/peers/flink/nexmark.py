@@ -11,12 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from bench.frame import CaseError, Report, Row
-from bench.frame.report import reason
-from bench.nexmark.comparison import ComparisonResult
+from bench.frame.measure import in_turns
 from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session
 from bench.peers.flink.queries import FLINK_QUERIES
@@ -71,77 +69,60 @@ def nexmark(names: Sequence[str], plan: NexmarkPlan, report: Report) -> None:
     try:
         events = runner.prepare().path
         for query in plan.queries:
-            engines = _Engines(QUERIES[query], runner, python, events, plan, report.tell)
-            report.add(*compared(engines.run([name for name in (*_OURS, *FLINK_PEERS) if name in names])))
+            engines = [name for name in (*_OURS, *FLINK_PEERS) if name in names]
+            report.add(
+                *compared(_of_query(QUERIES[query], engines, runner, python, events, plan, report.tell))
+            )
     finally:
         runner.close()
         spark.stop()
 
 
-class _Engines:
-    """One query on all engines. An engine that fails is out, with the reason."""
+def _of_query(
+    spec: QuerySpec,
+    names: Sequence[str],
+    runner: NexmarkRunner,
+    python: Path,
+    events: Path,
+    plan: NexmarkPlan,
+    tell: Tell,
+) -> list[Throughput]:
+    """One query on all engines: all results are checked, which warms ours up, then they take turns. An engine that
+    fails or is wrong is out, with the reason."""
+    folder = plan.folder / f"flink-{spec.name}"
+    folder.mkdir(parents=True)
+    flink = Flink(python, folder, plan.cores)
+    checked = min(plan.checked_events, plan.events)
+    sizes = Sizes(checked, max(1, plan.events // _SHORT_SHARE), plan.events)
+    results = {name: _blank(f"f {spec.name}", spec.description, name) for name in names}
 
-    def __init__(
-        self,
-        spec: QuerySpec,
-        runner: NexmarkRunner,
-        python: Path,
-        events: Path,
-        plan: NexmarkPlan,
-        tell: Tell,
-    ) -> None:
-        self._spec = spec
-        self._runner = runner
-        self._events = events
-        self._plan = plan
-        self._tell = tell
-        folder = plan.folder / f"flink-{spec.name}"
-        folder.mkdir(parents=True)
-        self._flink = Flink(python, folder, plan.cores)
-        self._sizes = Sizes(
-            min(plan.checked_events, plan.events), max(1, plan.events // _SHORT_SHARE), plan.events
-        )
+    def check(name: str, _: int) -> None:
+        tell(f"f: {spec.name}, checking: {name}")
+        result = results[name]
+        if name in _OURS:
+            run = runner.run(spec.name, _OURS[name][1])
+            result.expected_rows, result.wrong = run.expected_rows, list(run.problems)
+        elif (backend := FLINK_PEERS[name][1]) is not None:  # else there is no result
+            outcome = flink.check_query(spec, events, sizes.check, backend)
+            result.expected_rows, result.wrong = outcome.expected_rows, outcome.wrong
 
-    def run(self, names: Sequence[str]) -> list[Throughput]:
-        """Check all results, which warms ours up, then take turns."""
-        results = {name: _blank(f"f {self._spec.name}", self._spec.description, name) for name in names}
-        for name in names:
-            results[name] = self._tried("checking", results[name], self._checked)
-        for number in range(self._plan.repeat):
-            for name in names[:: -1 if number % 2 else 1]:
-                results[name] = self._tried(
-                    f"run {number + 1}/{self._plan.repeat}", results[name], self._timed
-                )
-        return list(results.values())
+    def measure(name: str, number: int) -> None:
+        tell(f"f: {spec.name}, run {number + 1}/{plan.repeat}: {name}")
+        result = results[name]
+        if name in _OURS:
+            batch_ms, cpu_seconds = runner.dropped(spec.name, _OURS[name][1])
+            result.rows = runner.prepare().micro_batch_events
+            result.seconds.append(statistics.median(batch_ms) / 1e3)
+            result.cpu_seconds += [] if cpu_seconds is None else [cpu_seconds / len(batch_ms)]
+        else:
+            _add(result, *flink.query_seconds(spec, events, sizes, FLINK_PEERS[name][1]), sizes)
 
-    def _tried(self, doing: str, before: Throughput, work: Callable[[Throughput], Throughput]) -> Throughput:
-        if before.wrong or before.failed:
-            return before
-        self._tell(f"f: {self._spec.name}, {doing}: {before.peer}")
-        try:
-            return work(before)
-        except Exception as error:  # the other queries and engines have results nevertheless
-            return msgspec.structs.replace(before, failed=reason(error), seconds=[])
-
-    def _checked(self, result: Throughput) -> Throughput:
-        if result.peer in _OURS:
-            run = self._runner.run(self._spec.name, _OURS[result.peer][1])
-            return msgspec.structs.replace(result, expected_rows=run.expected_rows, wrong=list(run.problems))
-        backend = FLINK_PEERS[result.peer][1]
-        if backend is None:  # no result
-            return result
-        return _judged(result, self._flink.check_query(self._spec, self._events, self._sizes.check, backend))
-
-    def _timed(self, before: Throughput) -> Throughput:
-        if before.peer not in _OURS:
-            backend = FLINK_PEERS[before.peer][1]
-            spent = self._flink.query_seconds(self._spec, self._events, self._sizes, backend)
-            return _with_difference(before, spent, self._sizes)
-        batch_ms, cpu_seconds = self._runner.dropped(self._spec.name, _OURS[before.peer][1])
-        seconds = [*before.seconds, statistics.median(batch_ms) / 1e3]
-        cpu = [] if cpu_seconds is None else [*before.cpu_seconds, cpu_seconds / len(batch_ms)]
-        rows = self._runner.prepare().micro_batch_events
-        return msgspec.structs.replace(before, rows=rows, seconds=seconds, cpu_seconds=cpu)
+    failed = in_turns(names, 1, check)
+    able = [name for name in names if name not in failed and not results[name].wrong]
+    failed |= in_turns(able, plan.repeat, measure)
+    for name, why in failed.items():
+        results[name].failed, results[name].seconds = why, []
+    return list(results.values())
 
 
 def keyed(work: str, label: str, title: str, scale: Scale, plan: NexmarkPlan, tell: Tell) -> Throughput:
@@ -150,23 +131,24 @@ def keyed(work: str, label: str, title: str, scale: Scale, plan: NexmarkPlan, te
     result = Throughput(name=called, group=f"{label}: {title}", work=label, peer="pyflink", keys=scale.keys)
     python = find_flink(plan.python)
     if isinstance(python, str):
-        return msgspec.structs.replace(result, skipped=python)
+        result.skipped = python
+        return result
     folder = plan.folder / "pyflink"
     folder.mkdir(parents=True, exist_ok=True)
     flink = Flink(python, folder, plan.cores)
     random = np.random.default_rng(plan.seed)
     sizes = Sizes(min(_CHECK_ROWS, scale.rows), max(1, scale.rows // _SHORT_SHARE), scale.rows)
-    check, short, long = (
-        random.integers(0, scale.keys, count).tolist() for count in (sizes.check, sizes.short, sizes.long)
-    )
+    counts = (sizes.check, sizes.short, sizes.long)
+    check, short, long = (random.integers(0, scale.keys, count).tolist() for count in counts)
     try:
         tell(f"{label}: checking pyflink")
-        result = _judged(result, flink.check_keyed(kind, [key % 500 for key in check]))
+        outcome = flink.check_keyed(kind, [key % 500 for key in check])
+        result.expected_rows, result.wrong = outcome.expected_rows, outcome.wrong
         for number in range(0 if result.wrong else plan.repeat):
             tell(f"{label}: pyflink, run {number + 1}/{plan.repeat}")
-            result = _with_difference(result, flink.keyed_seconds(kind, short, long), sizes)
+            _add(result, *flink.keyed_seconds(kind, short, long), sizes)
     except CaseError as error:
-        return msgspec.structs.replace(result, failed=str(error), seconds=[])
+        result.failed, result.seconds = str(error), []
     return result
 
 
@@ -184,23 +166,16 @@ def share_of_good(rows: Sequence[Row]) -> list[Row]:
     return [Row(name=name, facts={"share": share})]
 
 
-def _with_difference(result: Throughput, spent: tuple[Spent, Spent], sizes: Sizes) -> Throughput:
+def _add(result: Throughput, short: Spent, long: Spent, sizes: Sizes) -> None:
     """The time of the additional rows of the long input; its whole time if that is too small (tiny inputs)."""
-    before, long = spent
     rows = sizes.long - sizes.short
-    if long.seconds <= before.seconds:
-        rows, before = sizes.long, Spent(0.0, 0.0)
-    scale = (result.rows or rows) / rows
-    cpu = result.cpu_seconds
-    if long.cpu_seconds is not None and before.cpu_seconds is not None:
-        cpu = [*cpu, (long.cpu_seconds - before.cpu_seconds) * scale]
-    seconds = [*result.seconds, (long.seconds - before.seconds) * scale]
-    return msgspec.structs.replace(result, rows=result.rows or rows, seconds=seconds, cpu_seconds=cpu)
-
-
-def _judged(result: Throughput, outcome: ComparisonResult) -> Throughput:
-    wrong = [*outcome.problems, *outcome.examples]
-    return msgspec.structs.replace(result, expected_rows=outcome.expected_rows, wrong=wrong)
+    if long.seconds <= short.seconds:
+        rows, short = sizes.long, Spent(0.0, 0.0)
+    result.rows = result.rows or rows
+    scale = result.rows / rows
+    result.seconds.append((long.seconds - short.seconds) * scale)
+    if long.cpu_seconds is not None and short.cpu_seconds is not None:
+        result.cpu_seconds.append((long.cpu_seconds - short.cpu_seconds) * scale)
 
 
 def _blank(work: str, title: str, peer: str, skipped: str = "") -> Throughput:

@@ -1,4 +1,4 @@
-"""The Nexmark queries in Flink SQL, and the statements around them.
+"""The Nexmark queries in Flink SQL (``queries.sql``), and the statements around them.
 
 Owns: ``FLINK_QUERIES``, ``LAST_COUNTS``, ``NULL_TEXT``, ``fields``, ``statements``, ``dropping``, ``reading`` and
 ``keeping``.
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from bench.nexmark.oracle import EVENT_KINDS, QuerySpec
+from bench.nexmark.oracle import EVENT_KINDS, QUERIES, QuerySpec, read_queries
 
 NULL_TEXT = "~"
 """In a CSV file; an empty text is not none."""
@@ -27,150 +28,19 @@ _TEXTS = {
     "name", "city", "state", "itemName", "description", "channel", "url", "extra", "emailAddress", "creditCard",
 }  # fmt: skip
 
-_HOPS = """
+_SHARED = {
+    "auction": ", ".join(f"A.{name}" for name in QUERIES["q9"].needs["auction"]),
+    "hops": """
     SELECT auction, count(*) AS num, window_start, window_end
     FROM TABLE(HOP(TABLE bid, DESCRIPTOR(rt), INTERVAL '2' SECOND, INTERVAL '10' SECOND))
-    GROUP BY auction, window_start, window_end"""
-_AUCTION = (
-    "A.id, A.itemName, A.description, A.initialBid, A.reserve, A.dateTime, A.expires, A.seller, A.category, "
-    "A.extra"
-)
-
-_VERSIONS = "auction_versions"
-
-
-def _tumble(view: str) -> str:
-    return f"TABLE(TUMBLE(TABLE {view}, DESCRIPTOR(rt), INTERVAL '10' SECOND))"
-
-
-_LEVELS = {
-    "rank1": "price < 10000",
-    "rank2": "price >= 10000 AND price < 1000000",
-    "rank3": "price >= 1000000",
+    GROUP BY auction, window_start, window_end""",
 }
-
-
-def _counts(counted: str, name: str) -> str:
-    """Over all prices and by level."""
-    levels = [f"{counted} FILTER (WHERE {level}) AS {rank}_{name}" for rank, level in _LEVELS.items()]
-    return ", ".join([f"{counted} AS total_{name}", *levels])
-
-
-_COUNTED = {"bids": "count(*)", "bidders": "count(DISTINCT bidder)", "auctions": "count(DISTINCT auction)"}
-_STATISTICS = ", ".join(_counts(counted, name) for name, counted in _COUNTED.items())
-
-_QUERIES = {
-    "q3": """
-        SELECT P.name, P.city, P.state, A.id FROM auction AS A JOIN person AS P ON A.seller = P.id
-        WHERE A.category = 10 AND P.state IN ('OR', 'ID', 'CA')""",
-    "q4": """
-        SELECT category AS id, AVG(final) AS final FROM (
-            SELECT MAX(B.price) AS final, A.category FROM auction AS A, bid AS B
-            WHERE A.id = B.auction AND B.dateTime BETWEEN A.dateTime AND A.expires
-            GROUP BY A.id, A.category
-        ) GROUP BY category""",
-    "q5": f"""
-        SELECT C.auction, C.num FROM ({_HOPS}) AS C
-        JOIN (
-            SELECT max(num) AS most, window_start, window_end FROM ({_HOPS}) GROUP BY window_start, window_end
-        ) AS M
-        ON C.window_start = M.window_start AND C.window_end = M.window_end AND C.num >= M.most""",
-    "q7": """
-        SELECT B.auction, B.bidder, B.price, B.dateTime, B.extra
-        FROM (SELECT auction, bidder, price, dateTime, extra FROM bid) AS B
-        JOIN (
-            SELECT MAX(price) AS maxprice, window_start, window_end
-            FROM TABLE(TUMBLE(TABLE bid, DESCRIPTOR(rt), INTERVAL '10' SECOND))
-            GROUP BY window_start, window_end
-        ) AS H
-        ON B.price = H.maxprice WHERE B.dateTime BETWEEN H.window_start AND H.window_end""",
-    "q8": f"""
-        SELECT P.id, P.name, CAST(P.window_start AS TIMESTAMP(6)) AS stime
-        FROM (
-            SELECT id, name, window_start, window_end FROM {_tumble("person")}
-            GROUP BY id, name, window_start, window_end
-        ) AS P
-        JOIN (
-            SELECT seller, window_start, window_end FROM {_tumble("auction")}
-            GROUP BY seller, window_start, window_end
-        ) AS A
-        ON P.id = A.seller AND P.window_start = A.window_start AND P.window_end = A.window_end""",
-    "q9": f"""
-        SELECT id, itemName, description, initialBid, reserve, dateTime, expires, seller, category, extra,
-            auction, bidder, price, bid_dateTime, bid_extra
-        FROM (
-            SELECT {_AUCTION}, B.auction, B.bidder, B.price, B.dateTime AS bid_dateTime, B.extra AS bid_extra,
-                ROW_NUMBER() OVER (PARTITION BY A.id ORDER BY B.price DESC, B.dateTime ASC) AS place
-            FROM auction AS A, bid AS B
-            WHERE A.id = B.auction AND B.dateTime BETWEEN A.dateTime AND A.expires
-        ) WHERE place <= 1""",
-    "q11": """
-        SELECT bidder, count(*) AS bid_count, CAST(window_start AS TIMESTAMP(6)) AS starttime,
-            CAST(window_end AS TIMESTAMP(6)) AS endtime
-        FROM TABLE(SESSION(TABLE bid PARTITION BY bidder, DESCRIPTOR(rt), INTERVAL '10' SECOND))
-        GROUP BY bidder, window_start, window_end""",
-    "q15": f"""
-        SELECT DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`, {_STATISTICS}
-        FROM bid GROUP BY DATE_FORMAT(dateTime, 'yyyy-MM-dd')""",
-    "q16": f"""
-        SELECT channel, DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`,
-            max(DATE_FORMAT(dateTime, 'HH:mm')) AS `minute`, {_STATISTICS}
-        FROM bid GROUP BY channel, DATE_FORMAT(dateTime, 'yyyy-MM-dd')""",
-    "q17": """
-        SELECT auction, DATE_FORMAT(dateTime, 'yyyy-MM-dd') AS `day`, count(*) AS total_bids,
-            count(*) FILTER (WHERE price < 10000) AS rank1_bids,
-            count(*) FILTER (WHERE price >= 10000 AND price < 1000000) AS rank2_bids,
-            count(*) FILTER (WHERE price >= 1000000) AS rank3_bids,
-            min(price) AS min_price, max(price) AS max_price, avg(price) AS avg_price, sum(price) AS sum_price
-        FROM bid GROUP BY auction, DATE_FORMAT(dateTime, 'yyyy-MM-dd')""",
-    "q18": """
-        SELECT auction, bidder, price, channel, url, dateTime, extra FROM (
-            SELECT *, ROW_NUMBER() OVER (PARTITION BY bidder, auction ORDER BY rt DESC) AS place FROM bid
-        ) WHERE place <= 1""",
-    "q19": """
-        SELECT auction, bidder, price, channel, url, dateTime, extra, rank_number FROM (
-            SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC, dateTime ASC) AS rank_number
-            FROM bid
-        ) WHERE rank_number <= 10""",
-    "q20": """
-        SELECT B.auction, B.bidder, B.price, B.channel, B.url, B.dateTime AS bid_dateTime, B.extra AS bid_extra,
-            A.itemName, A.description, A.initialBid, A.reserve, A.dateTime AS auction_dateTime, A.expires,
-            A.seller, A.category, A.extra AS auction_extra
-        FROM bid AS B JOIN auction AS A ON B.auction = A.id WHERE A.category = 10""",
-    "window_join": f"""
-        SELECT B.auction, B.bidder, B.price, A.category, B.dateTime
-        FROM (SELECT * FROM {_tumble("bid")}) AS B
-        JOIN (SELECT * FROM {_tumble("auction")}) AS A
-        ON B.auction = A.id AND B.window_start = A.window_start AND B.window_end = A.window_end""",
-    "window_rank": f"""
-        SELECT auction, bidder, price, dateTime FROM (
-            SELECT *, ROW_NUMBER() OVER (
-                PARTITION BY window_start, window_end, auction ORDER BY price DESC, dateTime, bidder
-            ) AS place
-            FROM {_tumble("bid")}
-        ) WHERE place <= 3""",
-    "over_range": """
-        SELECT auction, bidder, price, count(*) OVER recent AS bids, sum(price) OVER recent AS total
-        FROM bid WINDOW recent AS (
-            PARTITION BY auction ORDER BY rt RANGE BETWEEN INTERVAL '10' SECOND PRECEDING AND CURRENT ROW
-        )""",
-    "match": """
-        SELECT auction, low, high, back, bidder FROM bid
-        MATCH_RECOGNIZE (
-            PARTITION BY auction ORDER BY rt, dateTime, bidder, price
-            MEASURES A.price AS low, B.price AS high, C.price AS back, C.bidder AS bidder
-            ONE ROW PER MATCH AFTER MATCH SKIP TO NEXT ROW
-            PATTERN (A B C) WITHIN INTERVAL '10' SECOND
-            DEFINE A AS A.price < 10000, B AS B.price >= 1000000, C AS C.price < 10000
-        )""",
-    "temporal_join": f"""
-        SELECT B.auction, B.bidder, B.price, A.category, B.dateTime
-        FROM bid AS B JOIN {_VERSIONS} FOR SYSTEM_TIME AS OF B.rt AS A ON B.auction = A.id""",
-}
-
+_QUERIES = {name: sql for (name,), sql in read_queries(Path(__file__).with_suffix(".sql"), **_SHARED)}
+_QUERIES |= {name: QUERIES[name].sql for name in ("q3", "q20")}  # which are the same in both
 FLINK_QUERIES: Mapping[str, str] = {
-    name: re.sub(r"\bdateTime\b", "`dateTime`", sql)  # a reserved word in Flink
-    for name, sql in _QUERIES.items()
+    name: re.sub(r"\bdateTime\b", "`dateTime`", _QUERIES[name])  # a reserved word in Flink
+    for name in QUERIES
+    if name in _QUERIES
 }
 """By name. Joins that are not of windows take no ``rt``: Flink allows no event time in their inputs."""
 
@@ -213,7 +83,7 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
             )
     if spec.name == "temporal_join":  # Flink's way from rows to versions: the last row of a key
         made.append(
-            f"CREATE VIEW {_VERSIONS} AS SELECT id, category, rt FROM ("
+            "CREATE VIEW auction_versions AS SELECT id, category, rt FROM ("
             "SELECT *, ROW_NUMBER() OVER (PARTITION BY id ORDER BY rt DESC) AS place FROM auction) WHERE place = 1"
         )
     sink = ", ".join(f"`{name}` {_TYPES[kind]}" for name, kind in spec.columns.items())
@@ -221,7 +91,6 @@ def statements(spec: QuerySpec, folder: str) -> list[str]:
 
 
 def dropping(spec: QuerySpec) -> str:
-    """The statement that runs the query and drops what comes out."""
     return f"INSERT INTO dropped {FLINK_QUERIES[spec.name]}"
 
 

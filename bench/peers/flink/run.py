@@ -1,6 +1,6 @@
 """Flink's side of the comparison: its Python, its input, its runs, its results.
 
-Owns: ``find_flink``, ``Flink``, ``Sizes``, ``rows_as_parquet`` and ``changes_as_parquet``.
+Owns: ``find_flink``, ``Flink``, ``Sizes`` and ``changes_as_parquet``.
 Invariant: a rate is only given for what was found right.
 Must not import Spark.
 """
@@ -123,35 +123,37 @@ class Flink:
                 connection.execute(f"CREATE OR REPLACE TEMP VIEW {kind} AS SELECT * FROM first_{kind}")
             columns = {name: _TYPES[kind] for name, kind in spec.columns.items()}
             found = changes_as_parquet(connection, rows, columns, LAST_COUNTS.get(spec.name))
-            return compare(connection, _expected(spec), found)
+            expected = spec.sql
+            if spec.name == "q11":  # as Flink can know it: its session windows have milliseconds
+                ends = (f"date_trunc('milliseconds', {name}) AS {name}" for name in ("starttime", "endtime"))
+                expected = f"SELECT bidder, bid_count, {', '.join(ends)} FROM ({spec.sql})"
+            return compare(connection, expected, found)
 
     def query_seconds(
         self, spec: QuerySpec, events: Path, sizes: Sizes, backend: str | None
     ) -> tuple[Spent, Spent]:
         """Times of the short and of the long input, on a JVM that has run the query; of no backend those of reading."""
         made, insert = reading(spec) if backend is None else ([], dropping(spec))
-        short, long = (self._csv(spec, events, count) for count in (sizes.short, sizes.long))
-        runs = [
-            {"ddl": [*statements(spec, folder.resolve().as_uri()), *made], "insert": insert}
-            for folder in (short, short, long)
-        ]
-        _, first, second = self._start(self.conf(backend or "hashmap"), runs)
-        return first, second
+        runs = []
+        for count in (sizes.short, sizes.short, sizes.long):
+            source = self._csv(spec, events, count).resolve().as_uri()
+            runs.append({"ddl": [*statements(spec, source), *made], "insert": insert})
+        _, short, long = self._start(self.conf(backend or "hashmap"), runs)
+        return short, long
 
     def check_keyed(self, kind: str, keys: Sequence[int]) -> ComparisonResult:
         """Compare the rows of a job in PyFlink, ``counter`` or ``mean``, with DuckDB's."""
-        folder, rows = self._keys(keys), self._folder / f"{kind}.jsonl"
-        self._start(self.conf(), [{kind: str(folder), "rows": str(rows)}])
         columns, select, upsert_key = _KEYED[kind]
+        folder, rows = self._keys(keys), self._folder / f"{kind}-rows"
+        self._start(self.conf(), [{kind: str(folder), "columns": list(columns), "rows": str(rows)}])
         with duckdb.connect() as connection:
-            found = rows_as_parquet(connection, rows, columns, upsert_key)
+            found = changes_as_parquet(connection, rows, columns, upsert_key)
             rows_read = f"read_csv('{folder}/*.csv', header = false, columns = {{'key': 'BIGINT'}})"
             return compare(connection, select.format(rows=rows_read), found)
 
     def keyed_seconds(self, kind: str, short: Sequence[int], long: Sequence[int]) -> tuple[Spent, Spent]:
         """Times of the short and of the long input, on a JVM that has run the job."""
-        folders = [self._keys(short), self._keys(long)]
-        runs = [{kind: str(folder), "rows": None} for folder in (folders[0], *folders)]
+        runs = [{kind: str(self._keys(keys)), "rows": None} for keys in (short, short, long)]
         _, first, second = self._start(self.conf(), runs)
         return first, second
 
@@ -224,71 +226,31 @@ def _until(connection: duckdb.DuckDBPyConnection, events: Path, count: int) -> s
     return "2999-01-01" if row is None else str(row[0])
 
 
-def _expected(spec: QuerySpec) -> str:
-    """The oracle's answer as Flink can know it: its session windows have milliseconds."""
-    if spec.name != "q11":
-        return spec.sql
-    floors = ", ".join(f"date_trunc('milliseconds', {name}) AS {name}" for name in ("starttime", "endtime"))
-    return f"SELECT bidder, bid_count, {floors} FROM ({spec.sql})"
-
-
-def rows_as_parquet(
-    connection: duckdb.DuckDBPyConnection, rows: Path, columns: dict[str, str], key: str | None = None
-) -> Path:
-    """A file of lines of [row kind, values...] as a Parquet file with columns; the folder it is in.
-
-    With ``key`` only the last row of each, without its kind. Rows of a key are in the order in which they came.
-    """
-    values = [f"$[{number}]" for number in range(1, len(columns) + 1)]
-    read = f"""
-        SELECT line, row_number() OVER () AS number
-        FROM read_csv('{rows}', {_LINES})"""
-    return _as_parquet(
-        connection, read, rows.with_suffix(""), dict(zip(columns, values, strict=True)), "$[0]", columns, key
-    )
-
-
 def changes_as_parquet(
-    connection: duckdb.DuckDBPyConnection, rows: Path, columns: dict[str, str], key: str | None = None
+    connection: duckdb.DuckDBPyConnection, rows: Path, columns: Mapping[str, str], key: str | None = None
 ) -> Path:
-    """A folder of Flink's files of JSON as one Parquet file, as ``rows_as_parquet``.
+    """A folder of files with lines of JSON, the row kind in ``row_kind``, as one Parquet file; the folder it is in.
 
-    Rows of a key are in the files of one task, which are numbered. Within a file their order is that in which DuckDB
-    reads it, which it keeps only where nothing is partitioned.
+    With ``key`` only the last row of each, without its kind. Rows of a key are in the files of one task, which are
+    numbered. Within a file their order is that in which DuckDB reads it, which it keeps only where nothing is
+    partitioned.
     """
+    folder = rows.with_name(f"{rows.name}-parquet")
+    folder.mkdir()
+    options = "columns = {'line': 'VARCHAR'}, header = false, delim = '\x01', quote = '', escape = ''"
     read = f"""
         SELECT line, row_number() OVER (
             ORDER BY CAST(regexp_extract(filename, '-(\\d+)$', 1) AS BIGINT), number
         ) AS number
         FROM (
             SELECT line, filename, row_number() OVER () AS number
-            FROM read_csv('{rows}/part-*', filename = true, {_LINES})
+            FROM read_csv('{rows}/part-*', filename = true, {options})
         )"""
-    paths = {name: f'$."{name}"' for name in columns}
-    return _as_parquet(
-        connection, read, rows.with_name(f"{rows.name}-parquet"), paths, '$."row_kind"', columns, key
-    )
-
-
-_LINES = "columns = {'line': 'VARCHAR'}, header = false, delim = '\x01', quote = '', escape = ''"
-
-
-def _as_parquet(
-    connection: duckdb.DuckDBPyConnection,
-    read: str,
-    folder: Path,
-    paths: Mapping[str, str],
-    kind_path: str,
-    columns: Mapping[str, str],
-    key: str | None,
-) -> Path:
-    """Lines with their numbers, as ``read`` gives them, as a Parquet file in ``folder``."""
-    folder.mkdir()
     values = ", ".join(
-        f"CAST(json_extract_string(line, '{paths[name]}') AS {kind}) AS \"{name}\""
+        f'CAST(json_extract_string(line, \'$."{name}"\') AS {kind}) AS "{name}"'
         for name, kind in columns.items()
     )
-    row_kind = f"json_extract_string(line, '{kind_path}')"
+    row_kind = "json_extract_string(line, '$.row_kind')"
     if key is None:
         chosen = f"SELECT {values}, {row_kind} AS row_kind FROM ({read})"
     else:

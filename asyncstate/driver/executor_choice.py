@@ -1,0 +1,67 @@
+"""Where the stages of a micro-batch run: in the driver's process, or in tasks of the cluster.
+
+Owns: ``ExecutorChoice`` and its constants.
+Invariant: the choice never changes results or state, so attempts at a micro-batch may choose differently.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from asyncstate.runtime import CommitRecord
+
+ROWS_MAX: Final = 10_000
+"""Rows of a stage above which tasks of the cluster are quicker: measured with ``bench latency``."""
+ROWS_MAX_GIVEN: Final = 1_000_000
+"""The same where the configuration asks for the driver's process."""
+SECONDS_MAX: Final = 0.5
+"""Seconds that the tasks of a stage may take one after the other: above it, running them at once saves more than their
+fixed cost."""
+PARTITIONS_MAX: Final = 16
+"""Each partition has a store to open, also without rows, and the driver opens one after the other."""
+
+Setting = Literal["auto", "local", "spark"]
+
+
+class ExecutorChoice:
+    """The choice for the stages of one job, by the uid of their first operator."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._back_below: dict[str, int] = {}
+        """For each stage that runs on the cluster, the rows below which it comes back."""
+
+    @property
+    def rows_max(self) -> int:
+        """The rows that a stage in the driver's process may have."""
+        return ROWS_MAX_GIVEN if self._setting == "local" else ROWS_MAX
+
+    def is_local(self, uid: str, partitions: int) -> bool:
+        """Whether to try the driver's process."""
+        if self._setting != "auto":
+            return self._setting == "local"
+        return partitions <= PARTITIONS_MAX and uid not in self._back_below
+
+    def too_many(self, uid: str) -> None:
+        """The stage has more than ``rows_max`` rows: it runs on the cluster, until it has half of them."""
+        self._back_below[uid] = self.rows_max // 2
+
+    def ran_locally(self, uid: str, rows: int, seconds: float) -> None:
+        """Note what the tasks took. A slow stage goes to the cluster, until it has half of these rows."""
+        if seconds > SECONDS_MAX:
+            self._back_below[uid] = min(rows, self.rows_max) // 2
+
+    def ran_on_cluster(self, uid: str, records: Sequence[CommitRecord]) -> None:
+        """Note the rows of a stage that ran on the cluster, from the reports of its first operator."""
+        if rows_of(records) < self._back_below.get(uid, 0):
+            del self._back_below[uid]
+
+
+def rows_of(records: Sequence[CommitRecord]) -> int:
+    """The rows that reached an operator before any partial aggregation."""
+    return sum(
+        int(record.statistics.get("local_rows_in") or record.statistics.get("rows_in") or 0)
+        for record in records
+    )

@@ -1,0 +1,131 @@
+"""The tasks of a stage in this process, one partition after the other, over rows that are here.
+
+Owns: ``run_locally`` and what it returns.
+Invariant: a partition gets the rows that an exchange of the cluster would send it, in the order in which they are
+here; its task is the one that the cluster runs, so that rows, state bytes and reports are the same.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from asyncstate.codec import key_groups
+from asyncstate.driver.chain import Link, RunPartition, run_chain
+from asyncstate.driver.executor import Prepared
+from asyncstate.driver.sent_columns import payload_of
+from asyncstate.operator import InputSpec, Operator
+from asyncstate.runtime import (
+    CommitRecord,
+    InputBatch,
+    SideBatch,
+    TaskSpec,
+    aggregated_before,
+    pack_broadcast,
+    pack_records,
+    unpack_records,
+)
+
+CopiesOf = Callable[[Operator], Callable[[], Operator]]
+"""Maps an operator to a function that makes copies of it, as each task of a cluster has one."""
+
+
+class LocalOutput(NamedTuple):
+    """``rows`` with ``row_kind`` and those of the side outputs, in the order of the partitions; for each operator the
+    reports of its partitions."""
+
+    rows: list[pa.RecordBatch]
+    sides: Mapping[str, list[pa.RecordBatch]]
+    reports: list[tuple[Prepared, list[CommitRecord]]]
+
+
+def run_locally(
+    chain: Sequence[Prepared],
+    inputs: Sequence[Sequence[pa.RecordBatch]],
+    done: bool,
+    run: RunPartition,
+    copies_of: CopiesOf,
+) -> LocalOutput:
+    """Run the operators of ``chain`` over ``inputs``, the rows of each input with ``row_kind`` where it is a changelog.
+    ``done``: the first operator's partial aggregation has run upstream."""
+    copies = [copies_of(one.spec.operator) for one in chain]
+    first = _with_broadcast(chain[0].spec, inputs)
+    specs = [first, *(one.spec for one in chain[1:])]
+    rows: list[pa.RecordBatch] = []
+    sides: dict[str, list[pa.RecordBatch]] = {name: [] for name in chain[-1].sent.side_outputs}
+    records: list[list[CommitRecord]] = [[] for _ in chain]
+    for partition, given in enumerate(_exchanged(first, inputs, done)):
+        links = [
+            Link(with_copy(spec, copied), one.after)
+            for spec, copied, one in zip(specs, copies, chain, strict=True)
+        ]
+        number = 0
+        for out in run_chain(links, partition, iter(given), run):
+            if isinstance(out, CommitRecord):
+                records[number] += unpack_records(pack_records([out]))
+                number += 1
+            elif isinstance(out, SideBatch):
+                sides[out.output].append(out.batch)
+            elif out.num_rows:
+                rows.append(out)
+    return LocalOutput(rows, sides, list(zip(chain, records, strict=True)))
+
+
+def with_copy(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
+    """The spec with its own copy of the operator, as each task has."""
+    shipped = copy.copy(spec)
+    object.__setattr__(shipped, "operator", copies())
+    return shipped
+
+
+def _exchanged(
+    spec: TaskSpec, inputs: Sequence[Sequence[pa.RecordBatch]], done: bool
+) -> list[list[InputBatch]]:
+    """The rows of each partition."""
+    parts: list[list[InputBatch]] = [[] for _ in range(spec.parallelism)]
+    for index, (given, rows) in enumerate(zip(spec.inputs, inputs, strict=True)):
+        if given.broadcast:
+            continue
+        for batch in rows:
+            for partition, part in _routed(spec, given, _input_batch(spec, given, batch, index, done)):
+                parts[partition].append(part)
+    return parts
+
+
+def _input_batch(
+    spec: TaskSpec, given: InputSpec, batch: pa.RecordBatch, index: int, done: bool
+) -> InputBatch:
+    if given.local is None or done:
+        return InputBatch(*payload_of(given, batch), index)
+    rows = InputBatch(*payload_of(replace(given, local=None), batch), index)
+    return aggregated_before(spec.operator, given, rows)
+
+
+def _routed(spec: TaskSpec, given: InputSpec, rows: InputBatch) -> Iterator[tuple[int, InputBatch]]:
+    if spec.parallelism == 1:
+        yield 0, rows
+        return
+    key = [rows.batch.column(name) for name in given.route]
+    count = rows.batch.num_rows
+    groups = key_groups(key, spec.max_parallelism, count) if key else np.zeros(count, np.int32)
+    owners = groups.astype(np.int64) * spec.parallelism // spec.max_parallelism
+    for partition in np.unique(owners).tolist():
+        mine = owners == partition
+        kinds = None if rows.kinds is None else rows.kinds[mine]
+        yield partition, InputBatch(rows.batch.filter(pa.array(mine)), kinds, rows.input_index)
+
+
+def _with_broadcast(spec: TaskSpec, inputs: Sequence[Sequence[pa.RecordBatch]]) -> TaskSpec:
+    index = spec.operator.broadcast_input
+    if index is None:
+        return spec
+    given = spec.inputs[index]
+    sent = [InputBatch(*payload_of(given, batch), index) for batch in inputs[index]]
+    limit = spec.config.shares.broadcast
+    return replace(spec, broadcast=pack_broadcast(spec.uid, given, iter(sent), limit))

@@ -1,0 +1,182 @@
+"""Rows in the driver's process as a DataFrame: Spark gets them when something reads them through Spark.
+
+Owns: ``LocalFrame`` and ``local_transformed``, which computes with its rows; ``Collector``, which brings rows of
+DataFrames here.
+Invariant: Spark sees the rows that are here; a LocalFrame has the schema that the same rows would have if Spark
+computed them.
+Must not import runtime's tasks or storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField, StructType
+
+from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow import Transform, Union
+from asyncstate.dataflow.arrow_rows import arrow_transformed
+from asyncstate.driver.sent_columns import cast
+from asyncstate.spark.compatibility import arrow_schema, observed_metrics, spark_type
+from asyncstate.spark.exchange import nullable_type
+from asyncstate.spark.facts import local_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+try:
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+except ImportError:  # Spark 3.5 has one kind of DataFrames, and no rows here
+    ClassicDataFrame = DataFrame  # type: ignore[assignment,misc]
+
+
+class LocalFrame(ClassicDataFrame):
+    """Rows in this process, in ``batches`` of the Arrow columns of ``struct``. Any use of it as a DataFrame works; what
+    reads it through Spark copies the rows into the JVM, once."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], struct: StructType, spark: SparkSession) -> None:
+        self._batches = tuple(batches)
+        self._struct = struct
+        self._plan: Any = None
+        super().__init__(None, spark)  # see _jdf
+
+    @property
+    def _jdf(self) -> Any:
+        if self._plan is None:
+            struct = local_rows(self._struct)
+            rows: Any = self.table if self.batches else []  # pyspark takes no table without a chunk
+            self._plan = self.sparkSession.createDataFrame(rows, struct)._jdf
+        return self._plan
+
+    @_jdf.setter
+    def _jdf(self, plan: Any) -> None:
+        """Replaces the rows, as ``exchange.withdraw`` does."""
+        self._plan = plan
+        if plan is not None:
+            self._batches = ()
+
+    @property
+    def schema(self) -> StructType:  # a cached property there
+        """Its columns."""
+        return self._struct
+
+    @property
+    def isStreaming(self) -> bool:  # noqa: N802  # pyspark's name
+        """False."""
+        return False
+
+    @property
+    def batches(self) -> tuple[pa.RecordBatch, ...]:
+        """The rows. Raises what ``withdraw`` says if they have been released."""
+        if self._plan is not None and not self._batches:
+            self._plan.logicalPlan  # noqa: B018  # the error of rows that are released
+        return self._batches
+
+    @property
+    def table(self) -> pa.Table:
+        """All rows."""
+        schema = arrow_schema(self._struct)
+        return pa.Table.from_batches([_as(batch, schema) for batch in self.batches], schema)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """All rows as one batch."""
+        if len(self.batches) == 1:
+            return self.batches[0]
+        whole = self.table.combine_chunks().to_batches()
+        return whole[0] if whole else pa.RecordBatch.from_pylist([], arrow_schema(self._struct))
+
+    def select(self, *columns: Any) -> DataFrame:
+        """The selected columns."""
+        if columns == ("*",):  # another object of the same rows, to which other facts are attached
+            return LocalFrame(self.batches, self._struct, self.sparkSession)
+        return super().select(*columns)
+
+
+def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [cast(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def local_transformed(
+    node: Transform | Union, inputs: Sequence[DataFrame], kinds: bool = False
+) -> LocalFrame | None:
+    """The rows of a row-by-row node over rows that are here; None if Spark must compute them."""
+    frames = [one for one in inputs if isinstance(one, LocalFrame)]
+    if len(frames) < len(inputs):
+        return None
+    first = frames[0]
+    if isinstance(node, Union):
+        if any(one.schema != first.schema for one in frames[1:]):
+            return None  # other order, other types, or kinds in some of them
+        batches = [batch for one in frames for batch in one.batches]
+        return LocalFrame(batches, first.schema, first.sparkSession)
+    made = arrow_transformed(node, first.batch, kinds)
+    if made is None:
+        return None
+    known = {field.name: field for field in first.schema}
+    kind = first.batch.schema
+    fields = [
+        known[field.name]
+        if field.name in known and kind.field(field.name).type == field.type
+        else StructField(field.name, nullable_type(spark_type(field.type)), True)
+        for field in made.schema
+    ]
+    return LocalFrame([made] if made.num_rows else [], StructType(fields), first.sparkSession)
+
+
+def without_kinds(rows: LocalFrame) -> LocalFrame:
+    """The rows without ``row_kind``."""
+    names = [name for name in rows.schema.names if name != ROW_KIND_COLUMN]
+    struct = StructType([rows.schema[name] for name in names])
+    return LocalFrame([batch.select(names) for batch in rows.batches], struct, rows.sparkSession)
+
+
+class Collected(NamedTuple):
+    """The rows of a DataFrame, and what Spark has observed meanwhile, by name."""
+
+    batches: list[pa.RecordBatch]
+    observed: dict[str, int | None]
+
+
+class Collector:
+    """Brings rows of DataFrames here. What it looks up in the JVM, it looks up once."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm: Any = spark._jvm
+        catalyst = jvm.org.apache.spark.sql.catalyst
+        self._literal, self._limit = catalyst.expressions.Literal, catalyst.plans.logical.LocalLimit
+        self._number = jvm.org.apache.spark.sql.types.DataTypes.IntegerType
+        self._dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows
+
+    def collect(self, df: DataFrame, rows_max: int, names: Collection[str]) -> Collected | None:
+        """The rows of ``df``, in one Spark job; None if there are more than ``rows_max``. ``names``: of the metrics
+        that Spark may observe meanwhile.
+
+        A partition stops after ``rows_max`` + 1 rows, so what is too large is not read to its end.
+        """
+        if isinstance(df, LocalFrame):
+            batches = list(df.batches)
+            return Collected(batches, {}) if _rows(batches) <= rows_max else None
+        limited = self._limited(df, rows_max + 1)
+        return _collected(limited, rows_max, names)
+
+    def _limited(self, df: DataFrame, rows: int) -> Any:
+        """``df`` with at most ``rows`` rows of each partition: no public method limits without an exchange."""
+        limit = self._limit(self._literal(rows, self._number), df._jdf.logicalPlan())
+        return DataFrame(self._dataset(df.sparkSession._jsparkSession, limit), df.sparkSession)
+
+
+def _collected(limited: Any, rows_max: int, names: Collection[str]) -> Collected | None:
+    batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
+    if _rows(batches) > rows_max:
+        return None
+    return Collected(batches, observed_metrics(limited, names))
+
+
+def _rows(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)

@@ -1,0 +1,143 @@
+"""Stages whose tasks run in the driver's process, for micro-batches so small that an exchange costs more than the work.
+
+Owns: ``LocalStages``, which runs them, and ``LocalStage``, their rows.
+Invariant: the tasks are those that Spark would run, over the same partitions; a stage runs here completely or
+not at all.
+Must not import storage.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from asyncstate.changelog import Key
+from asyncstate.driver.executor import Feed, Prepared
+from asyncstate.driver.executor_choice import ExecutorChoice, rows_of
+from asyncstate.driver.local_tasks import LocalOutput, run_locally
+from asyncstate.operator import Operator
+from asyncstate.runtime import CommitRecord, run_partition
+from asyncstate.spark.exchange import no_side, output_rows, over, withdraw
+from asyncstate.spark.facts import both
+from asyncstate.spark.local_frame import Collector, LocalFrame
+from asyncstate.spark.stages import JobDescriptions, LazyStage, explained, names_of, uids_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from asyncstate.driver.chain import RunPartition
+
+
+@dataclass(frozen=True)
+class LocalStage:
+    """The rows of a stage that has run in this process."""
+
+    rows: DataFrame
+    sides: Mapping[str, DataFrame]
+    owner: str
+    observed: Mapping[str, int | None]
+    in_driver: ClassVar[bool] = True
+
+    def side(self, name: str) -> DataFrame:
+        """The rows of a side output. Raises JobError for a name that it does not declare."""
+        if name not in self.sides:
+            raise no_side(name, self.owner, self.sides)
+        return self.sides[name]
+
+    def preceded_by(self, first: Any, key: Key | None = None) -> LocalStage:
+        """This stage after the rows of ``first``; ``key``: of the main output."""
+        sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
+        return replace(self, rows=both(first.rows, self.rows, key), sides=sides)
+
+    def release(self) -> None:
+        """Release the rows: they cannot be read any more."""
+        for rows in (self.rows, *self.sides.values()):
+            withdraw(rows, over(self.owner))
+
+
+class LocalStages:
+    """Runs stages here. ``run``: what tasks run instead of the runtime's own function."""
+
+    def __init__(self, spark: SparkSession, run: RunPartition | None) -> None:
+        self._spark = spark
+        self._run: RunPartition = run_partition if run is None else run
+        self._lock = threading.Lock()
+        """Operators of two threads of the user's function take turns: they share the worker's memory."""
+
+    @functools.cached_property
+    def _collector(self) -> Collector:
+        return Collector(self._spark)
+
+    def run(
+        self,
+        planned: LazyStage,
+        choice: ExecutorChoice,
+        texts: JobDescriptions,
+        stateless: Collection[str],
+        watched: Collection[str],
+    ) -> tuple[LocalStage, list[tuple[Prepared, list[CommitRecord]]]] | None:
+        """Run ``planned`` and what feeds it; None if there are too many rows, and nothing has run then."""
+        every = planned.all
+        operators = [one for stage in every for one in stage.chain]
+        with (
+            explained(operators, stateless),
+            texts.stage(uids_of(operators), names_of(operators)),
+            self._lock,
+        ):
+            observed: dict[str, int | None] = {}
+            given: dict[int, list[pa.RecordBatch]] = {}
+            for stage in every:
+                for one in stage.inputs:
+                    if isinstance(one, Feed) or id(one) in given:
+                        continue
+                    found = self._collector.collect(one, choice.rows_max, watched)
+                    if found is None:
+                        choice.too_many(planned.uid)
+                        return None
+                    given[id(one)] = found.batches
+                    observed |= found.observed
+            started = time.perf_counter()
+            made, reports = self._ran(planned, given)
+            choice.ran_locally(planned.uid, rows_of(reports[0][1]), time.perf_counter() - started)
+        return self._stage(planned, made, observed), reports
+
+    def _ran(
+        self, planned: LazyStage, given: Mapping[int, Sequence[pa.RecordBatch]]
+    ) -> tuple[LocalOutput, list[tuple[Prepared, list[CommitRecord]]]]:
+        reports: list[tuple[Prepared, list[CommitRecord]]] = []
+        inputs: list[Sequence[pa.RecordBatch]] = []
+        for one in planned.inputs:
+            if isinstance(one, Feed):
+                fed, before = self._ran(one.stage, given)
+                reports += before
+                inputs.append(fed.rows)
+            else:
+                inputs.append(given[id(one)])
+        made = run_locally(planned.chain, inputs, planned.done, self._run, _copies_of)
+        return made, [*reports, *made.reports]
+
+    def _stage(self, planned: LazyStage, made: LocalOutput, observed: Mapping[str, int | None]) -> LocalStage:
+        last = planned.chain[-1]
+        spec, sent = last.spec, last.sent
+        frame: Callable[..., LocalFrame] = lambda batches, schema, changes: LocalFrame(  # noqa: E731
+            batches, output_rows(spec.uid, schema, changes), self._spark
+        )
+        sides = {
+            name: frame(made.sides[name], schema, sent.changes_of(name))
+            for name, schema in sent.side_outputs.items()
+        }
+        owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
+        return LocalStage(frame(made.rows, sent.schema, last.output.changes), sides, owner, observed)
+
+
+def _copies_of(operator: Operator) -> Callable[[], Operator]:
+    pickled = cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
+    return lambda: pickle.loads(pickled)
