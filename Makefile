@@ -7,7 +7,7 @@ STAMP := $(VENV)/.asyncstate-ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java test test-all test-slow test-services simulate fuzz mutations wheel demo check format docs docs-site lock clean
+.PHONY: help setup java test test-all test-matrix test-slow test-services simulate fuzz mutations wheel demo check format docs docs-site lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -34,6 +34,9 @@ test: setup  ## the tests without Spark, and a choice of those with it; few exam
 
 test-all: setup  ## every test but the slow ones
 	$(BIN)/python -m pytest $(SPREAD)
+
+test-matrix: setup  ## the tests on each Spark and Python of the README's table, and over Spark Connect; hours
+	$(BIN)/python .ci/matrix.py
 
 test-services: setup  ## install PostgreSQL, MariaDB and Kafka for tests (root, Maven), and run the tests that need them
 	$(PYTHON) .ci/check_servers.py --install

@@ -1,7 +1,7 @@
 """Write the pages of `docs/` that are made from the code; with `--check`, only say which are out of step.
 
-Owns: `docs/configuration.md`, `docs/errors.md`. Invariant: what it writes depends on the code alone, not on the
-machine.
+Owns: `docs/configuration.md`, `docs/errors.md`, and the tables of what the package runs on. Invariant:
+what it writes depends on the code alone, not on the machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import sys
 from pathlib import Path
 
+import matrix
 from error_messages import Message, messages
 
 from asyncstate import errors
@@ -122,8 +123,33 @@ def _as_code(text: str) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
+BEGIN, END = "<!-- Written by `make docs` from .ci/matrix.py. -->\n", "<!-- End of what is written. -->\n"
+
+
+def with_matrix(page: Path) -> str:
+    """The page with the table of Sparks, Pythons and Javas that is made from the list of what is tested."""
+    before, rest = page.read_text("utf-8").split(BEGIN)
+    return before + BEGIN + matrix_table() + END + rest.split(END)[1]
+
+
+def matrix_table() -> str:
+    """A row for each Spark."""
+    rows = [
+        "| Spark | tested with | classic session | Spark Connect | Python | Java |\n|---|---|---|---|---|---|\n"
+    ]
+    for spark in matrix.SPARKS:
+        newest = spark is matrix.NEWEST
+        pythons = ", ".join(matrix.PYTHONS if newest else matrix.PYTHONS[:1])
+        javas = ", ".join(matrix.JAVAS if newest else matrix.JAVAS[:1])
+        connect = "experimental" if spark.connect else "no"
+        rows.append(f"| {spark.line} | {spark.release} | yes | {connect} | {pythons} | {javas} |\n")
+    return "".join(rows)
+
+
 def main(arguments: list[str]) -> int:
     pages = {DOCS / "configuration.md": configuration_page(), DOCS / "errors.md": errors_page()}
+    tables = (DOCS.parent / "README.md", DOCS / "install.md", DOCS / "versions.md")
+    pages |= {page: with_matrix(page) for page in tables}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text]
     if "--check" in arguments:
         for path in stale:

@@ -53,7 +53,7 @@ _IN_MEMORY_BYTES_MIN = 4 << 30
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests, and all that they start, write into memory: on a disk they would mostly wait for its fsync."""
-    if _spark_version() < (4, 1):  # which leaves the sockets of `collect` to the garbage collector
+    if _spark_version() < (4, 2):  # which leaves the sockets of `collect` to the garbage collector
         config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # the controller's environment says where
@@ -98,7 +98,12 @@ def _has_room(folder: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: what shares the Spark session, then what starts a Spark of its own, then the rest."""
+    """The longest first: what shares the Spark session, then what starts a Spark of its own, then the rest. Skips what
+    is about a newer Spark than this one."""
+    for item in items:
+        since = item.get_closest_marker("since_spark")
+        if since is not None and _spark_version() < tuple(map(int, since.args[0].split("."))):
+            item.add_marker(pytest.mark.skip(reason=f"Spark has {since.args[1]} from {since.args[0]} on"))
     items.sort(key=lambda item: (not _shares_session(item.nodeid), item.get_closest_marker("spark") is None))
 
 

@@ -44,8 +44,8 @@ def check_session(spark: object, owner: str) -> None:
     version = getattr(spark, "version", None)
     if not isinstance(version, str) or not hasattr(spark, "readStream"):
         raise ConfigurationError(
-            f"{owner} was given {spark!r}, which is no SparkSession; give what SparkSession.builder.getOrCreate() or "
-            "build_session() returns"
+            f"{owner} was given {spark!r}, which is not a SparkSession; give what SparkSession.builder.getOrCreate() "
+            "or build_session() returns"
         )
     number = _version(version)
     if not OLDEST <= number <= NEWEST:
@@ -74,7 +74,7 @@ def _shown(version: tuple[int, int]) -> str:
 
 def is_connect(of: object) -> bool:
     """Whether a session or a DataFrame is one of Spark Connect."""
-    return ".connect." in type(of).__module__
+    return any(".connect." in one.__module__ for one in type(of).__mro__)
 
 
 def context_of(spark: SparkSession) -> SparkContext | None:
@@ -150,7 +150,12 @@ def by_partition(df: DataFrame, partitions: int, number: str) -> DataFrame:
     """Each row of ``df`` in the partition that the SQL text ``number`` says, an int from 0 to ``partitions`` - 1."""
     if hasattr(df, "repartitionById"):
         return df.repartitionById(partitions, sf.expr(number))
-    # Spark before 4.1 puts a row where the hash of its key says; so each partition has a key that is hashed there.
+    return by_hash(df, partitions, number)
+
+
+def by_hash(df: DataFrame, partitions: int, number: str) -> DataFrame:
+    """``by_partition`` before Spark 4.1, which puts a row where the hash of its key says: each partition has a key that
+    is hashed there."""
     keys = ", ".join(map(str, _keys_of(partitions)))
     return df.repartition(partitions, sf.expr(f"element_at(array({keys}), {number} + 1)"))
 

@@ -31,7 +31,8 @@ _local: Final = threading.local()
 
 class ConnectJob(NamedTuple):
     """What a job is made of in the server's process. ``arguments``: of StreamingJob; ``flow``: its graph, with the
-    columns of its sources as JSON and their initial rows, or None, and then ``function`` is that of the micro-batch."""
+    columns of its sources as JSON and their initial rows, or None, and then ``function`` is that of the micro-batch.
+    ``tables``: those of the sources that do not stream."""
 
     arguments: dict[str, Any]
     run: str
@@ -40,6 +41,7 @@ class ConnectJob(NamedTuple):
     flow: Any
     schemas: dict[str, str]
     initial: dict[str, Any]
+    tables: tuple[str, ...] = ()
 
 
 class ConnectBatch:
@@ -109,6 +111,16 @@ class _Pickler(cloudpickle.CloudPickler):
                 "than the micro-batches; use only the micro-batch that the function is given"
             )
         return super().reducer_override(obj)  # type: ignore[no-untyped-call]
+
+
+def cause_in_pickling(error: BaseException) -> JobError | None:
+    """The JobError that pickling a ConnectBatch has raised, which pyspark wraps into errors of its own."""
+    one: BaseException | None = error
+    while one is not None and isinstance(one, pickle.PicklingError):
+        one = one.__cause__ or one.__context__
+        if isinstance(one, JobError):
+            return one
+    return None
 
 
 def _is_session(obj: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ from asyncstate.spark.compatibility import (
     runs_locally,
     session_settings,
 )
-from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob
+from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob, cause_in_pickling
 from asyncstate.spark.connect_client import ConnectClient
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import source_facts
@@ -49,6 +50,7 @@ from asyncstate.spark.packed_inputs import Packing, check_streaming
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.query_start import query_place, trigger_of
 from asyncstate.spark.session import settle_session, suppress_log
+from asyncstate.spark.sources.malformed import MARKED
 from asyncstate.spark.spark_executor import SparkExecutor
 from asyncstate.spark.spark_micro_batch import MicroBatch
 from asyncstate.spark.stopping import INTERRUPTED, Stopping, TurnedAwayError, call_to_its_end
@@ -62,6 +64,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from asyncstate.changelog import Changelog
+    from asyncstate.spark.kafka import KafkaStream, MessageFormat, SchemaRegistry
+    from asyncstate.spark.kafka.job_source import OnMalformed
+    from asyncstate.spark.kafka.reading import Connector, Starting
     from asyncstate.sql.job import JobSql
     from asyncstate.state.expiring.ttl import Ttl
 
@@ -118,6 +123,7 @@ class StreamingJob:
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
         self._statements: JobSql | None = None
+        self._readable: dict[str, Stream] = {}  # of sources that also have messages which cannot be read
         if self.config.executor == "local" and not runs_locally(spark):
             raise ConfigurationError(
                 "async-state.executor is local, but operators run in the driver's process only with a classic session "
@@ -177,8 +183,9 @@ class StreamingJob:
             return job
         for name, schema in told.schemas.items():
             columns = StructType.fromJson(json.loads(schema))
-            job._sources.frames[name] = spark.createDataFrame([], columns)
-        job._graph.take(told.flow, job._sources.frames, told.initial)
+            into = job._sources.tables if name in told.tables else job._sources.frames
+            into[name] = spark.createDataFrame([], columns)
+        job._graph.take(told.flow, job._sources.frames | job._sources.tables, told.initial)
         job.check()
         job._function = job._run_graph
         return job
@@ -201,8 +208,11 @@ class StreamingJob:
             mark=own_mark(),
             function=None if graph else self._function,
             flow=self._graph.flow if graph else None,
-            schemas={name: df.schema.json() for name, df in self._sources.frames.items()},
+            schemas={
+                name: df.schema.json() for name, df in (self._sources.frames | self._sources.tables).items()
+            },
             initial=self._graph.initial,
+            tables=tuple(self._sources.tables),
         )
 
     def micro_batch(self, function: BatchFunction) -> Callable[[DataFrame, int], None]:
@@ -263,19 +273,82 @@ class StreamingJob:
         precede the whole stream, processed in the job's first micro-batch, such as the table whose changes the stream
         has. A job has sources or a function, not both.
         """
-        if self._function is not None:
-            raise JobError(
-                f"job '{self.name}' has a micro_batch function, so it cannot also have sources; use one of the two "
-                "forms"
-            )
+        self._check_takes_sources()
         check_streaming(name, df)
         times = Times(event_time, watermark_delay, sequence, drop_stale, idle_after)
         mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
         self._sources.add(name, df)
-        if self._statements is not None:
+        if self._statements is not None and MARKED not in df.columns:
             self._statements.source(name, stream, df)
         return stream
+
+    def kafka(
+        self,
+        name: str,
+        servers: str,
+        topics: str | Sequence[str] | re.Pattern[str],
+        format: MessageFormat | None = None,
+        *,
+        registry: SchemaRegistry | None = None,
+        malformed: OnMalformed = "fail",
+        starting: Starting = "latest",
+        max_rows: int | None = None,
+        fail_on_data_loss: bool = True,
+        headers: bool = False,
+        options: Mapping[str, str] | None = None,
+        connector: Connector = "auto",
+        **declared: Any,
+    ) -> KafkaStream:
+        """Declare the messages of Kafka's ``topics`` as a source; see ``docs/sources.md``.
+
+        ``format``: how messages become rows, such as ``Json("id bigint not null, amount decimal(10, 2)")`` or
+        ``Debezium(...)`` of ``asyncstate.spark.kafka``; without it the rows are Kafka's own columns. ``registry``: the
+        ``SchemaRegistry`` that has the messages' schemas, for Avro and Protobuf. ``malformed``: messages that cannot be
+        read "fail" the query, are dropped ("drop"), or go to the side output "malformed" ("output"):
+        ``orders.output("malformed")`` has Kafka's columns and the reason. ``declared``: the arguments of ``source``.
+        All others, and the errors, are those of ``asyncstate.spark.kafka.read_kafka``.
+        """
+        from asyncstate.spark.kafka.job_source import kafka_source
+        from asyncstate.spark.kafka.reading import read_kafka
+
+        df = read_kafka(
+            self._spark,
+            servers,
+            topics,
+            starting=starting,
+            max_rows=max_rows,
+            fail_on_data_loss=fail_on_data_loss,
+            headers=headers,
+            options=options,
+            connector=connector,
+        )
+        stream = kafka_source(self, name, df, format, registry, malformed, declared)
+        if malformed == "output":
+            self._readable[name] = stream
+            if self._statements is not None:
+                self._statements.view(name, stream)
+        return stream
+
+    def table(self, name: str, df: DataFrame, *, primary_key: str | Sequence[str] | None = None) -> Stream:
+        """Declare the rows of a DataFrame that does not stream, as a source of the graph.
+
+        All rows are processed once, in the first micro-batch of the table, as insertions; they never change, also if
+        ``df`` later reads others. ``primary_key``: columns that identify a row. At least one source must stream.
+        """
+        self._check_takes_sources()
+        shape = self._sources.add_table(name, df)
+        stream = self._graph.source(name, shape, Times(), None, df, ChangelogMode.INSERT_ONLY, primary_key)
+        if self._statements is not None:
+            self._statements.source(name, stream, shape)
+        return stream
+
+    def _check_takes_sources(self) -> None:
+        if self._function is not None:
+            raise JobError(
+                f"job '{self.name}' has a micro_batch function, so it cannot also have sources; use one of the two "
+                "forms"
+            )
 
     def sql(self, statement: str, name: str | None = None, state_ttl: Ttl = None) -> Any:
         """Run a statement of Spark SQL over the job's sources; see ``docs/sql.md``.
@@ -299,13 +372,22 @@ class StreamingJob:
 
     @property
     def _sql(self) -> JobSql:
+        if is_connect(self._spark):
+            raise ConfigurationError(
+                f"job '{self.name}': statements need Spark's optimizer in this process, which Spark Connect does not "
+                "have; declare the graph with the methods of streams, or use a classic session"
+            )
         if self._statements is None:
             from asyncstate.sql.job import JobSql
 
             self._statements = JobSql(self._spark, self._ledger.files, self._facts_of)
             flow = self._graph.flow
             for node in flow.sources:
-                self._statements.source(node.name, Stream(flow, node), self._sources.frames[node.name])
+                if node.name in self._readable:
+                    self._statements.view(node.name, self._readable[node.name])
+                else:
+                    stream = Stream(flow, node)
+                    self._statements.source(node.name, stream, self._sources.shape_of(node.name))
         return self._statements
 
     def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
@@ -382,8 +464,11 @@ class StreamingJob:
             writer = packed.writeStream.foreachBatch(process).options(**(options or {}))
             writer = writer.option("checkpointLocation", place)
             self._query = query = (writer.trigger(**how) if how else writer).start()
-        except BaseException:
+        except BaseException as error:
             self._function, self._on_batch = before  # it can be started once the error is fixed
+            refused = cause_in_pickling(error)
+            if refused is not None:
+                raise refused from refused.__cause__
             raise
         if self._client is not None:
             self._client.follow(query)

@@ -36,15 +36,33 @@ class Packing:
 
     def __init__(self) -> None:
         self.frames: dict[str, DataFrame] = {}
+        self.tables: dict[str, DataFrame] = {}
+        """For each table that does not stream an empty DataFrame: all of its rows are initial rows."""
 
     def add(self, name: str, df: object) -> None:
         """Add a source. Raises JobError for anything but a streaming DataFrame."""
         self.frames[name] = check_streaming(name, df)
 
+    def add_table(self, name: str, df: object) -> DataFrame:
+        """Add a table; returns an empty DataFrame with its columns. Raises JobError for anything but a bounded
+        DataFrame."""
+        given = static(name, df)
+        self.tables[name] = given.sparkSession.createDataFrame([], given.schema)
+        return self.tables[name]
+
+    def shape_of(self, name: str) -> DataFrame:
+        """A DataFrame with the columns of a source or table."""
+        return self.frames[name] if name in self.frames else self.tables[name]
+
     def packed(self) -> DataFrame:
         """The rows of all as one stream: a struct for each, null in the rows of the others. A single one is
-        unchanged."""
+        unchanged. Raises JobError without a stream."""
         frames = list(self.frames.values())
+        if not frames:
+            raise JobError(
+                f"nothing streams: there are tables only ({', '.join(self.tables)}); add a source, or process them "
+                "with spark.read and apply_batch"
+            )
         if len(frames) == 1:
             return frames[0]
         return functools.reduce(DataFrame.union, [_part(frames, number) for number in range(len(frames))])
@@ -52,8 +70,8 @@ class Packing:
     def unpacked(self, df: DataFrame) -> dict[str, DataFrame]:
         """The rows of a micro-batch of ``packed``, by name."""
         if len(self.frames) == 1:
-            return {name: df for name in self.frames}
-        return {
+            return self.tables | {name: df for name in self.frames}
+        return self.tables | {
             name: df.where(f"{quoted(_SOURCE)} = {number}").select(f"{quoted(_struct_name(number))}.*")
             for number, name in enumerate(self.frames)
         }
@@ -116,7 +134,7 @@ def _types(schema: StructType) -> dict[str, str]:
 
 
 def static(name: str, df: object) -> DataFrame:
-    """``df``, the initial rows of operator or source ``name``. Raises JobError for anything but a bounded DataFrame."""
+    """``df``, the initial rows of an operator or a source, or a table. Raises JobError unless it is bounded."""
     if not isinstance(df, DataFrame) or df.isStreaming:
         kind = "a streaming DataFrame" if isinstance(df, DataFrame) else repr(df)
         raise JobError(f"'{name}' would start from {kind}; give a batch DataFrame, such as from spark.read")

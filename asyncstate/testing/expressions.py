@@ -34,7 +34,10 @@ _EXPLODES = re.compile(r"\s*explode\(", re.IGNORECASE)
 def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
     """The output rows of ``node``; a selection keeps ``row_kind``. Raises SchemaError for what needs Spark."""
     if node.kind == "transform":
-        raise SchemaError(f"{node.text} is a function of DataFrames, which needs Spark")
+        raise SchemaError(
+            f"{node.text} is a function of DataFrames, which needs Spark; give the harness a session: "
+            "PipelineHarness(..., spark=spark)"
+        )
     found = arrow_transformed(node, rows, kinds=True)
     if found is not None:
         return found
@@ -52,6 +55,18 @@ def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
     if node.kind == "with_columns":
         return _with_columns(rows, node)
     return _selected(rows, node)
+
+
+def in_session(node: Transform, inputs: Sequence[pa.RecordBatch], spark: Any) -> pa.RecordBatch:
+    """The output rows of a ``transform``, computed in a Spark session."""
+    (function,) = node.expressions
+    try:
+        found = function(*(spark.createDataFrame(pa.Table.from_batches([one])) for one in inputs))
+        table: pa.Table = found.toArrow()
+    except Exception as error:
+        raise SchemaError(f"{node.text}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    fields = [field.with_nullable(True) for field in table.schema]
+    return _one_batch(table.cast(pa.schema(fields)))
 
 
 def _check_boolean(condition: str, kind: pa.DataType) -> None:

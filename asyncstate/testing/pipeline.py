@@ -52,7 +52,7 @@ from asyncstate.runtime import (
     why_watermark_waits,
 )
 from asyncstate.storage import GraphManifest, Manifest
-from asyncstate.testing.expressions import transformed
+from asyncstate.testing.expressions import in_session, transformed
 from asyncstate.testing.harness import OperatorHarness, folder_of
 from asyncstate.testing.harness_rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
 from asyncstate.testing.initial_state import InitialRows, initial_rows, input_batch
@@ -89,7 +89,8 @@ class PipelineHarness:
     ``pipeline`` declares it: a function of streams, which it gets by the names of ``sources``; in a job the same
     function receives what ``job.source(...)`` returns. Sinks are checked for whether they accept such changes, but get
     no rows: these are in ``rows``.
-    ``parallelism``, ``async_enabled``, ``options`` and ``tuning`` are those of every operator.
+    ``parallelism``, ``async_enabled``, ``options`` and ``tuning`` are those of every operator. ``spark``: a session, in
+    which the functions of ``transform`` run; without one, a dataflow that has any is refused.
 
     Raises JobError for a dataflow that a job would refuse, with all of its problems.
     """
@@ -104,8 +105,10 @@ class PipelineHarness:
         options: Mapping[str, str] | None = None,
         tuning: Tuning | None = None,
         clock: Clock | None = None,
+        spark: Any = None,
     ) -> None:
         self.clock: Clock = clock if clock is not None else ManualClock()
+        self._spark = spark
         self._settings: dict[str, Any] = {
             "async_enabled": async_enabled,
             "parallelism": parallelism,
@@ -376,7 +379,7 @@ class PipelineHarness:
         if isinstance(node, Sink) and callable(check_changes := getattr(node.sink, "check_changes", None)):
             check_changes(known[0])
         if not isinstance(node, Apply):
-            found = _through(node, inputs)
+            found = self._through(node, inputs)
             kinds = has_kinds(found.schema.names)
             self.changes[node] = node_changes(node, known, inputs[0].schema.names, kinds)
             return found
@@ -520,8 +523,18 @@ class PipelineHarness:
             parts = [
                 _no_rows(now.schema) if one is None else one for one, now in zip(before, inputs, strict=True)
             ]
-            first[node] = _through(node, parts)
-        return _through(node, inputs)
+            first[node] = self._through(node, parts)
+        return self._through(node, inputs)
+
+    def _through(self, node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """The rows of a node that is neither source nor operator."""
+        if isinstance(node, Union):
+            return _united(inputs)
+        if not isinstance(node, Transform):
+            return inputs[0]
+        if node.kind == "transform" and self._spark is not None:
+            return in_session(node, inputs, self._spark)
+        return transformed(node, inputs[0])
 
     def _applied(
         self,
@@ -558,24 +571,22 @@ def _rows_of(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(batch.num_rows for batch in batches)
 
 
-def _through(node: Node, inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if isinstance(node, Union):
-        inputs = _with_kinds(inputs)
-        names = inputs[0].schema.names
-        for other in inputs[1:]:
-            if sorted(other.schema.names) != sorted(names):
+def _united(inputs: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    inputs = _with_kinds(inputs)
+    names = inputs[0].schema.names
+    for other in inputs[1:]:
+        if sorted(other.schema.names) != sorted(names):
+            raise SchemaError(
+                f"the columns ({', '.join(names)}) and ({', '.join(other.schema.names)}) are not the same"
+            )
+        for name in names:
+            one, two = inputs[0].schema.field(name).type, other.schema.field(name).type
+            if one != two:
                 raise SchemaError(
-                    f"the columns ({', '.join(names)}) and ({', '.join(other.schema.names)}) are not the same"
+                    f"column '{name}' is of type {one} in one input and {two} in another; cast one of them with "
+                    "select or with_columns"
                 )
-            for name in names:
-                one, two = inputs[0].schema.field(name).type, other.schema.field(name).type
-                if one != two:
-                    raise SchemaError(
-                        f"column '{name}' is of type {one} in one input and {two} in another; cast one of them with "
-                        "select or with_columns"
-                    )
-        return _joined([one.select(names) for one in inputs], inputs[0].schema)
-    return transformed(node, inputs[0]) if isinstance(node, Transform) else inputs[0]
+    return _joined([one.select(names) for one in inputs], inputs[0].schema)
 
 
 def _give(operator: OperatorHarness, number: int, rows: pa.RecordBatch) -> None:

@@ -306,7 +306,7 @@ class TextPool:
     def exact_string(self, draws: Draws, field: str, length: Column, max_length: int) -> Column:
         """``length`` characters (an int column, at most ``max_length``)."""
         start = draws.below(f"{field}.start", len(self.data) - max_length) + 1
-        return F.substring(F.lit(self.data), start.cast("int"), length).cast("string")
+        return F.lit(self.data).substr(start.cast("int"), length).cast("string")
 
     def string(self, draws: Draws, field: str, max_length: int) -> Column:
         """From 3 to ``max_length - 1`` characters, blanks at the ends removed."""

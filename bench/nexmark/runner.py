@@ -207,7 +207,7 @@ class NexmarkRunner:
         job.await_termination(stream)
         job.finish()
         spent = clocks.spent()
-        by_batch = {update.batchId: update.durationMs["triggerExecution"] for update in stream.recentProgress}
+        by_batch = {one["batchId"]: one["durationMs"]["triggerExecution"] for one in stream.recentProgress}
         return _Run(spent, [float(by_batch[batch_id]) for batch_id in sorted(by_batch)], figures)
 
     def _compare(self, query: str, sink: Path) -> ComparisonResult:

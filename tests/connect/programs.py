@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from asyncstate import RecordOperator, ValueStateDescriptor
-from asyncstate.errors import JobError, OperatorError
+from asyncstate.errors import ConfigurationError, JobError, OperatorError
 from asyncstate.operator import InputSpec, RecordContext, Row
 from asyncstate.operators import GroupAggregate, WindowAggregate, count, sum_, tumble
 from asyncstate.spark import StreamingJob, apply_batch, read_state
@@ -24,6 +24,7 @@ from asyncstate.spark.sinks import SqliteTarget, UpsertSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from asyncstate.spark import MicroBatch, Progress
 
@@ -70,6 +71,18 @@ def main(name: str, url: str, folder: str, mode: str) -> None:
 def _job(spark: SparkSession, folder: Path, **more: Any) -> StreamingJob:
     options = {"async-state.parallelism": 2, "async-state.local-dir": str(folder / "local")}
     return StreamingJob(spark, str(folder / "state"), options, "job", **more)
+
+
+def _started(start: Callable[..., StreamingQuery]) -> StreamingQuery:
+    """The query that ``start`` starts. Spark gives the process of the micro-batches ten seconds to import pyspark; on a
+    busy machine that may take longer."""
+    for _ in range(8):
+        try:
+            return start(trigger="availableNow")
+        except Exception as error:
+            if "failed to connect back" not in str(error):
+                raise
+    return start(trigger="availableNow")
 
 
 def _numbers(spark: SparkSession, folder: Path, batches: int, name: str = "in") -> DataFrame:
@@ -125,7 +138,7 @@ def graph(spark: SparkSession, folder: Path) -> Any:
     sums = numbers.where("v >= 0").apply(_sums(), key="k", uid="sums")
     sums.to(UpsertSink("k", _new_table(folder)))
     explained = job.explain()
-    query = job.start(trigger="availableNow", progress=True)
+    query = _started(functools.partial(job.start, progress=True))
     job.await_termination(query)
     state = {str(row["key"]["k"]): row["value"] for row in _state(spark, folder).collect() if row["value"]}
     return {
@@ -147,14 +160,15 @@ def _state(spark: SparkSession, folder: Path) -> DataFrame:
 def windows(spark: SparkSession, folder: Path) -> Any:
     """Windows of a graph over two sources, the last of them at the end of the input."""
     job = _job(spark, folder)
-    one = job.source("one", _numbers(spark, folder, 2, "one"), event_time="at", watermark_delay="0 seconds")
-    two = job.source("two", _numbers(spark, folder, 2, "two"), event_time="at", watermark_delay="0 seconds")
+    one = job.source("one", _numbers(spark, folder, 3, "one"), event_time="at", watermark_delay="0 seconds")
+    two = job.source("two", _numbers(spark, folder, 3, "two"), event_time="at", watermark_delay="0 seconds")
     counted = WindowAggregate(tumble("10 seconds"), [count().alias("total")])
     target = _new_table(
-        folder, "k INTEGER, window_start TEXT, window_end TEXT, total INTEGER, PRIMARY KEY (k, window_start)"
+        folder,
+        "k INTEGER, window_start TEXT, window_end TEXT, window_time TEXT, total INTEGER, PRIMARY KEY (k, window_start)",
     )
     one.union(two).apply(counted, key="k", uid="windows").to(UpsertSink(["k", "window_start"], target))
-    job.await_termination(job.start(trigger="availableNow"))
+    job.await_termination(_started(job.start))
     before = len(_table(folder, "k, window_start, total"))
     job.finish()
     found = _table(folder, "k, window_start, total")
@@ -172,9 +186,11 @@ def function(spark: SparkSession, folder: Path) -> Any:
         assert spark.range(1).count() == 1
         totals.groupBy("k").agg({"total": "max"}).join(names, "k").write.mode("append").parquet(place)
 
-    stream = _numbers(spark, folder, 2).writeStream.foreachBatch(on_batch)
-    query = stream.option("checkpointLocation", str(folder / "query")).trigger(availableNow=True).start()
-    job.await_termination(query)
+    def start(trigger: str) -> StreamingQuery:
+        stream = _numbers(spark, folder, 2).writeStream.foreachBatch(on_batch).trigger(**{trigger: True})
+        return stream.option("checkpointLocation", str(folder / "query")).start()
+
+    job.await_termination(_started(start))
     rows = spark.read.parquet(place).groupBy("name").max("max(total)").collect()
     return {
         "last": {name: value for name, value in rows},
@@ -188,7 +204,7 @@ def initial(spark: SparkSession, folder: Path) -> Any:
     before = spark.sql("SELECT k, 1000L AS v, timestamp_seconds(0) AS at FROM range(5) AS t(k)")
     numbers = job.source("numbers", _numbers(spark, folder, 1), initial=before)
     numbers.apply(_sums(), key="k", uid="sums").to(UpsertSink("k", _new_table(folder)))
-    job.await_termination(job.start(trigger="availableNow"))
+    job.await_termination(_started(job.start))
     return dict(_table(folder))
 
 
@@ -200,13 +216,18 @@ def errors(spark: SparkSession, folder: Path) -> Any:
         rows = job.source("numbers", _numbers(spark, folder, 1)).select("k", v=where)
         rows.apply(Balance(), key="k", uid="balance").to(functools.partial(_fail))
         try:
-            job.await_termination(job.start(trigger="availableNow"))
+            job.await_termination(_started(job.start))
         except Exception as error:
             found.append([type(error).__name__, str(error), "\n".join(getattr(error, "__notes__", []))])
-    job = _job(spark, folder / "refused")
-    job.micro_batch(lambda df, batch: print(job.name))
     try:
-        _numbers(spark, folder, 1).writeStream.foreachBatch(job._on_batch)  # type: ignore[arg-type]
+        job.sql("SELECT * FROM numbers")
+    except ConfigurationError as error:
+        found.append([type(error).__name__, str(error), ""])
+    job = _job(spark, folder / "refused")
+    rows = job.source("numbers", _numbers(spark, folder, 1))
+    rows.apply(_sums(), key="k", uid="sums").to(lambda df, batch_id: print(job.name))
+    try:
+        job.start(trigger="availableNow")
     except JobError as error:
         found.append([type(error).__name__, str(error), ""])
     return found
@@ -223,7 +244,7 @@ def batch(spark: SparkSession, folder: Path) -> Any:
     totals = {str(row["k"]): row["total"] for row in found.where("row_kind = '+I'").collect()}
     found.unpersist()
     try:
-        found.where("true")
+        found.where("true").collect()
         ended = ""
     except JobError as error:
         ended = str(error)
@@ -250,7 +271,7 @@ def stopped(spark: SparkSession, folder: Path) -> Any:
         except Exception as error:
             ended.append(error)
 
-    query = job.start(trigger="availableNow")
+    query = _started(job.start)
     waiting = threading.Thread(target=awaited)
     waiting.start()
     while not job.history:
@@ -261,7 +282,7 @@ def stopped(spark: SparkSession, folder: Path) -> Any:
     again = _job(spark, folder)
     sums = again.source("numbers", _numbers(spark, folder, 8)).apply(_sums(), key="k", uid="sums")
     sums.to(UpsertSink("k", _new_table(folder)))
-    again.await_termination(again.start(trigger="availableNow"))
+    again.await_termination(_started(again.start))
     return {
         "ended": [str(error) for error in ended if error is not None],
         "is_active": query.isActive,
@@ -281,7 +302,7 @@ def killed(spark: SparkSession, folder: Path) -> Any:
     job = _job(spark, folder, on_progress=lambda one: print("committed", one["batch_id"], flush=True))
     sums = job.source("numbers", _numbers(spark, folder, 10)).apply(_sums(), key="k", uid="sums")
     sums.to(UpsertSink("k", _new_table(folder)))
-    job.await_termination(job.start(trigger="availableNow"))
+    job.await_termination(_started(job.start))
     return {"table": dict(_table(folder)), "version": _ledger_version(job)}
 
 

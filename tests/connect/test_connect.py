@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 from tests.connect.programs import KEYS, ROWS, _totals
 from tests.connect.server import ConnectServer
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECONDS_MAX = 240
 
@@ -57,7 +57,6 @@ def result(name: str, server: ConnectServer, folder: Path, mode: str) -> Any:
     return json.loads(out.splitlines()[-1])
 
 
-@pytest.mark.smoke
 def test_a_graph_runs_on_the_server_and_reports_to_the_client(
     server: ConnectServer, tmp_path: Path, mode: str
 ) -> None:
@@ -71,8 +70,8 @@ def test_a_graph_runs_on_the_server_and_reports_to_the_client(
 
 def test_windows_of_two_sources_end_with_the_input(server: ConnectServer, tmp_path: Path, mode: str) -> None:
     found = result("windows", server, tmp_path, mode)
-    assert found["before"] == KEYS  # the first window; the second one waits for the end
-    assert found["after"] == 2 * KEYS
+    assert found["before"] == KEYS  # of the first window; the others wait for the end
+    assert found["after"] == 3 * KEYS
     assert found["counts"] == [2 * ROWS // KEYS]
 
 
@@ -91,12 +90,14 @@ def test_a_source_starts_from_a_table(server: ConnectServer, tmp_path: Path, mod
 
 
 def test_errors_arrive_as_they_were_raised(server: ConnectServer, tmp_path: Path, mode: str) -> None:
-    operator, sink, refused = result("errors", server, tmp_path, mode)
+    operator, sink, statement, refused = result("errors", server, tmp_path, mode)
     assert operator[0] == "OperatorError"
     assert "operator 'balance'" in operator[1]
     assert "amount -30 of account 0" in operator[1]
     assert sink[:2] == ["LookupError", f"no place for {ROWS} rows"]
     assert "in micro-batch 0 of job 'job'" in sink[2]
+    assert statement[0] == "ConfigurationError"
+    assert "which Spark Connect does not have" in statement[1]
     assert refused[0] == "JobError"
     assert "uses the job itself" in refused[1]
 

@@ -33,6 +33,7 @@ inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SECURE:{protocol}
 log.dirs={folder}/data
 auto.create.topics.enable=false
+log.retention.ms=-1
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 group.initial.rebalance.delay.ms=0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from asyncstate.spark.exchange import Tasks
 
 Change = Callable[["DataFrame"], "DataFrame"]
+HAS_BOUND = pytest.mark.since_spark("4.0", "a bound in bytes")
 NUMBERS = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 
 
@@ -96,6 +97,7 @@ EXPECTED = {key: len(range(key, 100, 7)) for key in range(7)}
 
 
 @pytest.mark.spark
+@HAS_BOUND
 @pytest.mark.parametrize(
     ("upstream", "inside", "lifted"),
     [
@@ -125,6 +127,7 @@ def test_lifted_only_where_it_changes_no_batch(
 
 
 @pytest.mark.spark
+@HAS_BOUND
 def test_not_lifted_for_a_dataframe_of_unknown_origin(
     spark: SparkSession, make_job: Callable[..., StreamingJob], seen: list[str]
 ) -> None:
@@ -194,6 +197,7 @@ def test_texts_go_by_the_widest_batch_of_the_micro_batch_before(seen_bytes: floa
 
 
 @pytest.mark.spark
+@HAS_BOUND
 def test_of_texts_the_second_micro_batch_is_not_measured(
     spark: SparkSession, make_job: Callable[..., StreamingJob], seen: list[str], tmp_path: Path
 ) -> None:

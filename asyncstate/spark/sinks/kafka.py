@@ -1,6 +1,6 @@
-"""A compacted topic of Kafka.
+"""Topics of Kafka: a compacted one as a table, any other as a log of rows.
 
-Owns: ``KafkaTarget``; needs confluent-kafka (``pip install 'asyncstate[kafka]'``).
+Owns: ``KafkaTarget``, ``KafkaAppendTarget``; needs confluent-kafka (``pip install 'asyncstate[kafka]'``).
 Invariant: a write is one Kafka transaction; the micro-batch's id is committed in it as an offset of a consumer group.
 Must not import pyspark.
 
@@ -10,75 +10,58 @@ Source: KIP-98 (transactions), upsert-kafka of Flink (a tombstone is a deletion)
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pyarrow as pa
 
 from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
-from asyncstate.errors import SchemaError, StoreError
-from asyncstate.spark.sinks.column_checks import json_shape, no_json, plain
+from asyncstate.errors import AsyncStateError, SchemaError, StoreError
+from asyncstate.spark.sinks.column_checks import json_shape, plain
+from asyncstate.spark.sinks.kafka_messages import JsonMessages, MessageEncoding
 from asyncstate.spark.sinks.target import TargetChanges, check_columns, check_no_nan, check_text, extra
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
-    from confluent_kafka.admin import AdminClient
+
+Options = Mapping[str, str | int | float | bool]
+"""Of librdkafka."""
+Message = tuple[bytes | None, bytes | None]
+"""Key and value."""
 
 _SECONDS: Final = 60.0  # librdkafka's default timeout of a request
+
+_OPEN: Final = "the transaction was not committed"
 
 _log = logging.getLogger(__name__)
 
 
 class KafkaTarget:
     """``topic`` of the brokers ``servers``: keys and values are JSON objects, deletions tombstones. Keys go to the
-    partitions that Java's clients would choose. ``options``: further librdkafka options, such as security."""
+    partitions that Java's clients would choose. ``options``: further librdkafka options, such as security.
+    ``encoding``: ``AvroMessages(registry)`` or ``ProtobufMessages(registry)`` instead of JSON."""
 
     def __init__(
-        self, servers: str, topic: str, options: dict[str, str | int | float | bool] | None = None
+        self,
+        servers: str,
+        topic: str,
+        options: Options | None = None,
+        *,
+        encoding: MessageEncoding | None = None,
     ) -> None:
         self.topic = check_text("KafkaTarget", "topic", topic)
         self._options = {
             "bootstrap.servers": check_text("KafkaTarget", "servers", servers),
             **(options or {}),
         }
+        self._encoding = encoding or JsonMessages()
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``. The topic must be there, and be compacted: one that brokers make by themselves is not."""
         check_columns(self.place, schema, keys, schema.names)
-        _check_types(self.place, schema)
-        with extra("kafka", "KafkaTarget"):
-            from confluent_kafka import KafkaException
-            from confluent_kafka.admin import AdminClient
-        client = AdminClient(self._options)
-        try:
-            topics = client.list_topics(timeout=_SECONDS).topics
-        except KafkaException as error:
-            raise StoreError(f"{self.place}: {error}") from error
-        if self.topic not in topics:
-            raise SchemaError(f"{self.place} does not exist; create it with cleanup.policy=compact")
-        self._check_policy(client)
-
-    def _check_policy(self, client: AdminClient) -> None:
-        """Raise SchemaError for a topic that does not keep the last value of each key; warn if its settings are
-        unknown."""
-        from confluent_kafka import KafkaException
-        from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # not in __all__
-
-        asked = ConfigResource(ConfigResource.Type.TOPIC, self.topic)
-        try:
-            # A client that nothing refers to any more breaks off what it was asked.
-            (answer,) = client.describe_configs([asked], request_timeout=_SECONDS).values()
-            policy = str(answer.result()["cleanup.policy"].value)
-        except (KafkaException, KeyError) as error:
-            _log.warning(
-                "%s: cannot determine whether it is compacted (%s); a topic whose cleanup.policy is not compact "
-                "loses rows that do not change for a while",
-                self.place,
-                error,
-            )
-            return
-        words = {word.strip() for word in policy.split(",")}
+        self._encoding.check(self.place, schema)
+        policy = _policy(self.place, self._options, self.topic)
+        words = {word.strip() for word in (policy or "compact").split(",")}
         if "compact" not in words:
             raise SchemaError(
                 f"{self.place} has cleanup.policy={policy}: it would delete rows that do not change for a while; set "
@@ -94,43 +77,18 @@ class KafkaTarget:
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver with the same writer shuts the first one out."""
-        with extra("kafka", "KafkaTarget"):
-            from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-        _check_types(self.place, changes.upserts.schema)
+        self._encoding.check(self.place, changes.upserts.schema)
         check_no_nan(self.place, changes, is_finite=True)
-        name = f"asyncstate-{origin.named(writer)}"
-        outcome = "nothing was committed"
-        producer = Producer({**self._options, "transactional.id": name, "partitioner": "murmur2_random"})
-        consumer = Consumer({**self._options, "group.id": name})
-        try:
-            producer.init_transactions(
-                _SECONDS
-            )  # ends a transaction of a killed driver, so that its offset is known
-            if is_written(self.place, writer, batch_id, origin, self._mark(consumer)):
-                return False
-            producer.begin_transaction()
-            for key, value in _messages(changes):
-                _produce(producer, self.topic, key, value)
-            group = consumer.consumer_group_metadata()
-            mark = mark_from(origin, batch_id).text()
-            producer.send_offsets_to_transaction(
-                [TopicPartition(self.topic, 0, batch_id + 1, mark)], group, _SECONDS
-            )
-            outcome = "whether the transaction was committed is known when the micro-batch is repeated"
-            producer.commit_transaction(_SECONDS)
-        except KafkaException as error:
-            raise StoreError(f"{self.place}: {error}; {outcome}") from error
-        finally:
-            consumer.close()
-        return True
+        key = pa.schema([changes.upserts.schema.field(name) for name in changes.keys])
 
-    def _mark(self, consumer: Consumer) -> Mark | None:
-        from confluent_kafka import TopicPartition
+        def messages() -> Iterator[Message]:
+            encode = self._encoding.encoders(self.topic, key, changes.upserts.schema)
+            for row in _rows(changes.upserts):
+                yield encode.key({name: row[name] for name in changes.keys}), encode.value(row)
+            for row in _rows(changes.deletes):
+                yield encode.key({name: row[name] for name in changes.keys}), None
 
-        (found,) = consumer.committed([TopicPartition(self.topic, 0)], _SECONDS)
-        if found.offset <= 0:
-            return None
-        return mark_of(found.metadata) if found.metadata else Mark(found.offset - 1)
+        return write_once(self.place, self._options, self.topic, writer, batch_id, origin, messages)
 
     @property
     def place(self) -> str:
@@ -138,25 +96,144 @@ class KafkaTarget:
         return f"Kafka topic {self.topic}"
 
 
-def _check_types(place: str, schema: pa.Schema) -> None:
-    for field in schema:
-        what = "intervals of months" if pa.types.is_interval(field.type) else None
-        if pa.types.is_nested(field.type):
-            what = no_json(field.type)
-        if what is not None:
+class KafkaAppendTarget:
+    """``topic`` of the brokers ``servers``, to which ``AppendSink`` appends each row as a message, once.
+
+    ``keys``: the columns of the messages' keys, which choose the partition and keep the order of their rows; without
+    them messages have no key. ``encoding``: JSON by default. ``options``: further librdkafka options.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        options: Options | None = None,
+        *,
+        keys: str | Sequence[str] = (),
+        encoding: MessageEncoding | None = None,
+    ) -> None:
+        self.topic = check_text("KafkaAppendTarget", "topic", topic)
+        self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
+        servers = check_text("KafkaAppendTarget", "servers", servers)
+        self._options = {"bootstrap.servers": servers, **(options or {})}
+        self._encoding = encoding or JsonMessages()
+
+    @property
+    def place(self) -> str:
+        """The topic, as errors name it."""
+        return f"Kafka topic {self.topic}"
+
+    def check_append(self, schema: pa.Schema) -> None:
+        """See ``AppendTarget``. The topic must be there; a compacted one needs ``keys``."""
+        for name in self.keys:
+            if name not in schema.names:
+                raise SchemaError(
+                    f"{self.place}: key column '{name}' is not one of the rows' columns ({', '.join(schema.names)})"
+                )
+        self._encoding.check(self.place, schema)
+        policy = _policy(self.place, self._options, self.topic)
+        if policy is not None and "compact" in policy and not self.keys:
             raise SchemaError(
-                f"{place}: column '{field.name}' of type {field.type}: JSON cannot represent {what}; cast it before "
-                "the sink"
+                f"{self.place} is compacted (cleanup.policy={policy}), so its messages need keys; give keys="
             )
 
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
+        """See ``AppendTarget``. A second driver with the same writer shuts the first one out."""
+        self._encoding.check(self.place, rows.schema)
+        key = pa.schema([rows.schema.field(name) for name in self.keys])
 
-def _messages(changes: TargetChanges) -> Iterator[tuple[bytes, bytes | None]]:
-    """Keys, and values or None. A micro-batch's rows are in memory already; its messages are generated one by one."""
-    encode = msgspec.json.Encoder().encode
-    for row in _rows(changes.upserts):
-        yield encode({name: row[name] for name in changes.keys}), encode(row)
-    for row in _rows(changes.deletes):
-        yield encode({name: row[name] for name in changes.keys}), None
+        def messages() -> Iterator[Message]:
+            encode = self._encoding.encoders(self.topic, key, rows.schema)
+            for row in _rows(rows):
+                yield (
+                    encode.key({name: row[name] for name in self.keys}) if self.keys else None,
+                    encode.value(row),
+                )
+
+        return write_once(self.place, self._options, self.topic, writer, batch_id, origin, messages)
+
+
+def write_once(
+    place: str,
+    options: Mapping[str, Any],
+    topic: str,
+    writer: str,
+    batch_id: int,
+    origin: Origin,
+    messages: Callable[[], Iterator[Message]],
+) -> bool:
+    """Write messages and the mark of their micro-batch in one transaction; False if it was written before.
+
+    ``messages`` is not called then. Raises StoreError if the brokers fail, JobError as ``is_written``.
+    """
+    with extra("kafka", "a sink of Kafka"):
+        from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+    name = f"asyncstate-{origin.named(writer)}"
+    outcome = "nothing was committed"
+    producer = Producer({**options, "transactional.id": name, "partitioner": "murmur2_random"})
+    consumer = Consumer({**options, "group.id": name})
+    try:
+        # This ends a transaction of a killed driver, so that its offset is known.
+        producer.init_transactions(_SECONDS)
+        if is_written(place, writer, batch_id, origin, _mark(consumer, topic)):
+            return False
+        producer.begin_transaction()
+        outcome = _OPEN
+        for key, value in messages():
+            _produce(producer, topic, key, value)
+        group = consumer.consumer_group_metadata()
+        mark = mark_from(origin, batch_id).text()
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, batch_id + 1, mark)], group, _SECONDS)
+        outcome = "whether the transaction was committed is known when the micro-batch is repeated"
+        producer.commit_transaction(_SECONDS)
+    except KafkaException as error:
+        raise StoreError(f"{place}: {error}; {outcome}") from error
+    except AsyncStateError:
+        if outcome == _OPEN:  # readers would wait for its end
+            producer.abort_transaction(_SECONDS)
+        raise
+    finally:
+        consumer.close()
+    return True
+
+
+def _mark(consumer: Consumer, topic: str) -> Mark | None:
+    from confluent_kafka import TopicPartition
+
+    (found,) = consumer.committed([TopicPartition(topic, 0)], _SECONDS)
+    if found.offset <= 0:
+        return None
+    return mark_of(found.metadata) if found.metadata else Mark(found.offset - 1)
+
+
+def _policy(place: str, options: Mapping[str, Any], topic: str) -> str | None:
+    """The topic's ``cleanup.policy``, None (and a warning) where this user may not see it.
+
+    Raises SchemaError if there is no such topic, StoreError if the brokers do not answer.
+    """
+    with extra("kafka", "a sink of Kafka"):
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in __all__
+    client = AdminClient(dict(options))
+    try:
+        topics = client.list_topics(timeout=_SECONDS).topics
+    except KafkaException as error:
+        raise StoreError(f"{place}: {error}") from error
+    if topic not in topics:
+        raise SchemaError(f"{place} does not exist; create it (for upserts with cleanup.policy=compact)")
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    try:
+        # A client that nothing refers to any more breaks off what it was asked.
+        (answer,) = client.describe_configs([asked], request_timeout=_SECONDS).values()
+        return str(answer.result()["cleanup.policy"].value)
+    except (KafkaException, KeyError) as error:
+        _log.warning(
+            "%s: cannot determine whether it is compacted (%s); a topic whose cleanup.policy is not compact loses "
+            "rows that do not change for a while",
+            place,
+            error,
+        )
+        return None
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
@@ -168,7 +245,7 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
             yield {**row, **{name: shape(row[name]) for name, shape in shapes.items()}} if shapes else row
 
 
-def _produce(producer: Producer, topic: str, key: bytes, value: bytes | None) -> None:
+def _produce(producer: Producer, topic: str, key: bytes | None, value: bytes | None) -> None:
     while True:
         try:
             producer.produce(topic, value, key)

@@ -53,11 +53,11 @@ def write_upserts(
     """
     names = _checked_keys("write_upserts", keys)
     _check_target("write_upserts", target)
-    _check_writer("write_upserts", writer)
+    check_writer("write_upserts", writer)
     last = changes_of(_last_changes(rows, names, target, changes), names)
     if isinstance(batch, int):
         return target.write(writer, batch, last)
-    _check_first_write(batch, target, writer)
+    check_first_write(batch, target, writer)
     return target.write(writer, batch.batch_id, last, batch.origin)
 
 
@@ -79,7 +79,7 @@ def _without_kinds(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field for field in schema if field.name != ROW_KIND_COLUMN])
 
 
-def _check_first_write(batch: MicroBatch, target: Target, writer: str) -> None:
+def check_first_write(batch: MicroBatch, target: object, writer: str) -> None:
     """Raise JobError for two writes of a micro-batch with the same mark: the second would be skipped as a repeated
     one."""
     place = destination(target, writer)
@@ -91,7 +91,7 @@ def _check_first_write(batch: MicroBatch, target: Target, writer: str) -> None:
     batch.written.add(place)
 
 
-def destination(target: Target, writer: str) -> tuple[str, str]:
+def destination(target: object, writer: str) -> tuple[str, str]:
     """The target and writer name of a sink."""
     place = getattr(target, "place", None)
     return place if isinstance(place, str) else f"target {id(target):x}", writer
@@ -112,7 +112,7 @@ def _check_target(owner: str, target: object) -> None:
         )
 
 
-def _check_writer(owner: str, writer: object) -> None:
+def check_writer(owner: str, writer: object) -> None:
     good = isinstance(writer, str) and writer and writer == writer.strip() and "\0" not in writer
     if not good or len(str(writer)) > WRITER_CHARACTERS_MAX:
         raise ConfigurationError(
@@ -149,7 +149,7 @@ class UpsertSink:
         self.keys = _checked_keys("UpsertSink", keys)
         _check_target("UpsertSink", target)
         if writer is not None:
-            _check_writer("UpsertSink", writer)
+            check_writer("UpsertSink", writer)
         self.target = target
         self.writer = writer
 

@@ -8,7 +8,7 @@ Must not import runtime, storage or execution.
 Source: Flink's formats debezium-json, maxwell-json and canal-json.
 """
 
-from asyncstate.spark.sources.formats import POSITIONS, canal_json, debezium_json, maxwell_json
+from asyncstate.spark.sources.formats import POSITIONS, canal_json, debezium_json, json_rows, maxwell_json
 from asyncstate.spark.sources.operations import delta_change_feed, operation_column
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "canal_json",
     "debezium_json",
     "delta_change_feed",
+    "json_rows",
     "maxwell_json",
     "operation_column",
 ]

@@ -22,7 +22,15 @@ from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.facts import marked
-from asyncstate.spark.sources.malformed import as_map, check_mode, only_malformed, raised, text
+from asyncstate.spark.sources.malformed import (
+    MARKED,
+    REASON,
+    as_map,
+    check_mode,
+    only_malformed,
+    raised,
+    text,
+)
 from asyncstate.spark.sources.typed import Typing, check_typing, has_decimals
 
 TEXT: Final = "__asyncstate_text"
@@ -41,6 +49,10 @@ _PROBLEM: Final = "__asyncstate_problem"
 _ROW: Final = "__asyncstate_row"
 
 INSERT, UPDATE, DELETE = "I", "U", "D"
+DECODED: Final = "__asyncstate_decoded"
+"""A column with the events as JSON text, where a decoder has made them of the bytes in ``Asked.value``."""
+UNDECODED: Final = "__asyncstate_undecoded"
+"""Next to ``DECODED``: why the bytes could not be decoded, null where they could."""
 PHASE: Final = "source_phase"
 """The first column of a position: 0 for rows of a snapshot, 1 for changes, which are newer whatever their log
 position."""
@@ -87,7 +99,8 @@ def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
     Raises SchemaError and ConfigurationError for invalid columns and settings.
     """
     _check(df, event, asked)
-    kept = df.columns if asked.malformed == "only" else list(asked.keep)
+    given = [name for name in df.columns if name not in (DECODED, UNDECODED)]
+    kept = given if asked.malformed in ("only", "marked") else list(asked.keep)
     quoted_kept = [*map(quoted, kept), TEXT]
     judged = (
         _parsed(df, event, asked, kept)
@@ -97,7 +110,7 @@ def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
     )
     if asked.malformed == "only":
         return only_malformed(judged, kept, _PROBLEM)
-    rows = _rows(judged, event, asked)
+    rows = _rows(judged, event, asked, given)
     return marked(rows, Changelog.upsert(*asked.upsert_key)) if asked.upsert_key else rows
 
 
@@ -112,7 +125,12 @@ def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> D
     fields = [StructField("e", ArrayType(element)), StructField(_CORRUPT, StringType())]
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     array = f"""concat('{{"e":[', {TEXT}, ',{{"{_END}":true}}]}}')"""
-    said = df.selectExpr(*map(quoted, kept), f"cast({quoted(asked.value)} as string) as {TEXT}")
+    is_decoded = DECODED in df.columns
+    said = df.selectExpr(
+        *map(quoted, kept),
+        f"cast({quoted(DECODED if is_decoded else asked.value)} as string) as {TEXT}",
+        f"{UNDECODED if is_decoded else 'cast(null as string)'} as {UNDECODED}",
+    )
     parsed = said.withColumn(_PARSED, sf.from_json(sf.expr(array), StructType(fields), options))
     ends = f"size({_PARSED}.e) = 2 and {_PARSED}.e[0].{_END} is null and {_PARSED}.e[1].{_END}"
     whole = f"coalesce({_PARSED}.{_CORRUPT} is null and {ends}, false)"
@@ -120,7 +138,12 @@ def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> D
     if event.names is not None:
         parsed = parsed.withColumn(NAMES, sf.from_json(TEXT, event.names))
     return parsed.selectExpr(
-        *map(quoted, kept), TEXT, f"get({_PARSED}.e, 0) as {EVENT}", f"{whole} as {_WHOLE}", *names
+        *map(quoted, kept),
+        TEXT,
+        f"get({_PARSED}.e, 0) as {EVENT}",
+        f"{whole} as {_WHOLE}",
+        UNDECODED,
+        *names,
     )
 
 
@@ -137,7 +160,8 @@ def _stated(event: Event, asked: Asked) -> list[str]:
     unread = text(
         f"not an event of this format, or more text follows it{decimal if typing.decimals == 'text' else ''}"
     )
-    problem = f"""case when {TEXT} is null then null
+    problem = f"""case when {UNDECODED} is not null then {UNDECODED}
+        when {TEXT} is null then null
         when {EVENT} is null or not {_WHOLE} then {unread}
         when {event.op} is null then 'the event has no operation'
         when {silent} then null
@@ -183,18 +207,34 @@ def _misfit(typing: Typing, upsert_key: tuple[str, ...]) -> str:
     return f"get(filter({found}, p -> p is not null), 0)"
 
 
-def _rows(judged: DataFrame, event: Event, asked: Asked) -> DataFrame:
+def _rows(judged: DataFrame, event: Event, asked: Asked, given: Sequence[str]) -> DataFrame:
     """One row per change row; the position belongs to all rows of its event."""
     rows = f"if({_OP} is null, array(), flatten(transform({_CHANGES}, c -> {_changelog(asked.upsert_key)})))"
     if asked.malformed == "fail":
         rows = f"if({_PROBLEM} is null, {rows}, {raised(asked.source, _PROBLEM, TEXT)})"
+    elif asked.malformed == "marked":
+        nothing = f"if(true, null, get({_CHANGES}, 0).after)"  # of the rows' type
+        rows = f"if({_PROBLEM} is null, {rows}, array({_row('+I', nothing)}))"
     else:
         judged = judged.where(f"{_PROBLEM} is null")
     kept = list(map(quoted, asked.keep))
     columns = [f"{_ROW}.{quoted(name)}" for name in event.typing.columns.names]
     places = [f"{_POSITION}.{name}" for name in _positions(event)]
-    exploded = judged.selectExpr(*kept, _POSITION, f"inline({rows})")
-    return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN)
+    if asked.malformed != "marked":
+        exploded = judged.selectExpr(*kept, _POSITION, f"inline({rows})")
+        return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN)
+    fields = [f"{text(name)}, {quoted(name)}" for name in given]
+    dead = (
+        f"if({_PROBLEM} is null, null, named_struct({', '.join([*fields, f'{text(REASON)}, {_PROBLEM}'])}))"
+    )
+    good = [f"if({_PROBLEM} is null, {quoted(name)}, null) as {quoted(name)}" for name in asked.keep]
+    exploded = judged.selectExpr(
+        *good,
+        f"if({_PROBLEM} is null, {_POSITION}, null) as {_POSITION}",
+        f"{dead} as {quoted(MARKED)}",
+        f"inline({rows})",
+    )
+    return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN, quoted(MARKED))
 
 
 def _changelog(upsert_key: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
+from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.sources.events import (
@@ -117,6 +118,38 @@ def debezium_json(
     )
     given = map(names_of, (upsert_key, keep, skip))
     return changelog_of(df, event, Asked(source, value, malformed, *given))
+
+
+def json_rows(
+    df: DataFrame,
+    schema: str | StructType,
+    value: str = "value",
+    *,
+    timestamps: str | Mapping[str, str] = "iso",
+    keep: str | Sequence[str] | None = None,
+    malformed: Malformed = "fail",
+) -> DataFrame:
+    """The rows in JSON objects, one each, which are in the column ``value`` (text or bytes).
+
+    The arguments, the types and the errors are those of ``debezium_json``; decimals are numbers or their text. A null
+    value gives no row. Rows: the schema's columns and the kept ones, without ``row_kind``.
+    """
+    source = "json_rows"
+    typing = Typing(columns_of(source, schema), "text", *_units(timestamps))
+    row = f"if({EVENT} is null, null, named_struct({_fields(EVENT, typing)}))"
+    event = Event(
+        wire=typing.wire(),
+        op=text(INSERT),
+        ops={INSERT: INSERT},
+        changes=f"array(named_struct('before', if(true, null, {row}), 'after', {row}))",
+        typing=typing,
+    )
+    given = map(names_of, (None, keep, None))
+    return changelog_of(df, event, Asked(source, value, malformed, *given)).drop(ROW_KIND_COLUMN)
+
+
+def _fields(row: str, typing: Typing) -> str:
+    return ", ".join(f"{text(name)}, {row}.{quoted(name)}" for name in typing.columns.names)
 
 
 def maxwell_json(

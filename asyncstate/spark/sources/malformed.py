@@ -1,6 +1,6 @@
 """The treatment of rows that a source cannot read: the query fails, they are dropped, or only they are returned.
 
-Owns: the three modes, and the error with an example that the JVM raises.
+Owns: the modes, and the error with an example that the JVM raises.
 Invariant: a row is either read whole or malformed; ``drop`` and ``only`` split an input into two parts without overlap.
 Must not import runtime, storage or execution.
 
@@ -23,11 +23,14 @@ Malformed = Literal["fail", "drop", "only"]
 REASON: Final = "malformed"
 """The string column that ``only`` adds: why the row cannot be read."""
 EXAMPLE_CHARS: Final = 200
+MARKED: Final = "asyncstate:malformed"
+"""The struct column that the internal mode ``marked`` adds: null in good rows; in the one row of a malformed message,
+the columns of the input and ``REASON``. With it one pass over the input serves both."""
 
 
 def check_mode(source: str, mode: str) -> None:
     """Raise ConfigurationError unless ``mode`` is one."""
-    if mode not in get_args(Malformed):
+    if mode not in (*get_args(Malformed), "marked"):
         raise ConfigurationError(
             f"{source}: malformed={mode!r} is not one of {', '.join(get_args(Malformed))}; choose 'fail' (the query "
             "ends), 'drop' (malformed rows are left out) or 'only' (only malformed rows, with the reason)"

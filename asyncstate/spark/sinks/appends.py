@@ -1,0 +1,102 @@
+"""Rows that are appended, once: those of insert-only streams, or every change.
+
+Owns: ``AppendSink`` and ``AppendTarget``.
+Invariant: a changelog is appended with its kinds, or refused: changes without kinds would all be insertions.
+Must not import runtime, storage or execution.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
+from asyncstate.driver.write_marks import UNKNOWN, Origin
+from asyncstate.errors import ConfigurationError, SchemaError
+from asyncstate.spark.exchange import arrow_schema_of
+from asyncstate.spark.facts import insertions
+from asyncstate.spark.sinks.upserts import check_first_write, check_writer, destination
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from asyncstate.spark.spark_micro_batch import MicroBatch
+
+
+class AppendTarget(Protocol):
+    """A log that can append rows and the number of their micro-batch together."""
+
+    def check_append(self, schema: pa.Schema) -> None:
+        """Raise SchemaError unless rows of ``schema`` can be appended. Nothing is written."""
+
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
+        """Append the rows, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it has
+        been written already. Raises JobError if this micro-batch does not follow the one that the target has."""
+
+
+class AppendSink:
+    """Append each row to ``target``, exactly once: ``alerts.to(AppendSink(KafkaAppendTarget(servers, "alerts")))``.
+
+    The rows must be insert-only. With ``changes=True`` each change of a changelog is one row, with its ``row_kind``, in
+    the order within the key that the operator emitted. ``writer``: see ``UpsertSink``. The rows of a micro-batch are
+    collected on the driver, so that ``spark.driver.maxResultSize`` bounds them.
+    """
+
+    keeps_table: ClassVar[bool] = False
+
+    def __init__(self, target: AppendTarget, *, changes: bool = False, writer: str | None = None) -> None:
+        if not all(callable(getattr(target, name, None)) for name in ("check_append", "append")):
+            raise ConfigurationError(
+                f"AppendSink: {target!r} cannot append; give one such as KafkaAppendTarget(...), or an object with the "
+                "methods check_append and append of asyncstate.spark.sinks.AppendTarget"
+            )
+        if writer is not None:
+            check_writer("AppendSink", writer)
+        self.target, self.changes, self.writer = target, changes, writer
+
+    def check(self, schema: StructType | pa.Schema) -> None:
+        """Raise the errors of ``append`` about the target and the columns; nothing is written."""
+        own = schema if isinstance(schema, pa.Schema) else arrow_schema_of(schema)
+        fields = [field for field in own if field.name != ROW_KIND_COLUMN]
+        kinds = [pa.field(ROW_KIND_COLUMN, pa.string())] if self.changes else []
+        self.target.check_append(pa.schema([*fields, *kinds]))
+
+    def check_changes(self, changes: Changelog) -> None:
+        """Raise SchemaError for changes, unless they are to be appended as such; the graph calls it before a row is
+        read."""
+        if not changes.is_insert_only and not self.changes:
+            raise SchemaError(
+                f"AppendSink: the rows are changes ({changes.text}), and without their kinds all would be insertions; "
+                "give AppendSink(..., changes=True) for each change with its row_kind, or keep the table with "
+                "UpsertSink"
+            )
+
+    def destination(self, name: str) -> tuple[str, str]:
+        """The target and the writer, which no other sink of the graph may have; ``name``: the sink's in the graph."""
+        return destination(self.target, self.writer or name)
+
+    def write_micro_batch(
+        self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str, changes: Changelog | None = None
+    ) -> None:
+        """Append the rows of a micro-batch; the graph calls it with the name of the sink."""
+        writer = self.writer or name
+        if changes is not None:
+            self.check_changes(changes)
+        check_first_write(batch, self.target, writer)
+        self.target.append(writer, batch.batch_id, self._table(rows), batch.origin)
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Append without a job, whose micro-batches are identified by their number alone."""
+        self.target.append(self.writer or "asyncstate", batch_id, self._table(rows))
+
+    def _table(self, rows: DataFrame | pa.Table) -> pa.Table:
+        if not isinstance(rows, pa.Table):
+            rows = (insertions(rows) if self.changes else rows).toArrow()
+        names = [name for name in rows.column_names if name != ROW_KIND_COLUMN]
+        if not self.changes:
+            return rows.select(names)
+        if ROW_KIND_COLUMN not in rows.column_names:
+            rows = rows.append_column(ROW_KIND_COLUMN, pa.repeat("+I", rows.num_rows))
+        return rows.select([*names, ROW_KIND_COLUMN])

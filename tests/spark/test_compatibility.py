@@ -1,0 +1,112 @@
+"""Which sessions a job takes, and what older Sparks need in place of what newer ones have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncstate.errors import ConfigurationError
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+
+from asyncstate.spark import StreamingJob, read_state
+from asyncstate.spark.compatibility import (
+    _hash_of,
+    arrow_schema,
+    arrow_table,
+    by_hash,
+    by_partition,
+    check_session,
+    default_parallelism,
+    session_settings,
+    spark_type,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+class Session:
+    """As much of a session as a job looks at before it refuses it."""
+
+    readStream = None  # noqa: N815 - pyspark's name
+
+    def __init__(self, version: str, module: str = "pyspark.sql.session") -> None:
+        self.version = version
+        self.__class__ = type("SparkSession", (Session,), {"__module__": module})
+
+
+@pytest.mark.parametrize("version", ["3.4.3", "4.4.0", "5.0.0-preview1", "unknown"])
+def test_another_spark_is_refused_when_the_job_is_made(version: str, tmp_path: Any) -> None:
+    session: Any = Session(version)
+    with pytest.raises(
+        ConfigurationError, match=r"job 'sums' runs on Spark 3\.5 to 4\.3.*use one of these"
+    ) as refused:
+        StreamingJob(session, str(tmp_path), name="sums")
+    assert version in str(refused.value)
+    with pytest.raises(ConfigurationError, match=r"read_state runs on Spark 3\.5 to 4\.3"):
+        read_state(session, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [None, "local[2]", object()])
+def test_what_is_no_session_is_refused(given: Any, tmp_path: Any) -> None:
+    with pytest.raises(ConfigurationError, match="which is not a SparkSession; give what"):
+        StreamingJob(given, str(tmp_path))
+
+
+def test_a_connect_server_that_keeps_no_rows_is_refused() -> None:
+    connect = "pyspark.sql.connect.session"
+    with pytest.raises(
+        ConfigurationError, match=r"over Spark Connect from Spark 4\.0 on.*is of Spark 3\.5\.9"
+    ):
+        check_session(Session("3.5.9", connect), "job 'sums'")
+    check_session(Session("4.0.0", connect), "job 'sums'")
+    check_session(Session("3.5.0"), "job 'sums'")
+
+
+def test_hashes_are_those_of_spark(spark: SparkSession) -> None:
+    numbers = [0, 1, 2, 127, 128, 65_535, 1_000_003, 2**31 - 1]
+    row = spark.range(1).selectExpr(*(f"hash({number})" for number in numbers)).collect()[0]
+    assert [_hash_of(number) for number in numbers] == list(row)
+
+
+@pytest.mark.parametrize("exchange", [by_partition, by_hash])
+@pytest.mark.parametrize("partitions", [1, 3, 16, 130])
+def test_each_row_goes_where_its_number_says(spark: SparkSession, exchange: Any, partitions: int) -> None:
+    rows = spark.range(0, 1_000, 1, 4).selectExpr("id", f"cast(pmod(id * 7, {partitions}) as int) as number")
+    sent = exchange(rows, partitions, "number")
+    assert sent.rdd.getNumPartitions() == partitions
+    found = sent.selectExpr("id", "number", "spark_partition_id() as place").collect()
+    assert sorted(row["id"] for row in found) == list(range(1_000))
+    assert all(row["number"] == row["place"] for row in found)
+
+
+def test_settings_have_those_that_spark_does_not_know(spark: SparkSession) -> None:
+    own = spark.newSession()
+    own.conf.set("spark.async-state.local-dir", "/somewhere?secret=word")
+    settings = session_settings(own)
+    assert settings["spark.async-state.local-dir"] == "/somewhere?secret=word"
+    assert settings["spark.sql.session.timeZone"] == "UTC"
+    assert default_parallelism(own) == 2
+
+
+def test_times_keep_their_zone_and_their_lack_of_one(spark: SparkSession) -> None:
+    schema = pa.schema(
+        [("at", pa.timestamp("us", "UTC")), ("wall", pa.timestamp("us")), ("n", pa.list_(pa.int32()))]
+    )
+    frame = spark.createDataFrame([], "at timestamp, wall timestamp_ntz, n array<int>")
+    assert [spark_type(field.type) for field in schema] == [field.dataType for field in frame.schema]
+    assert arrow_schema(frame.schema).types[:2] == schema.types[:2]
+    assert arrow_table(frame).num_rows == 0
+    assert arrow_table(frame).schema.names == ["at", "wall", "n"]
+
+
+def test_rows_arrive_in_the_order_of_their_partitions(spark: SparkSession) -> None:
+    rows = arrow_table(spark.range(0, 100, 1, 4))
+    assert rows.column("id").to_pylist() == list(range(100))
