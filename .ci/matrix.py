@@ -94,12 +94,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
     python, name = _spark_environment(spark), f"Spark {spark.release}"
-    cells = [
-        _run(python, name, "README's job", README),
-        _run(python, name, "smoke tests", [*SMOKE, "tests/spark"] if brief else SMOKE),
-    ]
+    cells = [_run(python, name, "README's job", README)]
     if brief:
         return cells
+    cells.append(_run(python, name, "smoke tests", SMOKE))
     cells.append(_run(python, name, "Nexmark q4, q9, q18", NEXMARK))
     if spark.connect:
         cells.append(_run(python, name, "Spark Connect", CONNECT))

@@ -38,6 +38,10 @@ class LocalFrame(ClassicDataFrame):
     """Rows in this process, in ``batches`` of the Arrow columns of ``struct``. Any use of it as a DataFrame works; what
     reads it through Spark copies the rows into the JVM, once."""
 
+    def __new__(cls, *_: Any, **__: Any) -> LocalFrame:
+        """Pyspark's own takes the arguments of its own constructor."""
+        return object.__new__(cls)
+
     def __init__(self, batches: Sequence[pa.RecordBatch], struct: StructType, spark: SparkSession) -> None:
         self._batches = tuple(batches)
         self._struct = struct
