@@ -195,7 +195,7 @@ def test_sasl_and_tls_and_no_secret_is_shown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kafka.produce(topic, numbered(0, 2))
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="asyncstate")  # py4j's own log has every call into the JVM
     shown: list[str] = []
     changes: list[dict[str, str]] = [{}, {"sasl.username": "nobody"}, {"ssl.ca.location": "/none"}]
     for number, more in enumerate(changes):
