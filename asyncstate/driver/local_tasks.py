@@ -92,6 +92,8 @@ def _exchanged(
     for index, (given, rows) in enumerate(zip(spec.inputs, inputs, strict=True)):
         if given.broadcast:
             continue
+        if given.local is not None and not done and len(rows) > 1:
+            rows = [pa.concat_batches(rows)]  # more rows of a key become one
         for batch in rows:
             for partition, part in _routed(spec, given, _input_batch(spec, given, batch, index, done)):
                 parts[partition].append(part)
