@@ -45,6 +45,7 @@ from operators import (
     udaf,
     udtaf,
 )
+from operators.join.one_row_input import OneRowInput
 
 SCHEMA = pa.schema(
     [
@@ -267,11 +268,21 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "emit_update_before": free(True, False, keep="last"),
         "ttl": free(*TTL, keep="last"),
     },
+    "DynamicFilter": {
+        "column": meaning("v", "w", comparison=">", bound="v"),
+        "comparison": meaning(">", "<", column="v", bound="v"),
+        "bound": meaning("v", "w", column="v", comparison=">"),
+    },
+    "OneRowJoin": {
+        "kind": meaning("left", "inner"),
+        "suffixes": free(("", "_right"), ("", "_r")),
+    },
     "GroupAggregate": {
         "aggregates": meaning(*AGGREGATES),
         "emit_update_before": free(True, False, aggregates=AGGREGATES[0]),
         "ttl": free(*TTL, aggregates=AGGREGATES[0]),
         "emit": free("net", "each", aggregates=AGGREGATES[0]),
+        "empty_row": meaning(False, True, aggregates=AGGREGATES[0], harness={"key": None}),
     },
     "GroupTableAggregate": {
         "aggregate": meaning(both(), both(2)),
@@ -310,6 +321,8 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "null_safe": meaning(False, True),
         "left_ttl": free(*TTL),
         "right_ttl": free(*TTL),
+        "mark": free("mark", "found", kind="mark"),
+        "null_aware": meaning(False, True, kind="mark", condition=R5),
     },
     "KeyedFilter": {"function": free(lambda row: row.v > 10, lambda row: row.v < 100)},
     "KeyedFlatMap": {
@@ -350,6 +363,7 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "ordered": free(True, False, **_LOOKUP),
         "where": meaning(None, V9, CHANGES_INPUT, **_LOOKUP),
         "batch": free(1, 2, harness=CHANGES_INPUT, **_LOOKUP),
+        "call_limit": free(100, 2, harness=CHANGES_INPUT, **_LOOKUP),
         "retry": free(None, operators.Retry(), harness=CHANGES_INPUT, **_LOOKUP),
         "retry_empty": free(None, operators.Retry(1), harness=CHANGES_INPUT, **_LOOKUP),
         "timeout": free(None, "10 seconds", harness=CHANGES_INPUT, **_LOOKUP),
@@ -535,7 +549,7 @@ def test_every_parameter_of_every_operator_is_decided() -> None:
 def _harness(name: str, change: Change, operator: Operator, enabled: bool) -> OperatorHarness:
     two = operator.num_inputs == 2
     key: Any = [["k"], ["k"]] if two else ["k"]
-    if name == "BroadcastProcess":
+    if operator.broadcast_input is not None:
         key = [["k"], None]
     elif name in ("Limit", "SortLimit"):
         key = None
@@ -543,11 +557,14 @@ def _harness(name: str, change: Change, operator: Operator, enabled: bool) -> Op
         key = ["k", "w"]
     given: dict[str, Any] = {"changelog": [False] * operator.num_inputs, "async_enabled": enabled}
     if name not in ("ChangelogNormalize", "Limit", "SortLimit"):
-        given["event_time"] = ["at", None if name == "BroadcastProcess" else "at"][: operator.num_inputs]
+        given["event_time"] = ["at", "at" if operator.broadcast_input is None else None][
+            : operator.num_inputs
+        ]
     if name in ("Join", "UpsertMaterialize"):
         given["changelog"] = [True] * operator.num_inputs
     for what, value in change.harness.items():
         given[what] = [value] if what == "changelog" and value is True else value
+    key = given.pop("key", key)
     return OperatorHarness(operator, [SCHEMA] * operator.num_inputs, key, **given)
 
 
@@ -555,17 +572,22 @@ def _made(name: str, parameter: str, value: Any, change: Change) -> Operator:
     return PUBLIC[name](**{parameter: value, **change.others})
 
 
+def _has_one_row(harness: OperatorHarness) -> bool:
+    """Whether the second input may have one row only."""
+    return isinstance(harness._operator(), OneRowInput)
+
+
 def _first(harness: OperatorHarness) -> None:
     harness.push(FIRST)
     if len(harness._specs) == 2:
-        harness.push(FIRST_OTHER, input=1)
+        harness.push(FIRST_OTHER[:1] if _has_one_row(harness) else FIRST_OTHER, input=1)
     harness.advance_watermark(2 * SECOND)
     harness.end_batch()
 
 
 def _rest(harness: OperatorHarness) -> list[tuple[Any, ...]]:
     harness.push(THEN)
-    if len(harness._specs) == 2:
+    if len(harness._specs) == 2 and not _has_one_row(harness):
         harness.push(THEN_OTHER, input=1)
     return [*harness.end_batch(), *harness.finish()]
 
