@@ -71,7 +71,7 @@ def test_a_job_has_a_function_or_sources(spark: SparkSession, make_job: MakeJob,
     spark.range(1).write.parquet(str(tmp_path / "rows"))
     stream = spark.readStream.schema("id long").parquet(str(tmp_path / "rows"))
     job = make_job()
-    with pytest.raises(JobError, match="'orders' was given a DataFrame that is not streaming"):
+    with pytest.raises(JobError, match="'orders' got a DataFrame that is not streaming"):
         job.source("orders", spark.range(1))
     assert "form nothing declared yet, batch none yet" in repr(job)
     job.micro_batch(lambda df, batch: None)

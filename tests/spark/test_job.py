@@ -249,10 +249,10 @@ def test_finish_runs_once_with_the_final_watermark(make_job: MakeJob, rows: Data
 
 
 def test_finish_needs_a_batch(job: StreamingJob) -> None:
-    with pytest.raises(JobError, match="no micro-batch yet"):
+    with pytest.raises(JobError, match="has not run a micro-batch yet"):
         job.finish()
     job.micro_batch(never_called)
-    with pytest.raises(JobError, match="no micro-batch yet"):
+    with pytest.raises(JobError, match="has not run a micro-batch yet"):
         job.finish()
 
 
