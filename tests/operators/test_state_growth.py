@@ -29,6 +29,7 @@ from operators import (
     CoMap,
     CoProcess,
     Deduplicate,
+    DynamicFilter,
     GroupAggregate,
     GroupTableAggregate,
     GroupWindowAggregate,
@@ -43,6 +44,7 @@ from operators import (
     Limit,
     LookupJoin,
     Match,
+    OneRowJoin,
     OverAggregate,
     Rank,
     Sort,
@@ -197,6 +199,8 @@ CASES: Final[Mapping[str, Case]] = {
     "IntervalJoin processing": Case(
         lambda: IntervalJoin(lower=0, upper="2 minutes", time="processing"), "bounded by the interval"
     ),
+    "DynamicFilter": Case(lambda: DynamicFilter("v", ">", "v"), ROWS, settings={"key": ["k", None]}),
+    "OneRowJoin": Case(OneRowJoin, ROWS, settings={"key": ["k", None]}),
     "Join": Case(Join, ROWS),
     "Join changes": Case(Join, LEFT, True),
     "Join unique": Case(lambda: Join(left_unique="join_key", right_unique="join_key"), KEYS, True),
@@ -305,7 +309,10 @@ def sizes(
             for side in range(running._operator().num_inputs):
                 if before and taken_back:
                     running.push(before, side, kind="-D")
-                running.push(rows, side)
+                if side and isinstance(running._operator(), DynamicFilter | OneRowJoin):
+                    running.push(rows[: 1 - bool(number)], side)  # their second input has one row
+                else:
+                    running.push(rows, side)
             before = rows
             running.advance_processing_time(MINUTE)
             if case.timed:

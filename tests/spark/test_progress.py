@@ -40,7 +40,7 @@ BATCH_NAMES = {
     "function_seconds", "commit_seconds", "operators",
 }  # fmt: skip
 OPERATOR_NAMES = {
-    "uid", "operator", "parallelism", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",
+    "uid", "operator", "parallelism", "in_driver", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",
     "level_one_hits", "column_cache_hits", "column_cache_evictions",
     "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean",
     "scans", "changes",

@@ -615,7 +615,7 @@ def test_operation_columns(spark: SparkSession) -> None:
         ({"value": "v"}, SchemaError, "no column 'v'; its columns are: n, value"),
         ({"keep": ["n", "offset"]}, SchemaError, "no column 'offset'"),
         ({"upsert_key": "key"}, SchemaError, "upsert_key names 'key'"),
-        ({"malformed": "ignore"}, ConfigurationError, "none of fail, drop, only"),
+        ({"malformed": "ignore"}, ConfigurationError, "not one of fail, drop, only"),
         ({"connector": "oracle"}, ConfigurationError, "supported are postgresql, mysql, sqlserver"),
         ({"schema": "p decimal(9, 2)"}, ConfigurationError, "'base64' for decimal.handling.mode=precise"),
         ({"decimals": "float"}, ConfigurationError, "decimals='float'"),
