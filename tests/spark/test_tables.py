@@ -58,7 +58,7 @@ def test_tables_alone_and_streams_as_tables_are_refused(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
     job = make_job()
-    with pytest.raises(JobError, match="'rates' is to start from a streaming DataFrame"):
+    with pytest.raises(JobError, match="'rates' would start from a streaming DataFrame"):
         job.table("rates", spark.readStream.format("rate").load())
     job.table("numbers", spark.range(3)).to(lambda df, _: None, name="out")
     with pytest.raises(JobError, match=r"nothing streams: there are tables only \(numbers\)"):
