@@ -116,7 +116,8 @@ class Expressions:
         self, expression: Any, names: Mapping[int, str], replaced: Mapping[int, str] | None = None
     ) -> str:
         """The expression over columns with these names; ``replaced``: the texts of aggregates and subqueries, by id."""
-        if not expression.deterministic():
+        volatile = not expression.deterministic()
+        if volatile:
             self.volatile.append(expression)
         self._retyped = False
         made = self._rebuilt(expression, names, replaced or {})
@@ -125,7 +126,8 @@ class Expressions:
         if replaced:  # what is checked has columns in place of aggregates and subqueries
             made = self._rebuilt(expression, names, probe)
         checked = _with_lambdas(str(made.sql())) if replaced else found
-        if kind_of(made) != "AttributeReference" and checked not in self._texts:
+        # A random function gets another seed each time it is read, so there is nothing to compare.
+        if kind_of(made) != "AttributeReference" and checked not in self._texts and not volatile:
             self._texts[checked] = self._rebuilt(expression, names, probe, False) if self._retyped else made
         return found
 

@@ -230,4 +230,4 @@ def test_the_rejected_forms_exist_and_say_why() -> None:
         assert paradigm.rejected
         for rejected in paradigm.rejected:
             why = getattr(paradigm, rejected.method).__doc__
-            assert why.startswith("Right, but" if rejected.right else "Wrong:")
+            assert why.startswith(("Right, but", "Correct, but") if rejected.right else "Wrong:")
