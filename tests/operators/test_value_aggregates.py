@@ -49,6 +49,7 @@ from operators import (
     tumble,
     unbounded,
 )
+from tests.examples import at_most
 from tests.local_aggregation import in_phases
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def found(row: Row, schema: pa.Schema) -> dict[str, Any]:
     return {name: _shown(value) for name, value in zip(schema.names, row, strict=True)}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=at_most(8))
 @given(
     batches=BATCHES,
     taken=st.lists(st.integers(0, 99), max_size=8),
@@ -312,7 +313,7 @@ _SHAPES = {
 @pytest.mark.parametrize("changelog", [False, True])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("shape", _SHAPES)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=at_most(8))
 @given(
     held=st.lists(ROW, max_size=12),
     cut=st.integers(0, 12),
@@ -371,7 +372,7 @@ def _windows(held: Rows, shape: str) -> list[tuple[int, list[Row]]]:
 
 @pytest.mark.parametrize("frame", ["unbounded", "rows"])
 @pytest.mark.parametrize("ordered", [False, True])
-@settings(deadline=None)
+@settings(deadline=None, max_examples=at_most(8))
 @given(held=st.lists(ROW, max_size=10, unique_by=lambda row: (row[K], row[AT])), async_enabled=st.booleans())
 def test_frames_are_those_of_a_loop(frame: str, ordered: bool, held: Any, async_enabled: bool) -> None:
     names = [name for name in CASES if not name.startswith("collect")]
