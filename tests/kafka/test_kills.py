@@ -101,6 +101,7 @@ def one_life(given: dict[str, Any], chance: random.Random, *, kills: bool) -> in
     return code
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_three_kills(kafka: KafkaBroker, tmp_path: Path) -> None:
     killed_run(kafka, tmp_path, "python", events=20_000, keys=2_000, kills=3, max_rows=2_000)
