@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from asyncstate.driver.executor import Prepared
 from asyncstate.runtime import CommitRecord
 
 ROWS_MAX: Final = 10_000
-"""Rows of a stage above which tasks of the cluster are quicker: measured with ``bench latency``."""
+"""Rows of a stage above which it runs on the cluster. An estimate: at 1,000 rows the driver is twice as quick."""
 ROWS_MAX_GIVEN: Final = 1_000_000
 """The same where the configuration asks for the driver's process."""
 SECONDS_MAX: Final = 0.5
@@ -22,6 +23,8 @@ fixed cost."""
 PARTITIONS_MAX: Final = 16
 """Each partition has a store to open, also without rows, and the driver opens one after the other."""
 
+Reports = Sequence[tuple[Prepared, Sequence[CommitRecord]]]
+"""For each operator of a stage, and of those that feed it, the reports of its partitions."""
 Setting = Literal["auto", "local", "spark"]
 
 
@@ -48,20 +51,27 @@ class ExecutorChoice:
         """The stage has more than ``rows_max`` rows: it runs on the cluster, until it has half of them."""
         self._back_below[uid] = self.rows_max // 2
 
-    def ran_locally(self, uid: str, rows: int, seconds: float) -> None:
+    def ran_locally(self, uid: str, reports: Reports, seconds: float) -> None:
         """Note what the tasks took. A slow stage goes to the cluster, until it has half of these rows."""
         if seconds > SECONDS_MAX:
-            self._back_below[uid] = min(rows, self.rows_max) // 2
+            self._back_below[uid] = max(
+                _rows_of(reports) // 2, 1
+            )  # an empty micro-batch is always small enough
 
-    def ran_on_cluster(self, uid: str, records: Sequence[CommitRecord]) -> None:
-        """Note the rows of a stage that ran on the cluster, from the reports of its first operator."""
-        if rows_of(records) < self._back_below.get(uid, 0):
+    def ran_on_cluster(self, uid: str, reports: Reports) -> None:
+        """Note the rows of a stage that ran on the cluster. One that gets the first rows only stays there: how many
+        there were is not known."""
+        limited = any(spec.limit is not None for one, _ in reports for spec in one.spec.inputs)
+        if not limited and _rows_of(reports) < self._back_below.get(uid, 0):
             del self._back_below[uid]
 
 
-def rows_of(records: Sequence[CommitRecord]) -> int:
-    """The rows that reached an operator before any partial aggregation."""
-    return sum(
-        int(record.statistics.get("local_rows_in") or record.statistics.get("rows_in") or 0)
-        for record in records
+def _rows_of(reports: Reports) -> int:
+    """The most rows that reached an operator, before any partial aggregation."""
+    return max(
+        sum(
+            int(record.statistics.get("local_rows_in") or record.statistics.get("rows_in") or 0)
+            for record in records
+        )
+        for _, records in reports
     )

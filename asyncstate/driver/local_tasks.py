@@ -1,6 +1,6 @@
 """The tasks of a stage in this process, one partition after the other, over rows that are here.
 
-Owns: ``run_locally`` and what it returns.
+Owns: ``TaskPlan``, ``run_locally`` and what it returns.
 Invariant: a partition gets the rows that an exchange of the cluster would send it, in the order in which they are
 here; its task is the one that the cluster runs, so that rows, state bytes and reports are the same.
 Must not import Spark.
@@ -9,16 +9,17 @@ Must not import Spark.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import key_groups
 from asyncstate.driver.chain import Link, RunPartition, run_chain
-from asyncstate.driver.executor import Prepared
+from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.sent_columns import payload_of
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
@@ -36,9 +37,35 @@ CopiesOf = Callable[[Operator], Callable[[], Operator]]
 """Maps an operator to a function that makes copies of it, as each task of a cluster has one."""
 
 
+@dataclass(frozen=True)
+class TaskPlan:
+    """A stage to run: the operators of ``chain`` over ``inputs``, rows or a ``Feed``. ``done``: the first operator's
+    partial aggregation has run upstream."""
+
+    chain: Sequence[Prepared]
+    inputs: Sequence[Any]
+    done: bool
+
+    @property
+    def plan_seconds(self) -> float:
+        """The seconds that planning took."""
+        return 0.0
+
+    @property
+    def uid(self) -> str:
+        """The uid of its first operator, which names the stage."""
+        return self.chain[0].spec.uid
+
+    @property
+    def all(self) -> list[Self]:
+        """The stages that run with it, in execution order."""
+        feeds = [one.stage for one in self.inputs if isinstance(one, Feed)]
+        return [*itertools.chain.from_iterable(feed.all for feed in feeds), self]
+
+
 class LocalOutput(NamedTuple):
-    """``rows`` with ``row_kind`` and those of the side outputs, in the order of the partitions; for each operator the
-    reports of its partitions."""
+    """``rows`` with ``row_kind`` and those of the side outputs, in the order of the partitions; for each operator, also
+    of the stages that feed it, the reports of its partitions."""
 
     rows: list[pa.RecordBatch]
     sides: Mapping[str, list[pa.RecordBatch]]
@@ -46,14 +73,33 @@ class LocalOutput(NamedTuple):
 
 
 def run_locally(
+    plan: TaskPlan,
+    rows_of: Callable[[Any], Sequence[pa.RecordBatch]],
+    run: RunPartition,
+    copies_of: CopiesOf,
+) -> LocalOutput:
+    """Run ``plan`` and the stages that feed it. ``rows_of`` returns the rows of an input, with ``row_kind`` where it is
+    a changelog."""
+    reports: list[tuple[Prepared, list[CommitRecord]]] = []
+    inputs: list[Sequence[pa.RecordBatch]] = []
+    for one in plan.inputs:
+        if isinstance(one, Feed):
+            fed = run_locally(one.stage, rows_of, run, copies_of)
+            reports += fed.reports
+            inputs.append(fed.rows)
+        else:
+            inputs.append(rows_of(one))
+    made = _run_stage(plan.chain, inputs, plan.done, run, copies_of)
+    return made._replace(reports=[*reports, *made.reports])
+
+
+def _run_stage(
     chain: Sequence[Prepared],
     inputs: Sequence[Sequence[pa.RecordBatch]],
     done: bool,
     run: RunPartition,
     copies_of: CopiesOf,
 ) -> LocalOutput:
-    """Run the operators of ``chain`` over ``inputs``, the rows of each input with ``row_kind`` where it is a changelog.
-    ``done``: the first operator's partial aggregation has run upstream."""
     copies = [copies_of(one.spec.operator) for one in chain]
     first = _with_broadcast(chain[0].spec, inputs)
     specs = [first, *(one.spec for one in chain[1:])]

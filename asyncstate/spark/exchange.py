@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
@@ -317,29 +317,30 @@ def plain_columns(spec: InputSpec) -> list[str]:
     return [f"{quoted(name)} as c{number}" for number, name in enumerate(sent_schema(spec).names)]
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The rows of a stage that has run, and the reports of its tasks; ``owner`` is how errors call the rows.
+@dataclass(frozen=True, kw_only=True)
+class StageRows:
+    """The rows of a stage that has run; ``owner`` is how errors call them.
 
-    ``kept``: the local checkpoint that they are read from. ``sides``: the rows of the side outputs, by name.
-    ``observed``: the metrics that Spark has observed in its plan, by name.
+    ``sides``: the rows of the side outputs, by name. ``observed``: the metrics that Spark has observed in its plan, by
+    name.
     """
 
     rows: DataFrame
-    reports: list[bytes]
     owner: str
-    kept: DataFrame
     sides: Mapping[str, DataFrame]
     observed: Mapping[str, int | None]
-    in_driver: ClassVar[bool] = False
 
     def side(self, name: str) -> DataFrame:
         """The rows of a side output. Raises JobError that lists the names for an unknown one."""
         if name not in self.sides:
-            raise no_side(name, self.owner, self.sides)
+            known = f"has {', '.join(map(repr, self.sides))}" if self.sides else "has none"
+            raise JobError(
+                f"there is no side output {name!r}: {self.owner.removeprefix('the output of ')} {known}; bind() "
+                "declares side outputs, and late_output names the one for late rows"
+            )
         return self.sides[name]
 
-    def preceded_by(self, first: Stage, key: Key | None = None) -> Stage:
+    def preceded_by(self, first: StageRows, key: Key | None = None) -> Self:
         """This stage after the rows of ``first``, which is released separately; ``key``: as of ``both``."""
         sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
         return replace(self, rows=both(first.rows, self.rows, key), sides=sides)
@@ -347,7 +348,6 @@ class Stage:
     def release(self) -> None:
         """Free the rows' memory; afterwards they cannot be read, and ``rows`` says so."""
         self.withdraw(over(self.owner))
-        free_checkpoint(self.kept)
 
     def withdraw(self, reason: str) -> None:
         """From now on any access to the rows of any output raises a JobError with ``reason``."""
@@ -355,13 +355,19 @@ class Stage:
             withdraw(rows, reason)
 
 
-def no_side(name: str, owner: str, sides: Collection[str]) -> JobError:
-    """The error for a side output ``name`` that is none of ``sides``, those of the rows called ``owner``."""
-    known = f"has {', '.join(map(repr, sides))}" if sides else "has none"
-    return JobError(
-        f"there is no side output {name!r}: {owner.removeprefix('the output of ')} {known}; its bind() declares them, "
-        "and late rows have one where late_output names it"
-    )
+@dataclass(frozen=True, kw_only=True)
+class Stage(StageRows):
+    """A stage that has run in tasks of the cluster, with the reports of its tasks. ``kept``: the local checkpoint that
+    the rows are read from."""
+
+    reports: list[bytes]
+    kept: DataFrame
+    in_driver: ClassVar[bool] = False
+
+    def release(self) -> None:
+        """Free the rows' memory; afterwards they cannot be read, and ``rows`` says so."""
+        super().release()
+        free_checkpoint(self.kept)
 
 
 def over(owner: str) -> str:
@@ -416,7 +422,14 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     sides = {name.removeprefix(SIDE): df for name, df in rows.items() if name != OUTPUT}
     owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
     reports = [record[ATTEMPT_BYTES:] for record in found]
-    return Stage(rows[OUTPUT], reports, owner, stage, sides, observed_metrics(planned, watched))
+    return Stage(
+        rows=rows[OUTPUT],
+        owner=owner,
+        sides=sides,
+        observed=observed_metrics(planned, watched),
+        reports=reports,
+        kept=stage,
+    )
 
 
 def _reports_in(stage: DataFrame) -> list[bytes]:

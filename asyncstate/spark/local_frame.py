@@ -167,19 +167,15 @@ class Collector:
             batches = list(df.batches)
             return Collected(batches, {}) if _rows(batches) <= rows_max else None
         limited = self._limited(df, rows_max + 1)
-        return _collected(limited, rows_max, names)
+        batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
+        if _rows(batches) > rows_max:
+            return None
+        return Collected(batches, observed_metrics(limited, names))
 
     def _limited(self, df: DataFrame, rows: int) -> Any:
         """``df`` with at most ``rows`` rows of each partition: no public method limits without an exchange."""
         limit = self._limit(self._literal(rows, self._number), df._jdf.logicalPlan())
         return DataFrame(self._dataset(df.sparkSession._jsparkSession, limit), df.sparkSession)
-
-
-def _collected(limited: Any, rows_max: int, names: Collection[str]) -> Collected | None:
-    batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
-    if _rows(batches) > rows_max:
-        return None
-    return Collected(batches, observed_metrics(limited, names))
 
 
 def _rows(batches: Sequence[pa.RecordBatch]) -> int:

@@ -12,55 +12,31 @@ import functools
 import pickle
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from asyncstate.changelog import Key
 from asyncstate.driver.executor import Feed, Prepared
-from asyncstate.driver.executor_choice import ExecutorChoice, rows_of
+from asyncstate.driver.executor_choice import ExecutorChoice
 from asyncstate.driver.local_tasks import LocalOutput, run_locally
 from asyncstate.operator import Operator
 from asyncstate.runtime import CommitRecord, run_partition
-from asyncstate.spark.exchange import no_side, output_rows, over, withdraw
-from asyncstate.spark.facts import both
+from asyncstate.spark.exchange import StageRows, output_rows
 from asyncstate.spark.local_frame import Collector, LocalFrame
 from asyncstate.spark.stages import JobDescriptions, LazyStage, explained, names_of, uids_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from asyncstate.driver.chain import RunPartition
 
 
-@dataclass(frozen=True)
-class LocalStage:
-    """The rows of a stage that has run in this process."""
+class LocalStage(StageRows):
+    """A stage that has run in this process."""
 
-    rows: DataFrame
-    sides: Mapping[str, DataFrame]
-    owner: str
-    observed: Mapping[str, int | None]
     in_driver: ClassVar[bool] = True
-
-    def side(self, name: str) -> DataFrame:
-        """The rows of a side output. Raises JobError for a name that it does not declare."""
-        if name not in self.sides:
-            raise no_side(name, self.owner, self.sides)
-        return self.sides[name]
-
-    def preceded_by(self, first: Any, key: Key | None = None) -> LocalStage:
-        """This stage after the rows of ``first``; ``key``: of the main output."""
-        sides = {name: first.sides[name].union(rows) for name, rows in self.sides.items()}
-        return replace(self, rows=both(first.rows, self.rows, key), sides=sides)
-
-    def release(self) -> None:
-        """Release the rows: they cannot be read any more."""
-        for rows in (self.rows, *self.sides.values()):
-            withdraw(rows, over(self.owner))
 
 
 class LocalStages:
@@ -105,24 +81,9 @@ class LocalStages:
                     given[id(one)] = found.batches
                     observed |= found.observed
             started = time.perf_counter()
-            made, reports = self._ran(planned, given)
-            choice.ran_locally(planned.uid, rows_of(reports[0][1]), time.perf_counter() - started)
-        return self._stage(planned, made, observed), reports
-
-    def _ran(
-        self, planned: LazyStage, given: Mapping[int, Sequence[pa.RecordBatch]]
-    ) -> tuple[LocalOutput, list[tuple[Prepared, list[CommitRecord]]]]:
-        reports: list[tuple[Prepared, list[CommitRecord]]] = []
-        inputs: list[Sequence[pa.RecordBatch]] = []
-        for one in planned.inputs:
-            if isinstance(one, Feed):
-                fed, before = self._ran(one.stage, given)
-                reports += before
-                inputs.append(fed.rows)
-            else:
-                inputs.append(given[id(one)])
-        made = run_locally(planned.chain, inputs, planned.done, self._run, _copies_of)
-        return made, [*reports, *made.reports]
+            made = run_locally(planned, lambda rows: given[id(rows)], self._run, _copies_of)
+            choice.ran_locally(planned.uid, made.reports, time.perf_counter() - started)
+        return self._stage(planned, made, observed), made.reports
 
     def _stage(self, planned: LazyStage, made: LocalOutput, observed: Mapping[str, int | None]) -> LocalStage:
         last = planned.chain[-1]
@@ -135,7 +96,8 @@ class LocalStages:
             for name, schema in sent.side_outputs.items()
         }
         owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
-        return LocalStage(frame(made.rows, sent.schema, last.output.changes), sides, owner, observed)
+        rows = frame(made.rows, sent.schema, last.output.changes)
+        return LocalStage(rows=rows, owner=owner, sides=sides, observed=observed)
 
 
 def _copies_of(operator: Operator) -> Callable[[], Operator]:

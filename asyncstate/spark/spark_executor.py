@@ -183,9 +183,7 @@ class SparkExecutor:
             if local is not None:
                 return local
         stage, reports = run_stages(planned.planned, self.texts, self._arrow, stateless, self._observed)
-        self._choice.ran_on_cluster(
-            planned.uid, next(records for one, records in reports if one is planned.chain[0])
-        )
+        self._choice.ran_on_cluster(planned.uid, reports)
         return stage, reports
 
     def ran(self, metrics: Mapping[str, NodeMetrics]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncstate.driver.chain import Link
 from asyncstate.driver.executor import Feed, Prepared
+from asyncstate.driver.local_tasks import TaskPlan
 from asyncstate.driver.sent_columns import payload_of
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, pack_broadcast, unpack_records
 from asyncstate.spark.compatibility import arrow_table
@@ -71,13 +72,10 @@ class PlannedStage:
 
 
 @dataclass(frozen=True)
-class LazyStage:
+class LazyStage(TaskPlan):
     """A stage whose plan on Spark is made when it is needed: none is, where its tasks run in the driver's process.
     ``done``: the rows were aggregated in the task that they come from."""
 
-    chain: Sequence[Prepared]
-    inputs: Sequence[DataFrame | Feed]
-    done: bool
     run: RunPartition | None
 
     @functools.cached_property
@@ -90,17 +88,6 @@ class LazyStage:
     def plan_seconds(self) -> float:
         """The seconds that planning has taken."""
         return self.planned.plan_seconds if "planned" in self.__dict__ else 0.0
-
-    @property
-    def uid(self) -> str:
-        """The uid of its first operator, which names the stage."""
-        return self.chain[0].spec.uid
-
-    @property
-    def all(self) -> list[LazyStage]:
-        """The stages that run with it, in execution order."""
-        feeds = [one.stage for one in self.inputs if isinstance(one, Feed)]
-        return [*itertools.chain.from_iterable(feed.all for feed in feeds), self]
 
 
 def plan_stage(

@@ -8,7 +8,6 @@ Must not import Spark.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelo
 from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.driver.chain import RunPartition
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
-from asyncstate.driver.local_tasks import run_locally, with_copy
+from asyncstate.driver.local_tasks import TaskPlan, run_locally, with_copy
 from asyncstate.driver.sent_columns import payload_of
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operator import InputSpec, Operator
@@ -68,19 +67,6 @@ class LocalRows:
                 [pa.nulls(0, one.type) for one in self.schema], schema=self.schema
             )
         return self.batches[0] if len(self.batches) == 1 else pa.concat_batches(self.batches)
-
-
-@dataclass(frozen=True)
-class _Planned:
-    chain: Sequence[Prepared]
-    inputs: Sequence[LocalRows | Feed]
-    done: bool
-    plan_seconds: float = 0.0
-
-    @property
-    def all(self) -> list[_Planned]:
-        feeds = [one.stage for one in self.inputs if isinstance(one, Feed)]
-        return [*itertools.chain.from_iterable(feed.all for feed in feeds), self]
 
 
 @dataclass(frozen=True)
@@ -248,34 +234,18 @@ class LocalExecutor:
         made = tuple(one for one in out if isinstance(one, pa.RecordBatch) and one.num_rows)
         return LocalRows(output_schema(output), made)
 
-    def plan(self, chain: Sequence[Prepared], inputs: Sequence[LocalRows | Feed], done: bool) -> _Planned:
+    def plan(self, chain: Sequence[Prepared], inputs: Sequence[LocalRows | Feed], done: bool) -> TaskPlan:
         """A stage of ``chain`` over ``inputs``; ``done``: the first step of its first operator has run in the
         upstream task."""
-        return _Planned(chain, inputs, done)
+        return TaskPlan(chain, inputs, done)
 
     def run(
         self, planned: Any, stateless: Collection[str]
     ) -> tuple[_Stage, list[tuple[Prepared, list[CommitRecord]]]]:
         """Run a stage and the stages that feed it; returns its rows, and for each operator the reports of its
         partitions."""
-        reports: list[tuple[Prepared, list[CommitRecord]]] = []
-        inputs = []
-        for one in planned.inputs:
-            if isinstance(one, Feed):
-                fed, before = self.run(one.stage, stateless)
-                reports += before
-                one = fed.rows
-            inputs.append(one)
-        stage, own = self._ran(planned, inputs)
-        return stage, [*reports, *own]
-
-    def _ran(
-        self, planned: _Planned, inputs: Sequence[LocalRows]
-    ) -> tuple[_Stage, list[tuple[Prepared, list[CommitRecord]]]]:
-        chain, sent = planned.chain, planned.chain[-1].sent
-        made = run_locally(
-            chain, [rows.batches for rows in inputs], planned.done, self._run_partition, copies_of
-        )
+        made = run_locally(planned, lambda rows: rows.batches, self._run_partition, copies_of)
+        sent = planned.chain[-1].sent
         stage = _Stage(
             LocalRows(output_schema(sent.schema), tuple(made.rows)),
             {

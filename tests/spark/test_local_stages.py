@@ -6,17 +6,21 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.driver import executor_choice
 from asyncstate.driver.executor_choice import ExecutorChoice
-from asyncstate.errors import JobError, OperatorError
+from asyncstate.errors import ConfigurationError, JobError, OperatorError
+from asyncstate.operator import InputSpec
+from asyncstate.partial_aggregation import PartialLimit
 from asyncstate.runtime import CommitRecord
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from asyncstate.spark.local_frame import LocalFrame
@@ -162,15 +166,24 @@ def test_rows_and_state_are_the_same_wherever_a_micro_batch_runs(
 
 
 class TestChoice:
-    def records(self, rows: int) -> list[CommitRecord]:
+    def reports(self, *rows: int, limited: bool = False) -> Any:
+        """One operator for each number of rows; the first one feeds the others."""
+        limit = PartialLimit((), 3) if limited else None
+        spec = InputSpec(pa.schema([("k", pa.int64())]), (), limit=limit)
         return [
-            CommitRecord(
-                partition=0,
-                content=PartitionManifest(0),
-                states=[],
-                max_event_times=[],
-                statistics={"rows_in": float(rows)},
+            (
+                SimpleNamespace(spec=SimpleNamespace(inputs=(spec,))),
+                [
+                    CommitRecord(
+                        partition=0,
+                        content=PartitionManifest(0),
+                        states=[],
+                        max_event_times=[],
+                        statistics={"rows_in": float(number)},
+                    )
+                ],
             )
+            for number in rows
         ]
 
     def test_a_stage_with_many_rows_goes_to_the_executors_and_comes_back(self) -> None:
@@ -179,27 +192,56 @@ class TestChoice:
         choice.too_many("a")
         assert not choice.is_local("a", 2)
         assert choice.is_local("b", 2)
-        choice.ran_on_cluster("a", self.records(executor_choice.ROWS_MAX // 2))
+        choice.ran_on_cluster("a", self.reports(executor_choice.ROWS_MAX // 2))
         assert not choice.is_local("a", 2)
-        choice.ran_on_cluster("a", self.records(executor_choice.ROWS_MAX // 2 - 1))
+        choice.ran_on_cluster("a", self.reports(executor_choice.ROWS_MAX // 2 - 1))
         assert choice.is_local("a", 2)
 
     def test_a_slow_stage_goes_to_the_executors_until_it_has_half_the_rows(self) -> None:
         choice = ExecutorChoice("auto")
-        choice.ran_locally("a", 100, executor_choice.SECONDS_MAX)
+        choice.ran_locally("a", self.reports(100), executor_choice.SECONDS_MAX)
         assert choice.is_local("a", 2)
-        choice.ran_locally("a", 100, executor_choice.SECONDS_MAX * 1.1)
+        choice.ran_locally("a", self.reports(100), executor_choice.SECONDS_MAX * 1.1)
         assert not choice.is_local("a", 2)
-        choice.ran_on_cluster("a", self.records(50))
+        choice.ran_on_cluster("a", self.reports(50))
         assert not choice.is_local("a", 2)
-        choice.ran_on_cluster("a", self.records(49))
+        choice.ran_on_cluster("a", self.reports(49))
         assert choice.is_local("a", 2)
+
+    def test_a_slow_stage_without_rows_comes_back_with_the_next_empty_micro_batch(self) -> None:
+        choice = ExecutorChoice("auto")
+        choice.ran_locally("a", self.reports(0), executor_choice.SECONDS_MAX * 1.1)
+        choice.ran_on_cluster("a", self.reports(1))
+        assert not choice.is_local("a", 2)
+        choice.ran_on_cluster("a", self.reports(0))
+        assert choice.is_local("a", 2)
+
+    def test_the_rows_of_what_feeds_a_stage_count(self) -> None:
+        choice = ExecutorChoice("auto")
+        choice.too_many("b")
+        choice.ran_on_cluster("b", self.reports(executor_choice.ROWS_MAX, 1))
+        assert not choice.is_local("b", 2)
+
+    def test_a_stage_that_gets_the_first_rows_only_stays_on_the_executors(self) -> None:
+        choice = ExecutorChoice("auto")
+        choice.too_many("a")
+        choice.ran_on_cluster("a", self.reports(3, limited=True))
+        assert not choice.is_local("a", 2)
 
     def test_many_partitions_are_for_the_executors(self) -> None:
         assert ExecutorChoice("auto").is_local("a", executor_choice.PARTITIONS_MAX)
         assert not ExecutorChoice("auto").is_local("a", executor_choice.PARTITIONS_MAX + 1)
         assert ExecutorChoice("local").is_local("a", 1_000)
         assert not ExecutorChoice("spark").is_local("a", 1)
+
+
+def test_a_session_that_cannot_run_operators_here_is_told(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncstate.spark.job.runs_locally", lambda _: False)
+    with pytest.raises(ConfigurationError, match=r"async-state.executor is local, but .* Spark 4.0 or newer"):
+        make_job(options={"async-state.executor": "local"})
+    make_job(options={"async-state.executor": "auto"})
 
 
 def test_too_many_rows_run_on_the_executors_once_and_completely(
