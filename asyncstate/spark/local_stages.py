@@ -26,6 +26,7 @@ from asyncstate.runtime import CommitRecord, run_partition
 from asyncstate.spark.exchange import StageRows, output_rows
 from asyncstate.spark.local_frame import Collector, LocalFrame
 from asyncstate.spark.stages import JobDescriptions, LazyStage, explained, names_of, uids_of
+from asyncstate.spark.task_errors import left
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +82,10 @@ class LocalStages:
                     given[id(one)] = found.batches
                     observed |= found.observed
             started = time.perf_counter()
-            made = run_locally(planned, lambda rows: given[id(rows)], self._run, _copies_of)
+            try:
+                made = run_locally(planned, lambda rows: given[id(rows)], self._run, _copies_of)
+            except SystemExit as leaving:
+                raise left(f"the task of operator '{planned.uid}'", leaving) from leaving
             choice.ran_locally(planned.uid, made.reports, time.perf_counter() - started)
         return self._stage(planned, made, observed), made.reports
 

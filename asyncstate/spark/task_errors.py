@@ -63,13 +63,18 @@ def marking(mark: str = _MARK, where: str = "the task", every: bool = False) -> 
     except AsyncStateError as error:
         raise _sent(error, mark) from None
     except (SystemExit, KeyboardInterrupt) as leaving:
-        ended = JobError(f"{where} raised {leaving!r}; nothing was committed. Raise an error instead")
-        ended.__cause__ = leaving
-        raise _sent(ended, mark) from None
+        raise _sent(left(where, leaving), mark) from None
     except Exception as error:
         if every:
             error.add_note(_note(error, mark))
         raise
+
+
+def left(where: str, leaving: BaseException) -> JobError:
+    """The error in place of an exception that would end the process; ``where`` raised it."""
+    error = JobError(f"{where} raised {leaving!r}; nothing was committed. Raise an error instead")
+    error.__cause__ = leaving
+    return error
 
 
 def _sent(error: AsyncStateError, mark: str) -> AsyncStateError:

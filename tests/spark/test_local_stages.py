@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from asyncstate import RecordContext, RecordOperator, Row
 from asyncstate.driver import executor_choice
 from asyncstate.driver.executor_choice import ExecutorChoice
 from asyncstate.errors import ConfigurationError, JobError, OperatorError
@@ -316,3 +317,26 @@ def test_a_failing_operator_commits_nothing_and_runs_again(
         [(1, 9223372036854775807, "+I")],
         [(1, 9223372036854775800, "+U"), (1, 9223372036854775807, "-U")],
     ]
+
+
+class Leaves(RecordOperator):
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("k", pa.int64())])
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        raise SystemExit(4)
+
+
+def test_an_operator_that_would_end_the_driver_is_named(
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool
+) -> None:
+    options = {"async-state.executor": "local", "async-state.enabled": async_enabled}
+    job = make_job(options=options)
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        batch.apply(Leaves(), df, uid="leaves", key="k")
+
+    with pytest.raises(JobError, match=r"operator 'leaves' raised SystemExit\(4\).*Raise an error instead"):
+        on_batch(spark.range(1).selectExpr("id as k"), 0)
+    assert job.last_progress is None
