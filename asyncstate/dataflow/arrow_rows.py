@@ -30,6 +30,9 @@ def arrow_transformed(node: Transform, rows: pa.RecordBatch, kinds: bool) -> pa.
             return None
         return rows.select([name for name in rows.schema.names if name not in node.expressions])
     if node.kind == "with_columns":
+        own = {name.lower(): name for name in rows.schema.names}
+        if any(own.get(name.lower(), name) != name for name in node.named):
+            return None  # to Spark it is the column with other letters
         made = _columns(node.named, rows)
         return None if made is None else _batch({**_all(rows), **made})
     if node.kind == "select":

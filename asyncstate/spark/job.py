@@ -275,6 +275,8 @@ class StreamingJob:
         """
         self._check_takes_sources()
         check_streaming(name, df)
+        if self._statements is not None:
+            self._statements.context.check_free(name)
         times = Times(event_time, watermark_delay, sequence, drop_stale, idle_after)
         mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
         stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
@@ -337,6 +339,8 @@ class StreamingJob:
         ``df`` later reads others. ``primary_key``: columns that identify a row. At least one source must stream.
         """
         self._check_takes_sources()
+        if self._statements is not None:
+            self._statements.context.check_free(name)
         shape = self._sources.add_table(name, df)
         stream = self._graph.source(name, shape, Times(), None, df, ChangelogMode.INSERT_ONLY, primary_key)
         if self._statements is not None:

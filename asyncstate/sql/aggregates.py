@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
-from asyncstate.sql.catalyst import items, option, quoted
+from asyncstate.sql.catalyst import items, option
 from asyncstate.sql.expressions import (
     children,
     conjuncts,

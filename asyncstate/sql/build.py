@@ -78,6 +78,7 @@ from asyncstate.operators import (
     var_samp,
     whole,
 )
+from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
 from asyncstate.sql.residual import arrow_condition
@@ -181,11 +182,11 @@ class Builder:
 
     def _project(self, node: ir.Project, given: Built) -> Built:
         texts = [
-            _as(own, column.name) if own is not None else f"{text} AS {_quoted(column.name)}"
+            _as(own, column.name) if own is not None else f"{text} AS {quoted(column.name)}"
             for text, column in zip(node.texts, node.columns, strict=True)
             for own in [_plain(text)]
         ]
-        if texts == [_quoted(name) for name in given.facts.schema.names]:
+        if texts == [quoted(name) for name in given.facts.schema.names]:
             return given
         return self._selected(given, node.columns, texts)
 
@@ -203,8 +204,8 @@ class Builder:
         return Built(stream, Facts(given[0].facts.schema, changes))
 
     def _explode(self, node: ir.Explode, given: Built) -> Built:
-        kept = [_quoted(name) for name in node.names if name not in node.made]
-        made = ", ".join(map(_quoted, node.made))
+        kept = [quoted(name) for name in node.names if name not in node.made]
+        made = ", ".join(map(quoted, node.made))
         text = f"{node.text} AS {made if len(node.made) == 1 else f'({made})'}"
         return self._selected(given, node.columns, [*kept, text])
 
@@ -333,8 +334,19 @@ class Builder:
             return given
         key = given.changes.upsert_key
         node = ir.Union(columns=_typed_columns(given.facts.schema))
-        inherited = {"event_time": None, "sequence": None}
-        return self._applied("normalize", ChangelogNormalize(), [given], node, [key], **inherited)
+        times, names = given.stream.node.times, given.facts.schema.names
+        found: Any = times.sequence
+        sequence = [found] if isinstance(found, str) else list(found or ())
+        if not set(sequence) <= set(names):
+            raise SqlError(
+                f"the sequence ({', '.join(sequence)}) that orders the changes of a key is not among the columns; "
+                "select it, too"
+            )
+        own = {
+            "event_time": times.event_time if times.event_time in names else [None],
+            "sequence": times.sequence,
+        }
+        return self._applied("normalize", ChangelogNormalize(), [given], node, [key], **own)
 
     def materialized(self, given: Built, keys: Sequence[str]) -> Built:
         """The newest row of each key of a table, for rows that other columns identify."""
@@ -388,11 +400,9 @@ class Builder:
             own = bound.schema.field(one.name).type
             same = own == read_type(one.type, one.name)
             texts.append(
-                _quoted(one.name)
-                if same
-                else f"CAST({_quoted(one.name)} AS {one.type}) AS {_quoted(one.name)}"
+                quoted(one.name) if same else f"CAST({quoted(one.name)} AS {one.type}) AS {quoted(one.name)}"
             )
-        if texts == [_quoted(name) for name in bound.schema.names]:
+        if texts == [quoted(name) for name in bound.schema.names]:
             return found
         return self._selected(found, node.columns, texts)
 
@@ -446,7 +456,7 @@ def ddl_of(kind: pa.DataType) -> str:
     if pa.types.is_map(kind):
         return f"map<{ddl_of(kind.key_type)},{ddl_of(kind.item_type)}>"
     if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{_quoted(one.name)}:{ddl_of(one.type)}' for one in kind)}>"
+        return f"struct<{','.join(f'{quoted(one.name)}:{ddl_of(one.type)}' for one in kind)}>"
     raise SqlError(f"a column of type {kind} has no type in Spark SQL; cast it at the source")
 
 
@@ -462,9 +472,5 @@ def _plain(text: str) -> str | None:
     )
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _as(own: str, new: str) -> str:
-    return _quoted(own) if own == new else f"{_quoted(own)} AS {_quoted(new)}"
+    return quoted(own) if own == new else f"{quoted(own)} AS {quoted(new)}"

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from asyncstate.errors import EnvironmentSetupError, SqlError
+from asyncstate.spark.column_types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
@@ -56,21 +57,23 @@ class Catalyst:
     def __init__(self, spark: SparkSession) -> None:
         if int(spark.version.split(".")[0]) < _SPARK_MIN:
             raise EnvironmentSetupError(
-                f"a statement is compiled by Spark {_SPARK_MIN} or newer, and this is {spark.version}; compile it "
-                "there, and run the stored plan here"
+                f"SQL statements need Spark {_SPARK_MIN}.0 or newer, and this is {spark.version}; declare the graph "
+                "with the methods of streams"
             )
         try:
             java = spark._jsparkSession
         except Exception as error:
             raise EnvironmentSetupError(
-                "a statement is compiled by a classic Spark session, and this one is Spark Connect; compile it "
-                "elsewhere, with `asyncstate sql compile`, and run the stored plan here"
+                "SQL statements need a classic Spark session, and this one is Spark Connect; declare the graph with "
+                "the methods of streams"
             ) from error
         self.spark = spark
         self.java = java.cloneSession()
         self.session = SparkSession(spark.sparkContext, self.java)
         self.jvm: Any = spark.sparkContext._jvm
         self._batches: list[tuple[int, list[Any]]] | None = None
+        # Plans and expressions are searched and compared as texts, which Spark cuts after 25 fields.
+        self.session.conf.set("spark.sql.debug.maxToStringFields", str((1 << 31) - 1))
 
     def add(self, name: str, schema: StructType) -> None:
         """A stand-in for a source or a stored view with these columns."""
@@ -78,8 +81,12 @@ class Catalyst:
             StructField(one.name, one.dataType, one.nullable, {SOURCE: name, COLUMN: one.name})
             for one in schema
         ]
-        rows = self.spark.sparkContext.emptyRDD()
-        self.session.createDataFrame(rows, StructType(fields)).createOrReplaceTempView(quoted(name))
+        self.no_rows(StructType(fields)).createOrReplaceTempView(quoted(name))
+
+    def no_rows(self, schema: StructType) -> DataFrame:
+        """A table without rows."""
+        with self.active():
+            return self.session.createDataFrame(self.spark.sparkContext.emptyRDD(), schema)
 
     def parsed(self, text: str) -> Any:
         """The parsed statement. Raises SqlError."""
@@ -100,7 +107,8 @@ class Catalyst:
     def analyzed(self, plan: Any, text: str = "") -> Any:
         """The analyzed plan of a parsed one. Raises SqlError."""
         found = self.rows(plan, text)._jdf.queryExecution().analyzed()
-        changing = _CHANGES.search(found.toString())
+        with self.active():
+            changing = _CHANGES.search(found.toString())
         if changing is not None:
             raise SqlError(
                 f"{changing[1]}() changes without a row that says so; put the time into a column of the source, or "
@@ -110,17 +118,17 @@ class Catalyst:
 
     def optimized(self, analyzed: Any) -> Any:
         """The plan after all rules that hold for changelogs."""
-        self._set_active()
         plan = analyzed
-        for limit, rules in self._rules():
-            for _ in range(min(limit, _ROUNDS_MAX)):
-                before = plan
-                for rule in rules:
-                    after = rule.apply(plan)
-                    if not after.fastEquals(plan):
-                        plan = after
-                if limit == 1 or plan.fastEquals(before):
-                    break
+        with self.active():
+            for limit, rules in self._rules():
+                for _ in range(min(limit, _ROUNDS_MAX)):
+                    before = plan
+                    for rule in rules:
+                        after = rule.apply(plan)
+                        if not after.fastEquals(plan):
+                            plan = after
+                    if limit == 1 or plan.fastEquals(before):
+                        break
         return plan
 
     def _rules(self) -> list[tuple[int, list[Any]]]:
@@ -135,9 +143,20 @@ class Catalyst:
             ]
         return self._batches
 
-    def _set_active(self) -> None:
-        """Rules read the configuration of the active session."""
-        self.jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.java)
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this session the active one, whose configuration rules and texts follow. The user's is restored."""
+        sessions, ours = self.jvm.org.apache.spark.sql.classic.SparkSession, SparkSession._activeSession
+        before = option(sessions.getActiveSession())
+        sessions.setActiveSession(self.java)
+        try:
+            yield
+        finally:
+            SparkSession._activeSession = ours
+            if before is None:
+                sessions.clearActiveSession()
+            else:
+                sessions.setActiveSession(before)
 
     def seq(self, values: Any) -> Any:
         """A Scala Seq."""
@@ -171,11 +190,6 @@ def items(seq: Any) -> list[Any]:
 def option(value: Any) -> Any:
     """The value of a Scala Option, or None."""
     return value.get() if value.isDefined() else None
-
-
-def quoted(name: str) -> str:
-    """A name in SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _last(rule: str) -> str:

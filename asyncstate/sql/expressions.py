@@ -16,7 +16,8 @@ from typing import Any, Final
 from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
 
 from asyncstate.errors import SqlError
-from asyncstate.sql.catalyst import Catalyst, items, quoted, sql_errors
+from asyncstate.spark.column_types import quoted
+from asyncstate.sql.catalyst import Catalyst, items, sql_errors
 
 _TRANSPARENT: Final = {
     *("KnownFloatingPointNormalized", "NormalizeNaNAndZero", "KnownNotNull", "KnownNullable"),
@@ -157,8 +158,7 @@ class Expressions:
             StructField(name, _parse_datatype_json_string(kind.json()))
             for name, kind in self._columns.items()
         ]
-        session = self._catalyst.session
-        rows = session.createDataFrame(session.sparkContext.emptyRDD(), StructType(fields))
+        rows = self._catalyst.no_rows(StructType(fields))
         texts = list(self._texts)
         try:
             with sql_errors():
@@ -171,7 +171,8 @@ class Expressions:
         if kind_of(plan) != "Project":
             raise SqlError(f"the texts of the statement became {kind_of(plan)}; write it in another way")
         for text, again in zip(texts, items(plan.projectList()), strict=True):
-            mine, other = _shape(self._texts[text]), _shape(self._rebuilt(again, None, {}))
+            with self._catalyst.active():
+                mine, other = _shape(self._texts[text]), _shape(self._rebuilt(again, None, {}))
             if mine != other:
                 raise SqlError(
                     f"{text}: Spark reads this text as {other}, and the statement has {mine}; write it in another way"

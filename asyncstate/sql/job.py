@@ -15,7 +15,7 @@ from asyncstate.errors import SqlError
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.sql.build import Built, Facts
 from asyncstate.sql.pipeline import table_of
-from asyncstate.sql.statements import Compiled, SqlContext, Table
+from asyncstate.sql.statements import Compiled, SqlContext, Table, is_readable
 from asyncstate.storage import CheckpointFiles
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class JobSql:
     ) -> None:
         self._files, self._facts_of = files, facts_of
         self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS)}
-        plans = [Compiled.from_json(text.decode()) for text in self._stored.values()]
-        self.context = SqlContext(spark, {plan.name: plan for plan in plans})
+        plans = [Compiled.from_json(text.decode()) for text in self._stored.values() if is_readable(text)]
+        self.context = SqlContext(spark, {plan.name: plan for plan in plans})  # others are compiled again
 
     def save(self) -> None:
         """Write the plans of the job into its checkpoint: the same statements run by them again, whatever the optimizer
@@ -53,11 +53,15 @@ class JobSql:
 
     def view(self, name: str, stream: Stream) -> None:
         """A stream of the graph as a table. Raises JobError for errors of the graph so far."""
-        if name in self.context.tables:
-            raise SqlError(f"there is a table '{name}' already; give the view another name")
+        self.context.check_free(name)
         if isinstance(stream.node, Source):
             raise SqlError(
                 f"'{stream.node.name}' is a source, and known by that name; use it in the statement"
             )
         schema, changes = self._facts_of(stream)
-        self.context.add(name, Table(Built(stream, Facts(schema, changes))))
+        times = stream.node.times
+        event_time = times.event_time if times.event_time in schema.names else None
+        has_delay, has_sequence = times.watermark_delay is not None, bool(times.sequence)
+        self.context.add(
+            name, Table(Built(stream, Facts(schema, changes)), event_time, has_delay, has_sequence)
+        )

@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import SqlError
+from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.aggregates import AggregateReader
-from asyncstate.sql.catalyst import COLUMN, SOURCE, Catalyst, items, option, quoted, sql_errors
+from asyncstate.sql.catalyst import COLUMN, SOURCE, Catalyst, items, option, sql_errors
 from asyncstate.sql.expressions import (
     Expressions,
     children,

@@ -2,20 +2,22 @@
 
 Owns: ``SqlContext``: sources, views and sinks by name, and what a statement does with them; ``Compiled``, a statement
 as it is stored.
-Invariant: a statement is compiled before anything is added to the graph, so one that is refused changes nothing.
+Invariant: a statement that is refused changes nothing: neither the graph, nor what later statements know.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from asyncstate.errors import AsyncStateError, SqlError
+from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.build import Builder, Built
 from asyncstate.sql.catalyst import Catalyst, items
@@ -70,6 +72,11 @@ class Compiled:
         return cls(given["name"], given["sql"], root, notes, given["from"])
 
 
+def is_readable(text: bytes) -> bool:
+    """Whether a stored plan has the format of this version."""
+    return bool(json.loads(text).get("format") == ir.FORMAT)
+
+
 @dataclass
 class Table:
     """A source or a stored view."""
@@ -78,6 +85,13 @@ class Table:
     event_time: str | None = None
     has_delay: bool = False
     has_sequence: bool = False
+
+    @property
+    def facts(self) -> list[Any]:
+        """All that a plan over it depends on."""
+        built = self.built
+        schema, changes = str(built.facts.schema.remove_metadata()), built.changes.text
+        return [schema, changes, self.event_time, self.has_delay, self.has_sequence]
 
 
 class SqlContext:
@@ -107,28 +121,57 @@ class SqlContext:
                 self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
         return self._catalyst
 
+    def check_free(self, name: str) -> None:
+        """Raise SqlError for a name that is taken. Letters of another case are the same name, as in Spark."""
+        if name.lower() in {one.lower() for one in (*self.tables, *self._views, *self.sinks)}:
+            raise SqlError(f"there is '{name}' already; give another name")
+
     def add(self, name: str, table: Table) -> None:
         """Make a stream known by a name."""
+        self.check_free(name)
         self.tables[name] = table
         if self._catalyst is not None:
             self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
 
     def add_sink(self, name: str, sink: Any) -> None:
         """Make a sink known to INSERT INTO."""
-        if name in self.sinks or name in self.tables:
-            raise SqlError(f"there is '{name}' already; give the sink another name")
+        self.check_free(name)
+        if not callable(sink) and not callable(getattr(sink, "write", None)):
+            raise SqlError(
+                f"sink '{name}' is {sink!r}; give a function (rows, batch_id) or an object with a method write"
+            )
         self.sinks[name] = sink
 
     def run(self, text: str, name: str | None = None, state_ttl: Ttl = None) -> Any:
         """Run a statement: a query gives its stream, EXPLAIN a text, and a view that is inlined nothing."""
+        with self._all_or_nothing():
+            return self._run(text, name, state_ttl)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """If the block fails, the graph and the names are as before."""
+        flow = next((table.built.stream._flow for table in self.tables.values()), None)
+        nodes, tables, compiled = len(flow.nodes) if flow else 0, dict(self.tables), dict(self.compiled)
+        try:
+            yield
+        except BaseException:
+            if flow is not None:
+                del flow.nodes[nodes:]
+            self.tables, self.compiled = tables, compiled
+            raise
+
+    def _run(self, text: str, name: str | None, state_ttl: Ttl) -> Any:
         parsed = self.catalyst.parsed(text)
         kind = kind_of(parsed)
         if kind == "ExplainCommand":
             return explained(self.compile(parsed.logicalPlan(), text, name or "explain"))
         if kind in ("CreateView", "CreateViewCommand"):
+            _check_no_argument("CREATE VIEW", name=name, state_ttl=state_ttl)
             self._view(parsed, text)
             return None
         if kind == "CreateMaterializedViewAsSelect":
+            _check_no_argument("CREATE MATERIALIZED VIEW", name=name)
+            _check_none("CREATE MATERIALIZED VIEW", "a column list", parsed.columns().size() > 0)
             own = str(items(items(parsed.children())[0].nameParts())[-1])
             return self.query(items(parsed.children())[1], text, own, view=True, state_ttl=state_ttl).stream
         if kind == "InsertIntoStatement":
@@ -172,6 +215,8 @@ class SqlContext:
         """Compile and build a query; ``view``: later statements know it by its name."""
         if name in self.compiled or (view and name in self.tables):
             raise SqlError(f"there is '{name}' already; give the statement another name")
+        if view:
+            self.check_free(name)
         digest, stored = self._digest(text), self._stored.get(name)
         if stored is not None and stored.made_from == digest:
             compiled = stored
@@ -184,11 +229,8 @@ class SqlContext:
 
     def build(self, compiled: Compiled, state_ttl: Ttl = None) -> Built:
         """Add the operators of a compiled query to the graph; ``state_ttl``: how long their state is kept."""
-        tables = {
-            node.source: self._read(node.source)
-            for node in ir.walk(compiled.root)
-            if isinstance(node, ir.Scan)
-        }
+        read = dict.fromkeys(node.source for node in ir.walk(compiled.root) if isinstance(node, ir.Scan))
+        tables = {name: self._read(name) for name in read}
         built = Builder(tables, compiled.name, state_ttl).build(compiled.root)
         self.compiled[compiled.name] = compiled
         return built
@@ -197,10 +239,9 @@ class SqlContext:
         """Of all that a plan of this text depends on, but Spark's version: a stored plan outlives that."""
         assert self._spark is not None
         settings = [self._spark.conf.get(key) for key in _SETTINGS]
-        columns = {
-            name: str(table.built.facts.schema.remove_metadata()) for name, table in self.tables.items()
-        }
-        return hashlib.sha256(json.dumps([text, self._views, columns, settings]).encode()).hexdigest()
+        tables = {name: table.facts for name, table in self.tables.items()}
+        made_from = json.dumps([text, self._views, tables, settings], sort_keys=True)
+        return hashlib.sha256(made_from.encode()).hexdigest()
 
     def _read(self, name: str) -> Built:
         """The rows of a table; upserts as a full changelog."""
@@ -211,7 +252,8 @@ class SqlContext:
                 "primary_key= at the source"
             )
         if table.built.changes.is_upsert:
-            self.tables[name] = table = replace(table, built=Builder({}, name).normalized(table.built))
+            normal = Builder({}, name).normalized(table.built)
+            self.tables[name] = table = replace(table, built=normal, has_sequence=False)
         return table.built
 
     def _is_final(self, node: ir.Node, column: str) -> bool:
@@ -227,12 +269,17 @@ class SqlContext:
             name, query = str(parsed.name().table()), parsed.plan()
         else:
             name, query = str(items(items(parsed.children())[0].nameParts())[-1]), items(parsed.children())[1]
-        if name in self.tables:
-            raise SqlError(f"there is a table '{name}' already; give the view another name")
-        self.catalyst.rows(query, text).createOrReplaceTempView(name)
+        _check_none("CREATE VIEW", "a column list", parsed.userSpecifiedColumns().size() > 0)
+        if name not in self._views or not parsed.replace():
+            self.check_free(name)
+        self.catalyst.rows(query, text).createOrReplaceTempView(quoted(name))
         self._views[name] = text
 
     def _insert(self, parsed: Any, text: str, name: str | None, state_ttl: Ttl) -> Stream:
+        _check_none("INSERT INTO", "a column list", parsed.userSpecifiedCols().size() > 0)
+        _check_none("INSERT INTO", "OVERWRITE", parsed.overwrite())
+        _check_none("INSERT INTO", "PARTITION", parsed.partitionSpec().size() > 0)
+        _check_none("INSERT INTO", "BY NAME", parsed.byName())
         target = str(items(parsed.table().multipartIdentifier())[-1])
         if target not in self.sinks:
             known = ", ".join(self.sinks) or "none"
@@ -251,3 +298,18 @@ class SqlContext:
             except AsyncStateError as error:
                 raise SqlError(f"the sink '{target}' does not take these rows: {error}") from error
         return built.stream.to(sink, name=own)
+
+
+def _check_none(statement: str, what: str, has: bool) -> None:
+    """Refuse a part of a statement that would otherwise be ignored."""
+    if has:
+        raise SqlError(f"{statement} with {what} is not supported; name and order the columns in the SELECT")
+
+
+def _check_no_argument(statement: str, **given: Any) -> None:
+    """Refuse an argument of ``job.sql`` that would otherwise be ignored."""
+    for name, value in given.items():
+        if value is not None:
+            raise SqlError(
+                f"{name}= has no effect on {statement}; give it to the statements that read the view"
+            )

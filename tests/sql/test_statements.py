@@ -1,0 +1,145 @@
+"""What statements refuse, that a refused one changes nothing, and what they read of a source besides its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+
+from asyncstate.errors import SqlError
+from asyncstate.sql.pipeline import table_of
+from asyncstate.sql.statements import SqlContext
+from asyncstate.testing import PipelineHarness, PipelineSource, net
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema(
+    [("id", pa.int64()), ("v", pa.int64()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))]
+)
+INSERTIONS = PipelineSource(SCHEMA, event_time="at", watermark_delay="1 second")
+UPSERTS = PipelineSource(SCHEMA, mode="upsert", primary_key="id", sequence="n")
+
+
+def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Callable[..., None]:
+    """The result of ``statements``, a stream, goes to the sink ``out``."""
+
+    def flow(**streams: Any) -> None:
+        context = SqlContext(spark)
+        for name, stream in streams.items():
+            context.add(name, table_of(stream))
+        statements(context).to(print, name="out")
+
+    return flow
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("INSERT INTO kept (v, id) SELECT id, v FROM t", {}, "INSERT INTO with a column list"),
+        ("INSERT OVERWRITE kept SELECT id, v FROM t", {}, "INSERT INTO with OVERWRITE"),
+        ("INSERT INTO kept BY NAME SELECT id, v FROM t", {}, "INSERT INTO with BY NAME"),
+        ("INSERT INTO kept PARTITION (v = 1) SELECT id FROM t", {}, "INSERT INTO with PARTITION"),
+        ("CREATE VIEW w (b, a) AS SELECT id, v FROM t", {}, "CREATE VIEW with a column list"),
+        ("CREATE VIEW view AS SELECT id FROM t", {}, "there is 'view' already"),
+        ("CREATE VIEW T AS SELECT id FROM t", {}, "there is 'T' already"),
+        ("CREATE VIEW w AS SELECT id FROM t", {"name": "w"}, "name= has no effect on CREATE VIEW"),
+        (
+            "CREATE VIEW w AS SELECT id FROM t",
+            {"state_ttl": "1 day"},
+            "state_ttl= has no effect on CREATE VIEW",
+        ),
+        ("SELECT id FROM t", {"name": "Kept"}, "there is 'Kept' already"),
+        ("SELECT v, sum(id) OVER (PARTITION BY v) FROM t", {"state_ttl": "1 day"}, "OVER needs all rows"),
+        (
+            "SELECT "
+            + ", ".join(f"id + {n} AS c{n}" for n in range(40))
+            + ", current_timestamp() AS now FROM t",
+            {},
+            "changes without a row",
+        ),
+    ],
+)
+def test_a_refused_statement_changes_nothing(
+    spark: SparkSession, text: str, arguments: dict[str, Any], message: str
+) -> None:
+    def statements(context: SqlContext) -> Any:
+        context.add_sink("kept", print)
+        context.run("CREATE VIEW view AS SELECT id, v FROM t")
+        flow = context.tables["t"].built.stream._flow
+        nodes, tables = list(flow.nodes), dict(context.tables)
+        with pytest.raises(SqlError, match=message):
+            context.run(text, **arguments)
+        assert flow.nodes == nodes
+        assert context.tables == tables
+        context.run("CREATE OR REPLACE VIEW view AS SELECT v AS id, id AS v FROM t")
+        return context.run("SELECT id, v FROM view", "kept again")
+
+    with PipelineHarness(pipeline(spark, statements), {"t": INSERTIONS}) as harness:
+        harness.push("t", [(1, 7, 0, 0)])
+        assert net(harness.end_batch()["out"]) == {(7, 1): 1}
+
+
+def test_a_sink_that_is_none_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(SqlError, match="sink 'kept' is 5; give a function"):
+        SqlContext(spark).add_sink("kept", 5)
+
+
+def test_upserts_in_sequence_are_read_by_any_number_of_statements(
+    spark: SparkSession, async_enabled: bool
+) -> None:
+    def statements(context: SqlContext) -> Any:
+        first = context.run("SELECT sum(v) AS s FROM t", "first")
+        first.to(print, name="first")
+        return context.run("SELECT max(a.v) AS m FROM t a JOIN t b ON a.id = b.id", "second")
+
+    with PipelineHarness(pipeline(spark, statements), {"t": UPSERTS}, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 7, 2, 0), (1, 5, 1, 0)])
+        rows = harness.end_batch()
+        assert (net(rows["first"]), net(rows["out"])) == ({(7,): 1}, {(7,): 1})
+        harness.push("t", [(1, 3, 3, 0)])
+        harness.end_batch()
+        assert (net(harness.rows("first")), net(harness.rows("out"))) == ({(3,): 1}, {(3,): 1})
+
+
+def test_a_plan_is_made_from_times_and_modes_as_well(spark: SparkSession) -> None:
+    made: dict[str, str] = {}
+
+    def named(name: str) -> Callable[[SqlContext], Any]:
+        def statements(context: SqlContext) -> Any:
+            stream = context.run("SELECT id, v FROM t WHERE v > 1", "same")
+            made[name] = context.compiled["same"].made_from
+            return stream
+
+        return statements
+
+    sources = {
+        "event time": INSERTIONS,
+        "no delay": PipelineSource(SCHEMA, event_time="at"),
+        "no time": PipelineSource(SCHEMA),
+        "changes": PipelineSource(SCHEMA, changelog=True),
+        "again": INSERTIONS,
+    }
+    for name, source in sources.items():
+        with PipelineHarness(pipeline(spark, named(name)), {"t": source}):
+            pass
+    assert made["again"] == made["event time"]
+    assert len(set(made.values())) == 4
+
+
+def test_the_users_session_stays_the_active_one(spark: SparkSession) -> None:
+    from pyspark.sql import SparkSession
+
+    before = SparkSession.getActiveSession()
+    with PipelineHarness(pipeline(spark, lambda context: context.run("SELECT id FROM t")), {"t": INSERTIONS}):
+        after = SparkSession.getActiveSession()
+    assert before is not None
+    assert after is not None
+    assert after._jsparkSession.equals(before._jsparkSession)
