@@ -144,15 +144,13 @@ class WindowAggregate(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Join(Node):
     """``how``: inner, left, right, full, semi, anti, or mark, which adds a boolean column, whether there is a partner.
-    ``condition``: what the join itself checks of candidate rows, see ``residual``. ``bounds``: for a join that its
-    condition bounds in time, the two columns of time and how much later the right one may be, least and most."""
+    ``condition``: what the join itself checks of candidate rows, see ``residual``."""
 
     how: str
     left_key: tuple[str, ...] = ()
     right_key: tuple[str, ...] = ()
     null_safe: bool = False
     condition: Any = None
-    bounds: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

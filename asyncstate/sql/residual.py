@@ -15,10 +15,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from asyncstate.codec import read_type
 from asyncstate.errors import SqlError
 
 if TYPE_CHECKING:
@@ -102,8 +100,6 @@ def arrow_condition(given: Any) -> pc.Expression:
     what, *parts = given
     if what == "field":
         return pc.field(parts[0])
-    if what == "literal":
-        return pc.scalar(pa.scalar(parts[0], read_type(parts[1], "literal")))
     if what in ("and", "or"):
         one, two = map(arrow_condition, parts)
         return one & two if what == "and" else one | two
