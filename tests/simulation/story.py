@@ -205,6 +205,9 @@ def _with_sinks(rng: random.Random, program: Program, before: Program | None = N
     table: one that begins now would lack all earlier rows."""
     edges = edges_of(program)
     running = set() if before is None else set(edges_of(before))
+    for node in program.nodes if before is not None else ():
+        if not KINDS[node.kind].has_state and not running.isdisjoint(node.inputs):
+            running.add(node.uid)  # a new filter only passes on what ran before
     read = {one for node in program.nodes for one in node.inputs}
     sinks = list(program.sinks)
     known = {(sink.of, sink.kind) for sink in sinks}
