@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from asyncstate.changelog import Changelog
+    from asyncstate.codec import SchemaLike
+    from asyncstate.lookups import Lookup
     from asyncstate.spark.kafka import KafkaStream, MessageFormat, SchemaRegistry
     from asyncstate.spark.kafka.job_source import OnMalformed
     from asyncstate.spark.kafka.reading import Connector, Starting
@@ -354,17 +356,37 @@ class StreamingJob:
                 "forms"
             )
 
-    def sql(self, statement: str, name: str | None = None, state_ttl: Ttl = None) -> Any:
+    def lookup(
+        self,
+        name: str,
+        lookup: Lookup | Callable[..., Any],
+        *,
+        key: SchemaLike,
+        columns: SchemaLike,
+        **options: Any,
+    ) -> None:
+        """Name a lookup for statements, which join it ON its key; see ``docs/sql.md``.
+
+        ``lookup``: what ``LookupJoin`` takes; ``key``: the columns that are sent to it, and ``columns``: those of a
+        row that it finds, as ``"id bigint"`` or schemas. ``options``: others of ``LookupJoin``, such as ``batch``,
+        ``retry`` and ``cache``. Raises SqlError for arguments that do not fit.
+        """
+        self._sql.context.add_lookup(name, lookup, key, columns, options)
+
+    def sql(
+        self, statement: str, name: str | None = None, state_ttl: Ttl = None, windows: str | None = None
+    ) -> Any:
         """Run a statement of Spark SQL over the job's sources; see ``docs/sql.md``.
 
         A query returns its rows as a ``Stream``: after every micro-batch their net is what Spark's batch engine would
         answer over all rows so far. ``name``: the name of the result, for later statements, and in the uids of its
         operators. ``CREATE VIEW`` returns None, ``CREATE MATERIALIZED VIEW`` and ``INSERT INTO`` a sink of ``job.sink``
         return the stream, ``EXPLAIN`` a text. ``state_ttl``: a group without changes, and a row of a join, is forgotten
-        after so long; by default nothing is. Raises SqlError, with the place in the statement and what to do, for what
-        cannot be kept right; nothing is added to the job then.
+        after so long; by default nothing is. ``windows="updating"``: windows and joins within an interval of event time
+        are kept up to date as others are, and none is closed by the watermark. Raises SqlError, with the place in the
+        statement and what to do, for what cannot be kept right; nothing is added to the job then.
         """
-        return self._sql.context.run(statement, name, state_ttl)
+        return self._sql.context.run(statement, name, state_ttl, windows)
 
     def sink(self, name: str, sink: Any) -> None:
         """Name a sink for ``INSERT INTO``; it is what ``Stream.to`` takes."""

@@ -24,8 +24,10 @@ from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
 from asyncstate.sql.residual import arrow_condition
+from asyncstate.sql.rules import WINDOW_COLUMNS, retained
 from asyncstate.state.expiring.ttl import Ttl
 
+_FOUND: Final = "__found"
 _NAMED: Final = {"sum": "sum_", "max": "max_", "min": "min_", "rank": "rank_"}
 _PLACED: Final[Mapping[str, Callable[..., ops.Aggregate]]] = {
     "first_in_frame": lambda column, ignore: ops.nth_value(column, ignore_nulls=ignore),
@@ -64,12 +66,35 @@ class Built:
         return self.facts.changes
 
 
+@dataclass(frozen=True)
+class LookupTable:
+    """A lookup as a table: ``key``: the columns that are sent; ``columns``: those of what it finds; ``options``: of
+    ``LookupJoin``."""
+
+    lookup: Any
+    key: pa.Schema
+    columns: pa.Schema
+    options: Mapping[str, Any]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns that a statement sees."""
+        return pa.schema([*self.key, *self.columns])
+
+
 class Builder:
     """Builds the nodes of one statement; ``prefix`` begins the uids of its operators, ``ttl``
     is how long they keep state."""
 
-    def __init__(self, tables: Mapping[str, Built], prefix: str, ttl: Ttl = None) -> None:
-        self._tables, self._prefix, self._ttl = tables, prefix, ttl
+    def __init__(
+        self,
+        tables: Mapping[str, Built],
+        prefix: str,
+        ttl: Ttl = None,
+        lookups: Mapping[str, LookupTable] | None = None,
+    ) -> None:
+        self._tables, self._prefix, self._ttl, self._lookups = tables, prefix, ttl, lookups or {}
+        self._expiring: set[ir.Kept | None] = set()
         self._built: dict[ir.Node, Built] = {}
         self._uids: dict[str, int] = {}
 
@@ -122,21 +147,42 @@ class Builder:
 
     def _aggregate(self, node: ir.Aggregate, given: Built) -> Built:
         if node.keys:
-            operator = ops.GroupAggregate([_declared(one) for one in node.calls], ttl=self._ttl)
+            operator = ops.GroupAggregate(
+                [_declared(one) for one in node.calls], ttl=self._ttl_of(node.inputs[0])
+            )
             return self._applied("group", operator, [given], node, [node.keys])
         calls = [_declared(one) for one in node.calls] or [ops.count().alias("__count")]
         return self._applied("group", ops.GroupAggregate(calls, empty_row=True), [given], node, [()])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
-        kind, *lengths = node.window
-        if kind == "session":
-            window: Any = ops.session(lengths[0])
-        elif kind == "tumble":
-            window = ops.tumble(lengths[0], offset=lengths[1])
-        else:
-            window = ops.hop(lengths[0], lengths[1], offset=lengths[2])
-        operator = ops.WindowAggregate(window, [_declared(one) for one in node.calls])
+        operator = ops.WindowAggregate(_window(node.window), [_declared(one) for one in node.calls])
         return self._applied("window", operator, [given], node, [node.keys], event_time=node.time)
+
+    def _windowtable(self, node: ir.WindowTable, given: Built) -> Built:
+        operator, key = ops.WindowTableFunction(_window(node.window)), [node.key or None]
+        made = [replace(one, name=name) for one, name in zip(node.columns[-3:], WINDOW_COLUMNS, strict=True)]
+        shown = replace(node, columns=(*node.columns[:-3], *made))
+        return self._renamed(
+            self._applied("windows", operator, [given], shown, key, event_time=node.time), node
+        )
+
+    def _kept(self, _: ir.Kept, given: Built) -> Built:
+        return given
+
+    def _ttl_of(self, node: ir.Node) -> Ttl:
+        """How long the rows of an input are kept."""
+        found = retained(node)
+        self._expiring |= {found}
+        return self._ttl if found is None else found.ttl
+
+    def check_kept(self, root: ir.Node) -> None:
+        """Raise SqlError for a retention that no operator follows."""
+        for node in ir.walk(root):
+            if isinstance(node, ir.Kept) and node not in self._expiring:
+                raise SqlError(
+                    f"{node.sql}: not kept up to date: a state retention of rows whose reader cannot forget them; give "
+                    "it to tables that a join, GROUP BY or DISTINCT reads, or a ranking of insertions"
+                )
 
     def _join(self, node: ir.Join, *given: Built) -> Built:
         constant = [isinstance(one, ir.Constant) for one in node.inputs]
@@ -167,8 +213,8 @@ class Builder:
             right_unique=unique[1],
             null_safe=node.null_safe,
             mark=node.names[-1],
-            left_ttl=self._ttl,
-            right_ttl=self._ttl,
+            left_ttl=self._ttl_of(node.inputs[0]),
+            right_ttl=self._ttl_of(node.inputs[1]),
         )
         return self._applied(f"{node.how}-join", operator, [left, right], node, keys)
 
@@ -207,11 +253,33 @@ class Builder:
         return self._applied("interval-join", operator, [left, right], node, keys, event_time=times)
 
     def _temporaljoin(self, node: ir.TemporalJoin, left: Built, right: Built) -> Built:
-        operator = ops.TemporalJoin(node.how)  # type: ignore[arg-type]
-        keys = [node.left_key, node.right_key]
-        return self._applied(
-            "temporal-join", operator, [left, right], node, keys, event_time=list(node.times)
+        if not (right.changes.is_insert_only or right.changes.identifies(node.right_key)):
+            raise SqlError(
+                f"{node.sql}: not kept up to date: versions of changed rows by ({', '.join(node.right_key)}), which "
+                "nothing says is their primary key; declare primary_key= at the source, and join by it"
+            )
+        time: Any = "event" if node.times else "processing"
+        operator = ops.TemporalJoin(node.how, time=time)  # type: ignore[arg-type]
+        keys, times = [node.left_key, node.right_key], [*node.times, None, None][:2]
+        return self._applied("temporal-join", operator, [left, right], node, keys, event_time=times)
+
+    def _lookupjoin(self, node: ir.LookupJoin, given: Built) -> Built:
+        lookup, own = self._lookups[node.source], given.facts.schema.names
+        is_changed = not given.changes.is_insert_only
+        operator: ops.LookupJoin = (ops.LookupJoin if is_changed else ops.StatelessLookupJoin)(
+            lookup.lookup,
+            lookup.columns,
+            on=node.key,
+            how=node.how,  # type: ignore[arg-type]
+            suffixes=("", _FOUND),
+            ttl=self._ttl,
+            **lookup.options,
         )
+        found = (name + _FOUND if name in own else name for name in node.own)
+        made = [replace(one, name=name) for one, name in zip(node.columns[len(own) :], found, strict=True)]
+        shown = replace(node, columns=(*node.columns[: len(own)], *made))
+        key = node.key if is_changed else None
+        return self._renamed(self._applied("lookup-join", operator, [given], shown, [key]), node)
 
     def _rank(self, node: ir.Rank, given: Built) -> Built:
         operator = ops.Rank(
@@ -220,7 +288,7 @@ class Builder:
             offset=node.offset,
             function=node.function,  # type: ignore[arg-type]
             rank_column=node.number,
-            ttl=self._ttl,
+            ttl=self._ttl_of(node.inputs[0]),
         )
         return self._applied("rank", operator, [given], node, [node.key])
 
@@ -279,6 +347,11 @@ class Builder:
         stream = given.stream.select(*texts)
         schema = pa.schema([pa.field(one.name, read_type(one.type, one.name)) for one in columns])
         return Built(stream, Facts(schema, _behind(stream, given)))
+
+    def _renamed(self, given: Built, node: ir.Node) -> Built:
+        """The rows with the names of the node's columns."""
+        pairs = zip(given.facts.schema.names, node.names, strict=True)
+        return self._selected(given, node.columns, [_as(own, new) for own, new in pairs])
 
     def _applied(
         self,
@@ -339,6 +412,11 @@ def _behind(stream: Stream, given: Built) -> Changelog:
     return node_changes(
         stream.node, [given.changes], given.facts.columns, ROW_KIND_COLUMN in given.facts.columns
     )
+
+
+def _window(given: tuple[str | int, ...]) -> Any:
+    kind, *lengths = given
+    return getattr(ops, str(kind))(*lengths)
 
 
 def _declared(call: ir.Call) -> ops.Aggregate:

@@ -95,9 +95,9 @@ class Catalyst:
         with self.active():
             return self.session.createDataFrame(self.spark.sparkContext.emptyRDD(), schema)
 
-    def parsed(self, text: str) -> Any:
-        """The parsed statement. Raises SqlError."""
-        with sql_errors(text):
+    def parsed(self, text: str, shown: str) -> Any:
+        """The parsed statement; ``shown``: its text in errors. Raises SqlError."""
+        with sql_errors(shown):
             return self.java.sessionState().sqlParser().parsePlan(text)
 
     def expression(self, text: str) -> Any:

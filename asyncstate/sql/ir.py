@@ -133,12 +133,29 @@ class Aggregate(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WindowAggregate(Node):
     """An aggregate for each key and window of the event time ``time``; its columns include ``window_start`` and
-    ``window_end``. ``window``: the kind (tumble, hop, session), and its lengths in microseconds."""
+    ``window_end``. ``window``: the kind (tumble, hop, cumulate, session), and its lengths in microseconds."""
 
     keys: tuple[str, ...]
     calls: tuple[Call, ...]
     time: str
     window: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WindowTable(Node):
+    """Each row once for each of its windows: the input's columns, then the window's start, its end and its time, one
+    millisecond before its end. ``window``: see ``WindowAggregate``; ``key``: of sessions."""
+
+    key: tuple[str, ...]
+    time: str
+    window: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Kept(Node):
+    """The input's rows, which the operator that reads them keeps for ``ttl`` only."""
+
+    ttl: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -163,12 +180,22 @@ class IntervalJoin(Join):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TemporalJoin(Node):
-    """Left rows with the version of the right row at their time."""
+    """Left rows with the version of the right row at their time; without ``times``, with the newest one."""
 
     how: str
     left_key: tuple[str, ...]
     right_key: tuple[str, ...]
-    times: tuple[str, str]
+    times: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LookupJoin(Node):
+    """The input's columns, and the columns ``own`` of what lookup ``source`` finds for the columns ``key``."""
+
+    source: str
+    how: str
+    key: tuple[str, ...]
+    own: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -9,7 +9,7 @@ gives the same plan.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -21,6 +21,7 @@ from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.aggregates import AggregateReader
+from asyncstate.sql.build import LookupTable
 from asyncstate.sql.catalyst import COLUMN, SOURCE, Catalyst, items, option, sql_errors
 from asyncstate.sql.expressions import (
     Expressions,
@@ -31,12 +32,15 @@ from asyncstate.sql.expressions import (
     ids_in,
     is_only_valid,
     kind_of,
+    leaves,
     refusal,
     type_of,
     walk,
 )
 from asyncstate.sql.intervals import interval_join, interval_of
+from asyncstate.sql.parts import as_of_join, read_part
 from asyncstate.sql.residual import ResidualReader
+from asyncstate.sql.syntax import Syntax
 
 _CONSTANT_ROWS_MAX: Final = 100_000
 _JOINS: Final = {
@@ -77,17 +81,23 @@ class Read:
 
 
 class Reader:
-    """Reads the plan of one statement. ``windows``: whether windows of event time close ("final")."""
+    """Reads the plan of one statement. ``is_final``: whether windows over a column of a node close; ``syntax``: of
+    the statement's text; ``lookups``: by name."""
 
-    def __init__(self, catalyst: Catalyst, final_windows: Callable[[ir.Node, str], bool]) -> None:
-        self.catalyst = catalyst
+    def __init__(
+        self,
+        catalyst: Catalyst,
+        is_final: Callable[[ir.Node, str], bool],
+        syntax: Syntax,
+        lookups: Mapping[str, LookupTable],
+    ) -> None:
+        self.catalyst, self.is_final, self.syntax, self.lookups = catalyst, is_final, syntax, lookups
         self.expressions = Expressions(catalyst)
         self.text = self.expressions.text
         self.notes: list[str] = []
         self._named = ir.Named()
         self._names: dict[int, str] = {}
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
-        self.is_final = final_windows
         self._raw_times: dict[int, Any] = {}
 
     def read(self, plan: Any) -> ir.Node:
@@ -150,15 +160,13 @@ class Reader:
     def key_columns(
         self, expressions: Sequence[Any], names: dict[int, str], added: dict[str, tuple[str, str]]
     ) -> list[str]:
-        """The columns of a key; ``added`` gets those that are computed, and the fields of structs."""
+        """The columns of a key; ``added`` gets those that are computed, and the leaves of structs."""
         found = []
         for one in expressions:
             if type_of(one).startswith("struct<"):
-                for field in items(one.dataType().toSeq()):
-                    column = self.fresh("key")
-                    text = f"({self.text(one, names)}).{quoted(str(field.name()))}"
-                    added[column] = text, str(field.dataType().catalogString())
-                    found.append(column)
+                for text, kind in leaves(self.text(one, names), one.dataType()):
+                    found.append(self.fresh("key"))
+                    added[found[-1]] = text, "boolean" if kind is None else str(kind.catalogString())
             elif kind_of(one) == "AttributeReference":
                 found.append(names[id_of(one)])
             else:
@@ -268,12 +276,20 @@ class Reader:
         return Read(ir.Constant.of(table, tuple(self.column(one, self.name(one)) for one in output)), names)
 
     def _logicalrdd(self, plan: Any, needed: Needed) -> Read:
-        output = items(plan.output())
+        output, source = items(plan.output()), str(source_of(plan))
+        if source in self.syntax.parts:
+            return read_part(self, plan, self.syntax.parts[source], needed)
+        if source in self.lookups:
+            raise refusal(
+                f"lookup '{source}', which has no rows of its own,",
+                "write JOIN or LEFT JOIN with it ON its key, which a LEFT JOIN does not select",
+                plan,
+            )
         wanted = [one for one in output if needed is None or id_of(one) in needed] or output[:1]
         names = {id_of(one): self.name(one) for one in wanted}
         node = ir.Scan(
             columns=tuple(self.column(one, self.name(one)) for one in wanted),
-            source=str(output[0].metadata().getString(SOURCE)),
+            source=source,
             own=tuple(str(one.metadata().getString(COLUMN)) for one in wanted),
         )
         return Read(node, names)
@@ -478,6 +494,9 @@ class Reader:
         how = "mark" if mark is not None else _JOINS.get(kind)
         if how is None:
             raise refusal(f"a join of the kind {kind}", "write it as another join", plan)
+        found = as_of_join(self, plan, how, needed)
+        if found is not None:
+            return found
         condition = option(plan.condition())
         read_by = ids_in(condition) if condition is not None else set()
         outputs = [{id_of(one) for one in items(side.output())} for side in (plan.left(), plan.right())]
@@ -486,7 +505,7 @@ class Reader:
             wanted[1] = read_by & outputs[1]
         sides = [self.plan(plan.left(), wanted[0]), self.plan(plan.right(), wanted[1])]
         self._check_constants(plan, how, sides)
-        pairs, rest = _equalities(conjuncts(condition), outputs)
+        pairs, rest = equalities(conjuncts(condition), outputs)
         interval = interval_of(self, plan, sides, outputs) if how not in ("mark", "single") else None
         rest = [one for one in rest if interval is None or one not in interval.used]
         added: list[dict[str, tuple[str, str]]] = [{}, {}]
@@ -544,26 +563,32 @@ class Reader:
         added: Sequence[dict[str, tuple[str, str]]],
     ) -> list[list[str]]:
         """The key columns of both sides. A null-safe equality next to others becomes two: whether the value is null,
-        and the value with a default for null."""
+        and the value with a default for null. A struct becomes its leaves."""
         keys: list[list[str]] = [[], []]
         safe = all(one[2] for one in pairs)
+        literal = self.catalyst.jvm.org.apache.spark.sql.catalyst.expressions.Literal
         for *both, is_safe in pairs:
             for side, one in enumerate(both):
                 text = self.text(one, sides[side].names)
-                if is_safe and not safe:
-                    default = self.catalyst.jvm.org.apache.spark.sql.catalyst.expressions.Literal.default(
-                        one.dataType()
-                    )
-                    null, value = self.fresh("null"), self.fresh("key")
-                    added[side][null] = f"({text}) IS NULL", "boolean"
-                    added[side][value] = f"coalesce({text}, {default.sql()})", type_of(one)
-                    keys[side] += [null, value]
-                elif kind_of(one) == "AttributeReference" and sides[side].names[id_of(one)] not in keys[side]:
-                    keys[side].append(sides[side].names[id_of(one)])
-                else:
-                    value = self.fresh("key")
-                    added[side][value] = text, type_of(one)
-                    keys[side].append(value)
+                own = sides[side].names[id_of(one)] if kind_of(one) == "AttributeReference" else ""
+                if not type_of(one).startswith("struct<"):
+                    parts = [(text, one.dataType(), is_safe)]
+                else:  # a null struct equals nothing, but null fields are equal
+                    null, *fields = leaves(text, one.dataType())
+                    first = null[0] if is_safe else f"IF({null[0]}, NULL, TRUE)"
+                    parts, own = [(first, None, False), *((*field, True) for field in fields)], ""
+                for part, kind, by_null in parts:
+                    if by_null and not safe and kind is not None:
+                        default = literal.default(kind).sql()
+                        keys[side].append(self.fresh("null"))
+                        added[side][keys[side][-1]] = f"({part}) IS NULL", "boolean"
+                        part = f"coalesce({part}, {default})"
+                    elif own and own not in keys[side]:
+                        keys[side].append(own)
+                        continue
+                    keys[side].append(self.fresh("key"))
+                    kind_text = "boolean" if kind is None else str(kind.catalogString())
+                    added[side][keys[side][-1]] = part, kind_text
         return keys
 
     def _asofjoin(self, plan: Any, _: Needed) -> Read:
@@ -571,7 +596,7 @@ class Reader:
         condition = plan.asOfCondition()
         times = [condition.left(), condition.right()] if kind_of(condition) == "GreaterThanOrEqual" else []
         outputs = [{id_of(one) for one in items(side.output())} for side in (plan.left(), plan.right())]
-        pairs, rest = _equalities(conjuncts(option(plan.condition())), outputs)
+        pairs, rest = equalities(conjuncts(option(plan.condition())), outputs)
         plain = [
             kind_of(one) == "AttributeReference" for one in (*times, *(e for pair in pairs for e in pair[:2]))
         ]
@@ -670,7 +695,7 @@ def _leaves(plan: Any) -> list[Any]:
     return found
 
 
-def _equalities(
+def equalities(
     conditions: Sequence[Any], outputs: Sequence[set[int]]
 ) -> tuple[list[tuple[Any, Any, bool]], list[Any]]:
     """The equalities of the left and the right side, (left, right, null-safe), and the other conditions."""

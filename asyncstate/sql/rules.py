@@ -1,19 +1,26 @@
 """Rules over compiled plans.
 
-Owns: ``compacted``, which leaves out projections that another one can take over; ``event_time_source``.
+Owns: ``compacted``, which leaves out projections that another one can take over, and makes one operator of windows and
+their aggregation; ``event_time_source``; ``retained``.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
+from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 
+WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
-def compacted(root: ir.Node) -> ir.Node:
-    """The same plan with fewer projections: one that only picks columns goes into the scan or projection below."""
+
+def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool]) -> ir.Node:
+    """The same plan with fewer nodes: a projection that only picks columns goes into the scan or projection below;
+    groups by windows of event time that close, see ``is_final``, become window aggregates."""
     readers = Counter(one for node in ir.walk(root) for one in node.inputs)
     done: dict[ir.Node, ir.Node] = {}
     for node in ir.walk(root):
@@ -21,6 +28,8 @@ def compacted(root: ir.Node) -> ir.Node:
         new = node if inputs == node.inputs else replace(node, inputs=inputs)
         if isinstance(new, ir.Project) and (picked := picked_columns(new)) is not None:
             new = _merged(new, picked, readers[node.inputs[0]] == 1)
+        if isinstance(new, ir.Aggregate):
+            new = _closed(new, is_final) or new
         done[node] = new
     return done[root]
 
@@ -39,16 +48,80 @@ def _merged(node: ir.Project, picked: list[str], alone: bool) -> ir.Node:
 def picked_columns(node: ir.Project) -> list[str] | None:
     """The columns that a projection picks, if it does nothing else."""
     known = set(node.inputs[0].names)
-    found = [text[1:-1] if text[:1] == "`" == text[-1:] else text for text in node.texts]
+    found = list(map(_bare, node.texts))
     return found if all(name in known for name in found) else None
+
+
+def _bare(text: str) -> str:
+    return text[1:-1] if text[:1] == "`" == text[-1:] else text
+
+
+def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.Node | None:
+    """The groups of a table of windows as one operator; None if something between them needs the table."""
+    chain, table = list[ir.Project | ir.Filter](), node.inputs[0]
+    while isinstance(table, ir.Project | ir.Filter):
+        chain.append(table)
+        (table,) = table.inputs
+    if not isinstance(table, ir.WindowTable) or not is_final(table.inputs[0], table.time):
+        return None
+    (given,), time = table.inputs, table.time
+    windows = dict(zip(table.names[-3:], WINDOW_COLUMNS, strict=True))
+    key = {name: name for name in table.key}
+    for one in reversed(chain):
+        if isinstance(one, ir.Filter):
+            if any(name in text for name in windows for text in one.conditions):
+                return None
+            given = replace(one, inputs=(given,), columns=given.columns)
+            continue
+        texts = dict(zip(one.columns, one.texts, strict=True))
+        picked = {column.name: _bare(text) for column, text in texts.items()}
+        kept = {column: text for column, text in texts.items() if _bare(text) not in windows}
+        kept.setdefault(ir.Column(time, given.type_of(time)), quoted(time))
+        if len({column.name for column in kept}) < len(kept) or kept[
+            ir.Column(time, given.type_of(time))
+        ] != quoted(time):
+            return None
+        if any(name in text for name in windows for text in kept.values()):
+            return None
+        windows = {name: windows[own] for name, own in picked.items() if own in windows}
+        key = {name: key[own] for name, own in picked.items() if own in key}
+        given = replace(one, inputs=(given,), columns=tuple(kept), texts=tuple(kept.values()))
+    keys = tuple(name for name in node.keys if name not in windows)
+    is_session = table.window[0] == "session"
+    read = {name for call in node.calls for name in (*call.columns, call.where)}
+    if (
+        not set(WINDOW_COLUMNS[:2]) <= {windows.get(name) for name in node.keys}
+        or read & set(windows)
+        or (is_session and {key.get(name) for name in keys} != set(table.key))
+    ):
+        return None
+    made = [ir.Column(name, given.type_of(time)) for name in WINDOW_COLUMNS]
+    columns = [ir.Column(name, node.type_of(name)) for name in keys]
+    found = ir.WindowAggregate(
+        inputs=(given,),
+        columns=(*columns, *made, *(one for one in node.columns if one.name not in node.keys)),
+        keys=keys,
+        calls=node.calls,
+        time=time,
+        window=table.window,
+        sql=node.sql or table.sql,
+    )
+    texts_above = tuple(quoted(windows.get(name, name)) for name in node.names)
+    return ir.Project(inputs=(found,), columns=node.columns, texts=texts_above)
+
+
+def retained(node: ir.Node) -> ir.Kept | None:
+    """What a statement says of how long the rows of a node are kept."""
+    while isinstance(node, ir.Project | ir.Filter | ir.Explode):
+        (node,) = node.inputs
+    return node if isinstance(node, ir.Kept) else None
 
 
 def event_time_source(node: ir.Node, column: str) -> tuple[str, str] | None:
     """The source and the column there that ``column`` is, if rows come from it without an operator."""
     while not isinstance(node, ir.Scan):
         if isinstance(node, ir.Project):
-            text = node.texts[node.names.index(column)]
-            column = text[1:-1] if text[:1] == "`" == text[-1:] else text
+            column = _bare(node.texts[node.names.index(column)])
         elif not isinstance(node, ir.Filter):
             return None
         (node,) = node.inputs

@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from asyncstate import operators as ops
+from asyncstate.codec import SchemaLike, read_schema
 from asyncstate.errors import AsyncStateError, SqlError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
-from asyncstate.sql.build import Builder, Built
+from asyncstate.sql.build import Builder, Built, LookupTable
 from asyncstate.sql.catalyst import Catalyst, items
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.plans import Reader
 from asyncstate.sql.rules import compacted, event_time_source
+from asyncstate.sql.syntax import Syntax
 from asyncstate.state.expiring.ttl import Ttl
 
 if TYPE_CHECKING:
@@ -105,10 +108,13 @@ class SqlContext:
         self._spark = spark
         self._stored = dict(stored or {})
         self._views: dict[str, str] = {}
+        self._syntax = Syntax(self)
         self._catalyst: Catalyst | None = None
         self.tables: dict[str, Table] = {}
+        self.lookups: dict[str, LookupTable] = {}
         self.sinks: dict[str, Any] = {}
         self.compiled: dict[str, Compiled] = {}
+        self._updating = False
 
     @property
     def catalyst(self) -> Catalyst:
@@ -119,11 +125,13 @@ class SqlContext:
             self._catalyst = Catalyst(self._spark)
             for name, table in self.tables.items():
                 self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
+            for name, lookup in self.lookups.items():
+                self._catalyst.add(name, from_arrow_schema(lookup.schema))
         return self._catalyst
 
     def check_free(self, name: str) -> None:
         """Raise SqlError for a name that is taken. Letters of another case are the same name, as in Spark."""
-        if name.lower() in {one.lower() for one in (*self.tables, *self._views, *self.sinks)}:
+        if name.lower() in {one.lower() for one in (*self.tables, *self._views, *self.sinks, *self.lookups)}:
             raise SqlError(f"there is '{name}' already; give another name")
 
     def add(self, name: str, table: Table) -> None:
@@ -132,6 +140,31 @@ class SqlContext:
         self.tables[name] = table
         if self._catalyst is not None:
             self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
+
+    def add_lookup(
+        self, name: str, lookup: Any, key: SchemaLike, columns: SchemaLike, options: Mapping[str, Any]
+    ) -> None:
+        """Make a lookup known by a name. Raises SqlError for arguments that do not fit."""
+        self.check_free(name)
+        try:
+            sent, back = (read_schema(one, f"lookup '{name}'") for one in (key, columns))
+            found = LookupTable(lookup, sent, back, options)
+            names = [one.lower() for one in found.schema.names]
+            ops.LookupJoin(lookup, found.columns, on=found.key.names, **options)
+        except (AsyncStateError, TypeError, AttributeError) as error:
+            raise SqlError(f"lookup '{name}': {error}") from error
+        if len(set(names)) < len(names) or set(options) & {"how", "where", "suffixes", "ttl"}:
+            raise SqlError(
+                f"lookup '{name}': its columns are {', '.join(names)} and its options {', '.join(options)}; give "
+                "columns of different names, and leave to statements what they say: how, where, suffixes, ttl"
+            )
+        self.lookups[name] = found
+        if self._catalyst is not None:
+            self._catalyst.add(name, from_arrow_schema(found.schema))
+
+    def table(self, name: str) -> Table | None:
+        """The source or view of a name in lower case."""
+        return next((table for own, table in self.tables.items() if own.lower() == name), None)
 
     def add_sink(self, name: str, sink: Any) -> None:
         """Make a sink known to INSERT INTO."""
@@ -142,9 +175,14 @@ class SqlContext:
             )
         self.sinks[name] = sink
 
-    def run(self, text: str, name: str | None = None, state_ttl: Ttl = None) -> Any:
+    def run(
+        self, text: str, name: str | None = None, state_ttl: Ttl = None, windows: str | None = None
+    ) -> Any:
         """Run a statement: a query gives its stream, EXPLAIN a text, and a view that is inlined nothing."""
+        if windows not in (None, "updating"):
+            raise SqlError(f"windows is {windows!r}; give 'updating', or leave it out")
         with self._all_or_nothing():
+            self._updating = windows is not None
             return self._run(text, name, state_ttl)
 
     @contextmanager
@@ -152,21 +190,24 @@ class SqlContext:
         """If the block fails, the graph and the names are as before."""
         flow = next((table.built.stream._flow for table in self.tables.values()), None)
         nodes, tables, compiled = len(flow.nodes) if flow else 0, dict(self.tables), dict(self.compiled)
+        parts = dict(self._syntax.parts)
         try:
             yield
         except BaseException:
             if flow is not None:
                 del flow.nodes[nodes:]
-            self.tables, self.compiled = tables, compiled
+            self.tables, self.compiled, self._syntax.parts = tables, compiled, parts
             raise
+        finally:
+            self._updating = False
 
     def _run(self, text: str, name: str | None, state_ttl: Ttl) -> Any:
-        parsed = self.catalyst.parsed(text)
+        parsed = self._syntax.parsed(text)
         kind = kind_of(parsed)
         if kind == "ExplainCommand":
             return explained(self.compile(parsed.logicalPlan(), text, name or "explain"))
         if kind in ("CreateView", "CreateViewCommand"):
-            _check_no_argument("CREATE VIEW", name=name, state_ttl=state_ttl)
+            _check_no_argument("CREATE VIEW", name=name, state_ttl=state_ttl, windows=self._updating or None)
             self._view(parsed, text)
             return None
         if kind == "CreateMaterializedViewAsSelect":
@@ -190,8 +231,8 @@ class SqlContext:
         """Compile a parsed query."""
         analyzed = self.catalyst.analyzed(parsed, text)
         plan = self.catalyst.optimized(analyzed)
-        reader = Reader(self.catalyst, self._is_final)
-        root = compacted(reader.read(plan))
+        reader = Reader(self.catalyst, self._is_final, self._syntax, self.lookups)
+        root = compacted(reader.read(plan), self._is_final)
         self._check_volatile(reader, root)
         return Compiled(name, text, root, tuple(dict.fromkeys(reader.notes)))
 
@@ -231,7 +272,9 @@ class SqlContext:
         """Add the operators of a compiled query to the graph; ``state_ttl``: how long their state is kept."""
         read = dict.fromkeys(node.source for node in ir.walk(compiled.root) if isinstance(node, ir.Scan))
         tables = {name: self._read(name) for name in read}
-        built = Builder(tables, compiled.name, state_ttl).build(compiled.root)
+        builder = Builder(tables, compiled.name, state_ttl, self.lookups)
+        built = builder.build(compiled.root)
+        builder.check_kept(compiled.root)
         self.compiled[compiled.name] = compiled
         return built
 
@@ -240,7 +283,8 @@ class SqlContext:
         assert self._spark is not None
         settings = [self._spark.conf.get(key) for key in _SETTINGS]
         tables = {name: table.facts for name, table in self.tables.items()}
-        made_from = json.dumps([text, self._views, tables, settings], sort_keys=True)
+        lookups = {name: str(one.schema.remove_metadata()) for name, one in self.lookups.items()}
+        made_from = json.dumps([text, self._views, tables, lookups, self._updating, settings], sort_keys=True)
         return hashlib.sha256(made_from.encode()).hexdigest()
 
     def _read(self, name: str) -> Built:
@@ -258,7 +302,7 @@ class SqlContext:
 
     def _is_final(self, node: ir.Node, column: str) -> bool:
         found = event_time_source(node, column)
-        if found is None:
+        if found is None or self._updating:
             return False
         source, own = found
         table = self.tables[source]

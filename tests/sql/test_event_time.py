@@ -14,9 +14,12 @@ pytest.importorskip("duckdb")
 
 import pyarrow as pa
 
+from asyncstate.errors import SqlError
 from asyncstate.sql import sql_pipeline
+from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness
 from tests.sql.tables import Change, Tables, kept_right
+from tests.sql.test_statements import pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,22 +30,29 @@ L, S, T = pa.int64(), pa.string(), pa.timestamp("us", "UTC")
 SCHEMAS = {
     "l": pa.schema([("k", L), ("a", L), ("at", T)]),
     "r": pa.schema([("k", L), ("b", L), ("at", T)]),
+    "v": pa.schema([("k", L), ("rate", L), ("since", T)]),
 }
 BEGIN = dt.datetime(2024, 1, 1, 8, 0, 0, tzinfo=dt.UTC)
 
 
 def timed_tables(seed: int = 7, batches: int = 6, size: int = 12) -> Tables:
-    """Insertions in nearly the order of their times, some without a key or a time, some twice."""
+    """Insertions in nearly the order of their times, some without a key or a time, some twice; ``v`` has versions, each
+    at a time of its own."""
     rng = random.Random(seed)
     changes: dict[str, list[list[Change]]] = {name: [[] for _ in range(batches)] for name in SCHEMAS}
     for name in SCHEMAS:
         for number in range(batches * size):
             second = 10 * number - 5 * rng.randrange(0, 6)
+            if name == "v":
+                at = BEGIN + dt.timedelta(seconds=10 * number + rng.randrange(10))
+                changes[name][number // size].append(("+I", (rng.randrange(4), rng.randrange(9), at)))
+                continue
             at = None if rng.random() < 0.08 else BEGIN + dt.timedelta(seconds=second)
             key = None if rng.random() < 0.1 else rng.randrange(3)
             row = key, rng.randrange(6), at
             changes[name][number // size] += [("+I", row)] * (2 if rng.random() < 0.1 else 1)
-    return Tables(SCHEMAS, changes, insert_only=True, times=dict.fromkeys(SCHEMAS, "at"), delay="1 minute")
+    times = {"l": "at", "r": "at", "v": "since"}
+    return Tables(SCHEMAS, changes, insert_only=True, times=times, delay="1 minute")
 
 
 BETWEEN = "r.at BETWEEN l.at - INTERVAL 20 SECONDS AND l.at + INTERVAL 10 SECONDS"
@@ -63,20 +73,20 @@ INTERVALS: dict[str, str] = {
 }
 
 
-def operators(pipeline: Any, tables: Tables, sql: str) -> str:
+def operators(flow: Any, tables: Tables, sql: str) -> str:
     """The graph of a pipeline."""
-    with PipelineHarness(pipeline, tables.sources(tables.used(sql))) as harness:
+    with PipelineHarness(flow, tables.sources(tables.used(sql))) as harness:
         return harness.explain()
 
 
 @pytest.mark.parametrize("name", INTERVALS)
 def test_times_within_constants_are_an_interval_join(spark: SparkSession, name: str) -> None:
     sql, tables = INTERVALS[name], timed_tables()
-    pipeline = sql_pipeline(sql, spark=spark)
-    assert "IntervalJoin" in operators(pipeline, tables, sql)
+    flow = sql_pipeline(sql, spark=spark)
+    assert "IntervalJoin" in operators(flow, tables, sql)
     waits = name in ("left", "left-residual", "right", "full", "anti")
     begins_async = list(INTERVALS).index(name) % 2 == 1
-    assert kept_right(pipeline, tables, sql, sql, async_enabled=begins_async, finish=waits) > 5
+    assert kept_right(flow, tables, sql, sql, async_enabled=begins_async, finish=waits) > 5
 
 
 UNBOUNDED = {
@@ -110,3 +120,190 @@ def test_changes_and_days_of_unequal_length_keep_all_rows(spark: SparkSession) -
         assert "IntervalJoin" in operators(sql_pipeline(sql, spark=spark), tables, sql)
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+ASOF = "SELECT l.k, a, rate, l.at FROM l {} JOIN v FOR SYSTEM_TIME AS OF l.at AS x ON l.k = x.k"
+TEMPORAL: dict[str, tuple[str, str]] = {
+    "inner": (ASOF.format(""), "SELECT l.k, a, rate, at FROM l ASOF JOIN v ON l.k = v.k AND at >= since"),
+    "left": (
+        ASOF.format("LEFT"),
+        "SELECT l.k, a, rate, at FROM l ASOF LEFT JOIN v ON l.k = v.k AND at >= since WHERE at IS NOT NULL",
+    ),
+    "conditions after it": (
+        "SELECT l.k, a, rate FROM l\nJOIN v FOR SYSTEM_TIME AS OF l.at\n  ON l.k = v.k AND (rate > 3 OR a > rate) OR l.k = v.k AND false WHERE v.rate < 8 AND a + rate > 4",
+        "SELECT l.k, a, rate FROM l ASOF JOIN v ON l.k = v.k AND at >= since WHERE (rate > 3 OR a > rate) AND rate < 8 AND a + rate > 4",
+    ),
+    "in a group": (
+        "WITH q AS (SELECT a, rate FROM l JOIN v FOR SYSTEM_TIME AS OF l.at ON l.k = v.k) SELECT a, sum(rate) AS s, count(*) AS n FROM q GROUP BY a",
+        "SELECT a, sum(rate) AS s, count(*) AS n FROM l ASOF JOIN v ON l.k = v.k AND at >= since GROUP BY a",
+    ),
+    "quoted": (
+        "select `l`.a, `for system_time as of x`.rate as `a join b` from l left join `v` for system_time as of `l`.`at` `for system_time as of x` on `l`.k = `for system_time as of x`.k /* for system_time as of l.x */ where l.a > 0 -- for system_time",
+        "SELECT a, rate FROM l ASOF LEFT JOIN v ON l.k = v.k AND at >= since WHERE at IS NOT NULL AND a > 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEMPORAL)
+def test_rows_join_the_version_of_their_time(spark: SparkSession, name: str) -> None:
+    (sql, oracle), tables = TEMPORAL[name], timed_tables()
+    flow = sql_pipeline(sql, spark=spark)
+    assert "TemporalJoin" in operators(flow, tables, sql)
+    begins_async = list(TEMPORAL).index(name) % 2 == 1
+    assert kept_right(flow, tables, sql, oracle, async_enabled=begins_async, finish=True) > 3
+
+
+WINDOWS: dict[str, tuple[str, str, str]] = {
+    "tumble": (
+        "SELECT k, window_start, window_end, count(*) AS n, sum(a) AS s FROM TUMBLE(TABLE l, DESCRIPTOR(at), INTERVAL '20' SECOND) GROUP BY k, window_start, window_end",
+        "SELECT k, time_bucket(INTERVAL '20 s', at) AS w, w + INTERVAL '20 s', count(*), sum(a) FROM l WHERE at IS NOT NULL GROUP BY k, w",
+        "WindowAggregate",
+    ),
+    "tumble in TABLE()": (
+        "SELECT window_end, w.window_time, max(a) AS m FROM TABLE(TUMBLE(TABLE l, DESCRIPTOR(`AT`), INTERVAL 20 SECONDS, INTERVAL 5 SECONDS)) AS w WHERE a > 1 GROUP BY window_start, window_end, window_time",
+        "SELECT time_bucket(INTERVAL '20 s', at - INTERVAL '5 s') + INTERVAL '25 s' AS e, e - INTERVAL '1 ms', max(a) FROM l WHERE at IS NOT NULL AND a > 1 GROUP BY e",
+        "WindowAggregate",
+    ),
+    "hop": (
+        "SELECT window_start, count(DISTINCT a) AS n FROM HOP(TABLE l, DESCRIPTOR(at), INTERVAL 10 SECONDS, INTERVAL 30 SECONDS) GROUP BY window_start, window_end HAVING count(*) > 1",
+        "SELECT time_bucket(INTERVAL '10 s', at) - x * INTERVAL '10 s' AS w, count(DISTINCT a) FROM l, range(3) AS r(x) WHERE at IS NOT NULL GROUP BY w HAVING count(*) > 1",
+        "WindowAggregate",
+    ),
+    "cumulate": (
+        "SELECT k, window_start, window_end, count(*) AS n FROM CUMULATE(DATA => TABLE l, TIMECOL => DESCRIPTOR(at), STEP => INTERVAL 10 SECONDS, SIZE => INTERVAL 30 SECONDS) GROUP BY window_start, window_end, k",
+        "SELECT k, time_bucket(INTERVAL '30 s', at) AS w, w + (x + 1) * INTERVAL '10 s' AS e, count(*) FROM l, range(3) AS r(x) WHERE e > at GROUP BY k, w, e",
+        "WindowAggregate",
+    ),
+    "session": (
+        "SELECT k, window_start, window_end, count(*) AS n FROM SESSION(TABLE l PARTITION BY k, DESCRIPTOR(at), INTERVAL 15 SECONDS) GROUP BY k, window_start, window_end",
+        "WITH s AS (SELECT k, at, at - lag(at) OVER (PARTITION BY k ORDER BY at) > INTERVAL '15 s' AS o FROM l WHERE at IS NOT NULL), g AS (SELECT k, at, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY at) AS n FROM s) SELECT k, min(at), max(at) + INTERVAL '15 s', count(*) FROM g GROUP BY k, n",
+        "WindowAggregate",
+    ),
+    "rows of sessions": (
+        "SELECT a, window_end FROM SESSION(TABLE l PARTITION BY k, DESCRIPTOR(at), INTERVAL 15 SECONDS)",
+        "WITH s AS (SELECT k, a, at, at - lag(at) OVER (PARTITION BY k ORDER BY at) > INTERVAL '15 s' AS o FROM l WHERE at IS NOT NULL), g AS (SELECT k, a, at, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY at) AS n FROM s) SELECT a, max(at) OVER (PARTITION BY k, n) + INTERVAL '15 s' FROM g",
+        "WindowTableFunction",
+    ),
+    "rows of windows": (
+        "SELECT a, window_start FROM TUMBLE(TABLE l, DESCRIPTOR(at), INTERVAL 20 SECONDS) WHERE window_end > timestamp'2024-01-01 08:05:00'",
+        "SELECT a, time_bucket(INTERVAL '20 s', at) AS w FROM l WHERE w + INTERVAL '20 s' > timestamptz'2024-01-01 08:05:00+00'",
+        "WindowTableFunction",
+    ),
+    "a filter of windows": (
+        "SELECT window_start, count(*) AS n FROM TUMBLE(TABLE (SELECT at, a FROM l WHERE a > 0), DESCRIPTOR(at), INTERVAL 20 SECONDS) WHERE window_end > timestamp'2024-01-01 08:05:00' GROUP BY window_start, window_end",
+        "SELECT time_bucket(INTERVAL '20 s', at) AS w, count(*) FROM l WHERE a > 0 AND w + INTERVAL '20 s' > timestamptz'2024-01-01 08:05:00+00' GROUP BY w",
+        "GroupAggregate",
+    ),
+    "of a window alone": (
+        "SELECT window_start, max(window_end) AS e, count(*) AS n FROM HOP(TABLE l, DESCRIPTOR(at), INTERVAL 10 SECONDS, INTERVAL 20 SECONDS) GROUP BY window_start",
+        "SELECT time_bucket(INTERVAL '10 s', at) - x * INTERVAL '10 s' AS w, w + INTERVAL '20 s', count(*) FROM l, range(2) AS r(x) WHERE at IS NOT NULL GROUP BY w",
+        "GroupAggregate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_window_functions_of_tables_are_windows(spark: SparkSession, name: str) -> None:
+    (sql, oracle, operator), tables = WINDOWS[name], timed_tables()
+    flow = sql_pipeline(sql, spark=spark)
+    assert operator in operators(flow, tables, sql)
+    begins_async = list(WINDOWS).index(name) % 2 == 1
+    assert kept_right(flow, tables, sql, oracle, async_enabled=begins_async, finish=True) > 3
+
+
+SYNTAX_REFUSED: dict[str, tuple[str, str]] = {
+    "no event time": (
+        "SELECT a FROM l JOIN (SELECT * FROM v) FOR SYSTEM_TIME AS OF l.at AS x ON l.k = x.k",
+        "FOR SYSTEM_TIME AS OF of what is no source",
+    ),
+    "no column": ("SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF '2024' ON l.k = v.k", "at what is no column"),
+    "no condition": ("SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF l.at USING (k)", "without ON"),
+    "full": ("SELECT a FROM l FULL JOIN v FOR SYSTEM_TIME AS OF l.at ON l.k = v.k", "outside of a join"),
+    "right": ("SELECT a FROM l RIGHT JOIN v FOR SYSTEM_TIME AS OF l.at ON l.k = v.k", "outside of a join"),
+    "alone": ("SELECT v.k FROM v FOR SYSTEM_TIME AS OF PROCTIME()", "outside of a join"),
+    "left conditions": (
+        "SELECT a FROM l LEFT JOIN v FOR SYSTEM_TIME AS OF l.at ON l.k = v.k AND rate > 1",
+        "conditions other than the key in a LEFT JOIN",
+    ),
+    "no key": ("SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF l.at ON a < rate", "this condition"),
+    "kept": (
+        "SELECT /*+ STATE_TTL('v' = '1 day') */ a FROM l JOIN v FOR SYSTEM_TIME AS OF l.at ON l.k = v.k",
+        "outside of a join",
+    ),
+    "few arguments": (
+        "SELECT a FROM TUMBLE(TABLE l, DESCRIPTOR(at))",
+        "TUMBLE with other arguments; give DATA",
+    ),
+    "unknown argument": (
+        "SELECT a FROM TUMBLE(DATA => TABLE l, TIMECOL => DESCRIPTOR(at), GAP => INTERVAL 1 DAY)",
+        "TUMBLE with other arguments",
+    ),
+    "no time": (
+        "SELECT a FROM\nTUMBLE(TABLE l, DESCRIPTOR(a), INTERVAL 1 DAY)",
+        "line 2: .*no column of times",
+    ),
+    "months": ("SELECT a FROM TUMBLE(TABLE l, DESCRIPTOR(at), INTERVAL 1 MONTH)", "no constant length"),
+    "no multiple": (
+        "SELECT a FROM HOP(TABLE l, DESCRIPTOR(at), INTERVAL 2 SECONDS, INTERVAL 3 SECONDS)",
+        "line 1: HOP.*not a multiple",
+    ),
+    "partitions": (
+        "SELECT a FROM TUMBLE(TABLE l PARTITION BY k, DESCRIPTOR(at), INTERVAL 3 SECONDS)",
+        "of SESSION only",
+    ),
+    "windows of windows": (
+        "SELECT a FROM TUMBLE(TABLE (SELECT * FROM TUMBLE(TABLE l, DESCRIPTOR(at), INTERVAL 1 DAY)), DESCRIPTOR(at), INTERVAL 1 DAY)",
+        "TUMBLE of a table with window_start",
+    ),
+    "a session of another time": (
+        "SELECT a FROM SESSION(TABLE (SELECT k, a, at + INTERVAL 1 DAY AS at FROM l), DESCRIPTOR(at), INTERVAL 1 DAY)",
+        "SESSION of rows without a watermark",
+    ),
+    "a bracket": ("SELECT a FROM TUMBLE(TABLE l, DESCRIPTOR(at), INTERVAL 3 SECONDS", "not closed"),
+}
+
+
+@pytest.mark.parametrize("name", SYNTAX_REFUSED)
+def test_what_is_not_understood_is_refused(spark: SparkSession, name: str) -> None:
+    sql, said = SYNTAX_REFUSED[name]
+    with pytest.raises(SqlError, match=said):
+        PipelineHarness(sql_pipeline(sql, spark=spark), timed_tables().sources(["l", "v"]))
+
+
+def test_windows_that_update(spark: SparkSession, async_enabled: bool) -> None:
+    sql = WINDOWS["tumble"][0]
+
+    def statements(context: SqlContext) -> Any:
+        with pytest.raises(SqlError, match="windows is 'open'; give 'updating'"):
+            context.run(sql, windows="open")
+        with pytest.raises(SqlError, match="windows= has no effect on CREATE VIEW"):
+            context.run(f"CREATE VIEW w AS {sql}", windows="updating")
+        with pytest.raises(SqlError, match="SESSION of rows without a watermark"):
+            context.run(WINDOWS["session"][0], windows="updating")
+        joined = context.run(INTERVALS["inner"], "joined", windows="updating")
+        joined.to(print, name="joined")
+        return context.run(sql, windows="updating")
+
+    tables = timed_tables()
+    flow = pipeline(spark, statements)
+    with PipelineHarness(flow, tables.sources(["l", "r"]), async_enabled=async_enabled) as harness:
+        said = harness.explain()
+        assert "GroupAggregate" in said
+        assert "WindowAggregate" not in said
+        assert "IntervalJoin" not in said
+        harness.push("l", [(1, 5, BEGIN)])
+        (row,) = harness.end_batch()["out"]
+        assert (row[0], row[1], row[-2:]) == ("+I", 1, (1, 5))
+
+
+def test_views_and_statements_share_what_they_say(spark: SparkSession, async_enabled: bool) -> None:
+    def statements(context: SqlContext) -> Any:
+        context.run("CREATE VIEW w AS SELECT * FROM TUMBLE(TABLE l, DESCRIPTOR(at), INTERVAL 20 SECONDS)")
+        return context.run(
+            "SELECT x.k, x.n, y.n AS m FROM (SELECT k, window_start, count(*) AS n FROM w GROUP BY k, window_start, window_end) x "
+            "JOIN (SELECT window_start, count(*) AS n FROM w GROUP BY window_start, window_end) y ON x.window_start = y.window_start"
+        )
+
+    oracle = "WITH w AS (SELECT k, time_bucket(INTERVAL '20 s', at) AS s FROM l WHERE at IS NOT NULL) SELECT k, n, m FROM (SELECT k, s, count(*) AS n FROM w GROUP BY k, s) JOIN (SELECT s, count(*) AS m FROM w GROUP BY s) USING (s)"
+    flow = pipeline(spark, statements)
+    assert kept_right(flow, timed_tables(), "l", oracle, async_enabled=async_enabled, finish=True) > 5

@@ -1,0 +1,155 @@
+"""The words of a statement, with their places, for what Spark's parser does not know.
+
+Owns: ``Words``.
+Invariant: literals, quoted names and comments are never taken for words. A replaced part keeps its line breaks, so that
+errors have the line of the user's text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import TokenError
+
+from asyncstate.errors import SqlError
+
+_NAME: Final = re.compile(r"[A-Za-z_]\w*|`(?:[^`]|``)+`")
+_TEXT: Final = re.compile(r"[rR]?(['\"]).*\1", re.DOTALL)
+_ENDS: Final = re.compile(
+    "JOIN|INNER|LEFT|RIGHT|FULL|CROSS|SEMI|ANTI|NATURAL|ASOF|WHERE|GROUP|HAVING|ORDER|LIMIT|OFFSET|UNION|INTERSECT|"
+    "EXCEPT|MINUS|WINDOW|QUALIFY|SORT|CLUSTER|DISTRIBUTE|PIVOT|UNPIVOT|TABLESAMPLE|LATERAL|[,;)]|[|]>"
+)
+_AFTER_TABLE: Final = re.compile("ON|USING|FOR|WITH|MATCH_RECOGNIZE|MATCH_CONDITION|AS|[(]")
+
+
+class Words:
+    """``words``: in upper case, but quoted names and literals as they are; ``spans``: where each is in ``text``."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.words: list[str] = []
+        self.spans: list[tuple[int, int]] = []
+        try:
+            tokens: list[Any] = Spark().tokenize(text)
+        except TokenError:  # Spark's parser says what is wrong
+            tokens = []
+        end = 0
+        for token in tokens:
+            if token.start < end:
+                continue  # a part of the one before, such as the L of 10L
+            raw, end = text[token.start : token.end + 1], token.end + 1
+            is_whole = raw[:1] in "`'\"" or raw.startswith("/*") or _TEXT.fullmatch(raw) is not None
+            parts = [(0, raw)] if is_whole else [(one.start(), one[0]) for one in re.finditer(r"\S+", raw)]
+            for at, part in parts:  # ORDER BY is one token
+                self.words.append(part if is_whole else part.upper())
+                self.spans.append((token.start + at, token.start + at + len(part)))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def word(self, at: int) -> str:
+        """The word at a place; empty before the first one and after the last one."""
+        return self.words[at] if 0 <= at < len(self.words) else ""
+
+    def has(self, at: int, words: str) -> bool:
+        """Whether these words are at a place."""
+        return all(self.word(at + n) == one for n, one in enumerate(words.split()))
+
+    def cut(self, begin: int, end: int) -> str:
+        """The text of the words from ``begin`` to before ``end``."""
+        return self.text[self.spans[begin][0] : self.spans[end - 1][1]] if begin < end else ""
+
+    def line(self, at: int) -> int:
+        """The line of a word, from 1."""
+        return self.text.count("\n", 0, self.spans[at][0]) + 1
+
+    def below(self, at: int, text: str) -> str:
+        """The text at the line of a word."""
+        return "\n" * (self.line(at) - 1) + text
+
+    def replaced(self, *parts: tuple[int, int, str]) -> str:
+        """The text with others in place of some words."""
+        text = self.text
+        for begin, end, new in sorted(parts, reverse=True):
+            lines = self.cut(begin, end).count("\n") - new.count("\n")
+            start, stop = self.spans[begin][0], self.spans[end - 1][1]
+            text = f"{text[:start]}{new}{' ' + chr(10) * lines if lines > 0 else ''}{text[stop:]}"
+        return text
+
+    def refusal(self, begin: int, end: int, what: str, remedy: str) -> SqlError:
+        """The error for something that is not supported."""
+        said = " ".join(self.cut(begin, min(end, len(self))).split())
+        said = said if len(said) < 100 else f"{said[:97]}..."
+        return SqlError(f"line {self.line(begin)}: {said}: not kept up to date: {what}; {remedy}")
+
+    def is_name(self, at: int) -> bool:
+        """Whether the word can be the name of a table or a column."""
+        return _NAME.fullmatch(self.word(at)) is not None
+
+    def close(self, at: int) -> int:
+        """The place of the bracket that closes the one at ``at``. Raises SqlError if there is none."""
+        depth = 0
+        for place in range(at, len(self)):
+            depth += self.words[place] == "("
+            depth -= self.words[place] == ")"
+            if not depth:
+                return place
+        raise self.refusal(at, len(self), "a bracket that is not closed", "close it")
+
+    def split(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts between commas outside of brackets."""
+        depth, cuts = 0, [begin - 1]
+        for place in range(begin, end):
+            depth += self.words[place] in ("(", "[", "{")
+            depth -= self.words[place] in (")", "]", "}")
+            if self.words[place] == "," and not depth:
+                cuts.append(place)
+        return ((one + 1, two) for one, two in pairwise([*cuts, end])) if begin < end else iter(())
+
+    def path(self, at: int) -> int:
+        """The place after a name with dots that begins at ``at``; ``at`` if there is none."""
+        if not self.is_name(at):
+            return at
+        while self.word(at + 1) == "." and self.is_name(at + 2):
+            at += 2
+        return at + 1
+
+    def path_before(self, at: int) -> int:
+        """Where a name with dots begins that ends before ``at``; ``at`` if there is none."""
+        if not self.is_name(at - 1):
+            return at
+        at -= 1
+        while self.word(at - 1) == "." and self.is_name(at - 2):
+            at -= 2
+        return at
+
+    def alias(self, at: int) -> tuple[str, int]:
+        """The alias at a place, with or without AS, and the place after it; empty if there is none."""
+        word = self.word(at)
+        begin = at + (word == "AS")
+        if not self.is_name(begin) or (
+            begin == at and (_ENDS.fullmatch(word) or _AFTER_TABLE.fullmatch(word))
+        ):
+            return "", at
+        return self.cut(begin, begin + 1), begin + 1
+
+    def condition_end(self, at: int) -> int:
+        """The place after the condition that begins at ``at``."""
+        depth = 0
+        for place in range(at, len(self)):
+            word, after = self.words[place], self.word(place + 1)
+            is_call = word in ("LEFT", "RIGHT") and after == "("
+            if not depth and _ENDS.fullmatch(word) and self.word(place - 1) != "." and not is_call:
+                return place
+            depth += word == "("
+            depth -= word == ")"
+        return len(self)
+
+
+def unquoted(name: str) -> str:
+    """A name without backquotes, in lower case."""
+    return (name[1:-1].replace("``", "`") if name[:1] == "`" else name).lower()

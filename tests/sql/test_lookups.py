@@ -1,0 +1,218 @@
+# ruff: noqa: E501  # statements are data, one a line
+"""Lookups and state retention in statements."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("duckdb")
+
+from asyncstate.errors import SqlError
+from asyncstate.lookups import TableLookup
+from asyncstate.sql import sql_pipeline
+from asyncstate.sql.statements import SqlContext
+from asyncstate.testing import PipelineHarness, PipelineSource
+from tests.sql.features import changing_tables
+from tests.sql.tables import kept_right
+from tests.sql.test_statements import SCHEMA, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+DIM = [{"id": n, "name": f"n{n}", "size": n * n} for n in (0, 1, 1, 3)]
+ROWS = "(VALUES (0, 'n0', 0), (1, 'n1', 1), (1, 'n1', 1), (3, 'n3', 9)) AS d(id, name, size)"
+FOUND = "name string, size bigint"
+
+
+def with_lookup(context: SqlContext) -> None:
+    """Declare the table as a lookup."""
+    context.add_lookup("Dim", TableLookup(DIM, ["id"], ["name", "size"]), "id bigint", FOUND, {"batch": 3})
+
+
+LOOKUPS: dict[str, tuple[str, str]] = {
+    "inner": (
+        "SELECT t.a, b, d.id, name FROM t JOIN dim d ON t.a = d.id",
+        f"SELECT t.a, b, d.id, name FROM t JOIN {ROWS} ON t.a = d.id",
+    ),
+    "as of now": (
+        "SELECT a, name FROM t LEFT JOIN dim FOR SYSTEM_TIME AS OF PROCTIME() AS d ON d.id = t.a WHERE b > 1",
+        f"SELECT a, name FROM t LEFT JOIN {ROWS} ON t.a = d.id WHERE b > 1",
+    ),
+    "where": (
+        "SELECT b, size FROM t, dim WHERE t.b % 4 = dim.id AND size > 0 AND size <> t.a",
+        f"SELECT b, size FROM t JOIN {ROWS} ON t.b % 4 = d.id WHERE size > 0 AND size <> t.a",
+    ),
+    "the other way round": (
+        "SELECT b, size FROM dim RIGHT JOIN t ON id = a",
+        f"SELECT b, size FROM t LEFT JOIN {ROWS} ON id = a",
+    ),
+    "grouped": (
+        "SELECT name, count(*) AS n FROM t LEFT JOIN dim ON id = a WHERE coalesce(size, 1) < 5 GROUP BY name",
+        f"SELECT name, count(*) AS n FROM t LEFT JOIN {ROWS} ON id = a WHERE coalesce(size, 1) < 5 GROUP BY name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_a_lookup_is_joined_with_changes(spark: SparkSession, name: str) -> None:
+    sql, oracle = LOOKUPS[name]
+
+    def statements(context: SqlContext) -> Any:
+        with_lookup(context)
+        return context.run(sql)
+
+    begins_async = list(LOOKUPS).index(name) % 2 == 1
+    tables = changing_tables(seed=3)
+    assert kept_right(pipeline(spark, statements), tables, "t", oracle, async_enabled=begins_async) > 0
+
+
+def test_a_lookup_of_insertions_needs_no_exchange(spark: SparkSession, async_enabled: bool) -> None:
+    def statements(context: SqlContext) -> Any:
+        with_lookup(context)
+        return context.run("SELECT t.id, name FROM t JOIN dim ON t.id = dim.id")
+
+    source = {"t": PipelineSource(SCHEMA)}
+    with PipelineHarness(pipeline(spark, statements), source, async_enabled=async_enabled) as harness:
+        assert "StatelessLookupJoin" in harness.explain()
+        harness.push("t", [(1, 0, 0, 0), (2, 0, 0, 0), (None, 0, 0, 0)])
+        assert harness.end_batch()["out"] == [("+I", 1, "n1"), ("+I", 1, "n1")]
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "alone": ("SELECT name FROM dim", "lookup 'Dim', which has no rows of its own"),
+    "kept": ("SELECT name FROM t RIGHT JOIN dim ON t.id = dim.id", "no rows of its own"),
+    "exists": ("SELECT id FROM t WHERE id IN (SELECT id FROM dim)", "no rows of its own"),
+    "grouped": (
+        "SELECT n FROM t JOIN (SELECT id, count(*) AS n FROM dim GROUP BY id) d ON t.id = d.id",
+        "no rows of its own",
+    ),
+    "another key": ("SELECT t.id FROM t JOIN dim ON t.id = size", "a key that is not id"),
+    "a computed key": ("SELECT t.id FROM t JOIN dim ON t.id = dim.id + 1", "this condition"),
+    "no key": ("SELECT t.id FROM t JOIN dim ON t.id < dim.id", "this condition"),
+    "null-safe": ("SELECT t.id FROM t JOIN dim ON t.id <=> dim.id", "this condition"),
+    "more conditions": (
+        "SELECT t.id FROM t LEFT JOIN dim ON t.id = dim.id AND size > 3",
+        "conditions other than the key in a LEFT JOIN",
+    ),
+    "its key": ("SELECT dim.id FROM t LEFT JOIN dim ON t.id = dim.id", "a LEFT JOIN that selects id"),
+    "as of a time": (
+        "SELECT t.id FROM t\nJOIN dim FOR SYSTEM_TIME AS OF t.at ON t.id = dim.id",
+        "line 2: dim FOR SYSTEM_TIME AS OF t.at: not kept up to date",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_uses_of_a_lookup_are_refused(spark: SparkSession, name: str) -> None:
+    sql, said = REFUSED[name]
+
+    def statements(context: SqlContext) -> Any:
+        with_lookup(context)
+        nodes, parts = list(context.tables["t"].built.stream._flow.nodes), dict(context._syntax.parts)
+        with pytest.raises(SqlError, match=said):
+            context.run(sql)
+        assert context.tables["t"].built.stream._flow.nodes == nodes
+        assert context._syntax.parts == parts
+        return context.run("SELECT id FROM t")
+
+    with PipelineHarness(pipeline(spark, statements), {"t": PipelineSource(SCHEMA)}):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("t", print, "id bigint", FOUND, {}), "there is 't' already"),
+        (("d", 5, "id bigint", FOUND, {}), "lookup 'd': .*give a function"),
+        (("d", print, "id nothing", FOUND, {}), "lookup 'd'"),
+        (("d", print, "id bigint", FOUND, {"how": "left"}), "leave to statements what they say"),
+        (("d", print, "id bigint", FOUND, {"speed": 1}), "lookup 'd': .*speed"),
+        (("d", print, "size bigint", FOUND, {}), "columns of different names"),
+    ],
+)
+def test_a_lookup_that_does_not_fit_is_refused(spark: SparkSession, given: Any, message: str) -> None:
+    def statements(context: SqlContext) -> Any:
+        with pytest.raises(SqlError, match=message):
+            context.add_lookup(*given)
+        assert context.lookups == {}
+        return context.run("SELECT id FROM t")
+
+    with PipelineHarness(pipeline(spark, statements), {"t": PipelineSource(SCHEMA)}):
+        pass
+
+
+TTLS = [
+    "SELECT /*+ STATE_TTL('x' = '1 hour') */ a, count(*) AS n FROM t AS x GROUP BY a",
+    "SELECT a, count(*) AS n FROM t WITH ('state.ttl' = '1 hour') GROUP BY a",
+    "SELECT a, n FROM (SELECT /*+ REPARTITION(2), state_ttl ( `x`='1 hour' ) */ a, f(1, 2) AS y, count(*) AS n FROM (SELECT * FROM t WHERE a > 0) X GROUP BY a)",
+]
+
+
+@pytest.mark.parametrize("sql", TTLS)
+def test_a_statement_says_how_long_groups_are_kept(
+    spark: SparkSession, sql: str, async_enabled: bool
+) -> None:
+    sources = changing_tables(seed=3).sources(["t"])
+    counted = sql_pipeline(sql.replace("f(1, 2)", "greatest(1, 2)"), spark=spark)
+    with PipelineHarness(counted, sources, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 1, "x"), (1, 2, "y")])
+        assert harness.end_batch()["out"] == [("+I", 1, 2)]
+        harness.advance_processing_time("2 hours")
+        harness.push("t", [(1, 4, "x")])
+        assert harness.end_batch()["out"] == [("+I", 1, 1)]
+
+
+@pytest.mark.parametrize("how", ["JOIN", "LEFT JOIN"])
+def test_each_side_of_a_join_is_kept_for_a_time_of_its_own(
+    spark: SparkSession, how: str, async_enabled: bool
+) -> None:
+    sql = f"SELECT /*+ STATE_TTL('t' = '1 hour', 'o' = '3 hours') */ b, d FROM t {how} u o ON t.a = o.a"
+    sources = changing_tables(seed=3).sources(["t", "u"])
+    with PipelineHarness(sql_pipeline(sql, spark=spark), sources, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 10, "x")])
+        harness.push("u", [(1, 20, "x")])
+        harness.end_batch()
+        harness.advance_processing_time("2 hours")
+        harness.push("u", [(1, 21, "x")])
+        assert harness.end_batch()["out"] == []
+        harness.push("t", [(1, 11, "x")])
+        assert sorted(row for row in harness.end_batch()["out"] if row[2] is not None) == [
+            ("+I", 11, 20),
+            ("+I", 11, 21),
+        ]
+
+
+TTL_REFUSED: dict[str, tuple[str, str]] = {
+    "no reader": (
+        "SELECT a FROM t WITH ('state.ttl' = '1 day')",
+        "line 1: t WITH .* whose reader cannot forget",
+    ),
+    "over": (
+        "SELECT /*+ STATE_TTL('t' = '1 day') */ a, sum(b) OVER (PARTITION BY a) AS s FROM t",
+        "whose reader cannot forget",
+    ),
+    "unknown": (
+        "SELECT\n /*+ STATE_TTL('z' = '1 day') */ a FROM t GROUP BY a",
+        "line 2: .*0 tables .* the name z",
+    ),
+    "twice": ("SELECT /*+ STATE_TTL('t' = '1 day') */ x.a FROM t JOIN s.t ON true", "2 tables .* the name t"),
+    "no length": ("SELECT a FROM t WITH ('state.ttl' = 'long') GROUP BY a", "the retention 'long'"),
+    "no pair": ("SELECT /*+ STATE_TTL('t', '1 day') */ a FROM t GROUP BY a", "this form of STATE_TTL"),
+    "more options": ("SELECT a FROM t WITH ('state.ttl' = '1 d', 'x' = 'y') GROUP BY a", "these options"),
+    "in another block": (
+        "SELECT /*+ STATE_TTL('u' = '1 day') */ a FROM (SELECT a FROM u GROUP BY a)",
+        "0 tables .* the name u",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TTL_REFUSED)
+def test_state_that_cannot_expire_is_refused(spark: SparkSession, name: str) -> None:
+    sql, said = TTL_REFUSED[name]
+    with pytest.raises(SqlError, match=said):
+        PipelineHarness(sql_pipeline(sql, spark=spark), changing_tables(seed=3).sources(["t", "u"]))
