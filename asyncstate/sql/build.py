@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from asyncstate import operators as ops
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
@@ -23,6 +25,7 @@ from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
+from asyncstate.sql.looking import is_met
 from asyncstate.sql.residual import arrow_condition
 from asyncstate.sql.rules import WINDOW_COLUMNS, retained
 from asyncstate.state.expiring.ttl import Ttl
@@ -165,6 +168,17 @@ class Builder:
         return self._renamed(
             self._applied("windows", operator, [given], shown, key, event_time=node.time), node
         )
+
+    def _match(self, node: ir.Match, given: Built) -> Built:
+        define: Any = {
+            variable: partial(is_met, condition) if looks else pc.field(condition)
+            for variable, looks, condition in node.define
+        }
+        measures = {one.name: _measure(one) for one in node.calls}
+        then = _orders(node.order) or None
+        after = skip_of(node.after)
+        operator = ops.Match(node.pattern, define, measures, within=node.within, after_match=after, then=then)
+        return self._applied("match", operator, [given], node, [node.key], event_time=node.time)
 
     def _kept(self, _: ir.Kept, given: Built) -> Built:
         return given
@@ -417,6 +431,32 @@ def _behind(stream: Stream, given: Built) -> Changelog:
 def _window(given: tuple[str | int, ...]) -> Any:
     kind, *lengths = given
     return getattr(ops, str(kind))(*lengths)
+
+
+def _measure(call: ir.Call) -> Any:
+    if call.function == "match_number":
+        return ops.match_number()
+    if call.function in ("first", "last"):
+        return getattr(ops, call.function)(call.columns[0], call.where, call.numbers[0])
+    return _declared(replace(call, numbers=()))
+
+
+def skip_of(words: tuple[str, ...]) -> Any:
+    """What AFTER MATCH says; none is its default. Raises SchemaError."""
+    match words:
+        case ():
+            return None
+        case ("SKIP", "PAST", "LAST", "ROW"):
+            return ops.skip_past_last()
+        case ("SKIP", "TO", "NEXT", "ROW"):
+            return ops.skip_to_next()
+        case ("SKIP", "TO", "FIRST", name):
+            return ops.skip_to_first(name)
+        case ("SKIP", "TO", "LAST", name) | ("SKIP", "TO", name):
+            return ops.skip_to_last(name)
+    raise SchemaError(
+        f"AFTER MATCH {' '.join(words)}: give SKIP PAST LAST ROW, or SKIP TO NEXT ROW, FIRST A, LAST A"
+    )
 
 
 def _declared(call: ir.Call) -> ops.Aggregate:

@@ -152,6 +152,22 @@ class WindowTable(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Match(Node):
+    """A row for each run of a key's rows that matches ``pattern``. ``define``: (variable, whether its condition looks
+    back, the condition, see ``looking``, or a column); ``calls``: the measures, with a variable in ``where``;
+    ``after``: the words of AFTER MATCH."""
+
+    key: tuple[str, ...]
+    time: str
+    order: tuple[Order, ...]
+    pattern: str
+    define: Any
+    calls: tuple[Call, ...]
+    within: int | None
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Kept(Node):
     """The input's rows, which the operator that reads them keeps for ``ttl`` only."""
 

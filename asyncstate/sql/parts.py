@@ -13,6 +13,7 @@ from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import COLUMN, items, option
 from asyncstate.sql.expressions import conjuncts, id_of, ids_in, is_only_valid, kind_of, refusal, type_of
+from asyncstate.sql.match import columns_read, read_match
 from asyncstate.sql.rules import WINDOW_COLUMNS
 from asyncstate.sql.syntax import Part
 
@@ -22,13 +23,21 @@ if TYPE_CHECKING:
 
 def read_part(reader: Reader, plan: Any, part: Part, needed: Needed) -> Read:
     """The rows of a leaf that stands for ``part``."""
+    from asyncstate.sql.plans import Read
+
     if part.what == "versions":
         raise refusal(
             "FOR SYSTEM_TIME AS OF outside of a join", "put it at the right side of JOIN or LEFT JOIN", plan
         )
-    wanted = [one for one in items(plan.output()) if needed is None or id_of(one) in needed]
-    node, own = _rows(reader, part, {_own(one) for one in wanted})
-    if part.what == "kept":
+    output = items(plan.output())
+    wanted = [one for one in output if needed is None or id_of(one) in needed]
+    read = columns_read(part.match) if part.match is not None else {_own(one) for one in wanted}
+    node, own = _rows(reader, part, read)
+    if part.what == "match":
+        _check_closes(reader, node, own, part, plan)
+        types = {_own(one): type_of(one) for one in output}
+        node = read_match(reader, Read(node, {}), own, part, types)
+    elif part.what == "kept":
         assert part.ttl is not None
         node = ir.Kept(inputs=(node,), columns=node.columns, ttl=part.ttl, sql=part.place)
     else:
@@ -52,13 +61,8 @@ def _windows(
 ) -> tuple[ir.Node, dict[str, str]]:
     assert part.time is not None
     time = own[part.time]
-    if part.window[0] == "session" and not reader.is_final(node, time):
-        raise refusal(
-            f"{part.place} of rows without a watermark",
-            "give it a source with event_time= and watermark_delay= whose rows are insertions, and DESCRIPTOR of that "
-            "time",
-            plan,
-        )
+    if part.window[0] == "session":
+        _check_closes(reader, node, own, part, plan)
     made = tuple(ir.Column(reader.fresh(name), node.type_of(time)) for name in WINDOW_COLUMNS)
     node = ir.WindowTable(
         inputs=(node,),
@@ -69,6 +73,15 @@ def _windows(
         sql=part.place,
     )
     return node, {**own, **{name: one.name for name, one in zip(WINDOW_COLUMNS, made, strict=True)}}
+
+
+def _check_closes(reader: Reader, node: ir.Node, own: dict[str, str], part: Part, plan: Any) -> None:
+    if part.time is None or not reader.is_final(node, own[part.time]):
+        raise refusal(
+            f"{part.place} of rows without a watermark",
+            f"give it a source with event_time= and watermark_delay= whose rows are insertions, and {part.time} of it",
+            plan,
+        )
 
 
 def _own(attribute: Any) -> str:

@@ -48,6 +48,11 @@ _PYTHON: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 class ResidualReader:
     """Reads the conditions of a join; ``added`` gets the columns that they need of each side."""
 
+    refused = (
+        "reads both sides of a join that keeps or leaves out rows without a partner",
+        "compute it of one side, or compare columns of both",
+    )
+
     def __init__(
         self,
         reader: Reader,
@@ -88,11 +93,7 @@ class ResidualReader:
             column = self._reader.fresh("condition")
             self._added[0][column] = self._reader.text(e, {}), type_of(e)
             return "field", column, type_of(e)
-        raise refusal(
-            f"{e.sql()} reads both sides of a join that keeps or leaves out rows without a partner",
-            "compute it of one side, or compare columns of both",
-            e,
-        )
+        raise refusal(f"{e.sql()} {self.refused[0]}", self.refused[1], e)
 
 
 def arrow_condition(given: Any) -> pc.Expression:

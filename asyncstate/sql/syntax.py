@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import StructField, StructType
@@ -18,14 +19,18 @@ from pyspark.sql.types import StructField, StructType
 from asyncstate.errors import SqlError, StateDeclarationError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql.expressions import kind_of, type_of
+from asyncstate.sql.match import MatchOf, match_table
 from asyncstate.sql.rules import WINDOW_COLUMNS
 from asyncstate.sql.words import Words, unquoted
 from asyncstate.state.expiring.ttl import StateTtl
 
 if TYPE_CHECKING:
+    from asyncstate.sql.catalyst import Catalyst
     from asyncstate.sql.statements import SqlContext
 
-_ANY: Final = re.compile(r"system_time|state_ttl|state\.ttl|tumble|hop|cumulate|session\s*\(", re.IGNORECASE)
+_ANY: Final = re.compile(
+    r"system_time|match_recognize|state_ttl|state\.ttl|tumble|hop|cumulate|session\s*\(", re.IGNORECASE
+)
 _WINDOWS: Final = {
     "TUMBLE": ("DATA", "TIMECOL", "SIZE", "OFFSET"),
     "HOP": ("DATA", "TIMECOL", "SLIDE", "SIZE", "OFFSET"),
@@ -41,7 +46,7 @@ _TTL: Final = (
 @dataclass(frozen=True)
 class Part:
     """The rows of ``query``, and what is made of them: "kept" for ``ttl``; "versions" by the column ``time`` (None: the
-    newest); a "window" of ``time`` and ``key``. ``place``: for errors."""
+    newest); a "window" of ``time`` and ``key``, a "match" in order of them. ``place``: for errors."""
 
     what: str
     query: str
@@ -50,6 +55,7 @@ class Part:
     time: str | None = None
     key: tuple[str, ...] = ()
     window: tuple[str | int, ...] = ()
+    match: MatchOf | None = None
 
 
 class Syntax:
@@ -59,23 +65,28 @@ class Syntax:
         self._context = context
         self.parts: dict[str, Part] = {}
 
+    @property
+    def catalyst(self) -> Catalyst:
+        """Of the context."""
+        return self._context.catalyst
+
     def parsed(self, text: str) -> Any:
         """The parsed statement. Raises SqlError."""
-        return self._context.catalyst.parsed(self.rewritten(text), text)
+        return self.catalyst.parsed(self.rewritten(text), text)
 
     def rewritten(self, text: str) -> str:
         """The text in words that Spark's parser knows; from the end, so that inner parts come first."""
         found: str | None = text
         while found is not None and _ANY.search(found):
             text, words = found, Words(found)
-            steps = (self._versions, self._windows, self._option, self._hint)
+            steps = (partial(match_table, self), self._versions, self._windows, self._option, self._hint)
             made = (step(words, at) for at in reversed(range(len(words))) for step in steps)
             found = next((one for one in made if one is not None), None)
         return text if found is None else found
 
     def schema_of(self, query: str) -> StructType:
         """The columns of a query."""
-        return self._context.catalyst.rows(self.parsed(query), query).schema
+        return self.catalyst.rows(self.parsed(query), query).schema
 
     def add(self, part: Part, schema: StructType) -> str:
         """The name of the table that is the part."""
@@ -88,7 +99,7 @@ class Syntax:
                 f"{part.place}: two columns are called '{twice}'; give each a name of its own with AS"
             )
         self.parts[name] = part
-        self._context.catalyst.add(name, schema)
+        self.catalyst.add(name, schema)
         return name
 
     # -- joins -----------------------------------------------------------------------------------------------
@@ -192,7 +203,7 @@ class Syntax:
 
     def length(self, words: Words, begin: int, end: int) -> int:
         """The microseconds of an INTERVAL."""
-        found = self._context.catalyst.expression(words.cut(begin, end))
+        found = self.catalyst.expression(words.cut(begin, end))
         kind = type_of(found) if kind_of(found) == "Literal" else ""
         if not kind.startswith("interval") or "month" in kind or "year" in kind:
             raise words.refusal(

@@ -8,7 +8,7 @@ errors have the line of the user's text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Final
 
@@ -71,6 +71,14 @@ class Words:
         """The text at the line of a word."""
         return "\n" * (self.line(at) - 1) + text
 
+    def within(self, begin: int, end: int, parts: Iterable[tuple[int, int, str]]) -> str:
+        """The text of some words, with others in place of parts of them."""
+        text, stop = "", self.spans[begin][0] if begin < end else 0
+        for first, after, new in parts:
+            text += self.text[stop : self.spans[first][0]] + new
+            stop = self.spans[after - 1][1]
+        return text + self.text[stop : self.spans[end - 1][1]] if begin < end else ""
+
     def replaced(self, *parts: tuple[int, int, str]) -> str:
         """The text with others in place of some words."""
         text = self.text
@@ -126,6 +134,15 @@ class Words:
         while self.word(at - 1) == "." and self.is_name(at - 2):
             at -= 2
         return at
+
+    def relation_before(self, at: int) -> int:
+        """Where a name with dots, or a part in brackets, begins that ends before ``at``; ``at`` if there is none."""
+        depth = 0
+        for place in range(at - 1, -1, -1) if self.word(at - 1) == ")" else ():
+            depth += (self.words[place] == ")") - (self.words[place] == "(")
+            if not depth:
+                return place
+        return self.path_before(at)
 
     def alias(self, at: int) -> tuple[str, int]:
         """The alias at a place, with or without AS, and the place after it; empty if there is none."""

@@ -1,0 +1,99 @@
+"""Conditions of MATCH_RECOGNIZE that look back at the rows of a match, evaluated row by row.
+
+Owns: ``is_met``.
+Invariant: the answer is Spark's for every row: null is not known, and NaN equals itself and is the largest number.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from asyncstate.errors import SqlError
+from asyncstate.operator import Row
+
+_COMPARED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_COUNTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
+
+
+def is_met(condition: Any, row: Row, match: Any) -> bool:
+    """Whether a condition, nested tuples, is true for the current row and the match so far."""
+    return _value(condition, row, match) is True
+
+
+def _value(e: Any, row: Row, match: Any) -> Any:
+    what, *parts = e
+    if what == "literal":
+        return parts[0]
+    if what == "field":
+        return row[parts[0]]
+    if what == "of":
+        return _of(row, match, *parts)
+    if what == "and":
+        found = [_value(one, row, match) for one in parts]
+        return False if False in found else None if None in found else True
+    if what == "or":
+        found = [_value(one, row, match) for one in parts]
+        return True if True in found else None if None in found else False
+    values = [
+        _value(one, row, match) for one in parts[: 1 if what in ("not", "null", "valid", "cast") else 2]
+    ]
+    if what in ("null", "valid"):
+        return (values[0] is None) == (what == "null")
+    if what == "<=>":
+        return (None not in values and _ordered(values[0]) == _ordered(values[1])) or values == [None, None]
+    if None in values:
+        return None
+    if what == "not":
+        return not values[0]
+    if what == "cast":
+        return float(values[0]) if parts[1] == "double" else values[0]
+    if what in _COUNTED:
+        return _COUNTED[what](*values)
+    if what not in _COMPARED:
+        raise SqlError(
+            f"a stored plan has the condition {what!r}, which this version does not know; compile it again"
+        )
+    return _COMPARED[what](*map(_ordered, values))
+
+
+def _ordered(value: Any) -> Any:
+    """NaN after all numbers."""
+    if not isinstance(value, float):
+        return value
+    return (True, 0.0) if value != value else (False, value)
+
+
+def _of(
+    row: Row, match: Any, function: str, variable: str | None, column: str | None, offset: int, own: bool
+) -> Any:
+    """A value of the rows of a variable, with the current row if it is of that variable."""
+    if function == "prev":
+        given = match.prev(offset) if offset else row
+        return None if given is None else given[column]
+    rows = [*match.rows(variable), *([row] if own else [])]
+    if function in ("first", "last"):
+        at = offset if function == "first" else len(rows) - 1 - offset
+        return rows[at][column] if 0 <= at < len(rows) else None
+    values = [True if column is None else one[column] for one in rows]
+    values = [one for one in values if one is not None]
+    if function == "count":
+        return len(values)
+    if not values:
+        return None
+    if function in ("min", "max"):
+        return (min if function == "min" else max)(values, key=_ordered)
+    return sum(values) / len(values) if function == "avg" else sum(values)
