@@ -224,7 +224,9 @@ class Expressions:
             return self._replacement(e, replaced[id_of(e)])
         if kind in _SUBQUERIES:
             raise refusal(f"a subquery ({kind}) stays in an expression", "write it as a join", e)
-        if kind in _TRANSPARENT:
+        if kind in _TRANSPARENT or (
+            kind == "Cast" and type_of(e) == type_of(e.child())
+        ):  # of what may be null
             return self._rebuilt(e.child(), names, replaced, typed)
         if kind == "PreciseTimestampConversion":
             inner = self._rebuilt(e.child(), names, replaced, typed)

@@ -253,7 +253,7 @@ class Syntax:
             raise words.refusal(at, at + 1, f"{len(found)} tables in this FROM have the name {own}", _TTL)
         begin, end, alias, stop = found[0]
         name = self._kept(words, (begin, end), self.query_of(words, begin, stop), ttl)
-        shown = f"/*+{left}*/" if left.strip(" ,") else ""
+        shown = f"/*+ {left.strip(' ,')} */" if left.strip(" ,") else ""
         return words.replaced((at, at + 1, shown), (begin, end, f"{name} AS {alias.split('.')[-1]}"))
 
 

@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "kept": ("SELECT name FROM t RIGHT JOIN dim ON t.id = dim.id", "no rows of its own"),
     "exists": ("SELECT id FROM t WHERE id IN (SELECT id FROM dim)", "no rows of its own"),
     "grouped": (
-        "SELECT n FROM t JOIN (SELECT id, count(*) AS n FROM dim GROUP BY id) d ON t.id = d.id",
+        "SELECT c FROM t JOIN (SELECT id, count(*) AS c FROM dim GROUP BY id) d ON t.id = d.id",
         "no rows of its own",
     ),
     "another key": ("SELECT t.id FROM t JOIN dim ON t.id = size", "a key that is not id"),
