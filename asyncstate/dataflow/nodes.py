@@ -153,12 +153,11 @@ class Transform(Node):
         if self.kind == "drop":
             return None if own in {str(one).lower() for one in self.expressions} else column
         named = {name.lower(): one for name, one in self.named.items()}
-        if own in named:
-            one = named[own]
-            unknown = not isinstance(one, str) and not inspect.isroutine(one)
-            return column if unknown or plain_column(one)[0].lower() == own else None
-        if self.kind == "with_columns":
+        given = named.get(own)
+        if given is not None and not isinstance(given, str) and not inspect.isroutine(given):
             return column
+        if self.kind == "with_columns":
+            return None if given is not None and plain_column(given)[0].lower() != own else column
         plain = [plain_column(one) for one in self.expressions]
         plain += [(plain_column(one)[0], name) for name, one in self.named.items()]
         found = [new for old, new in plain if old.lower() == own]

@@ -64,7 +64,7 @@ LOST: dict[str, Callable[[Stream], Stream]] = {
 
 @pytest.mark.parametrize("name", LOST)
 def test_another_column_is_not_the_event_time(name: str) -> None:
-    with pytest.raises(JobError, match="event_time"):
+    with pytest.raises(JobError, match="needs an event time"):
         PipelineHarness(flow(LOST[name]), {"rows": SOURCE})
     columns = {"another column": "at", "dropped": "other"}
     if name in columns:
