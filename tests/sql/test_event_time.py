@@ -171,7 +171,7 @@ WINDOWS: dict[str, tuple[str, str, str]] = {
     ),
     "cumulate": (
         "SELECT k, window_start, window_end, count(*) AS n FROM CUMULATE(DATA => TABLE l, TIMECOL => DESCRIPTOR(ts), STEP => INTERVAL 10 SECONDS, SIZE => INTERVAL 30 SECONDS) GROUP BY window_start, window_end, k",
-        "SELECT k, time_bucket(INTERVAL '30 s', ts) AS w, w + (x + 1) * INTERVAL '10 s' AS e, count(*) FROM l, range(3) AS r(x) WHERE e > ts GROUP BY k, w, e",
+        "SELECT k, w, w + (x + 1) * INTERVAL '10 s' AS e, count(*) FROM (SELECT k, ts, x, time_bucket(INTERVAL '30 s', ts) AS w FROM l, range(3) AS r(x)) WHERE w + (x + 1) * INTERVAL '10 s' > ts GROUP BY k, w, x",
         "WindowAggregate",
     ),
     "session": (
@@ -216,7 +216,7 @@ SYNTAX_REFUSED: dict[str, tuple[str, str]] = {
         "SELECT a FROM l JOIN (SELECT * FROM v) FOR SYSTEM_TIME AS OF l.ts AS x ON l.k = x.k",
         "FOR SYSTEM_TIME AS OF of what is no source",
     ),
-    "no column": ("SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF '2024' ON l.k = v.k", "ts what is no column"),
+    "no column": ("SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF '2024' ON l.k = v.k", "at what is no column"),
     "no condition": ("SELECT a FROM l JOIN v FOR SYSTEM_TIME AS OF l.ts USING (k)", "without ON"),
     "full": ("SELECT a FROM l FULL JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k", "outside of a join"),
     "right": ("SELECT a FROM l RIGHT JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k", "outside of a join"),
