@@ -61,7 +61,7 @@ def test_json_with_dead_letters_and_a_watermark(
     spark: SparkSession, kafka: KafkaBroker, make_job: MakeJob, async_enabled: bool
 ) -> None:
     topic = kafka.create(f"job-{next(NUMBERS)}", 2)
-    totals, dead = Table("k"), Table("value")
+    totals, dead, counted = Table("k"), Table("value"), Table("partition")
 
     def declared() -> StreamingJob:
         job = make_job(**{"async-state.enabled": async_enabled})
@@ -78,6 +78,10 @@ def test_json_with_dead_letters_and_a_watermark(
         sums = [count().alias("n"), sum_("v").alias("total")]
         orders.apply(GroupAggregate(sums), key="k", uid="totals").to(totals, name="totals")
         orders.output("malformed").select("value", "partition", "malformed").to(dead, name="dead")
+        bad = orders.output("malformed").apply(
+            GroupAggregate([count().alias("n")]), key="partition", uid="bad"
+        )
+        bad.to(counted, name="counted")  # these rows have no column "at"
         with pytest.raises(JobError, match="has no side output 'other'"):
             orders.output("other")
         return job
@@ -93,6 +97,7 @@ def test_json_with_dead_letters_and_a_watermark(
     run(job)
     assert totals.rows == {1: (2, Decimal("4.75")), 2: (1, Decimal("2.00"))}
     assert {bytes(value).decode() for value in dead.rows} == set(bad)
+    assert counted.rows == {1: (4,)}
     reasons = {bytes(value).decode(): reason for value, (_, reason) in dead.rows.items()}
     assert reasons['{"v": 1}'] == "column 'k' has no value"
     assert reasons['{"k": "one", "at": "2030-01-01T00:00:00Z"}'].startswith(

@@ -310,7 +310,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "now": ("select a, current_timestamp() as x from t", r"current_timestamp\(\) changes without a row"),
     "random": ("select a, rand() as x from t", "rand"),
-    "array-key": ("select array(a) as x, count(*) as n from t group by array(a)", "type list.*cannot be a key"),
+    "array-key": (
+        "select array(a) as x, count(*) as n from t group by array(a)",
+        "type list.*cannot be a key",
+    ),
     "limit-0": ("select a from t limit 0", "no source"),
     "several-rows": ("select a, (select d from u where u.a = t.a) as x from t", "."),
     "syntax": ("select a,\nfrom where t", r"line 2"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("duckdb")
 
-from asyncstate.errors import SqlError
+from asyncstate.errors import JobError, SqlError
 from asyncstate.lookups import TableLookup
+from asyncstate.spark import StreamingJob
 from asyncstate.sql import sql_pipeline
 from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness, PipelineSource
@@ -144,6 +146,16 @@ def test_a_lookup_that_does_not_fit_is_refused(spark: SparkSession, given: Any, 
 
     with PipelineHarness(pipeline(spark, statements), {"t": PipelineSource(SCHEMA)}):
         pass
+
+
+def test_a_job_names_its_lookups(spark: SparkSession, tmp_path: Path) -> None:
+    job = StreamingJob(spark, str(tmp_path))
+    job.source("rates", spark.readStream.format("rate").load())
+    job.lookup("dim", TableLookup(DIM, ["id"], ["name", "size"]), key="id bigint", columns=FOUND, batch=2)
+    job.sql("SELECT value, name FROM rates JOIN dim ON value = id", name="named").to(print, name="out")
+    assert "StatelessLookupJoin" in job.explain()
+    with pytest.raises(JobError, match="there is 'dim' already"):
+        job.source("dim", spark.readStream.format("rate").load())
 
 
 TTLS = [
