@@ -76,10 +76,9 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
         texts = dict(zip(one.columns, one.texts, strict=True))
         picked = {column.name: _bare(text) for column, text in texts.items()}
         kept = {column: text for column, text in texts.items() if _bare(text) not in windows}
-        kept.setdefault(ir.Column(time, given.type_of(time)), quoted(time))
-        if len({column.name for column in kept}) < len(kept) or kept[
-            ir.Column(time, given.type_of(time))
-        ] != quoted(time):
+        column = ir.Column(time, given.type_of(time))
+        kept.setdefault(column, quoted(time))
+        if len({one.name for one in kept}) < len(kept) or _bare(kept[column]) != time:
             return None
         if any(name in text for name in windows for text in kept.values()):
             return None

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructField, StructType
 
 from asyncstate.errors import SqlError, StateDeclarationError
 from asyncstate.spark.column_types import quoted
+from asyncstate.sql.catalyst import sql_errors
 from asyncstate.sql.expressions import kind_of, type_of
 from asyncstate.sql.match import MatchOf, match_table
 from asyncstate.sql.rules import WINDOW_COLUMNS
@@ -203,7 +204,8 @@ class Syntax:
 
     def length(self, words: Words, begin: int, end: int) -> int:
         """The microseconds of an INTERVAL."""
-        found = self.catalyst.expression(words.cut(begin, end))
+        with sql_errors():
+            found = self.catalyst.expression(words.cut(begin, end))
         kind = type_of(found) if kind_of(found) == "Literal" else ""
         if not kind.startswith("interval") or "month" in kind or "year" in kind:
             raise words.refusal(

@@ -160,8 +160,8 @@ WINDOWS: dict[str, tuple[str, str, str]] = {
         "WindowAggregate",
     ),
     "tumble in TABLE()": (
-        "SELECT window_end, w.window_time, max(a) AS m FROM TABLE(TUMBLE(TABLE l, DESCRIPTOR(`TS`), INTERVAL 20 SECONDS, INTERVAL 5 SECONDS)) AS w WHERE a > 1 GROUP BY window_start, window_end, window_time",
-        "SELECT time_bucket(INTERVAL '20 s', ts - INTERVAL '5 s') + INTERVAL '25 s' AS e, e - INTERVAL '1 ms', max(a) FROM l WHERE ts IS NOT NULL AND a > 1 GROUP BY e",
+        "SELECT window_end, w.window_time, max(a) AS m, max(ts) AS t FROM TABLE(TUMBLE(TABLE l, DESCRIPTOR(`TS`), INTERVAL 20 SECONDS, INTERVAL 5 SECONDS)) AS w WHERE a > 1 GROUP BY window_start, window_end, window_time",
+        "SELECT time_bucket(INTERVAL '20 s', ts - INTERVAL '5 s') + INTERVAL '25 s' AS e, e - INTERVAL '1 ms', max(a), max(ts) FROM l WHERE ts IS NOT NULL AND a > 1 GROUP BY e",
         "WindowAggregate",
     ),
     "hop": (
@@ -268,6 +268,33 @@ def test_what_is_not_understood_is_refused(spark: SparkSession, name: str) -> No
     sql, said = SYNTAX_REFUSED[name]
     with pytest.raises(SqlError, match=said):
         PipelineHarness(sql_pipeline(sql, spark=spark), timed_tables().sources(["l", "v"]))
+
+
+def test_rows_join_the_newest_row_of_now(spark: SparkSession, async_enabled: bool) -> None:
+    sql = "SELECT a, rate FROM l LEFT JOIN v FOR SYSTEM_TIME AS OF PROCTIME() AS x ON l.k = x.k"
+    sources = timed_tables().sources(["l", "v"])
+    with PipelineHarness(sql_pipeline(sql, spark=spark), sources, async_enabled=async_enabled) as harness:
+        harness.push("v", [(1, 5, BEGIN)])
+        harness.push("l", [(1, 10, BEGIN), (2, 20, None)])
+        assert sorted(harness.end_batch()["out"]) == [("+I", 10, 5), ("+I", 20, None)]
+        harness.push("v", [(1, 6, BEGIN)])
+        harness.push("l", [(1, 11, BEGIN)])
+        assert harness.end_batch()["out"] == [("+I", 11, 6)]
+
+
+def test_versions_of_changed_rows_are_those_of_their_primary_key(spark: SparkSession) -> None:
+    sql, tables = TEMPORAL["inner"][0], timed_tables()
+    sources = tables.sources(["l"])
+    tables.insert_only = False
+    with pytest.raises(SqlError, match=r"line 1: v: .*nothing says is their primary key"):
+        PipelineHarness(sql_pipeline(sql, spark=spark), {**sources, **tables.sources(["v"])})
+    tables.keys = {"v": ["k"]}
+    with PipelineHarness(sql_pipeline(sql, spark=spark), {**sources, **tables.sources(["v"])}) as harness:
+        harness.push("v", [(1, 5, BEGIN)])
+        harness.push("v", [(1, 5, BEGIN + dt.timedelta(seconds=9))], kind="-D")
+        harness.push("l", [(1, n, BEGIN + dt.timedelta(seconds=n)) for n in (1, 8, 10)])
+        rows = [row for part in (harness.end_batch(), harness.finish()) for row in part["out"]]
+        assert sorted(row[2:4] for row in rows) == [(1, 5), (8, 5)]
 
 
 def test_windows_that_update(spark: SparkSession, async_enabled: bool) -> None:

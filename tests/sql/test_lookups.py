@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("duckdb")
 
-from asyncstate.errors import JobError, SqlError
+from asyncstate.errors import SqlError
 from asyncstate.lookups import TableLookup
 from asyncstate.spark import StreamingJob
 from asyncstate.sql import sql_pipeline
@@ -154,7 +154,7 @@ def test_a_job_names_its_lookups(spark: SparkSession, tmp_path: Path) -> None:
     job.lookup("dim", TableLookup(DIM, ["id"], ["name", "size"]), key="id bigint", columns=FOUND, batch=2)
     job.sql("SELECT value, name FROM rates JOIN dim ON value = id", name="named").to(print, name="out")
     assert "StatelessLookupJoin" in job.explain()
-    with pytest.raises(JobError, match="there is 'dim' already"):
+    with pytest.raises(SqlError, match="there is 'dim' already"):
         job.source("dim", spark.readStream.format("rate").load())
 
 
