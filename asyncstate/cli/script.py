@@ -354,12 +354,10 @@ class _Reader:
     def _options(self) -> Iterator[Option]:
         self._take("(")
         while self._next() not in (")", None):
-            begin = self._at
-            while self._next() not in ("=", ",", ")", None) and (
-                self._tokens[self._at].kind != "string" or self._at == begin
-            ):
+            begin, self._at = self._at, self._at + 1
+            while self._is_joined():  # a.b-c is one name
                 self._at += 1
-            name = _joined(self._tokens[begin : max(self._at, begin + 1)], self._text)
+            name = _joined(self._tokens[begin : self._at], self._text)
             if self._next() == "=":
                 self._take("=")
             begin = self._at
@@ -372,6 +370,12 @@ class _Reader:
             if self._next() == ",":
                 self._take(",")
         self._take(")")
+
+    def _is_joined(self) -> bool:
+        """Whether the next token continues the name before it."""
+        if self._next() in ("=", ",", ")", None):
+            return False
+        return self._tokens[self._at].start == self._tokens[self._at - 1].end
 
     def _check_column(self, name: str, line: int) -> None:
         if name not in [column for column, _, _ in self._columns]:
