@@ -143,7 +143,8 @@ class _Options:
 
     def number(self, name: str) -> int | None:
         """A whole number."""
-        return self._read(name, int, "a whole number")
+        found: int | None = self._read(name, int, "a whole number")
+        return found
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean."""

@@ -229,7 +229,7 @@ def _job(
         if one.target is not None:
             _check_columns(job, script, one, str(name))
     if anew:
-        raise SqlError(f"--start-anew: there is no statement '{min(anew)}'")
+        raise SqlError(f"`--start-anew`: there is no statement '{min(anew)}'")
     return job
 
 

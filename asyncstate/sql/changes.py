@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncstate.errors import SqlError
@@ -62,8 +63,8 @@ class Operators:
         return uid
 
     def checked(self, start_anew: bool) -> dict[str, object]:
-        """What the statement stores of its operators. Raises SqlError for those that changed, unless they start
-        anew."""
+        """What the statement stores of its operators. Raises SqlError for those that changed, unless they start with
+        empty state."""
         old = self._old
         if old is None:
             return {"operators": self.uids}
@@ -82,13 +83,19 @@ class Operators:
     def _difference(self, before: ir.Node | None, now: ir.Node) -> str:
         """What differs, at the first node upstream that does."""
         if before is None:
-            return f"it is new: {said(now)}"
+            return f"it is new: {_said(now, self._nodes)}"
         if ir.declared(before) == ir.declared(now) and len(before.inputs) == len(now.inputs):
             for one, two in zip(before.inputs, now.inputs, strict=True):
                 if self._old_digests[one] != self._digests[two]:
                     return self._difference(one, two)
             return f"the view '{getattr(now, 'source', '')}' that it reads has changed"
-        was, is_ = said(before), said(now)
+        was, is_ = _said(before, self._old_nodes), _said(now, self._nodes)
         if was == is_:
             was, is_ = (", ".join(f"{c.name} {c.type}" for c in one.columns) for one in (before, now))
         return f"was {was}, is {is_}"
+
+
+def _said(node: ir.Node, nodes: Sequence[ir.Node]) -> str:
+    """A node, with the part of the statement that it, or the next node downstream, comes from."""
+    own = next((one.sql for one in nodes[nodes.index(node) :] if one.sql), "")
+    return said(replace(node, sql=own))

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Source, Stream
 from asyncstate.errors import SqlError
 from asyncstate.spark.exchange import arrow_schema_of
@@ -72,7 +75,10 @@ class JobSql:
 
     def source(self, name: str, stream: Stream, df: DataFrame) -> None:
         """A source of the job as a table."""
-        self.context.add(name, table_of(stream, arrow_schema_of(df)))
+        schema = arrow_schema_of(df)
+        if ROW_KIND_COLUMN in df.columns:
+            schema = schema.append(pa.field(ROW_KIND_COLUMN, pa.string()))
+        self.context.add(name, table_of(stream, schema))
 
     def view(self, name: str, stream: Stream) -> None:
         """A stream of the graph as a table. Raises JobError for errors of the graph so far."""

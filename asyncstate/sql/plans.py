@@ -373,10 +373,10 @@ class Reader:
             column = read.names[id_of(value)]
         else:
             column = self.fresh("compared")
-            added[column] = self.text(value, read.names), type_of(value)
+            added[column] = self._typed(value, self.text(value, read.names)), type_of(value)
         sub, own = self._one_row(of_bound[0])
         limit = ir.Column(self.fresh("bound"), type_of(bound))
-        text = self.text(bound, {}, {id_of(of_bound[0]): quoted(own)})
+        text = self._typed(bound, self.text(bound, {}, {id_of(of_bound[0]): quoted(own)}))
         node = ir.DynamicFilter(
             inputs=(
                 given := self.project(read, added),
@@ -389,6 +389,11 @@ class Reader:
             sql=fragment(condition),
         )
         return Read(self.only(node, read.node.names), read.names)
+
+    def _typed(self, expression: Any, text: str) -> str:
+        """The text with its type, where engines count the digits of decimals in different ways."""
+        kind = type_of(expression)
+        return f"CAST({text} AS {kind})" if kind.startswith("decimal") else text
 
     def _one_row(self, subquery: Any) -> tuple[Read, str]:
         """The rows of a scalar subquery, and the name of its column."""

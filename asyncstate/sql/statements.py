@@ -50,12 +50,12 @@ class Compiled:
     kind: str = "query"
     target: str = ""
     operators: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    """See ``Operators``."""
+    """The uids and nodes of its operators, as ``Operators`` has them."""
     lineage: Mapping[str, str] = field(default_factory=dict)
     """A digest of each view that it reads."""
     generation: int = 1
     dropped: tuple[str, ...] = ()
-    """The uids of operators that were started anew under other ones."""
+    """The uids of operators that continue with empty state under other ones."""
 
     def to_json(self) -> str:
         """The text of a stored plan."""
@@ -356,7 +356,7 @@ class SqlContext:
         if old is None or self._committed is None or old.root is None:
             return None
         uids = {uid for uid, _ in old.operators.values()}
-        # One that was started anew may not have got to its first commit; the state under earlier uids is not its own.
+        # A new generation may not have come to its first commit; the state under earlier uids is not its own.
         return old if not uids or old.generation > 1 or uids & set(self._committed) else None
 
     def _made_from(self, text: str) -> dict[str, Any]:

@@ -38,6 +38,8 @@ def compiled_plans(spark: SparkSession, suite: str) -> str:
         times = Times(source.event_time, source.watermark_delay)
         keys = source.primary_key
         context.add(name, table_of(flow.add_source(name, times, source.changelog, source.schema, None, keys)))
+    constant = spark.createDataFrame([(0, "x")], "key long, value string")
+    constant.createOrReplaceTempView("side_input")  # of Nexmark's q13
     parts = [
         f"== {name}\n{sql.strip()}\n\n{context.run(f'EXPLAIN {sql}')}\n" for name, sql in statements.items()
     ]
