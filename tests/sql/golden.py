@@ -7,6 +7,7 @@ Invariant: a file has the plans of the newest Spark; a Spark whose plans differ 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FOLDER: Final = Path(__file__).parent / "plans"
+_PLACES: Final = re.compile(r"  -- .*$", re.MULTILINE)
+"""The parts of the statement, which are long and say nothing about the plan."""
 SUITES: Final[Mapping[str, tuple[Mapping[str, str], Tables]]] = {
     "features": ({name: sql for name, (sql, _) in features.FEATURES.items()}, features.changing_tables(3, 1)),
     "tpch": (tpch.QUERIES, tpch.changing_tables()),
@@ -40,9 +43,10 @@ def compiled_plans(spark: SparkSession, suite: str) -> str:
         context.add(name, table_of(flow.add_source(name, times, source.changelog, source.schema, None, keys)))
     constant = spark.createDataFrame([(0, "x")], "key long, value string")
     constant.createOrReplaceTempView("side_input")  # of Nexmark's q13
-    parts = [
-        f"== {name}\n{sql.strip()}\n\n{context.run(f'EXPLAIN {sql}')}\n" for name, sql in statements.items()
-    ]
+    parts = []
+    for name, sql in statements.items():
+        plan = _PLACES.sub("", context.run(f"EXPLAIN {sql}"))
+        parts.append(f"== {name}\n{sql.strip()}\n\n{plan}\n")
     return "\n".join(parts)
 
 
