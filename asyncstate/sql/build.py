@@ -86,17 +86,19 @@ class LookupTable:
 
 
 class Builder:
-    """Builds the nodes of one statement; ``prefix`` begins the uids of its operators, ``ttl``
-    is how long they keep state."""
+    """Builds the nodes of one statement; ``prefix`` begins the uids of its operators, ``ttl`` is how long they keep
+    state. ``uid_of``: the uid of an operator, by its own and its node."""
 
     def __init__(
         self,
         tables: Mapping[str, Built],
         prefix: str,
         ttl: Ttl = None,
+        uid_of: Callable[[str, ir.Node], str] = lambda own, _: own,
         lookups: Mapping[str, LookupTable] | None = None,
     ) -> None:
-        self._tables, self._prefix, self._ttl, self._lookups = tables, prefix, ttl, lookups or {}
+        self._tables, self._prefix, self._ttl, self._uid_of = tables, prefix, ttl, uid_of
+        self._lookups = lookups or {}
         self._expiring: set[ir.Kept | None] = set()
         self._built: dict[ir.Node, Built] = {}
         self._uids: dict[str, int] = {}
@@ -123,7 +125,7 @@ class Builder:
         texts = [
             _as(own, column.name) if own is not None else f"{text} AS {quoted(column.name)}"
             for text, column in zip(node.texts, node.columns, strict=True)
-            for own in [_plain(text)]
+            for own in [ir.column_of(text)]
         ]
         if texts == [quoted(name) for name in given.facts.schema.names]:
             return given
@@ -235,10 +237,13 @@ class Builder:
     def _with_one_row(self, node: ir.Join, left: Built, right: Built) -> Built:
         """Rows with the value of a scalar subquery, which every partition gets."""
         self._check_keeps(node, "a scalar subquery")
-        keys = left.changes.unique_keys
-        flat = [one.name for one in left.facts.schema if not pa.types.is_nested(one.type)]
-        key = next((one for one in keys if one), tuple(flat))
-        return self._applied("one-row-join", ops.OneRowJoin(), [left, right], node, [key, None])
+        return self._applied("one-row-join", ops.OneRowJoin(), [left, right], node, [_spread(left), None])
+
+    def _dynamicfilter(self, node: ir.DynamicFilter, left: Built, right: Built) -> Built:
+        self._check_keeps(node, "a scalar subquery")
+        comparison: Any = node.comparison
+        operator = ops.DynamicFilter(node.column, comparison, node.bound)
+        return self._applied("dynamic-filter", operator, [left, right], node, [_spread(left), None])
 
     def _with_constant(self, node: ir.Join, given: Built, is_left: bool) -> Built:
         """A join with rows that never change keeps nothing."""
@@ -250,7 +255,7 @@ class Builder:
         if node.condition is not None or node.null_safe or inexact:
             raise SqlError(
                 f"{node.sql + ': ' if node.sql else ''}a join with rows that no source changes compares by '=', and no "
-                "floats; declare the table as a source with initial="
+                "floats; declare the table with job.table(...)"
             )
         how: Any = "left" if node.how == "right" else node.how
         return self._applied("constant-join", ConstantJoin(rows, sent, own, how), [given], node, [None])
@@ -291,9 +296,8 @@ class Builder:
         )
         found = (name + _FOUND if name in own else name for name in node.own)
         made = [replace(one, name=name) for one, name in zip(node.columns[len(own) :], found, strict=True)]
-        shown = replace(node, columns=(*node.columns[: len(own)], *made))
-        key = node.key if is_changed else None
-        return self._renamed(self._applied("lookup-join", operator, [given], shown, [key]), node)
+        columns, key = (*node.columns[: len(own)], *made), node.key if is_changed else None
+        return self._renamed(self._applied("lookup-join", operator, [given], node, [key], columns), node)
 
     def _rank(self, node: ir.Rank, given: Built) -> Built:
         operator = ops.Rank(
@@ -347,15 +351,18 @@ class Builder:
                 f"the sequence ({', '.join(sequence)}) that orders the changes of a key is not among the columns; "
                 "select it, too"
             )
-        own = {
+        own: dict[str, Any] = {
             "event_time": times.event_time if times.event_time in names else [None],
             "sequence": times.sequence,
         }
         return self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
 
-    def materialized(self, given: Built, keys: Sequence[str]) -> Built:
+    def materialized(self, root: ir.Node, keys: Sequence[str]) -> Built:
         """The newest row of each key of a table, for rows that other columns identify."""
-        return self._applied("materialize", ops.UpsertMaterialize(), [given], None, [tuple(keys)])
+        given = self.build(root)
+        if given.changes.identifies(keys):
+            return given
+        return self._applied("materialize", ops.UpsertMaterialize(), [given], root, [tuple(keys)])
 
     def _selected(self, given: Built, columns: Sequence[ir.Column], texts: Sequence[str]) -> Built:
         stream = given.stream.select(*texts)
@@ -374,19 +381,21 @@ class Builder:
         given: Sequence[Built],
         node: ir.Node | None,
         keys: Sequence[tuple[str, ...] | None],
+        columns: Sequence[ir.Column] | None = None,
         **arguments: Any,
     ) -> Built:
-        """The rows of an operator, with the columns and types of the node; without one, with those of its input."""
+        """The rows of an operator, with the columns and types of the node, if it is of one, or these ``columns``."""
         self._uids[what] = number = self._uids.get(what, 0) + 1
         # Columns of sources have other names by now, so nothing is inherited by name.
         arguments = {"event_time": [None] * len(given), "sequence": [None] * len(given), **arguments}
+        first = f"{self._prefix}.{what}-{number}"
         key: Any = keys[0] if len(given) == 1 else tuple(keys)
         if not any(keys):
             key = None
         stream = given[0].stream.apply(
             operator,
             *(one.stream for one in given[1:]),
-            uid=f"{self._prefix}.{what}-{number}",
+            uid=first if node is None or operator.stateless else self._uid_of(first, node),
             key=list(key) if len(given) == 1 and key else key,
             **arguments,
         )
@@ -408,13 +417,9 @@ class Builder:
         bound = OutputSpec.of(operator.bind(specs))
         found = Built(stream, Facts(bound.schema, operator_changes(stream.node, bound.changes)))
         if node is None:
-            schema = pa.schema([bound.schema.field(name) for name in given[0].facts.schema.names])
-            if schema.names == bound.schema.names:
-                return found
-            stream = stream.select(*map(quoted, schema.names))
-            return Built(stream, Facts(schema, _behind(stream, found)))
-        texts = []
-        for one in node.columns:
+            return found
+        columns, texts = node.columns if columns is None else columns, []
+        for one in columns:
             own = bound.schema.field(one.name).type
             same = own == read_type(one.type, one.name)
             texts.append(
@@ -422,7 +427,7 @@ class Builder:
             )
         if texts == [quoted(name) for name in bound.schema.names]:
             return found
-        return self._selected(found, node.columns, texts)
+        return self._selected(found, columns, texts)
 
 
 def _behind(stream: Stream, given: Built) -> Changelog:
@@ -462,6 +467,12 @@ def skip_of(words: tuple[str, ...]) -> Any:
     )
 
 
+def _spread(given: Built) -> tuple[str, ...]:
+    """A key for rows that may be in any partition: a unique one, or all columns that can be keys."""
+    flat = [one.name for one in given.facts.schema if not pa.types.is_nested(one.type)]
+    return next((one for one in given.changes.unique_keys if one), tuple(flat))
+
+
 def _declared(call: ir.Call) -> ops.Aggregate:
     make = _PLACED.get(call.function) or getattr(ops, _NAMED.get(call.function, call.function))
     found: ops.Aggregate = make(*call.columns, *call.numbers)
@@ -475,18 +486,6 @@ def _orders(order: Sequence[ir.Order]) -> list[Any]:
         (ops.desc if one.descending else ops.asc)(one.column, nulls="first" if one.nulls_first else "last")
         for one in order
     ]
-
-
-def _plain(text: str) -> str | None:
-    """The column that a text is."""
-    if text.startswith("`") and text.endswith("`"):
-        name = text[1:-1]
-        return name.replace("``", "`") if "`" not in name.replace("``", "") else None
-    return (
-        text
-        if text.isidentifier() and text.lower() not in ("null", "true", "false", "current_date")
-        else None
-    )
 
 
 def _as(own: str, new: str) -> str:

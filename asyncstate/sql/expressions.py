@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
 
-from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
+from pyspark.sql.types import IntegerType, StructField, StructType, _parse_datatype_json_string
 
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
@@ -257,7 +257,8 @@ class Expressions:
             )
         value = self._rebuilt(e.str(), names, replaced)
         pattern = self._x.Literal.create("\\Q" + delimiter.toString() + "\\E", delimiter.dataType())
-        return self._x.StringSplit(value, pattern, self._x.Literal.apply(-1))
+        all_parts = self._x.Literal.create(-1, self._catalyst.type(IntegerType()))
+        return self._x.StringSplit(value, pattern, all_parts)
 
 
 def _with_lambdas(text: str) -> str:

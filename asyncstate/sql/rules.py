@@ -48,12 +48,8 @@ def _merged(node: ir.Project, picked: list[str], alone: bool) -> ir.Node:
 def picked_columns(node: ir.Project) -> list[str] | None:
     """The columns that a projection picks, if it does nothing else."""
     known = set(node.inputs[0].names)
-    found = list(map(_bare, node.texts))
-    return found if all(name in known for name in found) else None
-
-
-def _bare(text: str) -> str:
-    return text[1:-1] if text[:1] == "`" == text[-1:] else text
+    found = [ir.column_of(text) for text in node.texts]
+    return [one for one in found if one is not None] if known.issuperset(found) else None
 
 
 def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.Node | None:
@@ -74,11 +70,11 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
             given = replace(one, inputs=(given,), columns=given.columns)
             continue
         texts = dict(zip(one.columns, one.texts, strict=True))
-        picked = {column.name: _bare(text) for column, text in texts.items()}
-        kept = {column: text for column, text in texts.items() if _bare(text) not in windows}
+        picked = {column.name: ir.column_of(text) for column, text in texts.items()}
+        kept = {column: text for column, text in texts.items() if ir.column_of(text) not in windows}
         column = ir.Column(time, given.type_of(time))
         kept.setdefault(column, quoted(time))
-        if len({one.name for one in kept}) < len(kept) or _bare(kept[column]) != time:
+        if len({one.name for one in kept}) < len(kept) or ir.column_of(kept[column]) != time:
             return None
         if any(name in text for name in windows for text in kept.values()):
             return None
@@ -120,10 +116,10 @@ def event_time_source(node: ir.Node, column: str) -> tuple[str, str] | None:
     """The source and the column there that ``column`` is, if rows come from it without an operator."""
     while not isinstance(node, ir.Scan):
         if isinstance(node, ir.Project):
-            column = _bare(node.texts[node.names.index(column)])
-        elif not isinstance(node, ir.Filter):
+            below = ir.column_of(node.texts[node.names.index(column)])
+        else:
+            below = column if isinstance(node, ir.Filter) else None
+        if below is None or below not in node.inputs[0].names:
             return None
-        (node,) = node.inputs
-        if column not in node.names:
-            return None
+        (node,), column = node.inputs, below
     return node.source, node.own[node.names.index(column)]
