@@ -36,6 +36,7 @@ from asyncstate.sql.expressions import (
     type_of,
     walk,
 )
+from asyncstate.sql.intervals import interval_join, interval_of
 from asyncstate.sql.residual import ResidualReader
 
 _CONSTANT_ROWS_MAX: Final = 100_000
@@ -99,7 +100,7 @@ class Reader:
         self._named = ir.Named()
         self._names: dict[int, str] = {}
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
-        self._final_windows = final_windows
+        self.is_final = final_windows
         self._raw_times: dict[int, Any] = {}
         # Plans of views are shared by statements, so a tag of one statement must not count for another.
         tag = f"asyncstate.{next(_numbers)}"
@@ -427,7 +428,7 @@ class Reader:
         return read, replaced
 
     def _aggregate(self, plan: Any, needed: Needed) -> Read:
-        return AggregateReader(self, plan, needed, self._final_windows).read()
+        return AggregateReader(self, plan, needed, self.is_final).read()
 
     def _sort(self, plan: Any, needed: Needed) -> Read:
         return self.plan(plan.child(), needed)
@@ -567,6 +568,8 @@ class Reader:
         sides = [self.plan(plan.left(), wanted[0]), self.plan(plan.right(), wanted[1])]
         self._check_constants(plan, how, sides)
         pairs, rest = _equalities(conjuncts(condition), outputs)
+        interval = interval_of(self, plan, sides, outputs) if how not in ("mark", "single") else None
+        rest = [one for one in rest if interval is None or one not in interval.used]
         added: list[dict[str, tuple[str, str]]] = [{}, {}]
         keys = self._join_key(pairs, sides, added)
         behind = rest if how == "inner" else []
@@ -588,7 +591,7 @@ class Reader:
             self.notes.append(
                 f"{fragment(plan) or 'a join'}: a join without an equality runs in one partition"
             )
-        node: ir.Node = ir.Join(
+        joined = ir.Join(
             inputs=(given[0], given[1]),
             columns=columns,
             how=how,
@@ -596,7 +599,9 @@ class Reader:
             right_key=tuple(keys[1]),
             null_safe=safe,
             condition=checked,
+            sql=fragment(plan),
         )
+        node = joined if interval is None else interval_join(joined, interval)
         if behind:
             texts = tuple(self.text(one, names) for one in behind)
             node = ir.Filter(inputs=(node,), columns=node.columns, conditions=texts)
