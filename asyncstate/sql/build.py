@@ -384,7 +384,7 @@ class Builder:
         columns: Sequence[ir.Column] | None = None,
         **arguments: Any,
     ) -> Built:
-        """The rows of an operator, with the columns and types of the node, if it is of one, or these ``columns``."""
+        """The rows of an operator, with these columns; the node's, or without one its input's."""
         self._uids[what] = number = self._uids.get(what, 0) + 1
         # Columns of sources have other names by now, so nothing is inherited by name.
         arguments = {"event_time": [None] * len(given), "sequence": [None] * len(given), **arguments}
@@ -417,7 +417,11 @@ class Builder:
         bound = OutputSpec.of(operator.bind(specs))
         found = Built(stream, Facts(bound.schema, operator_changes(stream.node, bound.changes)))
         if node is None:
-            return found
+            schema = pa.schema([bound.schema.field(name) for name in given[0].facts.schema.names])
+            if schema.names == bound.schema.names:
+                return found
+            stream = stream.select(*map(quoted, schema.names))
+            return Built(stream, Facts(schema, _behind(stream, found)))
         columns, texts = node.columns if columns is None else columns, []
         for one in columns:
             own = bound.schema.field(one.name).type

@@ -189,14 +189,6 @@ class Join(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class IntervalJoin(Join):
-    """Rows whose ``times`` are close: a right row's is between the left row's plus both ``bounds``, in microseconds."""
-
-    times: tuple[str, str]
-    bounds: tuple[int, int]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class DynamicFilter(Node):
     """The rows of the first input whose ``column`` compares with ``bound``, the column of the second input, which has
     one row at most."""
@@ -204,6 +196,14 @@ class DynamicFilter(Node):
     column: str
     comparison: str
     bound: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IntervalJoin(Join):
+    """Rows whose ``times`` are close: a right row's is between the left row's plus both ``bounds``, in microseconds."""
+
+    times: tuple[str, str]
+    bounds: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
