@@ -301,7 +301,7 @@ def test_windows_that_update(spark: SparkSession, async_enabled: bool) -> None:
     sql = WINDOWS["tumble"][0]
 
     def statements(context: SqlContext) -> Any:
-        with pytest.raises(SqlError, match="windows is 'open'; give 'updating'"):
+        with pytest.raises(SqlError, match="windows is 'open'; give .updating."):
             context.run(sql, windows="open")
         with pytest.raises(SqlError, match="windows= has no effect on CREATE VIEW"):
             context.run(f"CREATE VIEW w AS {sql}", windows="updating")
