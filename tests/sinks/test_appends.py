@@ -376,7 +376,9 @@ def test_of_two_drivers_at_once_one_appends(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind, method in (("delta", "_append"), ("iceberg", "_append")):
-        place = made(kind, request, tmp_path / kind)
+        folder = tmp_path / kind
+        folder.mkdir()
+        place = made(kind, request, folder)
         target = place.append_target()
         meanwhile(target, method, place.append_target(), monkeypatch)
         with pytest.raises(StoreError, match="nothing was written"):
