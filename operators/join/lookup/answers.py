@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec.from_python import UnfitValueError, arrow_values
-from asyncstate.error_rows import RowError
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.lookups.lookup_source import Key, Rows
 from asyncstate.row_shape import RowShape
+from asyncstate.specs import RowError
 
 from ...core.arrays import BoolArray, Int64Array, count_up
 from .lookup_requests import FailedRows

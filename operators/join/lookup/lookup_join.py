@@ -24,11 +24,11 @@ from asyncstate.changelog import RowKind, accumulates
 from asyncstate.codec import SchemaLike, read_schema
 from asyncstate.codec.sorting import rows_by
 from asyncstate.durations import Seconds, seconds
-from asyncstate.error_rows import ERRORS_OUTPUT, with_error_columns
 from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
 from asyncstate.lookups.lookup_source import Key, Lookup, Rows
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
+from asyncstate.specs import ERRORS_OUTPUT, with_error_columns
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl

@@ -21,11 +21,11 @@ import tenacity
 from cachetools import Cache, LRUCache, TTLCache
 
 from asyncstate.durations import Seconds, seconds
-from asyncstate.error_rows import RowError
 from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.lookups.lookup_source import Key, Rows
 from asyncstate.operator import BundleContext
+from asyncstate.specs import RowError
 
 from ...core.operator_checks import check_number
 
