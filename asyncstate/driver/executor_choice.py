@@ -17,6 +17,11 @@ ROWS_MAX: Final = 10_000
 """Rows of a stage above which it runs on the cluster. An estimate: at 1,000 rows the driver is twice as quick."""
 ROWS_MAX_GIVEN: Final = 1_000_000
 """The same where the configuration asks for the driver's process."""
+BYTES_MAX: Final = 64 << 20
+"""Bytes of the rows of an input above which a stage runs on the cluster: the driver holds them several times, and has
+no disk for what exceeds its memory."""
+BYTES_MAX_GIVEN: Final = 1 << 30
+"""The same where the configuration asks for the driver's process."""
 SECONDS_MAX: Final = 0.5
 """Seconds that the tasks of a stage may take one after the other: above it, running them at once saves more than their
 fixed cost."""
@@ -47,9 +52,20 @@ class ExecutorChoice:
             return self._setting == "local"
         return partitions <= PARTITIONS_MAX and uid not in self._back_below
 
-    def too_many(self, uid: str) -> None:
-        """The stage has more than ``rows_max`` rows: it runs on the cluster, until it has half of them."""
-        self._back_below[uid] = self.rows_max // 2
+    def fits(self, uid: str, rows: int, size_bytes: int) -> bool:
+        """Whether the driver's process may run the stage with such an input. One that does not fit runs on the cluster,
+        until it has half of the rows."""
+        if rows > self.rows_max:  # how many there were is not known
+            self._back_below[uid] = self.rows_max // 2
+        elif size_bytes > (BYTES_MAX_GIVEN if self._setting == "local" else BYTES_MAX):
+            self._back_below[uid] = max(rows // 2, 1)
+        else:
+            return True
+        return False
+
+    def refused(self, uid: str) -> None:
+        """The engine does not bring so many bytes here: the stage runs on the cluster until it has no rows."""
+        self._back_below[uid] = 1
 
     def ran_locally(self, uid: str, reports: Reports, seconds: float) -> None:
         """Note what the tasks took. A slow stage goes to the cluster, until it has half of these rows."""

@@ -10,7 +10,7 @@ Must not import runtime's tasks or storage.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -32,6 +32,10 @@ try:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 except ImportError:  # Spark 3.5 has one kind of DataFrames, and no rows here
     ClassicDataFrame = DataFrame  # type: ignore[assignment,misc]
+
+
+_RESULT_SIZE: Final = "spark.driver.maxResultSize"
+"""In the error of a job whose results are too large for the driver."""
 
 
 class LocalFrame(ClassicDataFrame):
@@ -146,6 +150,16 @@ class Collected(NamedTuple):
     batches: list[pa.RecordBatch]
     observed: dict[str, int | None]
 
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return sum(batch.num_rows for batch in self.batches)
+
+    @property
+    def size_bytes(self) -> int:
+        """Their memory."""
+        return sum(batch.nbytes for batch in self.batches)
+
 
 class Collector:
     """Brings rows of DataFrames here. What it looks up in the JVM, it looks up once."""
@@ -158,25 +172,23 @@ class Collector:
         self._dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows
 
     def collect(self, df: DataFrame, rows_max: int, names: Collection[str]) -> Collected | None:
-        """The rows of ``df``, in one Spark job; None if there are more than ``rows_max``. ``names``: of the metrics
-        that Spark may observe meanwhile.
+        """The rows of ``df``, in one Spark job; None if Spark refuses their size. ``names``: of the metrics that Spark
+        may observe meanwhile.
 
         A partition stops after ``rows_max`` + 1 rows, so what is too large is not read to its end.
         """
         if isinstance(df, LocalFrame):
-            batches = list(df.batches)
-            return Collected(batches, {}) if _rows(batches) <= rows_max else None
+            return Collected(list(df.batches), {})
         limited = self._limited(df, rows_max + 1)
-        batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
-        if _rows(batches) > rows_max:
-            return None
+        try:
+            batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
+        except Exception as error:
+            if _RESULT_SIZE in str(error):
+                return None
+            raise
         return Collected(batches, observed_metrics(limited, names))
 
     def _limited(self, df: DataFrame, rows: int) -> Any:
         """``df`` with at most ``rows`` rows of each partition: no public method limits without an exchange."""
         limit = self._limit(self._literal(rows, self._number), df._jdf.logicalPlan())
         return DataFrame(self._dataset(df.sparkSession._jsparkSession, limit), df.sparkSession)
-
-
-def _rows(batches: Sequence[pa.RecordBatch]) -> int:
-    return sum(batch.num_rows for batch in batches)

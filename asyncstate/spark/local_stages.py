@@ -20,12 +20,20 @@ from pyspark import cloudpickle
 
 from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.executor_choice import ExecutorChoice
-from asyncstate.driver.local_tasks import LocalOutput, run_locally
+from asyncstate.driver.local_tasks import LocalOutput, TaskPlan, run_locally
 from asyncstate.operator import Operator
 from asyncstate.runtime import CommitRecord, run_partition
 from asyncstate.spark.exchange import StageRows, output_rows
 from asyncstate.spark.local_frame import Collector, LocalFrame
-from asyncstate.spark.stages import JobDescriptions, LazyStage, explained, names_of, uids_of
+from asyncstate.spark.python_task import regular_inputs
+from asyncstate.spark.stages import (
+    JobDescriptions,
+    LazyStage,
+    broadcast_rows,
+    explained,
+    names_of,
+    uids_of,
+)
 from asyncstate.spark.task_errors import left
 
 if TYPE_CHECKING:
@@ -72,12 +80,17 @@ class LocalStages:
             observed: dict[str, int | None] = {}
             given: dict[int, list[pa.RecordBatch]] = {}
             for stage in every:
-                for one in stage.inputs:
+                for one, spec in zip(stage.inputs, stage.chain[0].spec.inputs, strict=True):
                     if isinstance(one, Feed) or id(one) in given:
+                        continue
+                    if spec.broadcast:  # its rows come here wherever the stage runs
+                        given[id(one)] = broadcast_rows(one)
                         continue
                     found = self._collector.collect(one, choice.rows_max, watched)
                     if found is None:
-                        choice.too_many(planned.uid)
+                        choice.refused(planned.uid)
+                        return None
+                    if not choice.fits(planned.uid, found.num_rows, found.size_bytes):
                         return None
                     given[id(one)] = found.batches
                     observed |= found.observed
@@ -92,8 +105,9 @@ class LocalStages:
     def _stage(self, planned: LazyStage, made: LocalOutput, observed: Mapping[str, int | None]) -> LocalStage:
         last = planned.chain[-1]
         spec, sent = last.spec, last.sent
+        session = _session_of(planned)
         frame: Callable[..., LocalFrame] = lambda batches, schema, changes: LocalFrame(  # noqa: E731
-            batches, output_rows(spec.uid, schema, changes), self._spark
+            batches, output_rows(spec.uid, schema, changes), session
         )
         sides = {
             name: frame(made.sides[name], schema, sent.changes_of(name))
@@ -102,6 +116,14 @@ class LocalStages:
         owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
         rows = frame(made.rows, sent.schema, last.output.changes)
         return LocalStage(rows=rows, owner=owner, sides=sides, observed=observed)
+
+
+def _session_of(planned: TaskPlan) -> SparkSession:
+    """The session of the rows, as on the executors: that of the first regular input. In a query it is the query's own,
+    with its settings and its temporary views, and not the one that the job was made with."""
+    first = planned.inputs[regular_inputs(planned.chain[0].spec.inputs)[0]]
+    session: SparkSession = _session_of(first.stage) if isinstance(first, Feed) else first.sparkSession
+    return session
 
 
 def _copies_of(operator: Operator) -> Callable[[], Operator]:

@@ -91,7 +91,7 @@ class SparkExecutor:
     def no_rows_like(self, rows: DataFrame) -> DataFrame:
         """An empty frame with the columns of ``rows``."""
         if isinstance(rows, LocalFrame):
-            return LocalFrame([], rows.schema, self._spark)
+            return LocalFrame([], rows.schema, rows.sparkSession)
         return self._spark.createDataFrame([], rows.schema) if rows.isStreaming else nothing(rows)
 
     def transformed(
@@ -213,9 +213,10 @@ class SparkExecutor:
 
     def write(self, sink: Any, name: str, rows: DataFrame, batch: Any) -> None:
         """Write the rows of a MicroBatch to the sink, which has this name in the graph."""
+        write_arrow = getattr(sink, "write_arrow_micro_batch", None)  # of the sinks of this package
         write_micro_batch = getattr(sink, "write_micro_batch", None)
-        if callable(write_micro_batch) and isinstance(rows, LocalFrame):
-            write_micro_batch(rows.table, batch, name, known_changes(rows))
+        if callable(write_arrow) and isinstance(rows, LocalFrame):
+            write_arrow(rows.table, batch, name, known_changes(rows))
         elif callable(write_micro_batch):
             write_micro_batch(rows, batch, name)
         else:

@@ -50,6 +50,18 @@ def test_columns_that_differ_in_case_only(spark: SparkSession, make_job: MakeJob
         make_job(sensitive).micro_batch(use)(rows, 0)
 
 
+@pytest.mark.since_spark("4.0", "variants")
+@pytest.mark.parametrize("column", ["parse_json('1')", "array(parse_json('1'))"])
+def test_variants_are_refused(spark: SparkSession, make_job: MakeJob, column: str) -> None:
+    def use(df: DataFrame, batch: MicroBatch) -> None:
+        batch.apply(Join("left"), df, df, uid="j", key=("k", "k"))
+
+    with pytest.raises(
+        SchemaError, match=r"column 'v' of type .*variant.* cannot be sent to Python as Arrow; cast"
+    ):
+        make_job().micro_batch(use)(spark.sql(f"select 1L as k, {column} as v"), 0)
+
+
 @pytest.mark.parametrize("uid", [None, 3, ""])
 def test_uids(spark: SparkSession, make_job: MakeJob, uid: Any) -> None:
     def use(df: DataFrame, batch: MicroBatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate import RecordContext, RecordOperator, Row
@@ -25,6 +26,8 @@ from asyncstate.partial_aggregation import PartialLimit
 from asyncstate.runtime import CommitRecord
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from asyncstate.spark.local_frame import LocalFrame
+from asyncstate.spark.sinks import UpsertSink
+from asyncstate.spark.sinks.target import TargetChanges
 from asyncstate.storage import PartitionManifest
 from asyncstate.testing import net
 from operators import (
@@ -189,14 +192,25 @@ class TestChoice:
 
     def test_a_stage_with_many_rows_goes_to_the_executors_and_comes_back(self) -> None:
         choice = ExecutorChoice("auto")
+        assert choice.fits("a", executor_choice.ROWS_MAX, executor_choice.BYTES_MAX)
         assert choice.is_local("a", 2)
-        choice.too_many("a")
+        assert not choice.fits("a", executor_choice.ROWS_MAX + 1, 0)
         assert not choice.is_local("a", 2)
         assert choice.is_local("b", 2)
         choice.ran_on_cluster("a", self.reports(executor_choice.ROWS_MAX // 2))
         assert not choice.is_local("a", 2)
         choice.ran_on_cluster("a", self.reports(executor_choice.ROWS_MAX // 2 - 1))
         assert choice.is_local("a", 2)
+
+    def test_a_stage_with_many_bytes_goes_to_the_executors_until_it_has_half_the_rows(self) -> None:
+        choice = ExecutorChoice("auto")
+        assert not choice.fits("a", 100, executor_choice.BYTES_MAX + 1)
+        choice.ran_on_cluster("a", self.reports(50))
+        assert not choice.is_local("a", 2)
+        choice.ran_on_cluster("a", self.reports(49))
+        assert choice.is_local("a", 2)
+        assert ExecutorChoice("local").fits("a", 100, executor_choice.BYTES_MAX_GIVEN)
+        assert not ExecutorChoice("local").fits("a", 100, executor_choice.BYTES_MAX_GIVEN + 1)
 
     def test_a_slow_stage_goes_to_the_executors_until_it_has_half_the_rows(self) -> None:
         choice = ExecutorChoice("auto")
@@ -219,13 +233,13 @@ class TestChoice:
 
     def test_the_rows_of_what_feeds_a_stage_count(self) -> None:
         choice = ExecutorChoice("auto")
-        choice.too_many("b")
+        choice.fits("b", executor_choice.ROWS_MAX + 1, 0)
         choice.ran_on_cluster("b", self.reports(executor_choice.ROWS_MAX, 1))
         assert not choice.is_local("b", 2)
 
     def test_a_stage_that_gets_the_first_rows_only_stays_on_the_executors(self) -> None:
         choice = ExecutorChoice("auto")
-        choice.too_many("a")
+        choice.fits("a", executor_choice.ROWS_MAX + 1, 0)
         choice.ran_on_cluster("a", self.reports(3, limited=True))
         assert not choice.is_local("a", 2)
 
@@ -340,3 +354,170 @@ def test_an_operator_that_would_end_the_driver_is_named(
     with pytest.raises(JobError, match=r"operator 'leaves' raised SystemExit\(4\).*Raise an error instead"):
         on_batch(spark.range(1).selectExpr("id as k"), 0)
     assert job.last_progress is None
+
+
+PLACES = pytest.mark.parametrize("executor", ["local", "spark"])
+
+
+def files(spark: SparkSession, folder: Path, *texts: str) -> DataFrame:
+    """A stream with a file for each micro-batch."""
+    for number, text in enumerate(texts):
+        spark.sql(text).coalesce(1).write.parquet(str(folder / str(number)))
+    stream = spark.readStream.schema(spark.sql(texts[0]).schema).option("maxFilesPerTrigger", 1)
+    return stream.parquet(str(folder / "*"))
+
+
+class OwnSink:
+    """A sink as a user writes one, with the method that gets the micro-batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def write_micro_batch(self, df: DataFrame, batch: MicroBatch, name: str) -> None:
+        rows = sorted(tuple(row) for row in df.where("n > 0").collect())
+        self.seen.append((batch.batch_id, name, batch.origin.job_id, rows))
+
+
+@PLACES
+def test_a_sink_of_ones_own_gets_a_data_frame(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, executor: str
+) -> None:
+    job, sink = make_job(options={"async-state.executor": executor}), OwnSink()
+    rows = job.source("rows", files(spark, tmp_path / "in", "select id % 2 as k from range(5)"))
+    rows.apply(GroupAggregate([count().alias("n")]), key="k", uid="n").to(sink, name="own")
+    job.await_termination(job.start(trigger="availableNow"))
+    assert sink.seen == [(0, "own", "job", [(0, 3, "+I"), (1, 2, "+I")])]
+    assert job.history[-1]["operators"]["n"]["in_driver"] == (executor == "local")
+
+
+class Table:
+    """A target in this process."""
+
+    place = "a table"
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[int, list[int]]] = {}
+
+    def check(self, schema: pa.Schema, keys: Sequence[str]) -> None:
+        assert schema.names == ["k", "n", "vs"]
+
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Any = None) -> bool:
+        self.rows |= {row["k"]: (row["n"], row["vs"]) for row in changes.upserts.to_pylist()}
+        return True
+
+
+@PLACES
+def test_a_table_gets_lists(spark: SparkSession, make_job: MakeJob, tmp_path: Path, executor: str) -> None:
+    """Rows with lists are compared with what they retract."""
+    job, table = make_job(options={"async-state.executor": executor}), Table()
+    texts = ["select 0L as k, 5L as v union all select 1L, 6L", "select 1L as k, 7L as v"]
+    rows = job.source("rows", files(spark, tmp_path / "in", *texts))
+    lists = GroupAggregate([count().alias("n"), collect("v").alias("vs")])
+    rows.apply(lists, key="k", uid="lists").to(UpsertSink("k", table), name="lists")
+    job.await_termination(job.start(trigger="availableNow"))
+    assert table.rows == {0: (1, [5]), 1: (2, [6, 7])}
+    assert job.history[-1]["operators"]["lists"]["in_driver"] == (executor == "local")
+
+
+@PLACES
+def test_functions_of_columns_see_the_rows_before_the_node_in_utc(
+    spark: SparkSession, make_job: MakeJob, executor: str
+) -> None:
+    """Whatever the session's time zone is; new columns are in the order in which they are named."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    job = make_job(session, options={"async-state.executor": executor})
+    rows = job.source(
+        "rows", session.readStream.format("rate").load().selectExpr("timestamp as at", "value as k")
+    )
+    latest = rows.apply(GroupAggregate([max_("at").alias("at")]), key="k", uid="latest")
+    seen: list[Any] = []
+
+    def keep(df: DataFrame, batch_id: int) -> None:
+        seen.append((df.columns, [tuple(row) for row in df.drop("at", "row_kind").collect()]))
+
+    named = latest.with_columns(
+        hour=lambda batch: pc.hour(batch["at"]), at=lambda batch: batch["at"], copy="k"
+    )
+    named.where(lambda batch: pc.equal(pc.hour(batch["at"]), 3)).to(keep, name="kept")
+    _, on_batch = job._started()
+    on_batch(session.sql("select timestamp'2026-01-01 03:00:00Z' as at, 5L as k"), 0)
+    assert seen == [(["k", "at", "row_kind", "hour", "copy"], [(5, 3, 5)])]
+    assert job.history[-1]["operators"]["latest"]["in_driver"] == (executor == "local")
+
+
+@PLACES
+def test_columns_are_computed_from_those_before_the_node(
+    spark: SparkSession, make_job: MakeJob, executor: str
+) -> None:
+    job = make_job(options={"async-state.executor": executor})
+    rows = job.source("rows", spark.readStream.format("rate").load().selectExpr("value as k", "value as v"))
+    seen: list[Any] = []
+    summed = rows.apply(GroupAggregate([sum_("v").alias("v")]), key="k", uid="sums")
+    changed = summed.with_columns(v="k", sum=lambda batch: pc.negate(batch["v"]))
+    changed.to(lambda df, _: seen.extend([df.columns, *map(tuple, df.collect())]), name="seen")
+    _, on_batch = job._started()
+    on_batch(spark.sql("select 1L as k, 7L as v"), 0)
+    assert seen == [["k", "v", "row_kind", "sum"], (1, 1, "+I", -7)]
+
+
+@PLACES
+def test_rows_belong_to_the_session_of_the_micro_batch(
+    spark: SparkSession, make_job: MakeJob, executor: str
+) -> None:
+    """A query has a session of its own, with its temporary views and settings."""
+    job = make_job(options={"async-state.executor": executor})
+    seen: list[Any] = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(GroupAggregate([count().alias("n")]), df, uid="n", key="k")
+        again = batch.apply(GroupAggregate([count().alias("m")]), out.select("n"), uid="m", key="n")
+        out.createOrReplaceTempView("counted")
+        seen.extend(map(tuple, df.sparkSession.sql("select sum(n) from counted").collect()))
+        seen.extend(frame.sparkSession.conf.get("spark.sql.session.timeZone") for frame in (out, again))
+
+    own = spark.newSession()
+    own.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    on_batch(own.sql("select id % 2 as k from range(5)"), 0)
+    assert seen == [(5,), "Asia/Tokyo", "Asia/Tokyo"]
+    assert "counted" not in [table.name for table in spark.catalog.listTables()]
+
+
+def test_rows_that_are_too_wide_run_on_the_executors(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_choice, "BYTES_MAX", 100_000)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))
+    job = make_job(options={"async-state.executor": "auto", "async-state.parallelism": 2})
+    totals = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(GroupAggregate([count().alias("n"), max_("v").alias("v")]), df, uid="n", key="k")
+        totals.append([row.n for row in out.where("row_kind in ('+I', '+U')").collect()])
+
+    settings: Any = spark.sparkContext._jsc.sc().conf()
+    places = []
+    before = settings.get("spark.driver.maxResultSize", "1g")
+    for number, (width, rows, result_size) in enumerate(
+        [
+            (10, 8, "1g"),
+            (50_000, 8, "1g"),
+            (10, 3, "1g"),
+            (10, 8, "1g"),
+            (50_000, 8, "100k"),
+            (10, 1, "1g"),
+            (10, 0, "1g"),
+        ]
+    ):
+        settings.set("spark.driver.maxResultSize", result_size)
+        try:
+            on_batch(spark.range(rows).selectExpr("0 as k", f"repeat(chr(65 + id), {width}) as v"), number)
+        finally:
+            settings.set("spark.driver.maxResultSize", before)
+        places.append(job.history[-1]["operators"]["n"]["in_driver"])
+    assert totals == [[8], [16], [19], [27], [35], [36], []]
+    assert places == [True, False, False, True, False, False, False]
+    on_batch(spark.range(1).selectExpr("0 as k", "'z' as v"), 7)
+    assert job.history[-1]["operators"]["n"]["in_driver"]

@@ -14,6 +14,7 @@ import pyarrow as pa
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.driver.write_marks import UNKNOWN, Origin
 from asyncstate.errors import ConfigurationError, SchemaError
+from asyncstate.spark.compatibility import arrow_table
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.spark.facts import insertions
 from asyncstate.spark.sinks.upserts import check_first_write, check_writer, destination
@@ -77,13 +78,20 @@ class AppendSink:
         """The target and the writer, which no other sink of the graph may have; ``name``: the sink's in the graph."""
         return destination(self.target, self.writer or name)
 
-    def write_micro_batch(
-        self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str, changes: Changelog | None = None
-    ) -> None:
+    def write_micro_batch(self, rows: DataFrame, batch: MicroBatch, name: str) -> None:
         """Append the rows of a micro-batch; the graph calls it with the name of the sink."""
-        writer = self.writer or name
+        self._append(rows, batch, name)
+
+    def write_arrow_micro_batch(
+        self, rows: pa.Table, batch: MicroBatch, name: str, changes: Changelog | None
+    ) -> None:
+        """``write_micro_batch`` with rows that are in this process."""
         if changes is not None:
             self.check_changes(changes)
+        self._append(rows, batch, name)
+
+    def _append(self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str) -> None:
+        writer = self.writer or name
         check_first_write(batch, self.target, writer)
         self.target.append(writer, batch.batch_id, self._table(rows), batch.origin)
 
@@ -93,7 +101,7 @@ class AppendSink:
 
     def _table(self, rows: DataFrame | pa.Table) -> pa.Table:
         if not isinstance(rows, pa.Table):
-            rows = (insertions(rows) if self.changes else rows).toArrow()
+            rows = arrow_table(insertions(rows) if self.changes else rows)
         names = [name for name in rows.column_names if name != ROW_KIND_COLUMN]
         if not self.changes:
             return rows.select(names)
