@@ -18,8 +18,8 @@ ROWS_MAX: Final = 10_000
 ROWS_MAX_GIVEN: Final = 1_000_000
 """The same where the configuration asks for the driver's process."""
 BYTES_MAX: Final = 64 << 20
-"""Bytes of the rows of an input above which a stage runs on the cluster: the driver holds them several times, and has
-no disk for what exceeds its memory."""
+"""Bytes of the rows of an input, and of those that a stage emits, above which it runs on the cluster: the driver holds
+them in memory, more than once."""
 BYTES_MAX_GIVEN: Final = 1 << 30
 """The same where the configuration asks for the driver's process."""
 SECONDS_MAX: Final = 0.5
@@ -46,6 +46,11 @@ class ExecutorChoice:
         """The rows that a stage in the driver's process may have."""
         return ROWS_MAX_GIVEN if self._setting == "local" else ROWS_MAX
 
+    @property
+    def bytes_max(self) -> int:
+        """The bytes that an input of a stage in the driver's process may have, and what the stage emits."""
+        return BYTES_MAX_GIVEN if self._setting == "local" else BYTES_MAX
+
     def is_local(self, uid: str, partitions: int) -> bool:
         """Whether to try the driver's process."""
         if self._setting != "auto":
@@ -57,22 +62,21 @@ class ExecutorChoice:
         until it has half of the rows."""
         if rows > self.rows_max:  # how many there were is not known
             self._back_below[uid] = self.rows_max // 2
-        elif size_bytes > (BYTES_MAX_GIVEN if self._setting == "local" else BYTES_MAX):
-            self._back_below[uid] = max(rows // 2, 1)
+        elif size_bytes > self.bytes_max:
+            self.too_large(uid, rows)
         else:
             return True
         return False
 
-    def refused(self, uid: str) -> None:
-        """The engine does not bring so many bytes here: the stage runs on the cluster until it has no rows."""
-        self._back_below[uid] = 1
+    def too_large(self, uid: str, rows: int) -> None:
+        """The stage, which got so many ``rows``, has too many bytes: it runs on the cluster until it has half of the
+        rows; an empty micro-batch is always small enough."""
+        self._back_below[uid] = max(rows // 2, 1)
 
     def ran_locally(self, uid: str, reports: Reports, seconds: float) -> None:
         """Note what the tasks took. A slow stage goes to the cluster, until it has half of these rows."""
         if seconds > SECONDS_MAX:
-            self._back_below[uid] = max(
-                _rows_of(reports) // 2, 1
-            )  # an empty micro-batch is always small enough
+            self.too_large(uid, _rows_of(reports))
 
     def ran_on_cluster(self, uid: str, reports: Reports) -> None:
         """Note the rows of a stage that ran on the cluster. One that gets the first rows only stays there: how many

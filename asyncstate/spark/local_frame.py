@@ -9,6 +9,7 @@ Must not import runtime's tasks or storage.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -50,15 +51,17 @@ class LocalFrame(ClassicDataFrame):
         self._batches = tuple(batches)
         self._struct = struct
         self._plan: Any = None
+        self._lock = threading.Lock()
         super().__init__(None, spark)  # see _jdf
 
     @property
     def _jdf(self) -> Any:
-        if self._plan is None:
-            struct = local_rows(self._struct)
-            rows: Any = self.table if self.batches else []  # pyspark takes no table without a chunk
-            self._plan = self.sparkSession.createDataFrame(rows, struct)._jdf
-        return self._plan
+        with self._lock:  # all threads of the user's function get one plan: columns belong to theirs
+            if self._plan is None:
+                struct = local_rows(self._struct)
+                rows: Any = self.table if self.batches else []  # pyspark takes no table without a chunk
+                self._plan = self.sparkSession.createDataFrame(rows, struct)._jdf
+            return self._plan
 
     @_jdf.setter
     def _jdf(self, plan: Any) -> None:

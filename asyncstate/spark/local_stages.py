@@ -13,18 +13,18 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark import cloudpickle
 
 from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.executor_choice import ExecutorChoice
-from asyncstate.driver.local_tasks import LocalOutput, TaskPlan, run_locally
+from asyncstate.driver.local_tasks import LocalOutput, TaskPlan, TooLargeError, run_locally
 from asyncstate.operator import Operator
 from asyncstate.runtime import CommitRecord, run_partition
 from asyncstate.spark.exchange import StageRows, output_rows
-from asyncstate.spark.local_frame import Collector, LocalFrame
+from asyncstate.spark.local_frame import Collected, Collector, LocalFrame
 from asyncstate.spark.python_task import regular_inputs
 from asyncstate.spark.stages import (
     JobDescriptions,
@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from asyncstate.driver.chain import RunPartition
 
 
+_turns: Final = threading.Lock()
+"""Operators of two threads take turns, those of one job's function and those of several jobs: the process has the
+memory of one worker."""
+
+
 class LocalStage(StageRows):
     """A stage that has run in this process."""
 
@@ -54,8 +59,6 @@ class LocalStages:
     def __init__(self, spark: SparkSession, run: RunPartition | None) -> None:
         self._spark = spark
         self._run: RunPartition = run_partition if run is None else run
-        self._lock = threading.Lock()
-        """Operators of two threads of the user's function take turns: they share the worker's memory."""
 
     @functools.cached_property
     def _collector(self) -> Collector:
@@ -69,38 +72,48 @@ class LocalStages:
         stateless: Collection[str],
         watched: Collection[str],
     ) -> tuple[LocalStage, list[tuple[Prepared, list[CommitRecord]]]] | None:
-        """Run ``planned`` and what feeds it; None if there are too many rows, and nothing has run then."""
-        every = planned.all
-        operators = [one for stage in every for one in stage.chain]
-        with (
-            explained(operators, stateless),
-            texts.stage(uids_of(operators), names_of(operators)),
-            self._lock,
-        ):
-            observed: dict[str, int | None] = {}
-            given: dict[int, list[pa.RecordBatch]] = {}
-            for stage in every:
-                for one, spec in zip(stage.inputs, stage.chain[0].spec.inputs, strict=True):
-                    if isinstance(one, Feed) or id(one) in given:
-                        continue
-                    if spec.broadcast:  # its rows come here wherever the stage runs
-                        given[id(one)] = broadcast_rows(one)
-                        continue
-                    found = self._collector.collect(one, choice.rows_max, watched)
-                    if found is None:
-                        choice.refused(planned.uid)
-                        return None
-                    if not choice.fits(planned.uid, found.num_rows, found.size_bytes):
-                        return None
-                    given[id(one)] = found.batches
-                    observed |= found.observed
-            started = time.perf_counter()
+        """Run ``planned`` and what feeds it; None if its rows, or those that it emits, are too many or too large: it
+        has left nothing then."""
+        operators = [one for stage in planned.all for one in stage.chain]
+        with explained(operators, stateless), texts.stage(uids_of(operators), names_of(operators)):
+            given = self._given(planned, choice, watched)
+            if given is None:
+                return None
             try:
-                made = run_locally(planned, lambda rows: given[id(rows)], self._run, _copies_of)
+                with _turns:
+                    started = time.perf_counter()
+                    rows_of: Callable[[Any], list[pa.RecordBatch]] = lambda one: given[id(one)].batches  # noqa: E731
+                    made = run_locally(planned, rows_of, self._run, _copies_of, choice.bytes_max)
+                    seconds = time.perf_counter() - started
+            except TooLargeError:
+                choice.too_large(planned.uid, sum(one.num_rows for one in given.values()))
+                return None
             except SystemExit as leaving:
                 raise left(f"the task of operator '{planned.uid}'", leaving) from leaving
-            choice.ran_locally(planned.uid, made.reports, time.perf_counter() - started)
+            choice.ran_locally(planned.uid, made.reports, seconds)
+        observed = {name: value for one in given.values() for name, value in one.observed.items()}
         return self._stage(planned, made, observed), made.reports
+
+    def _given(
+        self, planned: LazyStage, choice: ExecutorChoice, watched: Collection[str]
+    ) -> dict[int, Collected] | None:
+        """The rows of all inputs, by their ``id``; None if they are too many or too large."""
+        given: dict[int, Collected] = {}
+        for stage in planned.all:
+            for one, spec in zip(stage.inputs, stage.chain[0].spec.inputs, strict=True):
+                if isinstance(one, Feed) or id(one) in given:
+                    continue
+                if spec.broadcast:  # the driver gets its rows wherever the stage runs
+                    given[id(one)] = Collected(broadcast_rows(one), {})
+                    continue
+                found = self._collector.collect(one, choice.rows_max, watched)
+                if found is None:
+                    choice.too_large(planned.uid, 0)
+                    return None
+                if not choice.fits(planned.uid, found.num_rows, found.size_bytes):
+                    return None
+                given[id(one)] = found
+        return given
 
     def _stage(self, planned: LazyStage, made: LocalOutput, observed: Mapping[str, int | None]) -> LocalStage:
         last = planned.chain[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +44,7 @@ from operators import (
     sum_,
     tumble,
 )
+from tests.spark.broadcast_parts import BadWords
 
 pytestmark = pytest.mark.spark
 
@@ -58,10 +60,12 @@ def bids(spark: SparkSession, number: int, rows: int = 40) -> DataFrame:
         values.append(
             f"({number * rows + i}, {_text(auction)}, {chosen.choice([1, 2.5, 'null'])}, "
             f"timestamp'2026-01-01 00:{number:02}:{chosen.randrange(60):02}', array({_text(auction)}, 'x'), "
-            f"timestamp_ntz'2026-01-01 00:00:{chosen.randrange(60):02}')"
+            f"timestamp_ntz'2026-01-01 00:00:{chosen.randrange(60):02}', {chosen.choice(RATIOS)}, "
+            f"{chosen.choice(RAWS)}, {chosen.choice(DAYS)}, {chosen.choice(TIMES)}, {chosen.choice(NESTED)})"
         )
-    columns = ", ".join(f"cast({one.split()[0]} as {one.split()[1]}) as {one.split()[0]}" for one in COLUMNS)
-    table = f"values {', '.join(values)} as t({', '.join(one.split()[0] for one in COLUMNS)})"
+    names, kinds = zip(*(one.split(maxsplit=1) for one in COLUMNS), strict=True)
+    columns = ", ".join(f"cast({name} as {kind}) as {name}" for name, kind in zip(names, kinds, strict=True))
+    table = f"values {', '.join(values)} as t({', '.join(names)})"
     return spark.sql(f"select {columns} from {table}").repartition(2, "id")
 
 
@@ -72,6 +76,20 @@ COLUMNS = [
     "at timestamp",
     "tags array<string>",
     "ntz timestamp_ntz",
+    "ratio double",
+    "raw binary",
+    "day date",
+    "times map<string,timestamp>",
+    "nested struct<a:decimal(38,10),b:array<timestamp_ntz>>",
+]
+RATIOS = ["double('NaN')", "double('-0.0')", "double('0.0')", "double('-inf')", "1.5", "null"]
+RAWS = ["X''", "X'00ff'", "null"]
+DAYS = ["date'1582-10-04'", "date'1582-10-15'", "date'9999-12-31'", "null"]
+TIMES = ["map()", "map('a', timestamp'2024-03-10 02:30:00', 'b', null)", "null"]
+NESTED = [
+    "named_struct('a', cast('-9999999999999999999999999999.9999999999' as decimal(38, 10)), 'b', array())",
+    "named_struct('a', null, 'b', array(timestamp_ntz'1582-10-04 12:00:00.000001', null))",
+    "null",
 ]
 
 
@@ -129,7 +147,7 @@ def _applied(df: DataFrame, batch: MicroBatch) -> dict[str, DataFrame]:
     first = batch.apply(Deduplicate(time="processing"), df.drop("tags"), uid="first", key=["auction", "id"])
     joined = batch.apply(
         Join("left"),
-        first.select("auction", "id", "row_kind"),
+        first.drop("price", "at"),
         sums,
         uid="joined",
         key=["auction", "auction"],
@@ -153,9 +171,11 @@ def test_rows_and_state_are_the_same_wherever_a_micro_batch_runs(
                 options={"async-state.enabled": async_enabled, "async-state.parallelism": 2},
             )
         )
+        session = spark.newSession()
+        session.conf.set("spark.sql.session.timeZone", "America/New_York")
         for number, setting in enumerate(settings):
             ran.job._executor._choice = ExecutorChoice(setting)  # type: ignore[arg-type]
-            ran(bids(spark, number), number)
+            ran(bids(session, number), number)
             assert ran.places[-1] == {setting == "local"}
         return ran
 
@@ -482,6 +502,82 @@ def test_rows_belong_to_the_session_of_the_micro_batch(
     on_batch(own.sql("select id % 2 as k from range(5)"), 0)
     assert seen == [(5,), "Asia/Tokyo", "Asia/Tokyo"]
     assert "counted" not in [table.name for table in spark.catalog.listTables()]
+
+
+def test_a_stage_that_emits_too_much_runs_on_the_executors_once_and_completely(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, async_enabled: bool
+) -> None:
+    monkeypatch.setattr(executor_choice, "BYTES_MAX", 16_000)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))
+    options = {"async-state.executor": "auto", "async-state.parallelism": 2}
+    job = make_job(options={**options, "async-state.enabled": async_enabled})
+    pairs: list[tuple[Any, ...]] = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        ones, others = df.selectExpr("k", "id as a"), df.selectExpr("k", "id as b")
+        out = batch.apply(Join("inner"), ones, others, uid="pairs", key=("k", "k"))
+        pairs.extend((row.a, row.b) for row in out.collect())
+
+    places, rows = [], 0
+    for number, more in enumerate((2, 30, 2, 2)):
+        on_batch(spark.range(rows, rows + more).selectExpr("0 as k", "id"), number)
+        rows += more
+        places.append(job.history[-1]["operators"]["pairs"]["in_driver"])
+        assert sorted(pairs) == [(a, b) for a in range(rows) for b in range(rows)]
+    assert places == [True, False, False, True]
+
+
+def test_a_broadcast_input_may_have_more_rows(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver collects it wherever the stage runs."""
+    monkeypatch.setattr(executor_choice, "ROWS_MAX", 20)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))
+    job = make_job(options={"async-state.executor": "auto"})
+    seen: list[Any] = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        words = spark.range(30).selectExpr("concat('bad', id) as word", "cast(id as double) as score")
+        out = batch.apply(BadWords(), df, words, uid="words", key=("sentence", None))
+        seen.extend(row.sentence for row in out.collect())
+
+    on_batch(spark.sql("select explode(array('good', 'bad29')) as sentence"), 0)
+    assert seen == ["good"]
+    assert job.history[-1]["operators"]["words"]["in_driver"]
+
+
+MEETING = threading.Barrier(2)
+MET: list[bool] = []
+
+
+class Meets(RecordOperator):
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("k", pa.int64())])
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        try:
+            MEETING.wait(2)
+            MET.append(True)
+        except threading.BrokenBarrierError:
+            MET.append(False)
+
+
+def test_jobs_of_one_driver_take_turns(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    """They share what one worker keeps in memory."""
+    functions = []
+    for name in ("one", "other"):
+        job = make_job(checkpoint_dir=str(tmp_path / name), options={"async-state.executor": "local"})
+        functions.append(
+            job.micro_batch(lambda df, batch: batch.apply(Meets(), df, uid="meets", key="k") and None)
+        )
+    threads = [threading.Thread(target=one, args=(spark.sql("select 1L as k"), 0)) for one in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert MET == [False, False]
 
 
 def test_rows_that_are_too_wide_run_on_the_executors(
