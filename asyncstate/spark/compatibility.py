@@ -89,6 +89,12 @@ def runs_locally(spark: SparkSession) -> bool:
     return not is_connect(spark) and _version(spark.version) >= (4, 0)
 
 
+def is_one_machine(spark: SparkSession) -> bool:
+    """Whether driver and executors are on one machine; False where that is not known."""
+    context = context_of(spark)
+    return context is not None and (context.master or "").startswith("local")
+
+
 def session_settings(spark: SparkSession) -> dict[str, str]:
     """All settings of a session, including those that Spark does not know."""
     found: Any = getattr(spark.conf, "getAll", None)

@@ -24,7 +24,13 @@ from asyncstate.driver.executor_choice import ExecutorChoice, Setting
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
-from asyncstate.spark.compatibility import context_of, default_parallelism, is_connect, runs_locally
+from asyncstate.spark.compatibility import (
+    context_of,
+    default_parallelism,
+    is_connect,
+    is_one_machine,
+    runs_locally,
+)
 from asyncstate.spark.facts import both, insertions, known_changes, with_changes
 from asyncstate.spark.local_frame import LocalFrame, local_transformed, without_kinds
 from asyncstate.spark.local_stages import LocalStage, LocalStages
@@ -49,7 +55,8 @@ class SparkExecutor:
         self, spark: SparkSession, run_partition: RunPartition | None = None, setting: Setting = "spark"
     ) -> None:
         self._spark = spark
-        self._choice = ExecutorChoice(setting if runs_locally(spark) else "spark")
+        local = runs_locally(spark)
+        self._choice = ExecutorChoice(setting if local else "spark", not local or is_one_machine(spark))
         self._local = LocalStages(spark, run_partition)
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
@@ -170,8 +177,8 @@ class SparkExecutor:
         return stage
 
     def _is_local(self, stage: LazyStage) -> bool:
-        partitions = max(one.chain[0].spec.parallelism for one in stage.all)
-        return self._choice.is_local(stage.uid, partitions)
+        specs = [one.spec for each in stage.all for one in each.chain]
+        return self._choice.is_local(stage.uid, max(spec.parallelism for spec in specs), specs)
 
     def run(
         self, planned: Any, stateless: Collection[str]

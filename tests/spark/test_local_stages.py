@@ -29,7 +29,7 @@ from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from asyncstate.spark.local_frame import LocalFrame
 from asyncstate.spark.sinks import UpsertSink
 from asyncstate.spark.sinks.target import TargetChanges
-from asyncstate.storage import PartitionManifest
+from asyncstate.storage import FileRef, OperatorManifest, PartitionManifest, SnapshotRef
 from asyncstate.testing import net
 from operators import (
     Deduplicate,
@@ -268,6 +268,39 @@ class TestChoice:
         assert not ExecutorChoice("auto").is_local("a", executor_choice.PARTITIONS_MAX + 1)
         assert ExecutorChoice("local").is_local("a", 1_000)
         assert not ExecutorChoice("spark").is_local("a", 1)
+
+
+class TestAClustersDriver:
+    """Its disk is not that of the executors."""
+
+    def spec(self, folder: Path | None, size_bytes: int = 0) -> Any:
+        file = FileRef("a-file", size_bytes, "0" * 32)
+        partition = PartitionManifest(0, snapshot=SnapshotRef(0, "a", {"a": file}))
+        base = OperatorManifest("a", "Count", 1, [partition])
+        return SimpleNamespace(local_dir=None if folder is None else str(folder), base=base)
+
+    def test_a_folder_of_the_executors_is_not_used(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "file").touch()
+        choice = ExecutorChoice("auto", shares_disk=False)
+        assert choice.is_local("a", 2, [self.spec(tmp_path / "own")])
+        assert choice.is_local("a", 2, [self.spec(None)])
+        for _ in range(2):
+            assert not choice.is_local(
+                "a", 2, [self.spec(tmp_path / "own"), self.spec(tmp_path / "file" / "x")]
+            )
+        (warning,) = [record.getMessage() for record in caplog.records]
+        assert "the driver cannot have stores" in warning
+        assert str(tmp_path / "file") in warning
+        assert ExecutorChoice("auto").is_local("a", 2, [self.spec(tmp_path / "file" / "x")])
+
+    def test_a_large_state_stays_on_the_executors(self) -> None:
+        choice, most = ExecutorChoice("auto", shares_disk=False), executor_choice.STATE_BYTES_MAX
+        assert choice.is_local("a", 2, [self.spec(None, most)])
+        assert not choice.is_local("a", 2, [self.spec(None, most // 2), self.spec(None, most // 2 + 1)])
+        assert ExecutorChoice("auto").is_local("a", 2, [self.spec(None, most + 1)])
+        assert ExecutorChoice("local", shares_disk=False).is_local("a", 2, [self.spec(None, most + 1)])
 
 
 def test_a_session_that_cannot_run_operators_here_is_told(
