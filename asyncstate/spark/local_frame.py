@@ -21,7 +21,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
 from asyncstate.driver.sent_columns import cast
-from asyncstate.spark.compatibility import arrow_schema, observed_metrics, spark_type
+from asyncstate.spark.compatibility import arrow_schema, observed_metrics, setting_of, spark_type
 from asyncstate.spark.exchange import nullable_type
 from asyncstate.spark.facts import local_rows
 
@@ -35,6 +35,7 @@ except ImportError:  # Spark 3.5 has one kind of DataFrames, and no rows here
     ClassicDataFrame = DataFrame  # type: ignore[assignment,misc]
 
 
+_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _RESULT_SIZE: Final = "spark.driver.maxResultSize"
 """In the error of a job whose results are too large for the driver."""
 
@@ -60,7 +61,7 @@ class LocalFrame(ClassicDataFrame):
             if self._plan is None:
                 struct = local_rows(self._struct)
                 rows: Any = self.table if self.batches else []  # pyspark takes no table without a chunk
-                self._plan = self.sparkSession.createDataFrame(rows, struct)._jdf
+                self._plan = _created(self.sparkSession, rows, struct)._jdf
             return self._plan
 
     @_jdf.setter
@@ -106,6 +107,21 @@ class LocalFrame(ClassicDataFrame):
         if columns == ("*",):  # another object of the same rows, to which other facts are attached
             return LocalFrame(self.batches, self._struct, self.sparkSession)
         return super().select(*columns)
+
+
+def _created(spark: SparkSession, rows: pa.Table | list[Any], struct: StructType) -> DataFrame:
+    try:
+        return spark.createDataFrame(rows, struct)
+    except ValueError:
+        bound = setting_of(spark, _BATCH_ROWS)
+        if bound is None or int(bound) > 0:
+            raise
+    # To Spark it means that batches have no bound; pyspark cuts a table by it, and cannot.
+    spark.conf.set(_BATCH_ROWS, str(len(rows)))
+    try:
+        return spark.createDataFrame(rows, struct)
+    finally:
+        spark.conf.set(_BATCH_ROWS, bound)
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

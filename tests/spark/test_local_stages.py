@@ -613,6 +613,22 @@ def test_jobs_of_one_driver_take_turns(spark: SparkSession, make_job: MakeJob, t
     assert MET == [False, False]
 
 
+@pytest.mark.parametrize("bound", ["0", "-1", "3"])
+def test_any_bound_of_arrow_batches_will_do(spark: SparkSession, make_job: MakeJob, bound: str) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", bound)
+    job, seen = make_job(session, options={"async-state.executor": "local"}), list[Any]()
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(GroupAggregate([count().alias("n")]), df, uid="n", key="k")
+        seen.extend(sorted(tuple(row) for row in out.selectExpr("k", "n + 1").collect()))
+
+    on_batch(session.sql("select id % 4 as k from range(9)"), 0)
+    assert seen == [(0, 4), (1, 3), (2, 3), (3, 3)]
+    assert session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == bound
+
+
 def test_rows_that_are_too_wide_run_on_the_executors(
     spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
