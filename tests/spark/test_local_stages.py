@@ -428,7 +428,7 @@ class OwnSink:
 
     def write_micro_batch(self, df: DataFrame, batch: MicroBatch, name: str) -> None:
         rows = sorted(tuple(row) for row in df.where("n > 0").collect())
-        self.seen.append((batch.batch_id, name, batch.origin.job_id, rows))
+        self.seen.append((batch.batch_id, name, batch.origin.job, rows))
 
 
 @PLACES
