@@ -8,21 +8,26 @@ Must not import storage.
 
 from __future__ import annotations
 
+import collections
 import functools
 import pickle
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
 from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.executor_choice import ExecutorChoice
 from asyncstate.driver.local_tasks import LocalOutput, TaskPlan, TooLargeError, run_locally
+from asyncstate.driver.sent_columns import sent_schema
 from asyncstate.operator import Operator
 from asyncstate.runtime import CommitRecord, run_partition
+from asyncstate.spark.column_types import quoted
 from asyncstate.spark.exchange import StageRows, output_rows
 from asyncstate.spark.local_frame import Collected, Collector, LocalFrame
 from asyncstate.spark.python_task import regular_inputs
@@ -37,7 +42,7 @@ from asyncstate.spark.stages import (
 from asyncstate.spark.task_errors import left
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from asyncstate.driver.chain import RunPartition
 
@@ -45,6 +50,9 @@ if TYPE_CHECKING:
 _turns: Final = threading.Lock()
 """Operators of two threads take turns, those of one job's function and those of several jobs: the process has the
 memory of one worker."""
+
+
+_WIDE: Final = (StringType, BinaryType, ArrayType, MapType, StructType)
 
 
 class LocalStage(StageRows):
@@ -99,6 +107,7 @@ class LocalStages:
     ) -> dict[int, Collected] | None:
         """The rows of all inputs, by their ``id``; None if they are too many or too large."""
         given: dict[int, Collected] = {}
+        read = _read_columns(planned)
         for stage in planned.all:
             for one, spec in zip(stage.inputs, stage.chain[0].spec.inputs, strict=True):
                 if isinstance(one, Feed) or id(one) in given:
@@ -106,7 +115,7 @@ class LocalStages:
                 if spec.broadcast:  # the driver gets its rows wherever the stage runs
                     given[id(one)] = Collected(broadcast_rows(one), {})
                     continue
-                found = self._collector.collect(one, choice.rows_max, watched)
+                found = self._collector.collect(_without_rest(one, read[id(one)]), choice.rows_max, watched)
                 if found is None:
                     choice.too_large(planned.uid, 0)
                     return None
@@ -129,6 +138,26 @@ class LocalStages:
         owner = f"the output of operator '{spec.uid}' in batch {spec.batch_id}"
         rows = frame(made.rows, sent.schema, last.output.changes)
         return LocalStage(rows=rows, owner=owner, sides=sides, observed=observed)
+
+
+def _read_columns(planned: LazyStage) -> dict[int, set[str]]:
+    """For each input by its ``id``, the columns that operators read."""
+    read = collections.defaultdict[int, set[str]](set)
+    for stage in planned.all:
+        for one, spec in zip(stage.inputs, stage.chain[0].spec.inputs, strict=True):
+            read[id(one)].update(sent_schema(replace(spec, local=None)).names)
+    return read
+
+
+def _without_rest(df: DataFrame, read: Collection[str]) -> DataFrame:
+    """``df`` without the columns that no operator reads, if some of them may be wide: to leave them out, Spark has to
+    plan once more."""
+    if isinstance(df, LocalFrame):
+        return df
+    if not any(isinstance(field.dataType, _WIDE) for field in df.schema if field.name not in read):
+        return df
+    kept = [name for name in df.schema.names if name in read]
+    return df.selectExpr(*map(quoted, kept or df.schema.names[:1]))  # rows without columns have no number
 
 
 def _session_of(planned: TaskPlan) -> SparkSession:

@@ -426,6 +426,9 @@ class OwnSink:
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
 
+    def write(self, df: DataFrame, batch_id: int) -> None:
+        raise AssertionError("there is another method")
+
     def write_micro_batch(self, df: DataFrame, batch: MicroBatch, name: str) -> None:
         rows = sorted(tuple(row) for row in df.where("n > 0").collect())
         self.seen.append((batch.batch_id, name, batch.origin.job, rows))
@@ -613,6 +616,26 @@ def test_jobs_of_one_driver_take_turns(spark: SparkSession, make_job: MakeJob, t
     assert MET == [False, False]
 
 
+def test_columns_that_no_operator_reads_do_not_come_here(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_choice, "BYTES_MAX", 10_000)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))
+    job = make_job(options={"async-state.executor": "auto"})
+    seen: list[Any] = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        sums = batch.apply(GroupAggregate([sum_("v").alias("v")]), df, uid="sums", key="k.k")
+        counts = batch.apply(GroupAggregate([count().alias("n")]), df.drop("v"), uid="counts", key="k.k")
+        every = batch.apply(GroupAggregate([count().alias("n")]), df.select("w", "wide"), uid="every")
+        seen.extend([tuple(row) for row in frame.collect()] for frame in (sums, counts, every))
+
+    on_batch(spark.range(9).selectExpr("1L as `k.k`", "repeat('x', 10000) as wide", "id as v", "id as w"), 0)
+    assert seen == [[(1, 36, "+I")], [(1, 9, "+I")], [(9, "+I")]]
+    assert all(one["in_driver"] for one in job.history[-1]["operators"].values())
+
+
 @pytest.mark.parametrize("bound", ["0", "-1", "3"])
 def test_any_bound_of_arrow_batches_will_do(spark: SparkSession, make_job: MakeJob, bound: str) -> None:
     session = spark.newSession()
@@ -639,7 +662,7 @@ def test_rows_that_are_too_wide_run_on_the_executors(
 
     @job.micro_batch
     def on_batch(df: DataFrame, batch: MicroBatch) -> None:
-        out = batch.apply(GroupAggregate([count().alias("n"), max_("v").alias("v")]), df, uid="n", key="k")
+        out = batch.apply(GroupAggregate([count("v").alias("n")]), df, uid="n", key="k")
         totals.append([row.n for row in out.where("row_kind in ('+I', '+U')").collect()])
 
     settings: Any = spark.sparkContext._jsc.sc().conf()
