@@ -147,7 +147,7 @@ def spark_type(kind: pa.DataType) -> DataType:
 def type_of_ddl(text: str) -> DataType:
     """The type that a DDL text such as ``id bigint, name string`` describes. Raises PySparkException."""
     parsed = getattr(StructType, "fromDDL", _parse_datatype_string)  # Spark 3.5 has the latter only
-    return parsed(text)  # type: ignore[no-any-return]
+    return parsed(text)
 
 
 def collation_of(kind: StringType) -> str | None:

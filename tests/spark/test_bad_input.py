@@ -86,4 +86,4 @@ def test_an_operator_that_ends_its_worker_is_named(spark: SparkSession, make_job
         batch.apply(EndsItsWorker(), df, uid="ends", key="id")
 
     with pytest.raises(JobError, match=r"operator 'ends' \(EndsItsWorker\): a Python worker ended"):
-        make_job().micro_batch(use)(spark.range(3), 0)
+        make_job(options={"async-state.executor": "spark"}).micro_batch(use)(spark.range(3), 0)
