@@ -463,7 +463,6 @@ class StreamingJob:
         and for a location that Spark cannot use. After an error the job can be started again.
         """
         how = trigger_of(trigger, self.name)
-        self._driver.last_error = None  # an error of an earlier query explains nothing of this one
         place = query_place(self._spark, str(self.config.checkpoint_dir), query_checkpoint)
         before = self._function, self._on_batch
         try:

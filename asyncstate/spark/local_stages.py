@@ -141,11 +141,13 @@ class LocalStages:
 
 
 def _read_columns(planned: LazyStage) -> dict[int, set[str]]:
-    """For each input by its ``id``, the columns that operators read."""
+    """For each input by its ``id``, the columns that operators read; those of the rows before a partial aggregation,
+    unless it has run upstream."""
     read = collections.defaultdict[int, set[str]](set)
     for stage in planned.all:
         for one, spec in zip(stage.inputs, stage.chain[0].spec.inputs, strict=True):
-            read[id(one)].update(sent_schema(replace(spec, local=None)).names)
+            sent = spec if stage.done else replace(spec, local=None)
+            read[id(one)].update(sent_schema(sent).names)
     return read
 
 

@@ -105,23 +105,6 @@ def build(make_job: MakeJob, stream: DataFrame, sink: Any, async_enabled: bool =
     return job
 
 
-def test_an_error_of_an_earlier_query_is_forgotten(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path
-) -> None:
-    def fail(df: DataFrame, batch_id: int) -> None:
-        raise LookupError("no place for the rows")
-
-    job = build(make_job, source(spark, tmp_path), fail)
-    with pytest.raises(LookupError):
-        job.await_termination(job.start(trigger="availableNow"), SECONDS_MAX)
-    assert isinstance(job.last_error, LookupError)
-    for file in tmp_path.glob("source/*.parquet"):
-        file.unlink()
-    query = job.start(trigger="availableNow", query_checkpoint=str(tmp_path / "another"))
-    assert job.await_termination(query, SECONDS_MAX)
-    assert job.last_error is None
-
-
 @ASYNC
 def test_the_micro_batch_at_work_is_committed_and_the_next_start_goes_on(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
