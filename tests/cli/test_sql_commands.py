@@ -106,9 +106,9 @@ def test_a_file_is_a_job_that_goes_on(spark: SparkSession, folder: Path, async_e
     assert "unique" in explained
     file.write_text(file.read_text().replace("sum(amount)", "max(amount)"))
     refused = invoke("run", file, "--checkpoint", state, "--once", "--plan", plan, code=2)
-    assert "job.sql:19: the compiled plans do not have this statement" in refused
+    assert "job.sql:17: the compiled plans do not have this statement" in refused
     refused = invoke("run", file, "--checkpoint", state, "--once", code=2)
-    assert "job.sql:19: statement 'by_country' is not the one whose state the checkpoint has" in refused
+    assert "job.sql:17: statement 'by_country' is not the one whose state the checkpoint has" in refused
     assert "by_country.group-1: was Aggregate" in refused
     refused = invoke("run", file, "--checkpoint", state, "--once", "--start-anew", "by_countri", code=2)
     assert "there is no statement 'by_countri'" in refused
