@@ -33,7 +33,9 @@ from asyncstate.spark.sinks import (
 if TYPE_CHECKING:
     from asyncstate.spark import StreamingJob
 
-_FILES: Final = ("parquet", "orc", "json", "csv")
+_SPARK_FILES: Final = ("orc", "json", "csv")
+"""Files that Spark writes."""
+_FILES: Final = ("parquet", *_SPARK_FILES)
 _SAME: Final = {"postgres": "postgresql", "files": "filesystem", "print": "console", "mariadb": "mysql"}
 _CLIENT: Final = ("kafka.", "properties.")
 _SERVERS: Final = ("servers", "kafka.bootstrap.servers", "properties.bootstrap.servers", "bootstrap.servers")
@@ -99,9 +101,10 @@ _SOURCES: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     "rate": {name: (name,) for name in ("rowsPerSecond", "numPartitions", "rampUpTime")},
     **{name: {**_READER, **{one: (one,) for one in _FORMATS[name]}} for name in _FILES},
 }
+_CHANGES: Final = {"changes": ("changes",)}
 _SINKS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
-    "kafka": {"servers": _SERVERS, "topic": ("topic",), "changes": ("changes",)},
-    "postgresql": {"conninfo": ("conninfo", "url"), "table": ("table", "table-name", "dbtable")},
+    "kafka": {"servers": _SERVERS, "topic": ("topic",), **_CHANGES},
+    "postgresql": {"conninfo": ("conninfo", "url"), "table": ("table", "table-name", "dbtable"), **_CHANGES},
     "mysql": {
         "host": ("host", "hostname"),
         "port": ("port",),
@@ -109,12 +112,14 @@ _SINKS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
         "password": ("password",),
         "database": ("database", "database-name"),
         "table": ("table", "table-name", "dbtable"),
+        **_CHANGES,
     },
-    "sqlite": {"path": ("path",), "table": ("table", "table-name")},
-    "delta": {"path": ("path",)},
-    "iceberg": {"table": ("table",), "catalog": ("catalog", "catalog-name")},
+    "sqlite": {"path": ("path",), "table": ("table", "table-name"), **_CHANGES},
+    "delta": {"path": ("path",), **_CHANGES},
+    "iceberg": {"table": ("table",), "catalog": ("catalog", "catalog-name"), **_CHANGES},
     "console": {"rows": ("rows", "numRows")},
-    **{name: {"path": ("path",)} for name in _FILES},
+    "parquet": {"path": ("path",), **_CHANGES},
+    **{name: {"path": ("path",)} for name in _SPARK_FILES},
 }
 _PREFIXES: Final = {"kafka": _CLIENT, "delta": ("storage.",), "iceberg": ("catalog.",)}
 _STARTING: Final = {"earliest-offset": "earliest", "latest-offset": "latest"}
@@ -346,19 +351,20 @@ def _sink(options: _Options) -> Any:
     keys, kind = list(options.table.primary_key), options.connector
     if kind == "console":
         return ConsoleSink(options.table.name, options.number("rows") or 20)
-    if kind == "kafka" and not keys:
-        target = KafkaAppendTarget(options.needed("servers"), options.needed("topic"), dict(options.client))
-        return AppendSink(target, changes=options.flag("changes", False))
-    if kind in _FILES and not (kind == "parquet" and keys):
+    if kind in _SPARK_FILES:
         return FilesSink(options.needed("path"), kind)
+    changes = options.flag("changes", False)
     if not keys:
-        raise options.error(f"the connector '{kind}' writes by key; add PRIMARY KEY (...)")
+        return AppendSink(_target(options), changes=changes)
+    if changes:
+        raise options.error("with a PRIMARY KEY the newest row of each key is written; leave 'changes' out")
     return UpsertSink(keys, _target(options))
 
 
 def _target(options: _Options) -> Any:
     if options.connector == "kafka":
-        return KafkaTarget(options.needed("servers"), options.needed("topic"), dict(options.client))
+        made: Any = KafkaTarget if options.table.primary_key else KafkaAppendTarget
+        return made(options.needed("servers"), options.needed("topic"), dict(options.client))
     if options.connector == "postgresql":
         return PostgresTarget(options.needed("conninfo"), options.needed("table"))
     if options.connector == "mysql":

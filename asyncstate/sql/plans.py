@@ -386,11 +386,11 @@ class Reader:
         if not simple or type_of(value) != type_of(bound) or type_of(value).split("(")[0] not in _ORDERED:
             return None
         added: dict[str, tuple[str, str]] = {}
-        if kind_of(value) == "AttributeReference":
-            column = read.names[id_of(value)]
-        else:
+        text = self._typed(value, self.text(value, read.names))
+        column = ir.column_of(text)
+        if column is None:
             column = self.fresh("compared")
-            added[column] = self._typed(value, self.text(value, read.names)), type_of(value)
+            added[column] = text, type_of(value)
         sub, own = self._one_row(of_bound[0])
         limit = ir.Column(self.fresh("bound"), type_of(bound))
         text = self._typed(bound, self.text(bound, {}, {id_of(of_bound[0]): quoted(own)}))

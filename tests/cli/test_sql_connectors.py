@@ -132,26 +132,27 @@ def test_files_and_rates() -> None:
         ("USING parquet OPTIONS (path 'p')", ParquetTarget),
     ],
 )
-def test_sinks_with_a_primary_key_are_upserts(table: str, target: type) -> None:
+def test_sinks_with_a_primary_key_are_upserts_and_others_append(table: str, target: type) -> None:
     given = script(f"(a INT, b INT, PRIMARY KEY (a, b)) {table}", is_sink=True)
     sink = sink_of(given, given.tables[0])
     assert isinstance(sink, UpsertSink)
     assert sink.keys == ("a", "b")
     assert type(sink.target) is target
-    if target is not KafkaTarget and target is not ParquetTarget:
-        given = script(f"(a INT, b INT) {table}", is_sink=True)
-        with pytest.raises(
-            SqlError, match="job.sql:1: table 't': the connector '.*' writes by key; add PRIMARY KEY"
-        ):
-            sink_of(given, given.tables[0])
+    given = script(f"(a INT, b INT) {table}", is_sink=True)
+    appends = sink_of(given, given.tables[0])
+    assert isinstance(appends, AppendSink)
+    assert type(appends.target) is (KafkaAppendTarget if target is KafkaTarget else target)
 
 
-def test_sinks_without_a_key_append() -> None:
+def test_changes_are_appended_if_that_is_asked_for_and_files_are_folders() -> None:
     given = script("(a INT) USING kafka OPTIONS (servers 'a:1', topic 'u', changes true)", is_sink=True)
     sink = sink_of(given, given.tables[0])
     assert isinstance(sink, AppendSink)
     assert isinstance(sink.target, KafkaAppendTarget)
     assert sink.changes
+    given = script("(a INT PRIMARY KEY) USING parquet OPTIONS (path 'p', changes true)", is_sink=True)
+    with pytest.raises(SqlError, match="job.sql:1: table 't': with a PRIMARY KEY the newest row of each key"):
+        sink_of(given, given.tables[0])
     given = script("(a INT) USING json OPTIONS (path '/p/')", is_sink=True)
     files = sink_of(given, given.tables[0])
     assert isinstance(files, FilesSink)

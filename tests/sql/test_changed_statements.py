@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,8 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 
 from asyncstate.errors import SqlError
+from asyncstate.offline.inspection import Inspection
+from asyncstate.spark import StreamingJob
 from asyncstate.sql import Compiled, SqlContext
 from asyncstate.sql.pipeline import table_of
 from asyncstate.testing import PipelineHarness, PipelineSource, net
@@ -157,3 +160,25 @@ def test_a_start_anew_that_was_not_committed_does_not_return_to_the_earlier_stat
         assert program.uids == ["a.group-1-v2"]
         harness.push("t", [(1, 5)])
         assert net(harness.end_batch()["a"]) == {(1,): 1}
+
+
+@pytest.mark.long
+def test_the_state_of_a_job_goes_with_the_first_commit(spark: SparkSession, tmp_path: Path) -> None:
+    def ran(text: str, number: int, changed: Any = None) -> list[tuple[Any, ...]]:
+        rows = spark.createDataFrame([(1, number)], "k long, v long").coalesce(1)
+        rows.write.mode("append").parquet(str(tmp_path / "in"))
+        got: list[tuple[Any, ...]] = []
+        with StreamingJob(spark, str(tmp_path / "state")) as job:
+            job.source("t", spark.readStream.schema("k long, v long").parquet(str(tmp_path / "in")))
+            totals = job.sql(text, "a", changed=changed)
+            totals.to(lambda out, batch_id: got.extend(map(tuple, out.collect())), name="sink")
+            job.await_termination(job.start(trigger="availableNow"))
+        return got
+
+    summed, highest = (f"SELECT k, {one}(v) AS x FROM t GROUP BY k" for one in ("sum", "max"))
+    assert ran(summed, 5) == [(1, 5, "+I")]
+    with pytest.raises(SqlError, match="a.group-1: was Aggregate"):
+        ran(highest, 0)
+    assert ran(highest, 3, "start-anew") == [(1, 3, "+I")]  # also of the row that the refused job left
+    assert list(Inspection(str(tmp_path / "state")).manifest().operators) == ["a.group-1-v2"]
+    assert ran(highest, 4) == [(1, 3, "-U"), (1, 4, "+U")]

@@ -13,7 +13,12 @@ from tests.sql import golden
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+    pytest.mark.since_spark("4.3", "the stored plans; `make plans` writes those of another version"),
+]
 
 
 @pytest.mark.parametrize("suite", golden.SUITES)
