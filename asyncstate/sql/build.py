@@ -166,10 +166,9 @@ class Builder:
     def _windowtable(self, node: ir.WindowTable, given: Built) -> Built:
         operator, key = ops.WindowTableFunction(_window(node.window)), [node.key or None]
         made = [replace(one, name=name) for one, name in zip(node.columns[-3:], WINDOW_COLUMNS, strict=True)]
-        shown = replace(node, columns=(*node.columns[:-3], *made))
-        return self._renamed(
-            self._applied("windows", operator, [given], shown, key, event_time=node.time), node
-        )
+        columns, time = (*node.columns[:-3], *made), node.time
+        found = self._applied("windows", operator, [given], node, key, columns, event_time=time)
+        return self._renamed(found, node)
 
     def _match(self, node: ir.Match, given: Built) -> Built:
         define: Any = {

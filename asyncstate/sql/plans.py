@@ -298,7 +298,8 @@ class Reader:
         return Read(ir.Constant.of(table, tuple(self.column(one, self.name(one)) for one in output)), names)
 
     def _logicalrdd(self, plan: Any, needed: Needed) -> Read:
-        output, source = items(plan.output()), str(source_of(plan))
+        output = items(plan.output())
+        source = str(output[0].metadata().getString(SOURCE))
         if source in self.syntax.parts:
             return read_part(self, plan, self.syntax.parts[source], needed)
         if source in self.lookups:
@@ -575,7 +576,8 @@ class Reader:
         how = "mark" if mark is not None else _JOINS.get(kind)
         if how is None:
             raise refusal(f"a join of the kind {kind}", "write it as another join", plan)
-        found = as_of_join(self, plan, how, needed)
+        has_others = self.lookups or self.syntax.parts
+        found = as_of_join(self, plan, how, needed) if has_others else None
         if found is not None:
             return found
         condition = option(plan.condition())
