@@ -117,17 +117,19 @@ class Source(Node):
 class Transform(Node):
     """A row-by-row transformation of one input. ``expressions`` are SQL texts, Spark columns or functions of Arrow
     columns; those of ``named`` have a name. The kind ``transform`` has one expression, a function of one DataFrame per
-    input, and may declare the ``changes`` that it returns."""
+    input, and may declare the ``changes`` that it returns. ``timeless``: its rows are not those of the source, and have
+    none of its time attributes."""
 
     kind: Literal["where", "select", "with_columns", "drop", "transform"]
     expressions: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
     changes: Changelog | None = None
+    timeless: bool = False
 
     @property
     def times(self) -> Times:
         """The time attributes of its rows."""
-        return self.inputs[0].times
+        return Times() if self.timeless else self.inputs[0].times
 
     @property
     def text(self) -> str:

@@ -113,6 +113,32 @@ def test_json_with_dead_letters_and_a_watermark(
     assert len(dead.rows) == len(bad)
 
 
+def test_operators_over_dead_letters(
+    spark: SparkSession, kafka: KafkaBroker, make_job: MakeJob, async_enabled: bool
+) -> None:
+    """They have none of the columns that the source declares as times and order."""
+    topic = kafka.create(f"job-{next(NUMBERS)}")
+    job, counts = make_job(**{"async-state.enabled": async_enabled}), Table("malformed")
+    orders = job.kafka(
+        "orders",
+        kafka.servers,
+        topic,
+        Json("k bigint not null, at timestamp, n int"),
+        malformed="output",
+        starting="earliest",
+        event_time="at",
+        watermark_delay="10 seconds",
+        sequence=["n"],
+    )
+    orders.to(Table("k"), name="orders")
+    dead = orders.output("malformed")
+    dead.apply(GroupAggregate([count().alias("n")]), key="malformed", uid="dead").to(counts, name="dead")
+    messages = ['{"n": 1}', '{"at": "2026-01-01T00:00:00Z"}', '{"k": 1, "at": "2027-01-01T00:00:00Z"}']
+    kafka.produce(topic, [(b"x", text) for text in messages])
+    run(job)
+    assert counts.rows == {"column 'k' has no value": (2,)}
+
+
 def test_avro_whose_schema_changes(
     spark: SparkSession, kafka: KafkaBroker, registry: FakeRegistry, make_job: MakeJob
 ) -> None:

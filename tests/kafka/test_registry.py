@@ -121,6 +121,23 @@ def test_protobuf(registry: FakeRegistry) -> None:
     assert found == {"id": str(2**60), "city": city, "at": "2026-03-01T12:30:00Z", "some_text": ""}
 
 
+def test_protobuf_with_files_that_every_registry_knows(registry: FakeRegistry) -> None:
+    """Converters of Connect write decimals so, and refer to no schema for them."""
+    from confluent_kafka.schema_registry.confluent.type import decimal_pb2
+
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(package="shop", syntax="proto3")
+    file.dependency.extend(["confluent/meta.proto", "confluent/type/decimal.proto"])
+    order = file.message_type.add(name="Order")
+    order.field.add(
+        name="total", number=1, type=field.TYPE_MESSAGE, type_name=".confluent.type.Decimal", label=1
+    )
+    number = registry.add("order", proto_file("order.proto", file), "PROTOBUF")
+    total = decimal_pb2.Decimal(value=b"\x04\xe2", precision=10, scale=2).SerializeToString()
+    message = b"\0" + number.to_bytes(4, "big") + b"\0" + b"\x0a" + bytes([len(total)]) + total
+    assert decoded(registry, message) == {"total": {"value": "BOI=", "precision": 10, "scale": 2}}
+
+
 def test_json_with_a_schema(registry: FakeRegistry) -> None:
     number = registry.add("r", {"type": "object"}, "JSON")
     assert decoded(registry, b"\0" + number.to_bytes(4, "big") + b'{"a": 1}') == {"a": 1}
@@ -140,6 +157,8 @@ def test_what_does_not_fit_has_a_reason(registry: FakeRegistry) -> None:
         (b"\0" + broken.to_bytes(4, "big"), f"schema {broken} (AVRO) cannot be read"),
         (b"\0" + strange.to_bytes(4, "big"), f"schema {strange} is of type THRIFT"),
     ]
+    head = protobuf_schema(registry)[0].to_bytes(4, "big")
+    cases.append((b"\0" + head + bytes([2, 1]), "the path of the message's type has -1"))
     one = decoder(registry)
     for message, expected in cases:
         text, reason = one.text_or_reason(message)
@@ -165,6 +184,26 @@ def test_a_registry_that_does_not_answer_is_an_error(registry: FakeRegistry) -> 
         nowhere.text_or_reason(message)
     assert PASSWORD not in str(refused.value)
     assert "hush" not in str(away.value)
+
+
+def test_a_schema_that_comes_later_is_found(registry: FakeRegistry) -> None:
+    """A registry may get it from another one; until then each task asks once."""
+    message = avro(1, ORDER, {"id": 1, "name": "x", "total": Decimal(1), "at": MOMENT})
+    one = decoder(registry)
+    for _ in range(3):
+        assert "is not in the registry" in (one.text_or_reason(message)[1] or "")
+    assert len(registry.asked) == 1
+    registry.add("r", ORDER)
+    one.forget_reasons()
+    assert one.text_or_reason(message)[1] is None
+
+
+def test_what_is_no_registry_is_an_error(registry: FakeRegistry) -> None:
+    """A wrong path answers 404 too; its messages must not count as malformed, which may be dropped."""
+    message = avro(registry.add("r", ORDER), ORDER, {"id": 1, "name": "x", "total": Decimal(1), "at": MOMENT})
+    registry.status = 404
+    with pytest.raises(StoreError, match="answers 404: as planned; check its address and rights"):
+        decoder(registry).text_or_reason(message)
 
 
 def test_a_registry_shows_no_secret(registry: FakeRegistry) -> None:

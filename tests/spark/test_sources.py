@@ -30,6 +30,7 @@ from asyncstate.spark.sources import (
     canal_json,
     debezium_json,
     delta_change_feed,
+    json_rows,
     maxwell_json,
     operation_column,
 )
@@ -459,6 +460,19 @@ def test_the_kind_of_rows_has_its_name_in_any_case(spark: SparkSession, name: st
 def test_kinds_that_are_no_mapping_of_texts_are_refused(spark: SparkSession, kinds: Any) -> None:
     with pytest.raises(ConfigurationError, match="give a dict from the values of 'op'"):
         operation_column(spark.createDataFrame([("I",)], "op string"), "op", kinds)
+
+
+def test_bytes_that_are_no_text_are_malformed(spark: SparkSession) -> None:
+    """Spark would read U+FFFD in their place."""
+    latin, good = (
+        '{"id": 1, "name": "Z\u00fcrich"}'.encode("latin-1"),
+        '{"id": 2, "name": "Z\u00fcrich \ufffd"}',
+    )
+    given = [(0, latin), (1, good.encode()), (2, None)]
+    df = spark.createDataFrame(given, "n int, value binary")
+    for value in (df, df.selectExpr("n", "cast(value as string) as value")):
+        assert rows(json_rows(value, ITEMS, malformed="drop")) == [(2, "Z\u00fcrich \ufffd")]
+        assert reasons(json_rows(value, ITEMS, malformed="only")) == [(0, "the message is not text in UTF-8")]
 
 
 def test_numbers_beyond_the_largest_float_are_malformed(spark: SparkSession) -> None:

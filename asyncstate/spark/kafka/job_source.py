@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pyspark.sql import functions as sf
 
 from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN
-from asyncstate.dataflow import Source, Stream
+from asyncstate.dataflow import Source, Stream, Transform
 from asyncstate.dataflow.changelog_inference import source_changes
+from asyncstate.dataflow.graph import caller
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.facts import source_facts
@@ -99,5 +100,13 @@ def _with_output(job: StreamingJob, name: str, df: DataFrame, declared: dict[str
     def malformed_messages(rows: DataFrame) -> DataFrame:
         return rows.where(f"{quoted(MARKED)} is not null").select(f"{quoted(MARKED)}.*")
 
-    dead = both.transform(malformed_messages, changes=INSERT_ONLY)
-    return KafkaStream(both.transform(readable_messages, changes=changes), dead)
+    dead = Transform(
+        name=both._flow.named("transform"),
+        place=caller(),
+        inputs=(both.node,),
+        kind="transform",
+        expressions=(malformed_messages,),
+        changes=INSERT_ONLY,
+        timeless=True,  # the declared columns are those of the format
+    )
+    return KafkaStream(both.transform(readable_messages, changes=changes), both._flow.add(dead))

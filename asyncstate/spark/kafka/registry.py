@@ -35,6 +35,9 @@ Decode = Callable[[bytes], str]
 
 _HEAD_BYTES: Final = 5
 _TIMEOUT_SECONDS: Final = 30.0
+_NOT_THERE: Final = (40401, 40402, 40403)
+"""The registry's own codes for subjects, versions and schemas that it does not have. A 404 without one of them is from
+another program, or another path."""
 _FLOATS: Final = re.compile(r'"(float|double)"')
 _USER: Final = re.compile(r"(?<=//)[^/@]*@")
 
@@ -118,6 +121,7 @@ class _Decoding:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         decoder = decoder_of(self._registry)
+        decoder.forget_reasons()
         for batch in batches:
             with marking(self._mark):
                 found = [decoder.text_or_reason(value) for value in batch.column(self._value).to_pylist()]
@@ -144,6 +148,10 @@ class Decoder:
             registry.client()
         )  # a client of its own: it keeps schemas by id alone, in whatever form
         self._known: dict[int, Decode | str] = {}
+
+    def forget_reasons(self) -> None:
+        """Ask again for schemas that could not be read: a registry may get them later."""
+        self._known = {number: one for number, one in self._known.items() if not isinstance(one, str)}
 
     def text_or_reason(self, message: bytes | None) -> tuple[str | None, str | None]:
         """The JSON text, or why there is none; neither for no message (a tombstone)."""
@@ -189,7 +197,7 @@ class Decoder:
         try:
             return ask()
         except SchemaRegistryError as error:
-            if error.http_status_code == 404:
+            if error.error_code in _NOT_THERE:
                 return None
             raise StoreError(
                 self._failed(f"answers {error.http_status_code}: {error.error_message}")
@@ -245,7 +253,7 @@ class Decoder:
 
     def _add(self, pool: Any, schema: Any, file: Any, added: set[str]) -> None:
         """Add the file and what it imports: from its references, or those that come with Protobuf."""
-        from google.protobuf import descriptor_pb2, descriptor_pool
+        from google.protobuf import descriptor_pb2
 
         references = {reference.name: reference for reference in schema.references or ()}
         for name in file.dependency:
@@ -258,18 +266,20 @@ class Decoder:
                 read.name = name
                 self._add(pool, other, read, added)
                 continue
-            _import_known(name)
             known = descriptor_pb2.FileDescriptorProto()
-            descriptor_pool.Default().FindFileByName(name).CopyToProto(known)
-            pool.Add(known)
+            _known_file(name).CopyToProto(known)
+            self._add(pool, schema, known, added)
         pool.Add(file)
 
 
-def _import_known(name: str) -> None:
-    """The files that come with Protobuf are known once their modules are imported."""
+def _known_file(name: str) -> Any:
+    """A file that comes with Protobuf, or with the registry's client, which every schema may import."""
     import importlib
 
-    importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+    module = name.removesuffix(".proto").replace("/", ".") + "_pb2"
+    if module.startswith("confluent."):
+        module = f"confluent_kafka.schema_registry.{module}"
+    return importlib.import_module(module).DESCRIPTOR
 
 
 def _avro(text: str, references: Sequence[str]) -> Decode:
@@ -325,6 +335,8 @@ def _path(message: bytes) -> tuple[tuple[int, ...], int]:
     path = []
     for _ in range(count):
         index, at = _number(message, at)
+        if index < 0:
+            raise ValueError(f"the path of the message's type has {index}")
         path.append(index)
     return tuple(path), at
 

@@ -141,7 +141,7 @@ def _avro_record(place: str, name: str, schema: pa.Schema | pa.StructType) -> di
             raise SchemaError(
                 f"{place}: column '{field.name}' is no name in Avro (letters, digits, _); rename it before the sink"
             )
-        kind = _avro_type(place, f"{name}_{field.name}", field.type)
+        kind = _avro_type(place, f"{name}.{field.name}", field.type)  # no column's name has a dot
         fields.append({"name": field.name, "type": ["null", kind], "default": None})
     return {"type": "record", "name": name, "fields": fields}
 
