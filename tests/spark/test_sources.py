@@ -504,17 +504,21 @@ def test_texts_of_numbers_and_times_in_any_session(spark: SparkSession) -> None:
     given = [
         '{"op":"c","after":{"price":1234567890123456789012.12345678,"at":"2024-02-29 12:00:00","b":"true"}}',
         change("c", None, {"price": "-0.5", "at": "2024-02-29T12:00:00Z", "day": "2024-02-29", "b": False}),
+        change(
+            "c", None, {"at": "2024-02-29T12:00:00.000000Z", "day": "2024-02-29Z"}
+        ),  # time.precision.mode=isostring
     ]
     read = debezium_json(events(session, *given), schema, decimals="text")
     noon = int(dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC).timestamp()) * 1_000_000
     assert rows(read.selectExpr("price", "unix_micros(at)", "day", "b")) == [
         (Decimal("1234567890123456789012.12345678"), noon, None, True),
         (Decimal("-0.50000000"), noon, dt.date(2024, 2, 29), False),
+        (None, noon, dt.date(2024, 2, 29), None),
     ]
     bad = [
         {"at": 1_700_000_000_000}, {"at": "12:00:00"}, {"at": "2024-02-30 12:00:00"}, {"day": "soon"}, {"b": "yes"},
         {"price": "a lot"}, {"price": 10**30}, {"at": "infinity"}, {"price": ""},
-        {"day": "2024-02-29 12:00:00"}, {"at": ""},
+        {"day": "2024-02-29 12:00:00"}, {"at": ""}, {"day": "2024-02-30Z"}, {"day": "2024-02-29ZZ"},
     ]  # fmt: skip
     found = debezium_json(
         events(session, *(change("c", None, row) for row in bad)), schema, decimals="text", malformed="only"
