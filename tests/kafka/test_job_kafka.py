@@ -243,6 +243,27 @@ def test_debezium_in_avro(
     assert found.rows == {1: (Decimal("1.75"), dt.datetime(1970, 1, 1, 0, 0, 1))}
 
 
+def test_decimals_of_avro_that_are_declared_as_bytes(
+    spark: SparkSession, kafka: KafkaBroker, registry: FakeRegistry, make_job: MakeJob
+) -> None:
+    topic = kafka.create(f"job-{next(NUMBERS)}")
+    total = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 0}
+    row = {"type": "record", "name": "Value", "fields": [{"name": "total", "type": total}]}
+    fields = [{"name": "after", "type": row}, {"name": "op", "type": "string"}]
+    envelope = {"type": "record", "name": "Envelope", "fields": fields}
+    number = registry.add("shop-value", envelope)
+    kafka.produce(topic, [(b"k", avro(number, envelope, {"after": {"total": Decimal(1250)}, "op": "c"}))])
+    job = make_job()
+    given, changes = (
+        SchemaRegistry(registry.url, registry.options),
+        Debezium("total decimal(10)", decimals="base64"),
+    )
+    orders = job.kafka("orders", kafka.servers, topic, changes, registry=given, starting="earliest")
+    orders.to(Table("total"), name="found")
+    with pytest.raises(SchemaError, match="has decimals of Avro, which become texts; give decimals='text'"):
+        run(job)
+
+
 def test_what_is_refused(spark: SparkSession, make_job: MakeJob, registry: FakeRegistry) -> None:
     job, servers = make_job(), "127.0.0.1:1"
     given = SchemaRegistry(registry.url, registry.options)

@@ -23,6 +23,9 @@ from tests.servers.registry import PASSWORD, FakeRegistry
 MOMENT = dt.datetime(2026, 3, 1, 12, 30, tzinfo=dt.UTC)
 
 
+FLOAT = {"type": "record", "name": "F", "fields": [{"name": "f", "type": "double"}]}
+
+
 def decoder(registry: FakeRegistry) -> Decoder:
     return Decoder(SchemaRegistry(registry.url, registry.options))
 
@@ -164,6 +167,19 @@ def test_what_does_not_fit_has_a_reason(registry: FakeRegistry) -> None:
         text, reason = one.text_or_reason(message)
         assert text is None
         assert expected in (reason or "")
+
+
+def test_decimals_that_were_declared_as_bytes_are_not_read_as_such(registry: FakeRegistry) -> None:
+    """Debezium's precise mode: bytes in JSON, but texts once Avro is read. The text "1250" is valid base64."""
+    total = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 0}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "total", "type": total}]}
+    message = avro(registry.add("r", schema), schema, {"total": Decimal(1250)})
+    given = SchemaRegistry(registry.url, registry.options)
+    assert Decoder(given).text_or_reason(message) == ('{"total":"1250"}', None)
+    reason = "schema 1 has decimals of Avro, which become texts; give decimals='text'"
+    assert Decoder(given, no_decimals=True).text_or_reason(message) == (None, reason)
+    plain = avro(registry.add("f", FLOAT), FLOAT, {"f": 1.5})
+    assert Decoder(given, no_decimals=True).text_or_reason(plain) == ('{"f":1.5}', None)
 
 
 def test_a_registry_that_does_not_answer_is_an_error(registry: FakeRegistry) -> None:

@@ -17,8 +17,8 @@ MISSING = "no PostgreSQL server on this machine (Debian: apt-get install postgre
 
 @contextmanager
 def server(folder: Path, port: int | None = None) -> Iterator[str]:
-    """Gives what to connect with. It listens on a socket in ``folder`` alone. With ``port`` it listens there too, on the
-    loopback, and its log can be decoded, for tools that capture changes."""
+    """Gives what to connect with. It listens on a socket in ``folder`` alone. With ``port`` it listens there, too, and
+    its log can be decoded, for tools that capture changes."""
     assert INITDB is not None
     assert PG_CTL is not None
     data = folder / "data"

@@ -75,7 +75,8 @@ def kafka_source(
         raise ConfigurationError(
             f"source '{name}': format is {message_format!r}; give Json(...) or Debezium(...) of asyncstate.spark.kafka"
         )
-    messages = df if registry is None else decoded(df, registry)
+    decimals = getattr(message_format, "decimals", None)
+    messages = df if registry is None else decoded(df, registry, decimals=decimals)
     if malformed != "output":
         return KafkaStream(job.source(name, message_format.rows(messages, malformed), **declared), None)
     return _with_output(job, name, message_format.rows(messages, "marked"), dict(declared))

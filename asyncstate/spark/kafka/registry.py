@@ -39,6 +39,7 @@ _NOT_THERE: Final = (40401, 40402, 40403)
 """The registry's own codes for subjects, versions and schemas that it does not have. A 404 without one of them is from
 another program, or another path."""
 _FLOATS: Final = re.compile(r'"(float|double)"')
+_DECIMALS: Final = re.compile(r'"logicalType"\s*:\s*"decimal"')
 _USER: Final = re.compile(r"(?<=//)[^/@]*@")
 
 
@@ -93,10 +94,14 @@ class SchemaRegistry:
         return Redaction({**secrets, **({"password": user.group()[:-1]} if user else {})})(text)
 
 
-def decoded(df: DataFrame, registry: SchemaRegistry, value: str = "value") -> DataFrame:
+def decoded(
+    df: DataFrame, registry: SchemaRegistry, value: str = "value", *, decimals: str | None = None
+) -> DataFrame:
     """``df`` with the JSON texts of the messages in the column ``value``, for ``json_rows`` and ``debezium_json``.
 
-    Raises SchemaError unless ``value`` is binary. A message that does not fit its schema is malformed there.
+    ``decimals``: what ``debezium_json`` is given, if it is; "base64" makes Avro's decimals malformed, since they are
+    texts, and a text such as "1250" is valid in both forms. Raises SchemaError unless ``value`` is binary. A message
+    that does not fit its schema is malformed there.
     """
     kinds = dict(df.dtypes)
     if kinds.get(value) != "binary":
@@ -106,7 +111,7 @@ def decoded(df: DataFrame, registry: SchemaRegistry, value: str = "value") -> Da
         )
     registry.client()
     schema = f"{_ddl(df)}, {DECODED} string, {UNDECODED} string"
-    return df.mapInArrow(_Decoding(registry, value, own_mark()), schema)
+    return df.mapInArrow(_Decoding(registry, value, decimals == "base64", own_mark()), schema)
 
 
 def _ddl(df: DataFrame) -> str:
@@ -116,11 +121,11 @@ def _ddl(df: DataFrame) -> str:
 class _Decoding:
     """The function that tasks run."""
 
-    def __init__(self, registry: SchemaRegistry, value: str, mark: str) -> None:
-        self._registry, self._value, self._mark = registry, value, mark
+    def __init__(self, registry: SchemaRegistry, value: str, no_decimals: bool, mark: str) -> None:
+        self._registry, self._value, self._no_decimals, self._mark = registry, value, no_decimals, mark
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        decoder = decoder_of(self._registry)
+        decoder = decoder_of(self._registry, self._no_decimals)
         decoder.forget_reasons()
         for batch in batches:
             with marking(self._mark):
@@ -133,16 +138,16 @@ class _Decoding:
 
 
 @functools.cache
-def decoder_of(registry: SchemaRegistry) -> Decoder:
+def decoder_of(registry: SchemaRegistry, no_decimals: bool = False) -> Decoder:
     """The decoder of this process: what an id means never changes."""
-    return Decoder(registry)
+    return Decoder(registry, no_decimals)
 
 
 class Decoder:
-    """Decodes messages, and remembers their schemas by id."""
+    """Decodes messages, and remembers their schemas by id. ``no_decimals``: Avro's decimals cannot be read."""
 
-    def __init__(self, registry: SchemaRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registry: SchemaRegistry, no_decimals: bool = False) -> None:
+        self._registry, self._no_decimals = registry, no_decimals
         self._client = registry.client()
         self._compiled = (
             registry.client()
@@ -181,7 +186,10 @@ class Decoder:
         kind = schema.schema_type or "AVRO"
         try:
             if kind == "AVRO":
-                return _avro(schema.schema_str, self._avro_references(schema))
+                texts = [schema.schema_str, *self._avro_references(schema)]
+                if self._no_decimals and any(map(_DECIMALS.search, texts)):
+                    return f"schema {number} has decimals of Avro, which become texts; give decimals='text'"
+                return _avro(texts)
             if kind == "PROTOBUF":
                 return self._protobuf(number)
         except AsyncStateError:
@@ -282,15 +290,17 @@ def _known_file(name: str) -> Any:
     return importlib.import_module(module).DESCRIPTOR
 
 
-def _avro(text: str, references: Sequence[str]) -> Decode:
+def _avro(texts: Sequence[str]) -> Decode:
+    """``texts``: the schema, then those that it refers to."""
     import fastavro
 
+    text, *references = texts
     named: dict[str, Any] = {}
     for other in references:
         fastavro.parse_schema(msgspec.json.decode(other), named_schemas=named)
     schema = fastavro.parse_schema(msgspec.json.decode(text), named_schemas=named)
     encode = msgspec.json.Encoder().encode
-    has_floats = any(_FLOATS.search(one) for one in (text, *references))
+    has_floats = any(map(_FLOATS.search, texts))
 
     def decode(message: bytes) -> str:
         stream = io.BytesIO(message)
