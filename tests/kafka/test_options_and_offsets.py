@@ -223,6 +223,7 @@ def test_arguments_become_options() -> None:
         ({"servers": " "}, "servers is ' '"),
         ({"starting": {"a": 5}}, "starting is {'a': 5}"),
         ({"starting": dt.datetime(2126, 1, 1, tzinfo=dt.UTC)}, "which is still to come"),
+        ({"options": {"sasl.password": None}}, "option sasl.password is None"),
         ({"options": {"bootstrap.servers": "other:9092"}}, "give them with servers"),
         ({"options": {"auto.offset.reset": "earliest"}}, "leave out the client's option auto.offset.reset"),
         (

@@ -225,6 +225,7 @@ def test_what_is_no_registry_is_an_error(registry: FakeRegistry) -> None:
 def test_a_registry_shows_no_secret(registry: FakeRegistry) -> None:
     one = SchemaRegistry("https://me:hush-hush@registry:8081", {"basic.auth.user.info": "me:hush-hush"})
     assert repr(one) == "SchemaRegistry('https://registry:8081')"
+    assert one.redacted("refused me:hush-hush, with hush-hush") == "refused *****, with *****"
     with pytest.raises(ConfigurationError, match="does not begin with http"):
         SchemaRegistry("registry:8081")
     with pytest.raises(ConfigurationError, match="SchemaRegistry") as unknown:

@@ -111,6 +111,8 @@ def test_options_that_cannot_be_kept_are_refused(kind: Any) -> None:
     for name in ("transactional.id", "group.id", "partitioner", "bootstrap.servers"):
         with pytest.raises(ConfigurationError, match=f"{kind.__name__}: leave out the option {name}"):
             kind("nowhere:1", "t", {name: "mine"})
+    with pytest.raises(ConfigurationError, match=f"{kind.__name__}: option sasl.password is None"):
+        kind("nowhere:1", "t", {"sasl.password": None})
     target = kind("nowhere:1", "t", {"no.such.option": "x", "sasl.password": SECRET})
     check = getattr(target, "check_append", None) or (lambda schema: target.check(schema, ("id",)))
     with pytest.raises(ConfigurationError, match=r"Kafka topic t: .*no\.such\.option.*librdkafka"):

@@ -135,6 +135,8 @@ def _texts(options: Mapping[str, Any] | None) -> dict[str, str]:
             )
         if str(name).lower() == "bootstrap.servers":
             raise ConfigurationError("read_kafka: options has bootstrap.servers; give them with servers")
+        if value is None:
+            raise ConfigurationError(f"read_kafka: option {name} is None; give a value, or leave it out")
         found[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return found
 

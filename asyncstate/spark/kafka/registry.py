@@ -89,9 +89,13 @@ class SchemaRegistry:
 
     def redacted(self, text: object) -> str:
         """``text`` without secrets."""
-        user = _USER.search(self.url)
         secrets = {name: str(value) for name, value in self.options.items()}
-        return Redaction({**secrets, **({"password": user.group()[:-1]} if user else {})})(text)
+        user = _USER.search(self.url)
+        logins = [user.group()[:-1]] if user else []
+        logins += [value for name, value in secrets.items() if name.endswith("user.info")]
+        for number, login in enumerate(logins):
+            secrets |= {f"userinfo {number}": login, f"password {number}": login.partition(":")[2]}
+        return Redaction(secrets)(text)
 
 
 def decoded(

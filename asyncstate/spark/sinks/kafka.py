@@ -239,9 +239,11 @@ def _client(place: str, make: Callable[[dict[str, Any]], Any], options: Mapping[
 
 def _options(owner: str, servers: str, options: Options | None) -> dict[str, Any]:
     """The options of all clients. Raises ConfigurationError for those that the sink sets."""
-    for name in options or {}:
+    for name, value in (options or {}).items():
         if name in _OURS:
             raise ConfigurationError(f"{owner}: leave out the option {name}: {_OURS[name]}")
+        if value is None:  # of an environment that does not have it
+            raise ConfigurationError(f"{owner}: option {name} is None; give a value, or leave it out")
     return {"bootstrap.servers": check_text(owner, "servers", servers), **(options or {})}
 
 
