@@ -118,13 +118,14 @@ class Transform(Node):
     """A row-by-row transformation of one input. ``expressions`` are SQL texts, Spark columns or functions of Arrow
     columns; those of ``named`` have a name. The kind ``transform`` has one expression, a function of one DataFrame per
     input, and may declare the ``changes`` that it returns. ``timeless``: its rows are not those of the source, and have
-    none of its time attributes."""
+    none of its time attributes. ``row_by_row``: its function reads all rows, and decides on each alone."""
 
     kind: Literal["where", "select", "with_columns", "drop", "transform"]
     expressions: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
     changes: Changelog | None = None
     timeless: bool = False
+    row_by_row: bool = False
 
     @property
     def times(self) -> Times:

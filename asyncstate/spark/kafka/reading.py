@@ -56,11 +56,7 @@ def read_kafka(
     needs Spark 4.0 and ``asyncstate[kafka]``. Raises ConfigurationError for invalid arguments, and where neither is
     there. Source: Spark's Structured Streaming + Kafka Integration Guide.
     """
-    if not isinstance(servers, str) or not servers.strip():
-        raise ConfigurationError(
-            f"read_kafka: servers is {servers!r}; give host:port of brokers, separated by commas"
-        )
-    client = {"isolation.level": "read_committed", **_texts(options), "bootstrap.servers": servers}
+    client = {"isolation.level": "read_committed", **_texts(options), "bootstrap.servers": _servers(servers)}
     own = {
         **_subscription(topics),
         **_starting(starting),
@@ -124,6 +120,14 @@ def _by_python(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     shown = {name: value for name, value in options.items() if name not in hidden}
     more = {"asyncstate.mark": own_mark(), "asyncstate.secrets": json.dumps(hidden)}
     return spark.readStream.format(NAME).options(**shown, **more).load()
+
+
+def _servers(servers: object) -> str:
+    if not isinstance(servers, str) or not servers.strip():
+        raise ConfigurationError(
+            f"read_kafka: servers is {servers!r}; give host:port of brokers, separated by commas"
+        )
+    return servers
 
 
 def _texts(options: Mapping[str, Any] | None) -> dict[str, str]:
