@@ -101,7 +101,7 @@ def _with_output(job: StreamingJob, name: str, df: DataFrame, declared: dict[str
     def malformed_messages(rows: DataFrame) -> DataFrame:
         return rows.where(f"{quoted(MARKED)} is not null").select(f"{quoted(MARKED)}.*")
 
-    def transformed(function: Callable[[DataFrame], DataFrame], changes: Changelog, **more: bool) -> Stream:
+    def transformed(function: Callable[[DataFrame], DataFrame], changes: Changelog, **more: Any) -> Stream:
         return both._flow.add(
             Transform(
                 name=both._flow.named("transform"),
