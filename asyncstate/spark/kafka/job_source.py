@@ -15,7 +15,6 @@ from pyspark.sql import functions as sf
 from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN, Changelog
 from asyncstate.dataflow import Source, Stream, Transform
 from asyncstate.dataflow.changelog_inference import source_changes
-from asyncstate.dataflow.graph import caller
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.facts import source_facts
@@ -105,7 +104,7 @@ def _with_output(job: StreamingJob, name: str, df: DataFrame, declared: dict[str
         return both._flow.add(
             Transform(
                 name=both._flow.named("transform"),
-                place=caller(),
+                place=both.node.place,
                 inputs=(both.node,),
                 kind="transform",
                 expressions=(function,),
@@ -115,5 +114,5 @@ def _with_output(job: StreamingJob, name: str, df: DataFrame, declared: dict[str
         )
 
     # The columns that are declared for time and order are those of the format.
-    dead = transformed(malformed_messages, INSERT_ONLY, timeless=True)
+    dead = transformed(malformed_messages, INSERT_ONLY, inherits=False)
     return KafkaStream(transformed(readable_messages, changes, row_by_row=True), dead)
