@@ -267,9 +267,10 @@ def test_a_first_micro_batch_that_is_repeated_reads_no_history(asked: Any) -> No
     one._brokers = asked(Admin(a=Topic(2)))
     start = one.initialOffset()
     assert start == {"a": {"0": 6, "1": 6}}
-    assert one.partitions(start, {"a": {"0": 3, "1": 8}}) == [RangePartition(Range("a", 1, 6, 8))]
-    with pytest.raises(JobError, match="ends at offset 3"):
-        one.partitions({"a": {"0": 6, "1": 7}}, {"a": {"0": 3, "1": 8}})
+    for _ in range(2):  # Spark may plan it twice
+        assert one.partitions(start, {"a": {"0": 3, "1": 8}}) == [RangePartition(Range("a", 1, 6, 8))]
+    with pytest.raises(JobError, match="ends at offset 2"):
+        one.partitions(start, {"a": {"0": 2, "1": 8}})
 
 
 @pytest.mark.parametrize("name", ["auto.offset.reset", "enable.auto.commit", "enable.partition.eof"])

@@ -100,6 +100,7 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._initial: Offsets | None = None
+        self._first: tuple[Offsets, Offsets] | None = None
         self._until: Offsets | None = None
         self._brokers: Brokers | None = None
 
@@ -143,7 +144,9 @@ class KafkaReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end of that micro-batch: nothing lies between them then, and nothing was lost.
         """
         planned = ranges(start, end)
-        if start == self._initial:
+        if self._first is None and start == self._initial:
+            self._first = start, end
+        if self._first == (start, end):
             return [RangePartition(one) for one in planned if not one.is_reset]
         with marking(self._options.mark):
             self._check_loss(start, end)
