@@ -142,7 +142,7 @@ def written_and_read(kafka: KafkaBroker, registry: FakeRegistry, kind: type[Any]
     assert not registry.asked
     assert target.append("w", 0, table(ROW))
     assert target.append("w", 1, table(NULLS))
-    assert set(registry.subjects) == {f"{topic}-key", f"{topic}-value"}
+    assert set(registry.subjects) == {f"{topic}-value"}
     decoder = Decoder(SchemaRegistry(registry.url, registry.options))
     found = [decoder.text_or_reason(message.value()) for message in kafka.consume(topic)]
     assert [reason for _, reason in found] == [None, None]
