@@ -33,7 +33,7 @@ def partitions_of(offsets: Offsets) -> Iterator[tuple[str, str, int]]:
 
 def limited(start: Offsets, last: Offsets, most: int) -> Offsets:
     """The offsets up to which at most ``most`` messages are read: one of each partition where that is possible, so that
-    none falls behind the watermark of the others, and the rest in proportion to what waits in each.
+    the watermark of the others does not pass its rows, and the rest in proportion to what waits in each.
 
     A partition that ``start`` does not have begins at 0.
     """

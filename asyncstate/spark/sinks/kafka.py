@@ -176,7 +176,7 @@ def write_once(
     with extra("kafka", "a sink of Kafka"):
         from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
     name = f"asyncstate-{origin.named(writer)}"
-    # Two topics must not share it: whoever begins a transaction ends the open one of this id.
+    # Two topics do not share it: a producer that begins a transaction ends the open one of this id.
     own = {"transactional.id": f"{name}/{topic}", "partitioner": "murmur2_random"}
     producer = _client(place, Producer, {**options, **own})
     consumer = _client(place, Consumer, {**options, "group.id": name})
