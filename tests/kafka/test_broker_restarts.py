@@ -1,4 +1,4 @@
-"""A broker that dies and comes back while it is read, and a topic that loses its oldest messages meanwhile."""
+"""A broker that dies and comes back while it is read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ pytest.importorskip("confluent_kafka")
 
 from pyspark.sql import SparkSession
 
-from asyncstate.errors import JobError
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.kafka import Json
 from asyncstate.spark.kafka.brokers import Brokers, read_range
@@ -69,7 +68,7 @@ def test_a_broker_that_dies_while_a_range_is_read(broker: KafkaBroker) -> None:
 def test_a_broker_that_dies_in_the_middle_of_a_job(
     spark: SparkSession, broker: KafkaBroker, tmp_path: Path, async_enabled: bool
 ) -> None:
-    """From topic to topic: the query goes on by itself. Then its topic loses messages, and it ends."""
+    """From topic to topic: the query goes on by itself, and each message counts once."""
     topic, target = broker.create("orders", 2), broker.create("totals", cleanup_policy="compact")
     options = {"async-state.parallelism": 2, "async-state.enabled": async_enabled}
     job = StreamingJob(spark, str(tmp_path / "checkpoint"), options, name="job")
@@ -102,7 +101,3 @@ def test_a_broker_that_dies_in_the_middle_of_a_job(
         k: (len(given), sum(given)) for k, given in expected.items()
     }
     job.stop()
-    produce(2_000, 10)
-    broker.delete_before(topic, 1, 1_003)
-    with pytest.raises(JobError, match="partition 1 of 'orders' begins at offset 1003 now, and offset 1000"):
-        job.await_termination(job.start(trigger="availableNow"))
