@@ -92,9 +92,11 @@ def _write_table(
     # A number from 0 to 1 by key: the micro-batch in which it changes, and what happens then.
     place = f"(hash({_GROWING.get(table) or ', '.join(KEYS[table])}) % 1000003 / 1000003)"
     changed = _CHANGED.get(table)
+    # Of few suppliers the generator gives a part one of them twice.
+    source = f"(SELECT DISTINCT ON ({', '.join(KEYS[table])}) * FROM '{rows}' ORDER BY ALL)"
     connection.execute(
         f"CREATE OR REPLACE TEMP VIEW placed AS SELECT *, floor({place} / {share}) + 1 AS batch, "
-        f"floor({place} % {share} / {share} * 3) AS what FROM '{rows}'"
+        f"floor({place} % {share} / {share} * 3) AS what FROM {source if table == 'partsupp' else repr(str(rows))}"
     )
     old = new = "* EXCLUDE (batch, what)"
     if changed is not None:
