@@ -7,9 +7,9 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,7 +20,6 @@ from asyncstate.dataflow.changelog_inference import node_changes, operator_chang
 from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.operators import (
-    Aggregate,
     ChangelogNormalize,
     GroupAggregate,
     Join,
@@ -32,99 +31,22 @@ from asyncstate.operators import (
     TemporalJoin,
     UpsertMaterialize,
     WindowAggregate,
-    approx_count_distinct,
     asc,
-    avg,
-    bit_and,
-    bit_or,
-    bit_xor,
-    bool_and,
-    bool_or,
-    collect,
-    corr,
     count,
-    covar_pop,
-    covar_samp,
-    cume_dist,
-    dense_rank,
     desc,
-    first_value,
     hop,
-    kurtosis,
-    lag,
-    last_value,
-    lead,
-    max_,
-    max_by,
-    min_,
-    min_by,
-    mode,
-    nth_value,
-    ntile,
-    percent_rank,
-    percentile,
-    percentile_disc,
     range_,
-    rank_,
-    row_number,
     rows,
     session,
-    skewness,
-    stddev_pop,
-    stddev_samp,
-    sum_,
     tumble,
-    var_pop,
-    var_samp,
     whole,
 )
+from asyncstate.relational.calls import aggregate_of, plain_name
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
 from asyncstate.sql.residual import arrow_condition
 from asyncstate.state.expiring.ttl import Ttl
-
-_FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
-    "approx_count_distinct": approx_count_distinct,
-    "avg": avg,
-    "percent_rank": percent_rank,
-    "ntile": ntile,
-    "cume_dist": cume_dist,
-    "skewness": skewness,
-    "percentile_disc": percentile_disc,
-    "percentile": percentile,
-    "mode": mode,
-    "min_by": min_by,
-    "max_by": max_by,
-    "kurtosis": kurtosis,
-    "covar_samp": covar_samp,
-    "covar_pop": covar_pop,
-    "corr": corr,
-    "bit_xor": bit_xor,
-    "bit_or": bit_or,
-    "bit_and": bit_and,
-    "bool_and": bool_and,
-    "bool_or": bool_or,
-    "collect": collect,
-    "count": count,
-    "dense_rank": dense_rank,
-    "first_value": first_value,
-    "first_in_frame": lambda column, ignore: nth_value(column, ignore_nulls=ignore),
-    "lag": lambda column, distance, default, ignore: lag(column, distance, default, ignore_nulls=ignore),
-    "last_in_frame": lambda column, ignore: nth_value(column, from_last=True, ignore_nulls=ignore),
-    "last_value": last_value,
-    "lead": lambda column, distance, default, ignore: lead(column, distance, default, ignore_nulls=ignore),
-    "nth_value": lambda column, n, ignore: nth_value(column, n, ignore_nulls=ignore),
-    "max": max_,
-    "min": min_,
-    "rank": rank_,
-    "row_number": row_number,
-    "stddev_pop": stddev_pop,
-    "stddev_samp": stddev_samp,
-    "sum": sum_,
-    "var_pop": var_pop,
-    "var_samp": var_samp,
-}
 
 
 @dataclass(frozen=True)
@@ -184,7 +106,7 @@ class Builder:
         texts = [
             _as(own, column.name) if own is not None else f"{text} AS {quoted(column.name)}"
             for text, column in zip(node.texts, node.columns, strict=True)
-            for own in [_plain(text)]
+            for own in [plain_name(text)]
         ]
         if texts == [quoted(name) for name in given.facts.schema.names]:
             return given
@@ -211,9 +133,9 @@ class Builder:
 
     def _aggregate(self, node: ir.Aggregate, given: Built) -> Built:
         if node.keys:
-            operator = GroupAggregate([_declared(one) for one in node.calls], ttl=self._ttl)
+            operator = GroupAggregate([_call(one) for one in node.calls], ttl=self._ttl)
             return self._applied("group", operator, [given], node, [node.keys])
-        calls = [_declared(one) for one in node.calls] or [count().alias("__count")]
+        calls = [_call(one) for one in node.calls] or [count().alias("__count")]
         return self._applied("group", GroupAggregate(calls, empty_row=True), [given], node, [()])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
@@ -224,7 +146,7 @@ class Builder:
             window = tumble(lengths[0], offset=lengths[1])
         else:
             window = hop(lengths[0], lengths[1], offset=lengths[2])
-        operator = WindowAggregate(window, [_declared(one) for one in node.calls])
+        operator = WindowAggregate(window, [_call(one) for one in node.calls])
         return self._applied("window", operator, [given], node, [node.keys], event_time=node.time)
 
     def _join(self, node: ir.Join, *given: Built) -> Built:
@@ -316,7 +238,7 @@ class Builder:
         before, after = (None if one is None else int(one) for one in (ends or (None, None)))
         frame = whole() if kind == "whole" else (rows if kind == "rows" else range_)(before, after)
         order = _orders(node.order) if node.order else None
-        operator = OverAggregate([_declared(one) for one in node.calls], frame, order_by=order)
+        operator = OverAggregate([_call(one) for one in node.calls], frame, order_by=order)
         return self._applied("over", operator, [given], node, [node.key])
 
     def _check_keeps(self, node: ir.Node, what: str) -> None:
@@ -413,10 +335,8 @@ def _behind(stream: Stream, given: Built) -> Changelog:
     )
 
 
-def _declared(call: ir.Call) -> Aggregate:
-    found = _FUNCTIONS[call.function](*call.columns, *call.numbers)
-    found = found.distinct() if call.distinct else found
-    found = found.where(call.where) if call.where is not None else found
+def _call(call: ir.Call) -> Any:
+    found = aggregate_of(call.function, call.columns, call.numbers, distinct=call.distinct, where=call.where)
     return found.alias(call.name)
 
 
@@ -458,18 +378,6 @@ def ddl_of(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind):
         return f"struct<{','.join(f'{quoted(one.name)}:{ddl_of(one.type)}' for one in kind)}>"
     raise SqlError(f"a column of type {kind} has no type in Spark SQL; cast it at the source")
-
-
-def _plain(text: str) -> str | None:
-    """The column that a text is."""
-    if text.startswith("`") and text.endswith("`"):
-        name = text[1:-1]
-        return name.replace("``", "`") if "`" not in name.replace("``", "") else None
-    return (
-        text
-        if text.isidentifier() and text.lower() not in ("null", "true", "false", "current_date")
-        else None
-    )
 
 
 def _as(own: str, new: str) -> str:

@@ -7,8 +7,7 @@ text is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from asyncstate.dataflow import Source, Stream
 from asyncstate.errors import SqlError
@@ -27,13 +26,10 @@ _PLANS: Final = "sql/"
 
 
 class JobSql:
-    """The tables and statements of one job. ``facts_of``: checks the graph and returns the columns and changelog
-    facts of a stream."""
+    """The tables and statements of one job."""
 
-    def __init__(
-        self, spark: SparkSession, files: CheckpointFiles, facts_of: Callable[[Stream], Any]
-    ) -> None:
-        self._files, self._facts_of = files, facts_of
+    def __init__(self, spark: SparkSession, files: CheckpointFiles) -> None:
+        self._files = files
         self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS)}
         plans = [Compiled.from_json(text.decode()) for text in self._stored.values() if is_readable(text)]
         self.context = SqlContext(spark, {plan.name: plan for plan in plans})  # others are compiled again
@@ -58,7 +54,7 @@ class JobSql:
             raise SqlError(
                 f"'{stream.node.name}' is a source, and known by that name; use it in the statement"
             )
-        schema, changes = self._facts_of(stream)
+        schema, changes = stream._flow.facts_of(stream.node)
         times = stream.node.times
         event_time = times.event_time if times.event_time in schema.names else None
         has_delay, has_sequence = times.watermark_delay is not None, bool(times.sequence)
