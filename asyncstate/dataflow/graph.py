@@ -36,8 +36,7 @@ from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, check_is_operator
 
 if TYPE_CHECKING:
-    from asyncstate.operators import Frame
-    from asyncstate.relational.chain import Grouped, Ordering, Over
+    from asyncstate.relational.chain import Frame, Grouped, Ordering, Over
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1])
 

@@ -40,6 +40,8 @@ from asyncstate.runtime.declarations.uids import FILE_NAME_RULE, names_files
 from asyncstate.spark.column_types import quoted
 from asyncstate.state.expiring.ttl import Ttl
 
+__all__ = ["Frame", "Grouped", "Ordering", "Over", "Window", "distinct", "joined", "top"]
+
 Window = SlicedWindow | SessionWindow
 """Made by ``tumble``, ``hop``, ``cumulate`` or ``session``."""
 Ordering = str | OrderColumn | Sequence[str | OrderColumn]
@@ -77,7 +79,7 @@ class Grouped:
 
     @classmethod
     def by(cls, stream: Stream, texts: Sequence[str], named: Mapping[str, str]) -> Grouped:
-        """See ``Stream.group_by``."""
+        """The rows by these columns, given as texts and by name."""
         with _Placed("group_by"):
             keys: dict[str, str] = {}
             for name, text in [*map(_named, texts), *named.items()]:
@@ -199,7 +201,7 @@ class Over:
             calls, made = wanted.calls, wanted.results
             if all(text == quoted(name) for name, text in made.items()):
                 made = {}
-            else:  # all results are named behind, in the order in which they are wanted
+            else:  # all results are named afterwards, in the order in which they are wanted
                 calls = {f"over {name}" if name in made else name: one for name, one in calls.items()}
                 made = {
                     name: quoted(f"over {name}") if name in wanted.calls else text
@@ -215,14 +217,14 @@ class Over:
 
 
 def distinct(stream: Stream, uid: str | None) -> Stream:
-    """See ``Stream.distinct``."""
+    """Each row once."""
     with _Placed("distinct"):
         uid = _uid(stream, uid, "distinct", [])
     return stream.apply(GroupAggregate(), uid=uid, key=list(stream.columns))
 
 
 def top(stream: Stream, n: int, by: Ordering, uid: str | None) -> Stream:
-    """See ``Stream.top``."""
+    """The first ``n`` of all rows, the largest ``by`` first."""
     with _Placed("top"):
         wanted = Expressions()
         operator = SortLimit(_order(by, wanted, descending=True), n)
@@ -233,7 +235,7 @@ def top(stream: Stream, n: int, by: Ordering, uid: str | None) -> Stream:
 def joined(
     left: Stream, right: Stream, on: str | Sequence[str] | Mapping[str, str], how: str, uid: str | None
 ) -> Stream:
-    """See ``Stream.join``."""
+    """The rows of both streams with equal columns ``on``. Raises JobError for columns that they do not have."""
     with _Placed("join"):
         kind = how.lower().replace("_", "")
         kind = kind.removesuffix("outer") or "full"

@@ -200,7 +200,9 @@ Names that the signatures use for what an argument may be. They are not imported
 
 """
 
-MADE_BY_US = re.compile(r"asyncstate\.state\.\w+\.\w+State|StateFuture|StateIterator|MicroBatch|Stream$|Grouped$|Over$")
+MADE_BY_US = re.compile(
+    r"asyncstate\.state\.\w+\.\w+State|StateFuture|StateIterator|MicroBatch|Stream$|Grouped$|Over$"
+)
 """Classes that a user gets and does not make: their constructors say nothing."""
 
 INDEX = """\
