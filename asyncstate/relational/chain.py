@@ -97,7 +97,10 @@ class Grouped:
     def window(self, window: Window, *, event_time: str | None = None) -> Grouped:
         """Group by a window of the event time as well: ``tumble``, ``hop``, ``cumulate`` or ``session``. A window is
         emitted once, when the watermark has passed it. ``event_time``: the column, if the rows have no declared one,
-        such as those of an operator."""
+        such as those of an operator. Raises JobError for a second window."""
+        with _Placed("window"):
+            if self._window is not None:
+                raise SchemaError(f"the rows are in windows already, {self._window!r}; give one window")
         return Grouped(self._stream, self._keys, window, event_time)
 
     def agg(
@@ -121,6 +124,9 @@ class Grouped:
                 wanted.add(one)
             for name, given in named.items():
                 wanted.add(given, name)
+            twice = next((name for name in wanted.results if name in keys), None)
+            if twice is not None:
+                raise SchemaError(f"there are two columns '{twice}'; give one of them another name")
             calls = list(wanted.calls.values())
             operator: GroupAggregate | WindowAggregate
             arguments: dict[str, Any] = {}
@@ -133,13 +139,12 @@ class Grouped:
                 operator = GroupAggregate(calls, ttl=ttl, empty_row=not keys)
             word = "group" if self._window is None else "window"
             uid = _uid(self._stream, uid, word, list(self._keys))
-        rows = _with(self._stream, wanted).apply(
-            operator, uid=uid, key=list(keys.values()) or None, **arguments
-        )
+        by = list(dict.fromkeys(keys.values()))
+        rows = _with(self._stream, wanted).apply(operator, uid=uid, key=by or None, **arguments)
         windows = () if self._window is None else _WINDOW_COLUMNS
         texts = {name: quoted(column) for name, column in keys.items()}
         texts |= {name: quoted(name) for name in windows} | wanted.results
-        made = [*keys.values(), *windows, *wanted.calls]
+        made = [*by, *windows, *wanted.calls]
         if made == list(texts) and all(text == quoted(name) for name, text in texts.items()):
             return rows
         return rows.select(*(_as(text, name) for name, text in texts.items()))
@@ -148,21 +153,24 @@ class Grouped:
         self, n: int, by: Ordering, *, number: str | None = None, uid: str | None = None, ttl: Ttl = None
     ) -> Stream:
         """The first ``n`` rows of each group, the largest ``by`` first, kept up to date; ``asc(column)`` or "column
-        ASC" for the smallest. ``number``: a column for the places, from 1 on. The operator is ``Rank``; rows of equal
-        order are in order of arrival. ``ttl``: see ``Rank``."""
+        ASC" for the smallest. They have all columns of the stream and of the group. ``number``: a column for the
+        places, from 1 on. The operator is ``Rank``; rows of equal order are in order of arrival. ``ttl``: see
+        ``Rank``."""
         with _Placed("top"):
             if self._window is not None:
                 raise SchemaError(
                     "the top rows of a window are those of WindowRank; use apply(WindowRank(...))"
                 )
             wanted = Expressions()
-            keys = [wanted.column(text) for text in self._keys.values()]
+            keys = {name: wanted.column(text) for name, text in self._keys.items()}
             order = _order(by, wanted, descending=True)
             operator = Rank(order, n, rank_column=number, ttl=ttl)
             uid = _uid(self._stream, uid, "top", list(self._keys))
-        return _without(
-            _with(self._stream, wanted).apply(operator, uid=uid, key=keys or None), wanted.computed
-        )
+        columns = list(dict.fromkeys(keys.values()))
+        rows = _with(self._stream, wanted).apply(operator, uid=uid, key=columns or None)
+        named = {name: quoted(column) for name, column in keys.items() if name != column}
+        rows = rows.with_columns(**named) if named else rows
+        return _without(rows, [name for name in wanted.computed if name not in keys])
 
 
 class Over:
@@ -190,7 +198,7 @@ class Over:
         """
         with _Placed("over"):
             wanted = Expressions(over=True)
-            keys = [wanted.column(text) for text in self._partition]
+            keys = list(dict.fromkeys(map(wanted.column, self._partition)))
             order = None if self._order is None else _order(self._order, wanted, descending=False)
             for name, given in named.items():
                 wanted.add(given, name)

@@ -75,6 +75,10 @@ CHAINS: dict[str, tuple[Callable[..., Stream], str]] = {
         lambda t: t.group_by().agg(n=count(), s="sum(b)"),
         "select count(*), sum(b) from t",
     ),
+    "the same column twice": (
+        lambda t: t.group_by("a", "a AS again", third="c").agg(s="sum(b)"),
+        "select a, a, c, sum(b) from t group by a, c",
+    ),
     "having, twice": (
         lambda t: (
             t.group_by("a", "c").agg(s="sum(b)").where("s > 2").group_by("a").agg(n=count(), s="sum(s)")
@@ -96,6 +100,11 @@ CHAINS: dict[str, tuple[Callable[..., Stream], str]] = {
         ),
         "select * from (select a, b, count(*) as n, row_number() over (partition by a order by n desc, b desc nulls "
         "last) as r from t group by a, b) where r <= 2",
+    ),
+    "top of expressions": (
+        lambda t: t.select("a", "b").distinct().group_by("a % 2", k="b % 3", a="-a").top(1, by=["b", "a"]),
+        "select -a, b, a % 2, b % 3 from (select distinct a, b from t) qualify row_number() over (partition by a % 2, "
+        "b % 3, -a order by b desc nulls last, a desc nulls last) = 1",
     ),
     "over": (
         lambda t: t.over("a").with_columns(s="sum(b)", share="b * 1.0 / (1 + sum(b))", n=count()),
@@ -230,7 +239,7 @@ def test_windows_are_those_of_the_rows_times(name: str, async_enabled: bool) -> 
         found += harness.finish()["out"]
     assert {kind for kind, *_ in found} == {"+I"}
     have = [
-        tuple(value // 1000 if isinstance(value, int) and value > 999 else value for value in row)
+        tuple(value // 1000 if isinstance(value, int) and abs(value) > 999 else value for value in row)
         for _, *row in found
     ]
     assert sorted(have) == sorted(tables.answer(sql, 3))
@@ -374,6 +383,8 @@ def test_modes_and_keys_are_those_of_the_operators() -> None:
         (lambda o: o.group_by("customer").agg(s="sum(amount, price)"), r"sum\(\) does not take 2 arguments"),
         (lambda o: o.group_by("customer").agg(count().alias("n"), n=count()), "there are two results 'n'"),
         (lambda o: o.group_by("customer", customer="id").agg(), "there are two columns 'customer'"),
+        (lambda o: o.group_by(k="customer").agg(k="max(id)"), "there are two columns 'k'"),
+        (lambda o: o.group_by().window(tumble("1 hour")).window(tumble("1 day")), "in windows already"),
         (lambda o: o.group_by(3).agg(), "3 is not a column; give its name"),
         (
             lambda o: o.group_by("customer").window(tumble("1 hour")).agg(n=count(), ttl="1 day"),
