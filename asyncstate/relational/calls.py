@@ -8,7 +8,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -313,7 +313,13 @@ def _arguments(tokens: Sequence[Token], text: str) -> Iterator[str]:
 
 
 def _literal(text: str, call: _Call) -> Any:
-    try:
-        return ast.literal_eval({"null": "None", "true": "True", "false": "False"}.get(text.lower(), text))
-    except (ValueError, SyntaxError) as error:
-        raise SchemaError(f"'{call.text}': {text} has to be a literal here") from error
+    tokens = sqlglot.tokenize(text, read="spark")
+    if len(tokens) == 1 and tokens[0].token_type is TokenType.STRING:
+        return tokens[0].text
+    if text.lower() in ("null", "true", "false"):
+        return {"null": None, "true": True, "false": False}[text.lower()]
+    if re.fullmatch(r"[+-]?\s*\d+", text):
+        return int(text.replace(" ", ""))
+    if re.fullmatch(r"[+-]?\s*(\d+\.\d*|\.\d+)", text):
+        return float(text.replace(" ", ""))
+    raise SchemaError(f"'{call.text}': {text} has to be a literal here")

@@ -16,6 +16,7 @@ from typing import Any, Final
 import sqlglot
 
 from asyncstate.dataflow import Apply, Source, Stream
+from asyncstate.dataflow.changelog_inference import changes_by_itself
 from asyncstate.dataflow.graph import caller
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.operators import (
@@ -122,8 +123,8 @@ class Grouped:
             keys = {name: wanted.column(text) for name, text in self._keys.items()}
             for one in aggregates:
                 wanted.add(one)
-            for name, given in named.items():
-                wanted.add(given, name)
+            for name, result in named.items():
+                wanted.add(result, name)
             twice = next((name for name in wanted.results if name in keys), None)
             if twice is not None:
                 raise SchemaError(f"there are two columns '{twice}'; give one of them another name")
@@ -139,8 +140,9 @@ class Grouped:
                 operator = GroupAggregate(calls, ttl=ttl, empty_row=not keys)
             word = "group" if self._window is None else "window"
             uid = _uid(self._stream, uid, word, list(self._keys))
+            given = _with(self._stream, wanted, is_final=self._window is not None)
         by = list(dict.fromkeys(keys.values()))
-        rows = _with(self._stream, wanted).apply(operator, uid=uid, key=by or None, **arguments)
+        rows = given.apply(operator, uid=uid, key=by or None, **arguments)
         windows = () if self._window is None else _WINDOW_COLUMNS
         texts = {name: quoted(column) for name, column in keys.items()}
         texts |= {name: quoted(name) for name in windows} | wanted.results
@@ -166,8 +168,9 @@ class Grouped:
             order = _order(by, wanted, descending=True)
             operator = Rank(order, n, rank_column=number, ttl=ttl)
             uid = _uid(self._stream, uid, "top", list(self._keys))
+            given = _with(self._stream, wanted)
         columns = list(dict.fromkeys(keys.values()))
-        rows = _with(self._stream, wanted).apply(operator, uid=uid, key=columns or None)
+        rows = given.apply(operator, uid=uid, key=columns or None)
         named = {name: quoted(column) for name, column in keys.items() if name != column}
         rows = rows.with_columns(**named) if named else rows
         return _without(rows, [name for name in wanted.computed if name not in keys])
@@ -200,8 +203,8 @@ class Over:
             wanted = Expressions(over=True)
             keys = list(dict.fromkeys(map(wanted.column, self._partition)))
             order = None if self._order is None else _order(self._order, wanted, descending=False)
-            for name, given in named.items():
-                wanted.add(given, name)
+            for name, one in named.items():
+                wanted.add(one, name)
             places = [one.kind.name for one in wanted.calls.values() if one.kind.name in _PLACES]
             if places and order is None:
                 raise SchemaError(f"{places[0]}() needs an order of the rows; give over(..., order_by=...)")
@@ -218,7 +221,8 @@ class Over:
             aggregates = [one.alias(name) for name, one in calls.items()]
             operator = OverAggregate(aggregates, frame, order_by=order)
             uid = _uid(self._stream, uid, "over", self._partition)
-        rows = _with(self._stream, wanted).apply(operator, uid=uid, key=keys or None)
+            given = _with(self._stream, wanted)
+        rows = given.apply(operator, uid=uid, key=keys or None)
         if made:
             rows = rows.with_columns(**made)
         return _without(rows, [*wanted.computed, *(calls if made else ())])
@@ -237,7 +241,8 @@ def top(stream: Stream, n: int, by: Ordering, uid: str | None) -> Stream:
         wanted = Expressions()
         operator = SortLimit(_order(by, wanted, descending=True), n)
         uid = _uid(stream, uid, "top", [])
-    return _without(_with(stream, wanted).apply(operator, uid=uid), wanted.computed)
+        given = _with(stream, wanted)
+    return _without(given.apply(operator, uid=uid), wanted.computed)
 
 
 def joined(
@@ -279,7 +284,16 @@ def joined(
     return rows.drop(*shared.values())
 
 
-def _with(stream: Stream, wanted: Expressions) -> Stream:
+def _with(stream: Stream, wanted: Expressions, is_final: bool = False) -> Stream:
+    """The rows with what is computed for an operator; ``is_final``: its rows are never retracted."""
+    varying = list(filter(changes_by_itself, wanted.computed.values()))
+    if not varying or stream._flow.facts_of(stream.node)[1].is_insert_only:
+        varying = [] if is_final else list(filter(changes_by_itself, wanted.results.values()))
+    if varying:
+        raise SchemaError(
+            f"{varying[0]} is another value each time, so a retraction would not match its row; compute it at the "
+            "source, or leave it out"
+        )
     return stream.with_columns(**wanted.computed) if wanted.computed else stream
 
 

@@ -116,11 +116,17 @@ CHAINS: dict[str, tuple[Callable[..., Stream], str]] = {
             t.distinct()
             .over(["a", "c"], order_by="b DESC NULLS FIRST")
             .with_columns(
-                before=lag("b"), place="rank()", s="sum(b)", first="first_value(b)", q="lag(b, 2, -1)"
+                before=lag("b"),
+                place="rank()",
+                s="sum(b)",
+                first="first_value(b)",
+                q="lag(b, 2, -1)",
+                t="lag(c, 1, '(none)')",
             )
         ),
-        "select a, b, c, lag(b) over p, rank() over p, sum(b) over p, first_value(b) over p, lag(b, 2, -1) over p from "
-        "(select distinct * from t) window p as (partition by a, c order by b desc nulls first)",
+        "select a, b, c, lag(b) over p, rank() over p, sum(b) over p, first_value(b) over p, lag(b, 2, -1) over p, "
+        "lag(c, 1, '(none)') over p from (select distinct * from t) "
+        "window p as (partition by a, c order by b desc nulls first)",
     ),
     "over rows": (
         lambda t: (
@@ -383,6 +389,18 @@ def test_modes_and_keys_are_those_of_the_operators() -> None:
         (lambda o: o.group_by("customer").agg(s="sum(amount, price)"), r"sum\(\) does not take 2 arguments"),
         (lambda o: o.group_by("customer").agg(count().alias("n"), n=count()), "there are two results 'n'"),
         (lambda o: o.group_by("customer", customer="id").agg(), "there are two columns 'customer'"),
+        (
+            lambda o: o.group_by("customer").agg(s="sum(rand() * amount)"),
+            r"rand\(\) \* amount is another value each",
+        ),
+        (
+            lambda o: o.group_by("customer").agg(s="max(amount) + uuid()"),
+            r"\+ uuid\(\) is another value each time",
+        ),
+        (
+            lambda o: o.group_by("current_date()").top(1, by="amount"),
+            r"current_date\(\) is another value each",
+        ),
         (lambda o: o.group_by(k="customer").agg(k="max(id)"), "there are two columns 'k'"),
         (lambda o: o.group_by().window(tumble("1 hour")).window(tumble("1 day")), "in windows already"),
         (lambda o: o.group_by(3).agg(), "3 is not a column; give its name"),
@@ -432,6 +450,17 @@ def test_upserts_are_refused_as_by_the_operators(build: Callable[[Stream], Strea
     upserts = PipelineSource("id bigint, customer string, amount bigint", mode="upsert", primary_key="id")
     with pytest.raises(JobError, match=said):
         PipelineHarness(lambda orders: build(orders).to(print), {"orders": upserts})
+
+
+def test_values_that_change_may_be_computed_of_rows_that_are_never_retracted() -> None:
+    def build(orders: Stream) -> None:
+        orders.group_by(part="floor(rand() * 3)").agg(n=count()).to(print, name="parts")
+        minutes = orders.group_by("customer").window(tumble("1 minute"))
+        minutes.agg(n="count(*)", seen="count(*) + 0 * unix_seconds(now())").to(print, name="minutes")
+
+    source = PipelineSource("customer string, at timestamp", event_time="at", watermark_delay=0)
+    with PipelineHarness(build, {"orders": source}) as harness:
+        assert set(harness.outputs) == {"parts", "minutes"}
 
 
 def test_state_is_found_again_only_by_the_same_expression() -> None:
