@@ -16,94 +16,29 @@ from typing import Any, Final, NamedTuple
 import sqlglot
 from sqlglot import Token, TokenType
 
+from asyncstate import operators as ops
 from asyncstate.errors import SchemaError
-from asyncstate.operators import (
-    Aggregate,
-    approx_count_distinct,
-    avg,
-    bit_and,
-    bit_or,
-    bit_xor,
-    bool_and,
-    bool_or,
-    collect,
-    corr,
-    count,
-    covar_pop,
-    covar_samp,
-    cume_dist,
-    dense_rank,
-    first_value,
-    kurtosis,
-    lag,
-    last_value,
-    lead,
-    max_,
-    max_by,
-    median,
-    min_,
-    min_by,
-    mode,
-    nth_value,
-    ntile,
-    percent_rank,
-    percentile,
-    percentile_disc,
-    rank_,
-    row_number,
-    skewness,
-    stddev_pop,
-    stddev_samp,
-    sum_,
-    var_pop,
-    var_samp,
-)
+from asyncstate.operators import Aggregate
 from asyncstate.spark.column_types import quoted
 
-_FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
-    "approx_count_distinct": approx_count_distinct,
-    "avg": avg,
-    "bit_and": bit_and,
-    "bit_or": bit_or,
-    "bit_xor": bit_xor,
-    "bool_and": bool_and,
-    "bool_or": bool_or,
-    "collect": collect,
-    "corr": corr,
-    "count": count,
-    "covar_pop": covar_pop,
-    "covar_samp": covar_samp,
-    "cume_dist": cume_dist,
-    "dense_rank": dense_rank,
-    "first_in_frame": lambda column, ignore: nth_value(column, ignore_nulls=ignore),
-    "first_value": first_value,
-    "kurtosis": kurtosis,
-    "lag": lambda column, distance, default, ignore: lag(column, distance, default, ignore_nulls=ignore),
-    "last_in_frame": lambda column, ignore: nth_value(column, from_last=True, ignore_nulls=ignore),
-    "last_value": last_value,
-    "lead": lambda column, distance, default, ignore: lead(column, distance, default, ignore_nulls=ignore),
-    "max": max_,
-    "max_by": max_by,
-    "median": median,
-    "min": min_,
-    "min_by": min_by,
-    "mode": mode,
-    "nth_value": lambda column, n, ignore: nth_value(column, n, ignore_nulls=ignore),
-    "ntile": ntile,
-    "percent_rank": percent_rank,
-    "percentile": percentile,
-    "percentile_disc": percentile_disc,
-    "rank": rank_,
-    "row_number": row_number,
-    "skewness": skewness,
-    "stddev_pop": stddev_pop,
-    "stddev_samp": stddev_samp,
-    "sum": sum_,
-    "var_pop": var_pop,
-    "var_samp": var_samp,
+_FUNCTIONS: Final = (
+    "approx_count_distinct avg bit_and bit_or bit_xor bool_and bool_or corr count covar_pop covar_samp cume_dist "
+    "dense_rank first_value kurtosis lag last_value lead max max_by median min min_by mode nth_value ntile "
+    "percent_rank percentile percentile_disc rank row_number skewness stddev_pop stddev_samp sum var_pop var_samp"
+)
+"""Functions of operators that have the same name in SQL."""
+_UNDERSCORED: Final = ("max", "min", "rank", "sum")
+"""Those with an underscore after their name, since Python or another function has it."""
+_OF_PLACES: Final[Mapping[str, Callable[..., Aggregate]]] = {
+    "first_in_frame": lambda column, ignore: ops.nth_value(column, ignore_nulls=ignore),
+    "lag": lambda column, distance, default, ignore: ops.lag(column, distance, default, ignore_nulls=ignore),
+    "last_in_frame": lambda column, ignore: ops.nth_value(column, from_last=True, ignore_nulls=ignore),
+    "lead": lambda column, distance, default, ignore: ops.lead(
+        column, distance, default, ignore_nulls=ignore
+    ),
+    "nth_value": lambda column, n, ignore: ops.nth_value(column, n, ignore_nulls=ignore),
 }
 _OF_A_FRAME: Final = {"first_value": "first_in_frame", "last_value": "last_in_frame"}
-_INTERNAL: Final = {"collect", *_OF_A_FRAME.values()}
 _OTHER_NAMES: Final = {
     "any": "bool_or",
     "any_value": "first_value",
@@ -119,7 +54,7 @@ _OTHER_NAMES: Final = {
     "stddev": "stddev_samp",
     "variance": "var_samp",
 }
-_NAMES: Final = {name: name for name in _FUNCTIONS if name not in _INTERNAL} | _OTHER_NAMES
+_NAMES: Final = {name: name for name in _FUNCTIONS.split()} | _OTHER_NAMES
 _LITERALS: Final = {
     "first_in_frame": (1, (False,)),
     "lag": (1, (1, None, False)),
@@ -143,7 +78,9 @@ def aggregate_of(
     where: str | None = None,
 ) -> Aggregate:
     """A call of the function with this name in SQL, over columns of the input; ``where``: a boolean column."""
-    found = _FUNCTIONS[function](*columns, *literals)
+    own = f"{function}_" if function in _UNDERSCORED else function
+    make = _OF_PLACES.get(function) or getattr(ops, own)
+    found: Aggregate = make(*columns, *literals)
     found = found.distinct() if distinct else found
     return found if where is None else found.where(where)
 

@@ -13,34 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from asyncstate import operators as ops
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import read_type
 from asyncstate.dataflow import Stream
 from asyncstate.dataflow.changelog_inference import node_changes, operator_changes
 from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operator import InputSpec, Operator, OutputSpec
-from asyncstate.operators import (
-    ChangelogNormalize,
-    GroupAggregate,
-    Join,
-    Limit,
-    OneRowJoin,
-    OverAggregate,
-    Rank,
-    SortLimit,
-    TemporalJoin,
-    UpsertMaterialize,
-    WindowAggregate,
-    asc,
-    count,
-    desc,
-    hop,
-    range_,
-    rows,
-    session,
-    tumble,
-    whole,
-)
 from asyncstate.relational.calls import aggregate_of, plain_name
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
@@ -133,20 +112,20 @@ class Builder:
 
     def _aggregate(self, node: ir.Aggregate, given: Built) -> Built:
         if node.keys:
-            operator = GroupAggregate([_call(one) for one in node.calls], ttl=self._ttl)
+            operator = ops.GroupAggregate([_declared(one) for one in node.calls], ttl=self._ttl)
             return self._applied("group", operator, [given], node, [node.keys])
-        calls = [_call(one) for one in node.calls] or [count().alias("__count")]
-        return self._applied("group", GroupAggregate(calls, empty_row=True), [given], node, [()])
+        calls = [_declared(one) for one in node.calls] or [ops.count().alias("__count")]
+        return self._applied("group", ops.GroupAggregate(calls, empty_row=True), [given], node, [()])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
         kind, *lengths = node.window
         if kind == "session":
-            window: Any = session(lengths[0])
+            window: Any = ops.session(lengths[0])
         elif kind == "tumble":
-            window = tumble(lengths[0], offset=lengths[1])
+            window = ops.tumble(lengths[0], offset=lengths[1])
         else:
-            window = hop(lengths[0], lengths[1], offset=lengths[2])
-        operator = WindowAggregate(window, [_call(one) for one in node.calls])
+            window = ops.hop(lengths[0], lengths[1], offset=lengths[2])
+        operator = ops.WindowAggregate(window, [_declared(one) for one in node.calls])
         return self._applied("window", operator, [given], node, [node.keys], event_time=node.time)
 
     def _join(self, node: ir.Join, *given: Built) -> Built:
@@ -171,7 +150,7 @@ class Builder:
         ]
         condition = None if node.condition is None else arrow_condition(node.condition)
 
-        operator = Join(
+        operator = ops.Join(
             how,  # type: ignore[arg-type]
             condition,
             left_unique=unique[0],
@@ -189,7 +168,7 @@ class Builder:
         keys = left.changes.unique_keys
         flat = [one.name for one in left.facts.schema if not pa.types.is_nested(one.type)]
         key = next((one for one in keys if one), tuple(flat))
-        return self._applied("one-row-join", OneRowJoin(), [left, right], node, [key, None])
+        return self._applied("one-row-join", ops.OneRowJoin(), [left, right], node, [key, None])
 
     def _with_constant(self, node: ir.Join, given: Built, is_left: bool) -> Built:
         """A join with rows that never change keeps nothing."""
@@ -206,15 +185,26 @@ class Builder:
         how: Any = "left" if node.how == "right" else node.how
         return self._applied("constant-join", ConstantJoin(rows, sent, own, how), [given], node, [None])
 
+    def _intervaljoin(self, node: ir.IntervalJoin, left: Built, right: Built) -> Built:
+        operator = ops.IntervalJoin(
+            node.how,  # type: ignore[arg-type]
+            lower=node.bounds[0],
+            upper=node.bounds[1],
+            condition=None if node.condition is None else arrow_condition(node.condition),
+            null_safe=node.null_safe,
+        )
+        keys, times = [node.left_key, node.right_key], list(node.times)
+        return self._applied("interval-join", operator, [left, right], node, keys, event_time=times)
+
     def _temporaljoin(self, node: ir.TemporalJoin, left: Built, right: Built) -> Built:
-        operator = TemporalJoin(node.how)  # type: ignore[arg-type]
+        operator = ops.TemporalJoin(node.how)  # type: ignore[arg-type]
         keys = [node.left_key, node.right_key]
         return self._applied(
             "temporal-join", operator, [left, right], node, keys, event_time=list(node.times)
         )
 
     def _rank(self, node: ir.Rank, given: Built) -> Built:
-        operator = Rank(
+        operator = ops.Rank(
             _orders(node.order),
             node.limit,
             offset=node.offset,
@@ -227,18 +217,20 @@ class Builder:
     def _limit(self, node: ir.Limit, given: Built) -> Built:
         operator: Operator
         if node.order:
-            operator = SortLimit(_orders(node.order), node.limit, offset=node.offset)
+            operator = ops.SortLimit(_orders(node.order), node.limit, offset=node.offset)
         else:
-            operator = Limit(node.limit, offset=node.offset)
+            operator = ops.Limit(node.limit, offset=node.offset)
         return self._applied("limit", operator, [given], node, [None])
 
     def _over(self, node: ir.Over, given: Built) -> Built:
         self._check_keeps(node, "OVER")
         kind, *ends = node.frame
         before, after = (None if one is None else int(one) for one in (ends or (None, None)))
-        frame = whole() if kind == "whole" else (rows if kind == "rows" else range_)(before, after)
+        frame = (
+            ops.whole() if kind == "whole" else (ops.rows if kind == "rows" else ops.range_)(before, after)
+        )
         order = _orders(node.order) if node.order else None
-        operator = OverAggregate([_call(one) for one in node.calls], frame, order_by=order)
+        operator = ops.OverAggregate([_declared(one) for one in node.calls], frame, order_by=order)
         return self._applied("over", operator, [given], node, [node.key])
 
     def _check_keeps(self, node: ir.Node, what: str) -> None:
@@ -255,7 +247,6 @@ class Builder:
         if not given.changes.is_upsert:
             return given
         key = given.changes.upsert_key
-        node = ir.Union(columns=_typed_columns(given.facts.schema))
         times, names = given.stream.node.times, given.facts.schema.names
         found: Any = times.sequence
         sequence = [found] if isinstance(found, str) else list(found or ())
@@ -268,12 +259,11 @@ class Builder:
             "event_time": times.event_time if times.event_time in names else [None],
             "sequence": times.sequence,
         }
-        return self._applied("normalize", ChangelogNormalize(), [given], node, [key], **own)
+        return self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
 
     def materialized(self, given: Built, keys: Sequence[str]) -> Built:
         """The newest row of each key of a table, for rows that other columns identify."""
-        node = ir.Union(columns=_typed_columns(given.facts.schema))
-        return self._applied("materialize", UpsertMaterialize(), [given], node, [tuple(keys)])
+        return self._applied("materialize", ops.UpsertMaterialize(), [given], None, [tuple(keys)])
 
     def _selected(self, given: Built, columns: Sequence[ir.Column], texts: Sequence[str]) -> Built:
         stream = given.stream.select(*texts)
@@ -285,11 +275,11 @@ class Builder:
         what: str,
         operator: Operator,
         given: Sequence[Built],
-        node: ir.Node,
+        node: ir.Node | None,
         keys: Sequence[tuple[str, ...] | None],
         **arguments: Any,
     ) -> Built:
-        """The rows of an operator, with the columns and types of the node."""
+        """The rows of an operator, with the columns and types of the node; without one, with those of its input."""
         self._uids[what] = number = self._uids.get(what, 0) + 1
         # Columns of sources have other names by now, so nothing is inherited by name.
         arguments = {"event_time": [None] * len(given), "sequence": [None] * len(given), **arguments}
@@ -317,6 +307,12 @@ class Builder:
         ]
         bound = OutputSpec.of(operator.bind(specs))
         found = Built(stream, Facts(bound.schema, operator_changes(stream.node, bound.changes)))
+        if node is None:
+            schema = pa.schema([bound.schema.field(name) for name in given[0].facts.schema.names])
+            if schema.names == bound.schema.names:
+                return found
+            stream = stream.select(*map(quoted, schema.names))
+            return Built(stream, Facts(schema, _behind(stream, found)))
         texts = []
         for one in node.columns:
             own = bound.schema.field(one.name).type
@@ -335,49 +331,16 @@ def _behind(stream: Stream, given: Built) -> Changelog:
     )
 
 
-def _call(call: ir.Call) -> Any:
+def _declared(call: ir.Call) -> ops.Aggregate:
     found = aggregate_of(call.function, call.columns, call.numbers, distinct=call.distinct, where=call.where)
     return found.alias(call.name)
 
 
 def _orders(order: Sequence[ir.Order]) -> list[Any]:
     return [
-        (desc if one.descending else asc)(one.column, nulls="first" if one.nulls_first else "last")
+        (ops.desc if one.descending else ops.asc)(one.column, nulls="first" if one.nulls_first else "last")
         for one in order
     ]
-
-
-def _typed_columns(schema: pa.Schema) -> tuple[ir.Column, ...]:
-    return tuple(ir.Column(field.name, ddl_of(field.type)) for field in schema)
-
-
-def ddl_of(kind: pa.DataType) -> str:
-    """A type as Spark DDL text."""
-    plain = {
-        pa.bool_(): "boolean",
-        pa.int8(): "tinyint",
-        pa.int16(): "smallint",
-        pa.int32(): "int",
-        pa.int64(): "bigint",
-        pa.float32(): "float",
-        pa.float64(): "double",
-        pa.string(): "string",
-        pa.binary(): "binary",
-        pa.date32(): "date",
-    }
-    if kind in plain:
-        return plain[kind]
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pa.types.is_timestamp(kind):
-        return "timestamp_ntz" if kind.tz is None else "timestamp"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"array<{ddl_of(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"map<{ddl_of(kind.key_type)},{ddl_of(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{quoted(one.name)}:{ddl_of(one.type)}' for one in kind)}>"
-    raise SqlError(f"a column of type {kind} has no type in Spark SQL; cast it at the source")
 
 
 def _as(own: str, new: str) -> str:
