@@ -1,6 +1,7 @@
 """The inputs and outputs of an operator.
 
-Owns: ``InputSpec``, with the orders in which rows come, and ``OutputSpec``.
+Owns: ``InputSpec``, with the orders in which rows come, and ``OutputSpec``; the columns of rows that could not be
+processed.
 Invariant: a spec is consistent: columns that it names exist, with suitable types.
 Must not import anything that runs: operators, state, engine or Spark.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -27,6 +28,13 @@ from asyncstate.partial_aggregation import PartialAggregation, PartialLimit
 
 RESERVED_PREFIX = "__asyncstate_"
 """Columns whose names begin so are the framework's own."""
+
+
+ERRORS_OUTPUT: Final = "errors"
+"""The side output of rows that could not be processed."""
+ERROR_COLUMNS: Final = pa.schema([("error_type", pa.string()), ("error_message", pa.string())])
+"""The columns that it has after those of the row."""
+ERROR_CHARACTERS_MAX: Final = 2000
 
 
 class SortKey(NamedTuple):
@@ -276,3 +284,27 @@ def unknown_output(name: object, declared: Collection[str]) -> SchemaError:
         f"there is no side output {name!r}: {known}; bind() declares them by returning "
         "OutputSpec(schema, {name: schema}). Only the framework emits to the output of an input's late rows"
     )
+
+
+class RowError(NamedTuple):
+    """The values of ``ERROR_COLUMNS``."""
+
+    error_type: str
+    error_message: str
+
+    @staticmethod
+    def of(error: BaseException) -> RowError:
+        """The name of the class of ``error``, and its text up to ``ERROR_CHARACTERS_MAX``."""
+        # Lone surrogates are no text for Arrow.
+        text = str(error)[:ERROR_CHARACTERS_MAX].encode(errors="replace").decode()
+        return RowError(type(error).__name__, text)
+
+
+def with_error_columns(owner: str, schema: pa.Schema) -> pa.Schema:
+    """The columns of a side output for rows of ``schema`` that failed. SchemaError if it has such columns itself."""
+    for name in ERROR_COLUMNS.names:
+        if name in schema.names:
+            raise SchemaError(
+                f"{owner}: the input has a column '{name}', which the side output '{ERRORS_OUTPUT}' adds; rename it"
+            )
+    return pa.schema([*schema, *ERROR_COLUMNS])

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import string
+import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,6 +30,8 @@ from asyncstate.lookups.lookup_source import Key, Lookup, Rows
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _REDIRECTS_MAX: Final = 5
+_PAUSE_MAX: Final = 86_400.0
+"""Seconds; a service may ask for more than a clock can represent."""
 _MIB: Final = 1 << 20
 _PLAIN_HEADERS: Final = {"accept", "accept-encoding", "accept-language", "content-type", "user-agent"}
 _WINDOW_BITS: Final = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -54,9 +58,10 @@ class HttpLookup(Lookup):
     ``timeout`` of one GET: seconds, a text or a timedelta. Keys of one request of the operator are requested one after
     the other: leave its ``batch`` at 1. Needs aiohttp (``asyncstate[http]``).
 
-    Bounds, each per partition, in addition to the bound of calls: ``connections`` at once; ``requests_per_second``
-    (None: no bound). ``response_bytes_max``: of an answer, also after it is unpacked (gzip, deflate); a longer one is
-    an error.
+    Bounds, in addition to that of calls: ``connections`` at once per partition; ``requests_per_second`` of the job
+    (None: no bound), of which each partition may use its part: it sends in time slots of its own, across micro-batches
+    and restarts. ``response_bytes_max``: of an answer, also after it is unpacked (gzip, deflate); a longer one is an
+    error.
 
     A ``Retry-After`` of the service delays all requests of the partition, and the next attempt of ``retry=``. A
     redirect is followed to the same scheme, host and port, at most five times; one to elsewhere is an error, and
@@ -77,7 +82,8 @@ class HttpLookup(Lookup):
     def __post_init__(self) -> None:
         self.timeout = seconds(self.timeout, "HttpLookup", "timeout", above_zero=True)
         self._check()
-        self._pace = _Pace(None)
+        self._share = 0.0, 1.0
+        self._pace = Pace(None)
 
     def _check(self) -> None:
         given: object = self.url
@@ -123,6 +129,10 @@ class HttpLookup(Lookup):
                 f"{', '.join(keys.names)}; placeholders count from 0"
             )
 
+    def take_share(self, start: float, size: float) -> None:
+        """See ``Lookup``."""
+        self._share = start, size
+
     async def open(self) -> None:
         """Create clients and connections; runs on the event loop of the calls, before the first request of a task."""
         try:
@@ -137,7 +147,7 @@ class HttpLookup(Lookup):
             timeout=aiohttp.ClientTimeout(total=seconds(self.timeout, "HttpLookup", "timeout")),
             auto_decompress=False,
         )
-        self._pace = _Pace(self.requests_per_second)
+        self._pace = Pace(self.requests_per_second, *self._share)
 
     async def close(self) -> None:
         """Close what ``open`` created; runs on the same event loop, also when the task fails."""
@@ -246,24 +256,44 @@ class HttpLookup(Lookup):
         return without_secrets(text)
 
 
-class _Pace:
-    """Runs requests one after the other, at most ``per_second``, and none while the service asks for a pause."""
+class Pace:
+    """When requests of one partition may begin: in its time slots, and not while the service asks for a pause.
 
-    def __init__(self, per_second: float | None) -> None:
-        self._gap = 1 / per_second if per_second else 0.0
-        self._next = 0.0
+    ``per_second``: requests of all partitions together (None: no bound). Time is divided into slots of ``1 / size /
+    per_second`` seconds, in which the partition may send one request, at the point ``start``: partitions of equal sizes
+    so take turns. The slots follow the wall clock, hence a request in the next micro-batch, in another process or after
+    a restart is in another slot. ``clock`` and ``wall_clock``: seconds; ``sleep``: an awaitable.
+    """
+
+    def __init__(
+        self,
+        per_second: float | None,
+        start: float = 0.0,
+        size: float = 1.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._slot = 1 / (size * per_second) if per_second else 0.0
+        self._clock, self._sleep = clock, sleep
+        # The wall clock is read once: it may be set back, after which a request would wait for long.
+        self._offset = (start * self._slot - wall_clock() + clock()) % self._slot if self._slot else 0.0
+        self._not_before = -math.inf
 
     async def turn(self) -> None:
         """Wait until a request may begin."""
-        now = asyncio.get_running_loop().time()
-        begin = max(now, self._next)
-        self._next = begin + self._gap if self._gap else self._next
+        now = self._clock()
+        begin = max(now, self._not_before)
+        if self._slot:
+            begin = self._offset + math.ceil((begin - self._offset) / self._slot) * self._slot
+            self._not_before = begin + self._slot / 2  # the next slot, whatever is rounded
         if begin > now:
-            await asyncio.sleep(begin - now)
+            await self._sleep(begin - now)
 
     def hold(self, wait: float) -> None:
-        """Start no request for ``wait`` seconds."""
-        self._next = max(self._next, asyncio.get_running_loop().time() + wait)
+        """Start no request for ``wait`` seconds; those that wait fail after their ``timeout``."""
+        self._not_before = max(self._not_before, self._clock() + wait)
 
 
 def _retry_after(value: str | None) -> float:
@@ -271,11 +301,11 @@ def _retry_after(value: str | None) -> float:
     if value is None:
         return 0.0
     if value.strip().isdecimal():
-        return float(value)
+        return min(float(value), _PAUSE_MAX)
     try:
         moment = parsedate_to_datetime(value)
     except ValueError:
         return 0.0
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    return min(max(0.0, (moment - datetime.now(UTC)).total_seconds()), _PAUSE_MAX)

@@ -25,11 +25,20 @@ Rows: TypeAlias = Sequence[Any]
 
 
 class Lookup(ABC):
-    """A source of rows by key. It is pickled: create what cannot be pickled in ``open``."""
+    """A source of rows by key. It is pickled: create what cannot be pickled in ``open``.
+
+    ``requests_per_second``: how many requests all partitions of the job may send together, if the lookup bounds them.
+    """
+
+    requests_per_second: float | None = None
 
     def check(self, keys: pa.Schema, columns: pa.Schema) -> None:
         """Raise SchemaError if it does not support such ``keys``, or has no such ``columns``; called once, before
         rows."""
+
+    def take_share(self, start: float, size: float) -> None:
+        """Called in each task before ``open``: this partition may send the part ``size`` of the job's requests. The
+        parts of all partitions fill [0, 1), and this one begins at ``start``."""
 
     async def open(self) -> None:
         """Create clients and connections; runs on the event loop of the calls, before the first request of a task."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import itertools
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler
@@ -16,7 +18,8 @@ import pyarrow as pa
 import pytest
 
 from asyncstate.errors import AsyncStateError, ConfigurationError, OperatorError, SchemaError
-from asyncstate.lookups import DatabaseLookup, HttpLookup, PostgresLookup, TableLookup
+from asyncstate.lookups import DatabaseLookup, HttpLookup, Key, Lookup, PostgresLookup, Rows, TableLookup
+from asyncstate.lookups.http import Pace, _retry_after
 from asyncstate.testing import OperatorHarness
 from operators.join.lookup.lookup_join import LookupJoin, StatelessLookupJoin
 from operators.join.lookup.lookup_requests import LookupCache, Retry
@@ -177,6 +180,123 @@ def test_requests_per_second_are_bounded(async_enabled: bool) -> None:
     assert times[-1] - times[0] > 5 / 20 * 0.8
 
 
+class Clock:
+    """Monotonic and wall time of a machine, which only sleeping moves."""
+
+    def __init__(self, wall: float) -> None:
+        self.now, self.wall = 50.0, wall
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def pace(self, per_second: float | None, start: float = 0.0, size: float = 1.0) -> Pace:
+        return Pace(
+            per_second,
+            start,
+            size,
+            clock=lambda: self.now,
+            wall_clock=lambda: self.wall + self.now,
+            sleep=self.sleep,
+        )
+
+
+def begun(clock: Clock, pace: Pace, requests: int) -> list[float]:
+    """The wall times at which requests begin, one immediately after the other."""
+    times = []
+    for _ in range(requests):
+        asyncio.run(pace.turn())
+        times.append(clock.wall + clock.now)
+    return times
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 8])
+def test_the_rate_is_that_of_all_partitions_together(partitions: int) -> None:
+    """Also over micro-batches, each of which begins anew, in processes whose monotonic clocks differ."""
+    times: list[float] = []
+    for partition in range(partitions):
+        clock = Clock(1_700_000_000.0 + 0.0123 * partition)
+        for requests in (1, 4, 2, 1):
+            pace = clock.pace(25, partition / partitions, 1 / partitions)
+            times += begun(clock, pace, requests)
+            clock.now += 0.001
+    times.sort()
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert min(gaps) == pytest.approx(1 / 25, abs=1e-4)
+    assert times[-1] - times[0] < (8 * partitions + partitions) / 25  # no slot is left out
+
+
+def test_a_pause_that_the_service_asks_for_ends_in_a_slot() -> None:
+    clock = Clock(1_700_000_000.0)
+    pace = clock.pace(4)
+    pace.hold(10.1)
+    assert begun(clock, pace, 2) == pytest.approx([1_700_000_060.25, 1_700_000_060.5])
+    unbounded = clock.pace(None)
+    unbounded.hold(3)
+    assert begun(clock, unbounded, 2) == pytest.approx([1_700_000_063.5] * 2)
+
+
+def test_a_wall_clock_that_is_set_back_holds_nothing_back() -> None:
+    clock = Clock(1_700_000_000.0)
+    pace = clock.pace(4)
+    begun(clock, pace, 1)
+    clock.wall -= 3600
+    before = clock.now
+    begun(clock, pace, 1)
+    assert clock.now - before == pytest.approx(0.25)
+
+
+def test_each_partition_of_a_join_takes_its_share(async_enabled: bool) -> None:
+    shares: list[tuple[float, float]] = []
+
+    class Shared(Lookup):
+        def take_share(self, start: float, size: float) -> None:
+            shares.append((start, size))
+
+        def lookup(self, keys: Sequence[Key]) -> list[Rows]:
+            return [[("x",)] for _ in keys]
+
+    for partitions in (1, 4):
+        shares.clear()
+        with OperatorHarness(
+            LookupJoin(Shared(), "name string"),
+            ROWS,
+            ["k"],
+            async_enabled=async_enabled,
+            changelog=False,
+            parallelism=partitions,
+        ) as harness:
+            harness.push([(str(n),) for n in range(40)])
+            harness.end_batch()
+        assert {share for share in shares if share[1] < 1 or partitions == 1} == {
+            (n / partitions, 1 / partitions) for n in range(partitions)
+        }
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("0", 0), ("7", 7), ("9" * 400, 86_400), ("soon", 0), ("-1", 0), ("Sun, 06 Nov 1994 08:49:37 GMT", 0)],
+)
+def test_what_retry_after_may_say(header: str, seconds: float) -> None:
+    assert _retry_after(header) == seconds
+    ahead = _retry_after(formatdate(time.time() + 500, usegmt=True))
+    assert 490 < ahead <= 500
+
+
+def test_a_pause_is_bounded_by_the_timeout_of_the_call(async_enabled: bool) -> None:
+    with service(lambda *_: (503, {"Retry-After": "3600"}, b"")) as (url, asked):
+        join = {"retry": Retry(5, 0), "timeout": 0.3, "on_failure": "null"}
+        assert joined(HttpLookup(url + "/{0}"), ["a"], async_enabled, **join) == [("+I", "a", None)]
+    assert len(asked) == 1
+
+
+def test_a_rate_needs_an_exchange() -> None:
+    join = StatelessLookupJoin(
+        HttpLookup("http://svc/{0}", requests_per_second=5), "name string", on=["k"], on_failure="null"
+    )
+    with pytest.raises(SchemaError, match=r"requests_per_second of HttpLookup.*use LookupJoin"):
+        OperatorHarness(join, ROWS, None, changelog=False)
+
+
 @pytest.mark.parametrize("coding", ["identity", "gzip", "deflate"])
 def test_answers_are_bounded_also_after_they_are_unpacked(async_enabled: bool, coding: str) -> None:
     packs = {"identity": bytes, "gzip": gzip.compress, "deflate": zlib.compress}
@@ -235,7 +355,8 @@ FOUND = [("+I", "a", "x"), ("+I", "b", None), ("+I", "c", None), ("+I", "b", Non
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_keys_that_keep_failing_find_nothing_or_go_aside(async_enabled: bool, ordered: bool) -> None:
-    for how, failed in (("null", []), ("failed", [("+I", "b"), ("+I", "b")])):
+    why = ("+I", "b", "OperatorError", "the service answers with status 500: ")
+    for how, failed in (("null", []), ("output", [why, why])):
         with service(some_fail) as (url, asked):
             join = LookupJoin(
                 HttpLookup(url + "/{0}"),
@@ -251,7 +372,7 @@ def test_keys_that_keep_failing_find_nothing_or_go_aside(async_enabled: bool, or
                 assert sorted(harness.end_batch(), key=repr) == sorted(expected, key=repr)
                 assert harness.statistics()["counter.lookups_failed"] == 1
                 if failed:
-                    assert harness.side_output("failed") == failed
+                    assert harness.side_output("errors") == failed
                 harness.push([("b",)])
                 harness.end_batch()
         assert sum(one.path == "/b" for one in asked) == 4  # two attempts a micro-batch
@@ -273,14 +394,17 @@ def test_a_stateless_join_finds_nothing_for_a_key_that_failed(async_enabled: boo
         with OperatorHarness(join, ROWS, None, async_enabled=async_enabled, changelog=False) as harness:
             harness.push([("b",), ("a",)])
             assert harness.end_batch() == [("+I", "b", None), ("+I", "a", "x")]
-    aside = StatelessLookupJoin(HttpLookup("http://svc/{0}"), "name string", on=["k"], on_failure="aside")
+    aside = StatelessLookupJoin(HttpLookup("http://svc/{0}"), "name string", on=["k"], on_failure="output")
     with pytest.raises(SchemaError, match="without state there are no side outputs; give 'fail' or 'null'"):
         OperatorHarness(aside, ROWS, None, changelog=False)
 
 
 def test_a_side_output_of_failures_needs_insertions() -> None:
     with pytest.raises(SchemaError, match="on_failure='null'"):
-        OperatorHarness(LookupJoin(len, "name string", on_failure="aside"), ROWS, ["k"], changelog=True)
+        OperatorHarness(LookupJoin(len, "name string", on_failure="output"), ROWS, ["k"], changelog=True)
+    aside = LookupJoin(len, "name string", on=["k"], on_failure="output")
+    with pytest.raises(SchemaError, match="has a column 'error_type', which the side output 'errors' adds"):
+        OperatorHarness(aside, "k string, error_type string", ["k"], changelog=False)
 
 
 # -- what is said ------------------------------------------------------------------------------------------------
@@ -345,8 +469,8 @@ def test_errors_have_no_credential(async_enabled: bool, answer: Any) -> None:
         (lambda: LookupJoin(len, "n int", cache=7), r"cache is 7; give LookupCache\("),  # type: ignore[arg-type]
         (lambda: LookupJoin(len, "n int", on=7), "on is 7; give a list of columns"),  # type: ignore[arg-type]
         (
-            lambda: LookupJoin(len, "n int", on_failure=""),
-            "on_failure is ''; give 'fail', 'null' or the name",
+            lambda: LookupJoin(len, "n int", on_failure="aside"),  # type: ignore[arg-type]
+            "on_failure is 'aside'; choose 'fail', 'null' or 'output'",
         ),
         (lambda: TableLookup([7], ["k"], ["v"]), "the table is a list; give .* a list of dicts"),
         (

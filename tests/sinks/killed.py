@@ -1,6 +1,7 @@
 """A process that dies when everything of a micro-batch is written and nothing is committed; Kafka's also elsewhere.
 
-Run with a kind and a place as JSON. Delta commits in native code, so there a second thread kills as soon as the new
+Run with a kind and a place as JSON; with "append" rows are appended instead, and with "after" the process dies when
+they are committed. Delta commits in native code, so there a second thread kills as soon as the new
 data file is seen, which is before the commit or after it.
 """
 
@@ -16,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.sinks.places import Place, changes
+from tests.sinks.places import Place, changes, rows
 
 WRITTEN = ([(2, "two", None), (3, "three", None)], [1])
+APPENDED = [(2, "two", None), (2, "two", None), (3, "three", None)]
 
 
 def die(*_: Any, **__: Any) -> Any:
@@ -113,7 +115,12 @@ KILLERS: dict[str, Callable[[Place], None]] = {
 if __name__ == "__main__":
     where = json.loads(sys.argv[2])
     place = Place(sys.argv[1].partition("_")[0], where)
-    target = place.target()
-    KILLERS[sys.argv[1]](place)
-    target.write("w", 1, changes(*WRITTEN))
+    how = sys.argv[3:]
+    target = place.append_target() if "append" in how else place.target()
+    if "after" not in how:
+        KILLERS[sys.argv[1]](place)
+    if "append" in how:
+        target.append("w", 1, rows(*APPENDED))
+    else:
+        target.write("w", 1, changes(*WRITTEN))
     die()  # Delta's commit may have been the quicker one

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from asyncstate.spark.sinks import (
     DeltaTarget,
     IcebergTarget,
+    KafkaAppendTarget,
     KafkaTarget,
     MySqlTarget,
     ParquetTarget,
@@ -25,7 +26,7 @@ from asyncstate.spark.sinks import (
 )
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("total", pa.decimal128(10, 2))])
-TABLE = "CREATE TABLE totals (id bigint PRIMARY KEY, name {text}, total {decimal})"
+TABLE = "CREATE TABLE totals (id bigint{key}, name {text}, total {decimal})"
 TYPES = {
     "sqlite": {"text": "text", "decimal": "text"},
     "postgres": {"text": "text", "decimal": "numeric(10, 2)"},
@@ -37,9 +38,13 @@ KINDS = (*SQL, "delta", "iceberg", "parquet", "kafka")
 
 def changes(upserts: list[tuple[Any, ...]], deletes: list[int] | None = None) -> TargetChanges:
     """Rows of ``SCHEMA``, and ids that go."""
-    rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in upserts]
     gone = pa.table({"id": pa.array(deletes or [], pa.int64())})
-    return TargetChanges(pa.Table.from_pylist(rows, SCHEMA), gone, ("id",))
+    return TargetChanges(rows(*upserts), gone, ("id",))
+
+
+def rows(*given: tuple[Any, ...]) -> pa.Table:
+    """Rows of ``SCHEMA``."""
+    return pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in given], SCHEMA)
 
 
 class Place:
@@ -65,12 +70,19 @@ class Place:
         servers, topic = self.place
         return KafkaTarget(servers, topic if table == "totals" else table)
 
-    def create(self) -> None:
+    def append_target(self, table: str = "totals") -> Any:
+        """The target to which rows are appended."""
+        if self.kind == "kafka":
+            servers, topic = self.place
+            return KafkaAppendTarget(servers, topic if table == "totals" else table, keys="id")
+        return self.target(table)
+
+    def create(self, *, key: str = " PRIMARY KEY") -> None:
         """An empty table of totals."""
         if self.kind in SQL:
             self.run("DROP TABLE IF EXISTS totals")
             self.run("DROP TABLE IF EXISTS asyncstate_batches")
-            self.run(TABLE.format(**TYPES[self.kind]))
+            self.run(TABLE.format(key=key, **TYPES[self.kind]))
         elif self.kind == "delta":
             from deltalake import write_deltalake
 
@@ -118,29 +130,44 @@ class Place:
 
     def table(self) -> dict[int, tuple[Any, ...]]:
         """Names and totals by id."""
-        match self.kind:
-            case "delta":
-                from deltalake import DeltaTable
+        if self.kind == "parquet":
+            return self._replayed()
+        if self.kind == "kafka":
+            table: dict[int, tuple[Any, ...]] = {}
+            for key, value in self._messages():
+                table.pop(key["id"], None)
+                if value is not None:
+                    table[key["id"]] = _shown(value)
+            return table
+        return {row["id"]: _shown(row) for row in self._found()}
 
-                rows = pa.table(DeltaTable(f"{self.place}/totals").to_pyarrow_table()).to_pylist()
-            case "iceberg":
-                from pyiceberg.catalog import load_catalog
+    def appended(self) -> list[tuple[Any, ...]]:
+        """All rows of ``SCHEMA`` in order of their ids and names, as often as they are there."""
+        if self.kind == "kafka":
+            found = [value for _, value in self._messages() if value is not None]
+        elif self.kind == "parquet":
+            found = pq.read_table(f"{self.place}/totals").to_pylist() if self._has_files else []
+        else:
+            found = self._found()
+        return sorted(((row["id"], *_shown(row)) for row in found), key=repr)
 
-                rows = (
-                    load_catalog("tests", **self._catalog)
-                    .load_table("shop.totals")
-                    .scan()
-                    .to_arrow()
-                    .to_pylist()
-                )
-            case "parquet":
-                return self._replayed()
-            case "kafka":
-                return self._consumed()
-            case _:
-                found = self.run("SELECT id, name, total FROM totals")
-                return {row[0]: (row[1], None if row[2] is None else float(row[2])) for row in found}
-        return {row["id"]: _shown(row) for row in rows}
+    @property
+    def _has_files(self) -> bool:
+        return any(Path(self.place).glob("totals/*.parquet"))
+
+    def _found(self) -> list[dict[str, Any]]:
+        """The rows of a table."""
+        if self.kind == "delta":
+            from deltalake import DeltaTable
+
+            return list(pa.table(DeltaTable(f"{self.place}/totals").to_pyarrow_table()).to_pylist())
+        if self.kind == "iceberg":
+            from pyiceberg.catalog import load_catalog
+
+            table = load_catalog("tests", **self._catalog).load_table("shop.totals")
+            return list(table.scan().to_arrow().to_pylist())
+        found = self.run("SELECT id, name, total FROM totals")
+        return [dict(zip(SCHEMA.names, row, strict=True)) for row in found]
 
     def rows(self) -> dict[int, str | None]:
         """Names by id."""
@@ -156,7 +183,8 @@ class Place:
                     table[row["id"]] = _shown(row)
         return table
 
-    def _consumed(self) -> dict[int, tuple[Any, ...]]:
+    def _messages(self) -> list[tuple[Any, Any]]:
+        """Keys and values of what is committed; None for a tombstone."""
         from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
         servers, topic = self.place
@@ -170,7 +198,7 @@ class Place:
         )
         parts = consumer.list_topics(topic, timeout=10).topics[topic].partitions
         consumer.assign([TopicPartition(topic, part, OFFSET_BEGINNING) for part in parts])
-        table: dict[int, tuple[Any, ...]] = {}
+        found: list[tuple[Any, Any]] = []
         ended = 0
         while ended < len(parts):
             message = consumer.poll(20)
@@ -180,13 +208,10 @@ class Place:
                 assert error.code() == KafkaError._PARTITION_EOF, error
                 ended += 1
                 continue
-            key = json.loads(message.key() or b"{}")["id"]
             value = message.value()
-            table.pop(key, None)
-            if value is not None:
-                table[key] = _shown(json.loads(value))
+            found.append((json.loads(message.key() or b"{}"), None if value is None else json.loads(value)))
         consumer.close()
-        return table
+        return found
 
 
 def _shown(row: dict[str, Any]) -> tuple[Any, ...]:

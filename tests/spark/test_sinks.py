@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
-from asyncstate.spark.sinks import SqliteTarget, UpsertSink, write_upserts
-from operators import GroupAggregate, Rank, count, desc, sum_
+from asyncstate.spark.sinks import AppendSink, ParquetTarget, SqliteTarget, UpsertSink, write_upserts
+from operators import GroupAggregate, KeyedFlatMap, Rank, count, desc, sum_
 from tests.spark.files import numbers_by_key
 from tests.spark.modes import ASYNC, SYNC
 
@@ -84,6 +84,49 @@ def test_a_job_that_fails_behind_its_sinks_writes_once(
         (writer, table, batch_id) for _, writer, table, batch_id, _, _ in rows(path, "asyncstate_batches")
     }
     assert marks == {("totals", "totals", BATCHES - 1), ("best", "best", BATCHES - 1)}
+
+
+@ASYNC
+def test_rows_are_appended_once_and_read_by_spark(
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+) -> None:
+    """Into files and a database, by a job that fails behind its sinks; a changelog is refused by name."""
+    path, stream, fails = tmp_path / "log.db", source(spark, tmp_path), FailsOnce(2)
+    files, changes = str(tmp_path / "lake"), str(tmp_path / "changes")
+    with sqlite3.connect(path) as made:
+        made.execute("CREATE TABLE log (k bigint, v bigint)")
+
+    def run() -> None:
+        job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
+        numbers = job.source("numbers", stream)
+        doubled = KeyedFlatMap(lambda row: [row, row] if row.v % 10 == 0 else [row], "k long, v long")
+        twice = numbers.apply(doubled, key="k", uid="twice")
+        twice.to(AppendSink(ParquetTarget(files)), name="files")
+        twice.to(AppendSink(SqliteTarget(path, "log")), name="log")
+        counted = numbers.apply(GroupAggregate([count().alias("n")]), key="k", uid="counted")
+        counted.to(AppendSink(ParquetTarget(changes), changes=True), name="changes")
+        numbers.to(fails, name="fails")
+        job.await_termination(job.start(trigger={"availableNow": True}))
+
+    with pytest.raises(Exception, match="behind the sinks"):
+        run()
+    assert spark.read.parquet(files).count() == 3 * 33
+    run()
+    expected = sorted((v % 7, v) for v in range(30 * BATCHES) for _ in range(2 if v % 10 == 0 else 1))
+    with sqlite3.connect(path) as database:
+        assert sorted(database.execute("SELECT k, v FROM log")) == expected
+    found = spark.read.parquet(files)
+    assert found.columns == ["k", "v"]
+    assert sorted(map(tuple, found.collect())) == expected
+    kinds = spark.read.parquet(changes).groupBy("row_kind").count().collect()
+    assert {row["row_kind"]: row["count"] for row in kinds} == {"+I": 7, "-U": 21, "+U": 21}
+    job = make_job()
+    counted = job.source("numbers", stream).apply(GroupAggregate([count()]), key="k", uid="counted")
+    counted.to(AppendSink(ParquetTarget(files)), name="files")
+    with pytest.raises(
+        (JobError, SchemaError), match=r"rows are changes[\s\S]*changes=True[\s\S]*UpsertSink"
+    ):
+        job.check()
 
 
 def test_in_a_function_and_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:

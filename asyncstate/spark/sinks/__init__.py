@@ -6,7 +6,7 @@ Must not import runtime, storage or execution.
 """
 
 from asyncstate.driver.write_marks import Mark, Origin, is_written
-from asyncstate.spark.sinks.appends import AppendSink, AppendTarget
+from asyncstate.spark.sinks.appends import AppendSink
 from asyncstate.spark.sinks.delta import DeltaTarget
 from asyncstate.spark.sinks.iceberg import IcebergTarget
 from asyncstate.spark.sinks.kafka import KafkaAppendTarget, KafkaTarget
@@ -20,7 +20,7 @@ from asyncstate.spark.sinks.mysql import MySqlTarget
 from asyncstate.spark.sinks.parquet import ParquetTarget
 from asyncstate.spark.sinks.postgres import PostgresTarget
 from asyncstate.spark.sinks.sqlite import SqliteTarget
-from asyncstate.spark.sinks.target import Target, TargetChanges
+from asyncstate.spark.sinks.target import AppendTarget, Target, TargetChanges
 from asyncstate.spark.sinks.upserts import UpsertSink, write_upserts
 
 __all__ = [

@@ -1,21 +1,22 @@
 """Rows that are appended, once: those of insert-only streams, or every change.
 
-Owns: ``AppendSink`` and ``AppendTarget``.
+Owns: ``AppendSink``.
 Invariant: a changelog is appended with its kinds, or refused: changes without kinds would all be insertions.
 Must not import runtime, storage or execution.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
-from asyncstate.driver.write_marks import UNKNOWN, Origin
 from asyncstate.errors import ConfigurationError, SchemaError
+from asyncstate.spark.compatibility import arrow_table
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.spark.facts import insertions
+from asyncstate.spark.sinks.target import AppendTarget
 from asyncstate.spark.sinks.upserts import check_first_write, check_writer, destination
 
 if TYPE_CHECKING:
@@ -25,19 +26,8 @@ if TYPE_CHECKING:
     from asyncstate.spark.spark_micro_batch import MicroBatch
 
 
-class AppendTarget(Protocol):
-    """A log that can append rows and the number of their micro-batch together."""
-
-    def check_append(self, schema: pa.Schema) -> None:
-        """Raise SchemaError unless rows of ``schema`` can be appended. Nothing is written."""
-
-    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
-        """Append the rows, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it has
-        been written already. Raises JobError if this micro-batch does not follow the one that the target has."""
-
-
 class AppendSink:
-    """Append each row to ``target``, exactly once: ``alerts.to(AppendSink(KafkaAppendTarget(servers, "alerts")))``.
+    """Append each row to ``target``, exactly once: ``alerts.to(AppendSink(ParquetTarget("lake/alerts")))``.
 
     The rows must be insert-only. With ``changes=True`` each change of a changelog is one row, with its ``row_kind``, in
     the order within the key that the operator emitted. ``writer``: see ``UpsertSink``. The rows of a micro-batch are
@@ -49,8 +39,9 @@ class AppendSink:
     def __init__(self, target: AppendTarget, *, changes: bool = False, writer: str | None = None) -> None:
         if not all(callable(getattr(target, name, None)) for name in ("check_append", "append")):
             raise ConfigurationError(
-                f"AppendSink: {target!r} cannot append; give one such as KafkaAppendTarget(...), or an object with the "
-                "methods check_append and append of asyncstate.spark.sinks.AppendTarget"
+                f"AppendSink: {target!r} cannot append; give one such as ParquetTarget(...), PostgresTarget(...) or "
+                "KafkaAppendTarget(...), or an object with the methods check_append and append of "
+                "asyncstate.spark.sinks.AppendTarget"
             )
         if writer is not None:
             check_writer("AppendSink", writer)
@@ -77,13 +68,20 @@ class AppendSink:
         """The target and the writer, which no other sink of the graph may have; ``name``: the sink's in the graph."""
         return destination(self.target, self.writer or name)
 
-    def write_micro_batch(
-        self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str, changes: Changelog | None = None
-    ) -> None:
+    def write_micro_batch(self, rows: DataFrame, batch: MicroBatch, name: str) -> None:
         """Append the rows of a micro-batch; the graph calls it with the name of the sink."""
-        writer = self.writer or name
+        self._append(rows, batch, name)
+
+    def write_arrow_micro_batch(
+        self, rows: pa.Table, batch: MicroBatch, name: str, changes: Changelog | None
+    ) -> None:
+        """``write_micro_batch`` with rows that are in this process."""
         if changes is not None:
             self.check_changes(changes)
+        self._append(rows, batch, name)
+
+    def _append(self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str) -> None:
+        writer = self.writer or name
         check_first_write(batch, self.target, writer)
         self.target.append(writer, batch.batch_id, self._table(rows), batch.origin)
 
@@ -93,7 +91,7 @@ class AppendSink:
 
     def _table(self, rows: DataFrame | pa.Table) -> pa.Table:
         if not isinstance(rows, pa.Table):
-            rows = (insertions(rows) if self.changes else rows).toArrow()
+            rows = arrow_table(insertions(rows) if self.changes else rows)
         names = [name for name in rows.column_names if name != ROW_KIND_COLUMN]
         if not self.changes:
             return rows.select(names)

@@ -9,7 +9,7 @@ Source: the transaction identifiers (``txn``) of the Delta transaction log proto
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import xxhash
@@ -21,16 +21,35 @@ from asyncstate.spark.sinks.target import (
     TargetChanges,
     cast_to,
     check_columns,
+    check_keys,
     check_no_nan,
     check_text,
     check_types,
     extra,
+    with_all_columns,
 )
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import CommitProperties, DeltaTable
 
 _GONE = "__asyncstate_gone"
+_FEATURES: Final = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+    }
+)
+"""Writer features with which deltalake commits; ``columnMapping`` only while its mode is none."""
+_IDENTITY_VERSION: Final = 6
+"""The writer version, before features, that has identity columns."""
 
 
 class DeltaTarget:
@@ -42,11 +61,52 @@ class DeltaTarget:
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``. Delta knows no primary keys: that ``keys`` are one is for the caller to know."""
-        self._check(schema, keys, self._schema(self._table()))
+        check_keys(self.place, schema, keys)
+        self._check(self._table(), schema, keys)
 
-    def _check(self, schema: pa.Schema, keys: tuple[str, ...], known: pa.Schema) -> None:
-        check_columns(self.place, schema, keys, known.names)
+    def check_append(self, schema: pa.Schema) -> None:
+        """See ``AppendTarget``. Columns that the rows lack must be nullable."""
+        self._check(self._table(), schema, ())
+
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
+        """See ``AppendTarget``. A second driver that wrote meanwhile makes it fail, with nothing written."""
+        return self.write(writer, batch_id, TargetChanges.appended(rows), origin)
+
+    def _check(self, table: DeltaTable, schema: pa.Schema, keys: tuple[str, ...]) -> None:
+        known = self._schema(table)
+        check_columns(self.place, schema, known.names)
         check_types(self.place, schema, known)
+        self._check_features(table)
+        for field in table.schema().fields:
+            if "delta.generationExpression" in field.metadata and field.name not in schema.names:
+                raise SchemaError(
+                    f"{self.place}: column '{field.name}' is computed from other columns, which deltalake does not do; "
+                    "add it before the sink"
+                )
+        if keys and table.metadata().configuration.get("delta.appendOnly") == "true":
+            raise SchemaError(
+                f"{self.place} is append-only (delta.appendOnly): its rows cannot be changed; write insert-only rows "
+                "with AppendSink, or remove this property of the table"
+            )
+
+    def _check_features(self, table: DeltaTable) -> None:
+        """Raise SchemaError for a table that deltalake would refuse at the commit, or write so that readers find
+        nothing in its columns."""
+        mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+        if mode != "none":
+            raise SchemaError(
+                f"{self.place} maps its columns to other names in files (delta.columnMapping.mode = {mode}), which "
+                "deltalake does not: readers would find nulls. Write into a table without column mapping"
+            )
+        protocol = table.protocol()
+        unknown = sorted(set(protocol.writer_features or ()) - _FEATURES)
+        if protocol.min_writer_version == _IDENTITY_VERSION:
+            unknown = ["identityColumns"]
+        if unknown:
+            raise SchemaError(
+                f"{self.place} has the table features {', '.join(unknown)}, with which deltalake does not write; drop "
+                "them from the table, or write into another one"
+            )
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver that wrote meanwhile makes it fail, with nothing written."""
@@ -57,8 +117,7 @@ class DeltaTarget:
         name, hashed = origin.named(writer), _hashed(origin)
         if is_written(self.place, writer, batch_id, hashed, _mark(table, name), has_gaps=True):
             return False
-        known = self._schema(table)
-        self._check(changes.upserts.schema, changes.keys, known)
+        self._check(table, changes.upserts.schema, changes.keys)
         check_no_nan(self.place, changes)
         marks = {
             name: batch_id,
@@ -66,25 +125,38 @@ class DeltaTarget:
             f"{name}/driver": int(hashed.driver),
         }
         transactions = [Transaction(app, version) for app, version in marks.items()]
-        names, keys = changes.upserts.column_names, changes.keys
-        own = {identifier(name): f"s.{identifier(name)}" for name in names}
+        commit = CommitProperties(app_transactions=transactions)
         try:
-            (
-                table.merge(
-                    self._source(changes, known),
-                    " AND ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in keys),
-                    source_alias="s",
-                    target_alias="t",
-                    commit_properties=CommitProperties(app_transactions=transactions),
-                )
-                .when_matched_delete(f"s.{_GONE}")
-                .when_matched_update(own, f"NOT s.{_GONE}")
-                .when_not_matched_insert(own, f"NOT s.{_GONE}")
-                .execute()
-            )
+            if changes.keys:
+                self._merge(table, changes, commit)
+            elif changes.upserts.num_rows:
+                self._append(table, changes.upserts, commit)
         except DeltaError as error:
             raise StoreError(f"{self.place}: {error}; nothing was written") from error
         return True
+
+    def _append(self, table: DeltaTable, rows: pa.Table, commit: CommitProperties) -> None:
+        from deltalake import write_deltalake
+
+        known = self._schema(table)
+        whole = with_all_columns(cast_to(self.place, rows, known), known)
+        write_deltalake(table, whole, mode="append", commit_properties=commit)
+
+    def _merge(self, table: DeltaTable, changes: TargetChanges, commit: CommitProperties) -> None:
+        own = {identifier(name): f"s.{identifier(name)}" for name in changes.upserts.column_names}
+        (
+            table.merge(
+                self._source(changes, self._schema(table)),
+                " AND ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in changes.keys),
+                source_alias="s",
+                target_alias="t",
+                commit_properties=commit,
+            )
+            .when_matched_delete(f"s.{_GONE}")
+            .when_matched_update(own, f"NOT s.{_GONE}")
+            .when_not_matched_insert(own, f"NOT s.{_GONE}")
+            .execute()
+        )
 
     def _source(self, changes: TargetChanges, schema: pa.Schema) -> pa.Table:
         upserts = cast_to(self.place, changes.upserts, schema)

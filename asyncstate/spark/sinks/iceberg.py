@@ -18,10 +18,12 @@ from asyncstate.spark.sinks.target import (
     TargetChanges,
     cast_to,
     check_columns,
+    check_keys,
     check_no_nan,
     check_text,
     check_types,
     extra,
+    with_all_columns,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
 
 _ROW: Final = "__asyncstate_row"
+_VERSION_MAX: Final = 2
+"""The newest format version that pyiceberg writes."""
 
 
 class IcebergTarget:
@@ -45,23 +49,36 @@ class IcebergTarget:
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``. Iceberg enforces no primary keys, so the caller must choose unique ``keys``. Rows must have
         all columns of the table, since a changed row is replaced."""
-        if "." not in self.table:
-            raise ConfigurationError(
-                f"IcebergTarget: table {self.table!r} has no namespace; give both, such as 'db.totals'"
-            )
+        check_keys(self.place, schema, keys)
         self._check(self._load(), schema, keys)
+
+    def check_append(self, schema: pa.Schema) -> None:
+        """See ``AppendTarget``. Columns that the rows lack must be optional. A table with identifier fields is refused:
+        appended rows could repeat them, and Iceberg does not find out."""
+        self._check(self._load(), schema, ())
+
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
+        """See ``AppendTarget``. A second driver that wrote meanwhile makes it fail, with nothing written."""
+        return self.write(writer, batch_id, TargetChanges.appended(rows), origin)
 
     def _check(self, table: Table, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         known = table.schema().as_arrow()
-        check_columns(self.place, schema, keys, known.names)
+        check_columns(self.place, schema, known.names)
         check_types(self.place, schema, known)
+        self._check_format(table)
         lacking = [name for name in known.names if name not in schema.names]
-        if lacking:
+        if keys and lacking:
             raise SchemaError(
                 f"{self.place} has columns that the rows lack ({', '.join(lacking)}), but a row must have all "
                 "columns; add them before the sink"
             )
         identifiers = table.schema().identifier_field_names()
+        if identifiers and not keys:
+            shown = ", ".join(sorted(identifiers))
+            raise SchemaError(
+                f"{self.place} has the identifier fields {shown}, which appended rows could repeat; write with "
+                f"UpsertSink([{shown}], ...), or remove the identifier fields of the table"
+            )
         if identifiers and identifiers != set(keys):
             raise SchemaError(
                 f"{self.place} has the identifier fields {', '.join(sorted(identifiers))}, but the sink's keys are "
@@ -70,6 +87,24 @@ class IcebergTarget:
         if not table.spec().is_unpartitioned():
             with extra("iceberg", "IcebergTarget"):
                 import pyiceberg_core  # noqa: F401  (pyiceberg partitions rows by it)
+
+    def _check_format(self, table: Table) -> None:
+        """Raise SchemaError for a table that pyiceberg would not write, or not as the table says."""
+        from pyiceberg.transforms import UnknownTransform
+
+        unknown = [
+            field.name for field in table.spec().fields if isinstance(field.transform, UnknownTransform)
+        ]
+        files = table.properties.get("write.format.default", "parquet").lower()
+        problem = ""
+        if table.format_version > _VERSION_MAX:
+            problem = f"has format version {table.format_version}, but pyiceberg writes up to {_VERSION_MAX}"
+        elif files != "parquet":
+            problem = f"has write.format.default = {files}, but pyiceberg writes Parquet"
+        elif unknown:
+            problem = f"is partitioned by a transform that pyiceberg does not know ({', '.join(unknown)})"
+        if problem:
+            raise SchemaError(f"{self.place} {problem}; change the table, or write into another one")
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """See ``Target``. A second driver that wrote meanwhile makes it fail, with nothing written."""
@@ -88,11 +123,19 @@ class IcebergTarget:
         try:
             with table.transaction() as transaction, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about a key to delete that does not exist
-                self._replace(table, transaction, changes)
+                if changes.keys:
+                    self._replace(table, transaction, changes)
+                elif changes.upserts.num_rows:
+                    self._append(table, transaction, changes.upserts)
                 transaction.set_properties({name: mark_from(origin, batch_id).text()})
         except (CommitFailedException, ValidationException) as error:
             raise StoreError(f"{self.place}: {error}; nothing was written") from error
         return True
+
+    def _append(self, table: Table, transaction: Transaction, rows: pa.Table) -> None:
+        known = table.schema().as_arrow()
+        whole = with_all_columns(cast_to(self.place, rows, known, required=True), known)
+        transaction.append(whole.cast(known))
 
     def _replace(self, table: Table, transaction: Transaction, changes: TargetChanges) -> None:
         """Delete the rows of all changed keys, and add the new ones and the rows that stay of their files.
@@ -123,6 +166,10 @@ class IcebergTarget:
         return f"Iceberg table {self.table}"
 
     def _load(self) -> Table:
+        if "." not in self.table:
+            raise ConfigurationError(
+                f"IcebergTarget: table {self.table!r} has no namespace; give both, such as 'db.totals'"
+            )
         with extra("iceberg", "IcebergTarget"):
             from pyiceberg.catalog import load_catalog
             from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError

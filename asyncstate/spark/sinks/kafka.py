@@ -19,7 +19,7 @@ from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written, mar
 from asyncstate.errors import AsyncStateError, SchemaError, StoreError
 from asyncstate.spark.sinks.column_checks import json_shape, plain
 from asyncstate.spark.sinks.kafka_messages import JsonMessages, MessageEncoding
-from asyncstate.spark.sinks.target import TargetChanges, check_columns, check_no_nan, check_text, extra
+from asyncstate.spark.sinks.target import TargetChanges, check_keys, check_no_nan, check_text, extra
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Producer
@@ -58,7 +58,7 @@ class KafkaTarget:
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``. The topic must be there, and be compacted: one that brokers make by themselves is not."""
-        check_columns(self.place, schema, keys, schema.names)
+        check_keys(self.place, schema, keys)
         self._encoding.check(self.place, schema)
         policy = _policy(self.place, self._options, self.topic)
         words = {word.strip() for word in (policy or "compact").split(",")}

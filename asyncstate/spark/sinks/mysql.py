@@ -31,7 +31,7 @@ from asyncstate.spark.sinks.sql import (
     mark_from_row,
     row_of_mark,
 )
-from asyncstate.spark.sinks.target import TargetChanges, check_no_nan, check_text, extra
+from asyncstate.spark.sinks.target import TargetChanges, check_keys, check_no_nan, check_text, extra
 
 if TYPE_CHECKING:
     from pymysql.cursors import Cursor
@@ -93,8 +93,18 @@ class MySqlTarget:
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``; also refuses tables without transactions, and those with a second unique key, by which
         MySQL would replace other rows than those of ``keys``."""
+        check_keys(self.place, schema, keys)
         with self._cursor() as cursor:
             self._check(self._described(cursor), schema, keys)
+
+    def check_append(self, schema: pa.Schema) -> None:
+        """See ``AppendTarget``. The table needs no key; a row that breaks a unique index fails its micro-batch."""
+        with self._cursor() as cursor:
+            self._check(self._described(cursor), schema, ())
+
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
+        """See ``AppendTarget``."""
+        return self.write(writer, batch_id, TargetChanges.appended(rows), origin)
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
@@ -118,9 +128,10 @@ class MySqlTarget:
             )
             if is_written(self.place, writer, batch_id, origin, mark_from_row(found[0])):
                 return False
-            _insert(cursor, DELETES, changes.deletes, table.types)
             _insert(cursor, UPSERTS, changes.upserts, table.types)
-            cursor.execute(sql.delete)
+            if changes.deletes.num_rows:
+                _insert(cursor, DELETES, changes.deletes, table.types)
+                cursor.execute(sql.delete)
             cursor.execute(sql.upsert)
             cursor.execute(
                 f"UPDATE asyncstate_batches SET batch_id = %s, checkpoint = %s, driver = %s WHERE {_KEY}",
@@ -153,7 +164,7 @@ class MySqlTarget:
 
         check_table(self.place, schema, keys, table.columns, table.unique, reason)
         others = [one.name for one in table.unique if one.columns != frozenset(keys) or one.wrong]
-        if others:
+        if keys and others:
             raise SchemaError(
                 f"table {self.table} has a second unique key ({', '.join(others)}), by which MySQL's upserts would "
                 "replace rows of other keys; make it a plain index, or use it as the sink's keys"
@@ -194,8 +205,12 @@ def _unique(index: str, parts: Sequence[tuple[str, str | None, int | None]]) -> 
 
 
 def statements(table: str, columns: Sequence[str], keys: Sequence[str]) -> Statements:
-    """The statements for a table."""
+    """The statements for a table; without ``keys`` rows are appended."""
     name, listed, by = _identifier(table), ", ".join(map(_identifier, columns)), list(map(_identifier, keys))
+    staged = f"CREATE TEMPORARY TABLE {UPSERTS} AS SELECT {listed} FROM {name} WHERE false"
+    into = f"INSERT INTO {name} ({listed}) SELECT {listed} FROM {UPSERTS}"
+    if not keys:
+        return Statements((staged,), "", "", into)
     changed = [_identifier(column) for column in columns if column not in keys]
     change = (
         ", ".join(f"{column} = VALUES({column})" for column in changed) or f"{name}.{by[0]} = {name}.{by[0]}"
@@ -203,12 +218,12 @@ def statements(table: str, columns: Sequence[str], keys: Sequence[str]) -> State
     same = " AND ".join(f"{name}.{column} = gone.{column}" for column in by)
     return Statements(
         (
-            f"CREATE TEMPORARY TABLE {UPSERTS} AS SELECT {listed} FROM {name} WHERE false",
+            staged,
             f"CREATE TEMPORARY TABLE {DELETES} AS SELECT {', '.join(by)} FROM {name} WHERE false",
         ),
         f"DELETE {name} FROM {name} JOIN {DELETES} AS gone ON {same}",
         f"SELECT count(*) FROM {name} JOIN {DELETES} AS gone ON {same}",
-        f"INSERT INTO {name} ({listed}) SELECT {listed} FROM {UPSERTS} ON DUPLICATE KEY UPDATE {change}",
+        f"{into} ON DUPLICATE KEY UPDATE {change}",
     )
 
 

@@ -36,7 +36,7 @@ from asyncstate.spark.sinks.sql import (
     row_of_mark,
     statements,
 )
-from asyncstate.spark.sinks.target import TargetChanges, check_text, extra
+from asyncstate.spark.sinks.target import TargetChanges, check_keys, check_text, extra
 
 if TYPE_CHECKING:
     import psycopg
@@ -86,6 +86,7 @@ _UNIQUE: Final = """
     FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = to_regclass(%s) AND i.indisunique
 """
+_RIGHTS_TO_APPEND: Final = ("SELECT", "INSERT")
 _KEY: Final = "job = %s AND writer = %s AND table_name = %s"
 
 
@@ -118,8 +119,18 @@ class PostgresTarget:
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``; also refuses what is not a table, and rights that are missing."""
+        check_keys(self.place, schema, keys)
         with self._connected() as database:
-            self._check(self._described(database), schema, keys)
+            self._check(self._described(database, keys), schema, keys)
+
+    def check_append(self, schema: pa.Schema) -> None:
+        """See ``AppendTarget``. The table needs no key; a row that breaks a unique index fails its micro-batch."""
+        with self._connected() as database:
+            self._check(self._described(database, ()), schema, ())
+
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
+        """See ``AppendTarget``."""
+        return self.write(writer, batch_id, TargetChanges.appended(rows), origin)
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:
         """Write the changes, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it
@@ -127,7 +138,7 @@ class PostgresTarget:
         sql = statements(self.table, changes.upserts.column_names, changes.keys)
         key = (origin.job, writer, self.table)
         with self._connected() as database, database.cursor() as cursor:
-            table = self._described(database)
+            table = self._described(database, changes.keys)
             self._check(table, changes.upserts.schema, changes.keys)
             check_values(self.place, changes, table.columns)
             cursor.execute(BATCHES)
@@ -154,15 +165,16 @@ class PostgresTarget:
     ) -> None:
         for statement in sql.stage:
             cursor.execute(statement)
-        _copy(cursor, DELETES, changes.deletes, table.types)
         _copy(cursor, UPSERTS, changes.upserts, table.types)
-        cursor.execute(sql.delete)
-        if table.has_triggers and changes.deletes.num_rows:
-            found = cursor.execute(sql.gone).fetchone()
+        if changes.deletes.num_rows:
+            _copy(cursor, DELETES, changes.deletes, table.types)
+            cursor.execute(sql.delete)
+            found = cursor.execute(sql.gone).fetchone() if table.has_triggers else None
             check_gone(self.place, found[0] if found else 0)
         check_count(self.place, cursor.execute(sql.upsert).rowcount, changes.upserts.num_rows)
 
-    def _described(self, database: psycopg.Connection[Any]) -> _Table:
+    def _described(self, database: psycopg.Connection[Any], keys: tuple[str, ...]) -> _Table:
+        """The table. Raises for what cannot be written by ``keys``, or appended to if there are none."""
         found = database.execute(_TABLE, [self.table]).fetchone()
         if found is None:
             return _Table({}, {}, [], False)
@@ -173,6 +185,7 @@ class PostgresTarget:
             )
         if is_read_only:
             raise StoreError(f"{self.place}: the database is read-only; name a server that accepts writes")
+        lacking = [right for right in lacking if keys or right in _RIGHTS_TO_APPEND]
         if lacking:
             raise StoreError(f"{self.place}: the user lacks the privilege to {', '.join(lacking)}; grant it")
         if no_batches:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from asyncstate.driver.write_marks import Mark, Origin
 from asyncstate.errors import OperatorError, SchemaError, StoreError
 from asyncstate.spark.sinks.column_checks import is_text
-from asyncstate.spark.sinks.target import TargetChanges, check_columns
+from asyncstate.spark.sinks.target import TargetChanges, check_columns, check_keys
 
 BATCHES: Final = (
     "CREATE TABLE IF NOT EXISTS asyncstate_batches (job text NOT NULL, writer text NOT NULL, table_name text NOT NULL, "
@@ -72,9 +72,9 @@ def mark_from_row(row: tuple[int, str, str] | None) -> Mark | None:
 
 class Statements(NamedTuple):
     """The statements of one table. ``stage``: two temporary tables; then ``delete`` and ``upsert`` from them; ``gone``
-    counts rows that should have been deleted."""
+    counts rows that should have been deleted. Of rows that are appended only one is staged, and ``delete`` is empty."""
 
-    stage: tuple[str, str]
+    stage: tuple[str, ...]
     delete: str
     gone: str
     upsert: str
@@ -87,10 +87,14 @@ def statements(
     exact: Mapping[str, str] | None = None,
     insert: str = "INSERT",
 ) -> Statements:
-    """``table`` as SQL names it. ``exact``: by key column, the clause that makes comparisons equal those of its
-    index."""
+    """``table`` as SQL names it; without ``keys`` rows are appended. ``exact``: by key column, the clause that makes
+    comparisons equal those of its index."""
     exact = exact or {}
     listed, by = ", ".join(map(identifier, columns)), ", ".join(map(identifier, keys))
+    staged = f"CREATE TEMPORARY TABLE {UPSERTS} AS SELECT {listed} FROM {table} WHERE false"
+    into = f"{insert} INTO {table} ({listed}) SELECT {listed} FROM {UPSERTS} WHERE true"
+    if not keys:
+        return Statements((staged,), "", "", into)
     conflict = ", ".join(identifier(name) + exact.get(name, "") for name in keys)
     others = [identifier(name) for name in columns if name not in keys]
     # A row that has only a key is rewritten, so that the database counts it.
@@ -102,13 +106,12 @@ def statements(
     there = f"EXISTS (SELECT 1 FROM {DELETES} AS gone WHERE {same})"
     return Statements(
         (
-            f"CREATE TEMPORARY TABLE {UPSERTS} AS SELECT {listed} FROM {table} WHERE false",
+            staged,
             f"CREATE TEMPORARY TABLE {DELETES} AS SELECT {by} FROM {table} WHERE false",
         ),
         f"DELETE FROM {table} WHERE {there}",
         f"SELECT count(*) FROM {table} WHERE {there}",
-        f"{insert} INTO {table} ({listed}) SELECT {listed} FROM {UPSERTS} WHERE true ON CONFLICT ({conflict}) "
-        f"DO {change}",
+        f"{into} ON CONFLICT ({conflict}) DO {change}",
     )
 
 
@@ -130,10 +133,13 @@ def check_table(
     reason: Reason,
 ) -> None:
     """Raise SchemaError unless rows of ``schema`` fit into a table that has ``columns``, and one of its ``unique``
-    indexes supports upserts by ``keys``."""
+    indexes supports upserts by ``keys``; without keys rows are appended."""
     if not columns:
-        raise SchemaError(f"{place} does not exist; create it with a primary key ({', '.join(keys)})")
-    check_columns(place, schema, keys, columns)
+        what = f"a primary key ({', '.join(keys)})" if keys else "the columns of the rows"
+        raise SchemaError(f"{place} does not exist; create it with {what}")
+    if keys:
+        check_keys(place, schema, keys)
+    check_columns(place, schema, columns)
     for name in schema.names:
         if columns[name].computed:
             raise SchemaError(
@@ -146,7 +152,7 @@ def check_table(
             "the sink, or give it a default"
         )
     over = [one for one in unique if one.columns == frozenset(keys)]
-    if all(one.wrong for one in over):
+    if keys and all(one.wrong for one in over):
         why = "".join(f"; {one.name} is none, since {one.wrong}" for one in over)
         raise SchemaError(
             f"{place} has no primary key or unique index over ({', '.join(keys)}) for upserts; create one, so that "

@@ -45,7 +45,7 @@ from asyncstate.spark.sinks.sql import (
     row_of_mark,
     statements,
 )
-from asyncstate.spark.sinks.target import TargetChanges, check_no_nan, check_text
+from asyncstate.spark.sinks.target import TargetChanges, check_keys, check_no_nan, check_text
 
 _EXACT: Final = " COLLATE BINARY"
 _COLUMNS: Final = (
@@ -91,6 +91,18 @@ class SqliteTarget:
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         """See ``Target``; also refuses a file that is not there or is no database, and one that is locked."""
+        check_keys(self._shown, schema, keys)
+        self._check_file(schema, keys)
+
+    def check_append(self, schema: pa.Schema) -> None:
+        """See ``AppendTarget``. The table needs no key; a row that breaks a unique index fails its micro-batch."""
+        self._check_file(schema, ())
+
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
+        """See ``AppendTarget``."""
+        return self.write(writer, batch_id, TargetChanges.appended(rows), origin)
+
+    def _check_file(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
         with self._connected() as database:
             self._check(_described(database, self.table), schema, keys)
             database.execute("BEGIN IMMEDIATE")
@@ -129,11 +141,12 @@ class SqliteTarget:
     ) -> None:
         for statement in sql.stage:
             database.execute(statement)
-        _insert(database, DELETES, changes.deletes)
         _insert(database, UPSERTS, changes.upserts)
-        database.execute(sql.delete)
-        if has_triggers:
-            check_gone(self._shown, database.execute(sql.gone).fetchone()[0])
+        if changes.deletes.num_rows:
+            _insert(database, DELETES, changes.deletes)
+            database.execute(sql.delete)
+            if has_triggers:
+                check_gone(self._shown, database.execute(sql.gone).fetchone()[0])
         check_count(self._shown, database.execute(sql.upsert).rowcount, changes.upserts.num_rows)
 
     @property

@@ -20,11 +20,19 @@ from asyncstate.spark.sinks.column_checks import keeps
 
 
 class TargetChanges(NamedTuple):
-    """A micro-batch, at most one row per key: ``upserts`` have all columns, ``deletes`` those of the key, ``keys``."""
+    """A micro-batch, at most one row per key: ``upserts`` have all columns, ``deletes`` those of the key, ``keys``.
+
+    Without ``keys`` every row of ``upserts`` is appended, and ``deletes`` is empty.
+    """
 
     upserts: pa.Table
     deletes: pa.Table
     keys: tuple[str, ...]
+
+    @classmethod
+    def appended(cls, rows: pa.Table) -> TargetChanges:
+        """Rows that have no key and are all appended."""
+        return cls(rows, rows.slice(0, 0).select([]), ())
 
     def marked(self, name: str, came: object, went: object) -> pa.Table:
         """All rows, with nulls outside the key of deleted ones; the column ``name`` is ``came`` for upserts, ``went``
@@ -34,6 +42,17 @@ class TargetChanges(NamedTuple):
             for rows, value in ((self.upserts, came), (self.deletes, went))
         ]
         return pa.concat_tables(parts, promote_options="default")
+
+
+class AppendTarget(Protocol):
+    """A table, folder or log that can append rows and the number of their micro-batch together."""
+
+    def check_append(self, schema: pa.Schema) -> None:
+        """Raise SchemaError unless rows of ``schema`` can be appended. Nothing is written."""
+
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
+        """Append the rows, and that ``batch_id`` of ``origin`` is the last one of ``writer``, together; False if it has
+        been written already. Raises JobError if this micro-batch does not follow the one that the target has."""
 
 
 class Target(Protocol):
@@ -50,15 +69,18 @@ class Target(Protocol):
         """
 
 
-def check_columns(place: str, schema: pa.Schema, keys: Sequence[str], known: Collection[str]) -> None:
-    """Raise SchemaError unless ``place``, with the columns ``known``, has all of ``schema``, which must have the
-    ``keys``."""
+def check_keys(place: str, schema: pa.Schema, keys: Sequence[str]) -> None:
+    """Raise SchemaError unless there are ``keys``, and ``schema`` has all of them."""
     missing = [name for name in keys if name not in schema.names]
     if missing or not keys:
         raise SchemaError(
             f"{place}: key column '{', '.join(missing)}' is not one of the rows' columns ({', '.join(schema.names)}); "
             "name the columns of its primary key"
         )
+
+
+def check_columns(place: str, schema: pa.Schema, known: Collection[str]) -> None:
+    """Raise SchemaError unless ``place``, with the columns ``known``, has all of ``schema``."""
     for name in schema.names:
         if name not in known:
             raise SchemaError(
@@ -105,6 +127,17 @@ def cast_to(place: str, rows: pa.Table, known: pa.Schema, *, required: bool = Fa
         raise OperatorError(
             f"{place} does not accept rows of {shown}: {error}; cast them before the sink; nothing was written"
         ) from error
+
+
+def with_all_columns(rows: pa.Table, known: pa.Schema) -> pa.Table:
+    """``rows`` with all columns of ``known``, in their order; those that they lack are null."""
+    columns = [
+        rows.column(field.name)
+        if field.name in rows.column_names
+        else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+        for field in known
+    ]
+    return pa.table(columns, known.names)
 
 
 def check_no_nan(place: str, changes: TargetChanges, *, is_finite: bool = False) -> None:

@@ -17,18 +17,19 @@ from asyncstate.codec.from_python import UnfitValueError, arrow_values
 from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.lookups.lookup_source import Key, Rows
 from asyncstate.row_shape import RowShape
+from asyncstate.specs import RowError
 
 from ...core.arrays import BoolArray, Int64Array, count_up
-from .lookup_requests import FAILED
+from .lookup_requests import FailedRows
 
 
 class Answers(NamedTuple):
-    """Rows (m) of u keys: one column per field of ``columns``, how many rows each key has (u), and whether its request
-    has failed (u)."""
+    """Rows (m) of u keys: one column per field of ``columns``, how many rows each key has (u), and why its request has
+    failed (u; None: it has not)."""
 
     columns: list[pa.Array]
     counts: Int64Array
-    failed: BoolArray
+    errors: list[RowError | None]
 
     @staticmethod
     def of(keys: Sequence[Key], rows: Sequence[Rows], schema: pa.Schema, owner: str) -> Answers:
@@ -44,7 +45,13 @@ class Answers(NamedTuple):
             _column(field, list(column), keys, counts, owner)
             for field, column in zip(schema, by_column, strict=True)
         ]
-        return Answers(columns, counts, np.fromiter((found is FAILED for found in rows), np.bool_, len(rows)))
+        errors = [found.error if isinstance(found, FailedRows) else None for found in rows]
+        return Answers(columns, counts, errors)
+
+    @property
+    def failed(self) -> BoolArray:
+        """Whether the request of a key has failed (u)."""
+        return np.fromiter((error is not None for error in self.errors), np.bool_, len(self.errors))
 
     def of_rows(self, keys: Int64Array, pads: bool) -> tuple[Int64Array, Int64Array]:
         """For rows (n) with these keys: the row, and the found row (-1: none), of each pair. ``pads``: a row for which

@@ -28,6 +28,7 @@ from asyncstate.errors import SchemaError
 from asyncstate.futures import StateFuture, as_completed, combine_all
 from asyncstate.lookups.lookup_source import Key, Lookup, Rows
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext, OutputSpec
+from asyncstate.specs import ERRORS_OUTPUT, with_error_columns
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl
@@ -53,6 +54,7 @@ from .answers import Answers
 from .lookup_requests import LookupCache, Requests, Retry
 
 LookupJoinKind = Literal["left", "inner"]
+OnFailure = Literal["fail", "null", "output"]
 LookupLike = Lookup | Callable[[Sequence[Key]], Any]
 """A ``Lookup``, or a function of a list of keys to the list of the rows of each, plain or ``async def``."""
 
@@ -76,8 +78,9 @@ class LookupJoin(Named, BundleOperator):
     timedelta): how long a request may take with its retries. ``cache``: which answers to cache.
 
     ``on_failure``: what happens to the rows of a request that finally fails. "fail": the micro-batch fails; "null":
-    their keys find nothing, which is not cached; with the name of a side output they go there, with the input's
-    columns (insert-only inputs). The counter ``lookups_failed`` counts their distinct keys.
+    their keys find nothing, which is not cached; "output" (insert-only inputs): they go to the side output ``errors``,
+    with ``error_type`` and ``error_message`` after their columns. The counter ``lookups_failed`` counts their distinct
+    keys.
 
     >>> from asyncstate.testing import OperatorHarness
     >>> bids = pa.schema([("auction", pa.int64()), ("price", pa.int64())])
@@ -111,7 +114,7 @@ class LookupJoin(Named, BundleOperator):
         retry_empty: Retry | None = None,
         timeout: Seconds | None = None,
         cache: LookupCache | None = None,
-        on_failure: str = "fail",
+        on_failure: OnFailure = "fail",
         suffixes: tuple[str, str] = ("", "_right"),
         ttl: Ttl = None,
     ) -> None:
@@ -132,10 +135,7 @@ class LookupJoin(Named, BundleOperator):
         _check_type(retry, Retry, "retry", "Retry(attempts=3, delay='1 second')", self.owner)
         _check_type(retry_empty, Retry, "retry_empty", "Retry(attempts=3, delay='1 second')", self.owner)
         _check_type(cache, LookupCache, "cache", "LookupCache(rows=10_000)", self.owner)
-        if not isinstance(on_failure, str) or not on_failure:  # type: ignore[redundant-expr]  # as it may be called
-            raise SchemaError(
-                f"{self.owner}: on_failure is {on_failure!r}; give 'fail', 'null' or the name of a side output"
-            )
+        check_choice(on_failure, get_args(OnFailure), "on_failure", self.owner)
         if on is not None and (isinstance(on, str) or not isinstance(on, Sequence) or not on):  # type: ignore[redundant-expr]
             raise SchemaError(f"{self.owner}: on is {on!r}; give a list of columns, or None for the key")
         self.lookup = lookup
@@ -150,7 +150,7 @@ class LookupJoin(Named, BundleOperator):
         self.retry_empty = retry_empty
         self.timeout = None if timeout is None else seconds(timeout, self.owner, "timeout", above_zero=True)
         self.cache = cache
-        self.on_failure = on_failure
+        self.on_failure: OnFailure = on_failure
         self._name = (
             uuid.uuid4().hex
         )  # travels with the operator: a worker process finds its cached answers by it
@@ -169,7 +169,7 @@ class LookupJoin(Named, BundleOperator):
         if isinstance(self.lookup, Lookup):
             keys = [spec.schema.field(name) for name in self._on(spec)]
             self.lookup.check(pa.schema(keys), self.columns)
-        if self._failed_output is not None:
+        if self.on_failure == "output":
             check_insert_only(spec, f"{self.owner}(on_failure={self.on_failure!r})", "on_failure='null'")
         if not self.ordered:
             check_insert_only(spec, f"{self.owner}(ordered=False)", "ordered=True")
@@ -178,12 +178,9 @@ class LookupJoin(Named, BundleOperator):
         found = InputSpec(self.columns, (), name="the lookup")
         joined = joined_schema(self.how, [spec, found], self.suffixes, self.owner)
         # A key may have several answers, so no unique key is known.
-        aside = {} if self._failed_output is None else {self._failed_output: spec.schema}
+        goes_aside = self.on_failure == "output"
+        aside = {ERRORS_OUTPUT: with_error_columns(self.owner, spec.schema)} if goes_aside else {}
         return OutputSpec(joined, aside, changes=spec.changes.with_keys(()))
-
-    @property
-    def _failed_output(self) -> str | None:
-        return None if self.on_failure in ("fail", "null") else self.on_failure
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: which rows of a changelog are stored; of an insert-only input none are."""
@@ -207,6 +204,10 @@ class LookupJoin(Named, BundleOperator):
         self._on_at = [names.index(name) for name in self._on(spec)]
         self._where = None if self.where is None else RowCondition(self.where, spec.schema, self.owner)
         self._pads = self.how == "left"
+        if isinstance(self.lookup, Lookup):
+            groups, of = context.key_groups, context.max_parallelism
+            # Without a key one partition has all rows.
+            self.lookup.take_share(*((groups.start / of, len(groups) / of) if spec.key else (0.0, 1.0)))
         ask = self.lookup.lookup if isinstance(self.lookup, Lookup) else self.lookup
         self._requests = Requests(
             ask,
@@ -298,20 +299,23 @@ class LookupJoin(Named, BundleOperator):
         out = _Out(bundle.batch.columns, bundle.kinds)
 
         def emit_results(found: Answers) -> None:
-            answered = self._without_failed(out, rows, found.failed[of_row], ctx)
+            answered = self._without_failed(out, rows, of_row, found, ctx)
             pairs, answers = found.of_rows(of_row[answered], self._pads)
             self._emit(out, np.append(rows[answered][pairs], self._silent(asks)), answers, found.columns, ctx)
 
         return self._answers(keys, ctx).then_accept(emit_results)
 
     def _without_failed(
-        self, out: _Out, rows: Int64Array, failed: BoolArray, ctx: BundleContext
+        self, out: _Out, rows: Int64Array, key: Int64Array, answers: Answers, ctx: BundleContext
     ) -> Int64Array:
-        """Which of ``rows`` (n) to emit here; those whose request has ``failed`` (n) go to the side output, if any."""
-        if self._failed_output is None or not failed.any():
+        """Which of ``rows`` (n), of the keys ``key`` (n), to emit here; those whose request has failed go to the side
+        output, if there is one."""
+        failed = answers.failed[key]
+        if self.on_failure != "output" or not failed.any():
             return np.arange(len(rows))
-        gone = rows[failed]
-        ctx.emit(take_rows(out.columns, gone), out.kinds[gone], output=self._failed_output)
+        gone, errors = rows[failed], [answers.errors[at] for at in key[failed]]
+        texts = [pa.array(values, pa.string()) for values in zip(*filter(None, errors), strict=True)]
+        ctx.emit([*take_rows(out.columns, gone), *texts], out.kinds[gone], output=ERRORS_OUTPUT)
         return np.flatnonzero(~failed)
 
     def _silent(self, asks: BoolArray) -> Int64Array:
@@ -334,7 +338,7 @@ class LookupJoin(Named, BundleOperator):
             mine = [order[starts[place] : starts[place + 1]] for place in places]
             key = np.repeat(np.arange(len(places)), [len(part) for part in mine])
             own = rows[np.concatenate(mine)]
-            answered = self._without_failed(out, own, answers.failed[key], ctx)
+            answered = self._without_failed(out, own, key, answers, ctx)
             pairs, at = answers.of_rows(key[answered], self._pads)
             self._emit(out, own[answered][pairs], at, answers.columns, ctx)
 
@@ -464,10 +468,15 @@ class StatelessLookupJoin(LookupJoin):
     def bind(self, inputs: Sequence[InputSpec]) -> OutputSpec:
         """See ``LookupJoin``; SchemaError for a changelog."""
         check_insert_only(inputs[0], self.owner, "LookupJoin")
-        if self._failed_output is not None:
+        if self.on_failure == "output":
             raise SchemaError(
                 f"{self.owner}: on_failure is {self.on_failure!r}, but without state there are no side outputs; give "
                 "'fail' or 'null', or use LookupJoin"
+            )
+        if isinstance(self.lookup, Lookup) and self.lookup.requests_per_second is not None:
+            raise SchemaError(
+                f"{self.owner}: requests_per_second of {self.lookup!r} is divided among the partitions of a job, but "
+                "without an exchange it is not known how many there are; use LookupJoin"
             )
         return super().bind(inputs)
 

@@ -15,7 +15,7 @@ import inspect
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import tenacity
 from cachetools import Cache, LRUCache, TTLCache
@@ -25,6 +25,7 @@ from asyncstate.errors import OperatorError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.lookups.lookup_source import Key, Rows
 from asyncstate.operator import BundleContext
+from asyncstate.specs import RowError
 
 from ...core.operator_checks import check_number
 
@@ -80,8 +81,12 @@ def _now() -> float:
     return time.monotonic()
 
 
-FAILED: Final[Rows] = []
-"""The rows of a key whose request has finally failed: this very object."""
+class FailedRows(list[Any]):
+    """The rows of a key whose request has finally failed, of which there are none."""
+
+    def __init__(self, error: RowError) -> None:
+        super().__init__()
+        self.error = error
 
 
 class _NotFoundYetError(Exception):
@@ -94,8 +99,8 @@ class Requests:
 
     ``retry`` is for requests that raise, ``retry_empty`` for keys without rows, which alone are requested again.
     ``timeout`` bounds a request with its retries (seconds; None: as configured). ``known``: the cached answers.
-    ``on_failed``: called with the number of keys of a request that has finally failed; their rows are then ``FAILED``,
-    which is not cached. None: the failure raises OperatorError.
+    ``on_failed``: called with the number of keys of a request that has finally failed; their rows are then
+    ``FailedRows``, which are not cached. None: the failure raises OperatorError.
     """
 
     function: Callable[[Sequence[Key]], Any]
@@ -138,7 +143,7 @@ class Requests:
     def _failed(self, keys: list[Key], error: BaseException) -> list[Rows]:
         if self.on_failed is not None:
             self.on_failed(len(keys))
-            return [FAILED] * len(keys)
+            return [FailedRows(RowError.of(error))] * len(keys)
         raise OperatorError(
             f"{self.owner}: the lookup of {_sample(keys)} failed: {type(error).__name__}: {error}. Fix the lookup, or "
             "give retry=, a longer timeout= or on_failure="
@@ -147,7 +152,7 @@ class Requests:
     def _remember(self, keys: list[Key], answers: list[Rows]) -> list[Rows]:
         if self.known is not None:
             for key, rows in zip(keys, answers, strict=True):
-                if rows is not FAILED and _size(rows) <= self.known.maxsize:
+                if not isinstance(rows, FailedRows) and _size(rows) <= self.known.maxsize:
                     self.known[key] = rows
         return answers
 
