@@ -60,6 +60,8 @@ class Dataflow:
         self._infer = infer
         self._sample = sample
         self._shown: set[Node] = set()
+        self.superseded: set[str] = set()
+        """The uids of operators of earlier programs whose stored state is dropped, as others have taken their place."""
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process nothing is declared any more.

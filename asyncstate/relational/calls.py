@@ -1,6 +1,6 @@
 """Aggregates and window functions as SQL texts: the operators' functions that they are.
 
-Owns: ``aggregate_of``, which SQL statements use as well; ``Expressions``; ``plain_name``.
+Owns: ``aggregate_of``, which SQL statements use as well; ``Expressions``.
 Invariant: a text is cut into parts and never rewritten. A column that is computed for an operator is named by its text,
 so stored state is found again only by the same expression.
 Must not import Spark.
@@ -17,6 +17,7 @@ import sqlglot
 from sqlglot import Token, TokenType
 
 from asyncstate import operators as ops
+from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.errors import SchemaError
 from asyncstate.operators import Aggregate
 from asyncstate.spark.column_types import quoted
@@ -66,7 +67,6 @@ _LITERALS: Final = {
     "percentile_disc": (1, ()),
 }
 """Functions with literal arguments: the position of the first one, and what they are if they are left out."""
-_CONSTANTS: Final = ("null", "true", "false", "current_date", "current_timestamp", "current_user")
 
 
 def aggregate_of(
@@ -85,15 +85,6 @@ def aggregate_of(
     return found if where is None else found.where(where)
 
 
-def plain_name(text: str) -> str | None:
-    """The column that a text is; None for any other expression."""
-    text = text.strip()
-    if len(text) > 2 and text.startswith("`") and text.endswith("`"):
-        inside = text[1:-1]
-        return inside.replace("``", "`") if "`" not in inside.replace("``", "") else None
-    return text if text.isidentifier() and text.lower() not in _CONSTANTS else None
-
-
 class Expressions:
     """What goes before an operator, into it and after it.
 
@@ -108,7 +99,7 @@ class Expressions:
 
     def column(self, text: str) -> str:
         """The column of the input that has the value of ``text``."""
-        plain = plain_name(text)
+        plain = column_of(text.strip())
         if plain is not None:
             return plain
         name = " ".join(text.split())

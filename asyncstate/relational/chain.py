@@ -16,6 +16,7 @@ from typing import Any, Final
 import sqlglot
 
 from asyncstate.dataflow import Apply, Source, Stream
+from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.dataflow.changelog_inference import changes_by_itself
 from asyncstate.dataflow.graph import caller
 from asyncstate.errors import JobError, SchemaError
@@ -36,7 +37,7 @@ from asyncstate.operators import (
     unbounded,
     whole,
 )
-from asyncstate.relational.calls import Expressions, plain_name
+from asyncstate.relational.calls import Expressions
 from asyncstate.runtime.declarations.uids import FILE_NAME_RULE, names_files
 from asyncstate.spark.column_types import quoted
 from asyncstate.state.expiring.ttl import Ttl
@@ -312,7 +313,7 @@ def _named(text: Any) -> tuple[str, Any]:
     tokens = sqlglot.tokenize(text, read="spark")
     if len(tokens) > 2 and tokens[-2].text.lower() == "as":
         return tokens[-1].text, text[: tokens[-2].start].strip()
-    return plain_name(text) or " ".join(text.split()), text
+    return column_of(text.strip()) or " ".join(text.split()), text
 
 
 def _order(given: Ordering, wanted: Expressions, descending: bool) -> list[OrderColumn]:
