@@ -63,6 +63,9 @@ EVERY = [
     "spark and not slow",
 ]
 CONNECT = ["-m", "pytest", "-q", "-m", "spark", "tests/connect"]
+LAKES = [".ci/check_lakes.py"]
+LAKES_ON = "4.0"
+"""The newest Spark for which there are jars of both."""
 
 
 class Cell(NamedTuple):
@@ -101,6 +104,8 @@ def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
     cells.append(_run(python, name, "Nexmark q4, q9, q18", NEXMARK))
     if spark.connect:
         cells.append(_run(python, name, "Spark Connect", CONNECT))
+    if spark.line == LAKES_ON:
+        cells.append(_run(python, name, "Delta and Iceberg by Spark", LAKES))
     if spark in (OLDEST, NEWEST):
         cells.append(_run(python, name, "all tests with Spark", EVERY))
     return cells
