@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,6 +62,8 @@ EVERY = [
     "-m",
     "spark and not slow",
 ]
+EXECUTOR = "ASYNCSTATE_TEST_EXECUTOR"
+"""Where the operators of the tests run: by default on Spark's executors."""
 CONNECT = ["-m", "pytest", "-q", "-m", "spark", "tests/connect"]
 LAKES = [".ci/check_lakes.py"]
 LAKES_ON = "4.0"
@@ -108,6 +110,8 @@ def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
         cells.append(_run(python, name, "Delta and Iceberg by Spark", LAKES))
     if spark in (OLDEST, NEWEST):
         cells.append(_run(python, name, "all tests with Spark", EVERY))
+    if spark is NEWEST:
+        cells.append(_run(python, name, "the same in the driver", EVERY, {EXECUTOR: "local"}))
     return cells
 
 
@@ -123,10 +127,13 @@ def _python_cells(line: str) -> list[Cell]:
     ]
 
 
-def _run(python: Path, where: str, what: str, arguments: Sequence[str]) -> Cell:
+def _run(
+    python: Path, where: str, what: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None
+) -> Cell:
     print(f"\n--- {where}: {what}", flush=True)
     search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": search_path, "HYPOTHESIS_PROFILE": "brief"}
+    environment |= variables or {}
     environment.pop("SPARK_HOME", None)
     started = time.monotonic()
     ran = subprocess.run([str(python), *arguments], cwd=ROOT, env=environment, check=False)

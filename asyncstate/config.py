@@ -420,6 +420,11 @@ def _shown(given: object) -> object:
     return redact(given) if isinstance(given, str) else given
 
 
+def own_settings(session: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a session that ``resolve`` reads."""
+    return {key: value for key, value in session.items() if _is_ours(key)}
+
+
 def _is_ours(key: str) -> bool:
     """Whether a setting is meant for asyncstate; a misspelled prefix counts, so that it is reported."""
     return _MEANT.match(key) is not None

@@ -1,6 +1,6 @@
 """Translation of Spark SQL text to Arrow expressions, where both give the same answer for every row.
 
-Owns: ``arrow_condition`` and ``plain_columns``.
+Owns: ``arrow_condition`` and ``plain_columns``; ``plain_column``, what one text does with a column.
 Invariant: what is not certain to give the same answer is None. Supported are conditions of columns and literals of one
 type, joined by AND, OR and NOT; no floats, whose NaN Spark orders, and no decimals.
 Must not import Spark.
@@ -157,3 +157,30 @@ def normal_sql(text: str) -> str:
         return sqlglot.parse_one(text, dialect="spark").sql(dialect="spark", comments=False)
     except sqlglot.errors.SqlglotError:
         return " ".join(text.split())
+
+
+def plain_column(expression: Any) -> tuple[str, str]:
+    """The column that an expression passes through, and its new name; ("", name) for a computed value."""
+    parsed = parsed_sql(expression)
+    name = parsed.alias if isinstance(parsed, exp.Alias) else None
+    inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
+    if isinstance(inner, exp.Column) and not inner.table:
+        return inner.name, name or inner.name
+    return "", name or ""
+
+
+def star_leaves_out(star: exp.Star, name: str) -> bool:
+    """Whether ``*`` does not pass the column unchanged."""
+    given = {part for part, value in star.args.items() if value}
+    hidden = {one.name.lower() for one in star.args.get("except_") or ()}
+    return bool(given - {"except_"}) or name.lower() in hidden
+
+
+def parsed_sql(expression: Any) -> Any:
+    """A text as sqlglot parses it; None for what is no text, or what it cannot parse."""
+    if not isinstance(expression, str):
+        return None
+    try:
+        return sqlglot.parse_one(expression, read="spark")
+    except sqlglot.errors.SqlglotError:
+        return None

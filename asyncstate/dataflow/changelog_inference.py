@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import sqlglot
 import sqlglot.expressions as exp
 
 from asyncstate.changelog import (
@@ -27,6 +26,7 @@ from asyncstate.changelog import (
     union_of,
     upserts_way_out,
 )
+from asyncstate.dataflow.arrow_sql import parsed_sql, plain_column, star_leaves_out
 from asyncstate.dataflow.nodes import Apply, Node, Sink, Source, Transform, Union
 from asyncstate.errors import JobError, SchemaError
 
@@ -206,34 +206,15 @@ def _plain(node: Transform, columns: Sequence[str]) -> list[tuple[str, str]]:
     value."""
     found: list[tuple[str, str]] = []
     for one in node.expressions if node.kind != "with_columns" else ():
-        star = _parsed(one)
+        star = parsed_sql(one)
         if isinstance(star, exp.Star):
-            found += [(name, name) for name in columns if name not in _left_out(star, columns)]
+            found += [(name, name) for name in columns if not star_leaves_out(star, name)]
         else:
             found.append(plain_column(one))
     for name, one in node.named.items():
         old, _ = plain_column(one)
         found.append((old if old in columns else "", name))
     return found
-
-
-def plain_column(expression: Any) -> tuple[str, str]:
-    """The column that an expression passes through, and its new name; ("", name) for a computed value."""
-    parsed = _parsed(expression)
-    name = parsed.alias if isinstance(parsed, exp.Alias) else None
-    inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
-    if isinstance(inner, exp.Column) and not inner.table:
-        return inner.name, name or inner.name
-    return "", name or ""
-
-
-def _left_out(star: exp.Star, columns: Sequence[str]) -> set[str]:
-    """Those of ``columns`` that ``*`` does not pass unchanged."""
-    given = {name for name, value in star.args.items() if value}
-    if given - {"except_"}:
-        return set(columns)
-    hidden = {one.name.lower() for one in star.args.get("except_") or ()}
-    return {name for name in columns if name.lower() in hidden}
 
 
 def _passed_through(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Changelog:
@@ -250,7 +231,7 @@ def _passed_through(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Ch
 def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
     """Those of ``columns`` that a condition reads; None if they are not known, or if the condition's value may change
     from one evaluation to the next."""
-    parsed = _parsed(condition)
+    parsed = parsed_sql(condition)
     if parsed is None or any(map(_varies, parsed.walk())):
         return None
     known = {name.lower(): name for name in columns}
@@ -261,15 +242,6 @@ def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:
 def _varies(node: exp.Expression) -> bool:
     name = type(node).__name__
     return name in _VARIES or name.startswith("Current")
-
-
-def _parsed(expression: Any) -> Any:
-    if not isinstance(expression, str):
-        return None
-    try:
-        return sqlglot.parse_one(expression, read="spark")
-    except sqlglot.errors.SqlglotError:
-        return None
 
 
 def _sentence(text: str) -> str:

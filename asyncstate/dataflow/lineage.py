@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
-from asyncstate.dataflow.changelog_inference import plain_column
+from asyncstate.dataflow.arrow_sql import plain_column
 from asyncstate.dataflow.graph import Dataflow
 from asyncstate.dataflow.nodes import (
     Apply,

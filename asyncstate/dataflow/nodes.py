@@ -9,14 +9,16 @@ Must not import Spark.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
+import sqlglot.expressions as exp
 
 from asyncstate.changelog import Changelog, ChangelogMode
-from asyncstate.dataflow.arrow_sql import normal_sql
+from asyncstate.dataflow.arrow_sql import normal_sql, parsed_sql, plain_column, star_leaves_out
 from asyncstate.durations import Duration
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import Operator
@@ -117,17 +119,55 @@ class Source(Node):
 class Transform(Node):
     """A row-by-row transformation of one input. ``expressions`` are SQL texts, Spark columns or functions of Arrow
     columns; those of ``named`` have a name. The kind ``transform`` has one expression, a function of one DataFrame per
-    input, and may declare the ``changes`` that it returns."""
+    input, and may declare the ``changes`` that it returns. ``inherits``: whether its rows have the times of its first
+    input."""
 
     kind: Literal["where", "select", "with_columns", "drop", "transform"]
     expressions: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
     changes: Changelog | None = None
+    inherits: bool = True
 
-    @property
+    @functools.cached_property
     def times(self) -> Times:
-        """The time attributes of its rows."""
-        return self.inputs[0].times
+        """The time attributes of its rows: a renamed column has its new name, and another column of the same name is
+        not the event time."""
+        given = self.inputs[0].times if self.inherits else Times()
+        if self.kind in ("where", "transform") or given == Times():
+            return given
+        event_time = None if given.event_time is None else self.passed(given.event_time)
+        sequence: Any = given.sequence
+        if sequence is not None:
+            names = [sequence] if isinstance(sequence, str) else list(sequence)
+            found = [self.passed(name) for name in names]
+            lost = next((name for name, new in zip(names, found, strict=True) if new is None), None)
+            # The order of changes is not given up silently: an operator says that there is no such column.
+            sequence = f"{lost} (as it was before: {self.text})" if lost else [name or "" for name in found]
+            sequence = sequence[0] if isinstance(given.sequence, str) and not lost else sequence
+        return given._replace(event_time=event_time, sequence=sequence)
+
+    def passed(self, column: str) -> str | None:
+        """The name of a column of the first input in the output; None if the output has it no more. A Spark column, of
+        which nothing is known, passes what it may pass."""
+        own = column.lower()
+        if self.kind == "drop":
+            return None if own in {str(one).lower() for one in self.expressions} else column
+        named = {name.lower(): one for name, one in self.named.items()}
+        given = named.get(own)
+        if given is not None and not isinstance(given, str) and not inspect.isroutine(given):
+            return column
+        if self.kind == "with_columns":
+            return None if given is not None and plain_column(given)[0].lower() != own else column
+        plain = [plain_column(one) for one in self.expressions]
+        plain += [(plain_column(one)[0], name) for name, one in self.named.items()]
+        found = [new for old, new in plain if old.lower() == own]
+        if found:
+            return column if column in found else found[0]
+        if own in {new.lower() for _, new in plain}:
+            return None
+        stars = [one for one in map(parsed_sql, self.expressions) if isinstance(one, exp.Star)]
+        unknown = any(not isinstance(one, str) for one in self.expressions)
+        return column if unknown or any(not star_leaves_out(one, own) for one in stars) else None
 
     @property
     def text(self) -> str:

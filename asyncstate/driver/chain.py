@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class Link:
 
 def run_chain(
     links: Sequence[Link], partition: int, rows: Iterator[InputBatch], run: RunPartition
-) -> Iterator[OutBatch | CommitRecord]:
+) -> Generator[OutBatch | CommitRecord, None, None]:
     """Run the operators of ``links`` over ``rows`` of one partition; yields the output of the last one, then a commit
     record per operator. Operators before the last one have no side outputs."""
     records: list[CommitRecord] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -63,6 +64,10 @@ class TaskPlan:
         return [*itertools.chain.from_iterable(feed.all for feed in feeds), self]
 
 
+class TooLargeError(Exception):
+    """The stages have emitted more bytes than this process may hold; nothing of them is visible to anyone."""
+
+
 class LocalOutput(NamedTuple):
     """``rows`` with ``row_kind`` and those of the side outputs, in the order of the partitions; for each operator, also
     of the stages that feed it, the reports of its partitions."""
@@ -77,19 +82,20 @@ def run_locally(
     rows_of: Callable[[Any], Sequence[pa.RecordBatch]],
     run: RunPartition,
     copies_of: CopiesOf,
+    limit_bytes: int | None = None,
 ) -> LocalOutput:
     """Run ``plan`` and the stages that feed it. ``rows_of`` returns the rows of an input, with ``row_kind`` where it is
-    a changelog."""
+    a changelog. Raises TooLargeError as soon as a stage has emitted more than ``limit_bytes``."""
     reports: list[tuple[Prepared, list[CommitRecord]]] = []
     inputs: list[Sequence[pa.RecordBatch]] = []
     for one in plan.inputs:
         if isinstance(one, Feed):
-            fed = run_locally(one.stage, rows_of, run, copies_of)
+            fed = run_locally(one.stage, rows_of, run, copies_of, limit_bytes)
             reports += fed.reports
             inputs.append(fed.rows)
         else:
             inputs.append(rows_of(one))
-    made = _run_stage(plan.chain, inputs, plan.done, run, copies_of)
+    made = _run_stage(plan.chain, inputs, plan.done, run, copies_of, limit_bytes)
     return made._replace(reports=[*reports, *made.reports])
 
 
@@ -99,6 +105,7 @@ def _run_stage(
     done: bool,
     run: RunPartition,
     copies_of: CopiesOf,
+    limit_bytes: int | None,
 ) -> LocalOutput:
     copies = [copies_of(one.spec.operator) for one in chain]
     first = _with_broadcast(chain[0].spec, inputs)
@@ -106,20 +113,27 @@ def _run_stage(
     rows: list[pa.RecordBatch] = []
     sides: dict[str, list[pa.RecordBatch]] = {name: [] for name in chain[-1].sent.side_outputs}
     records: list[list[CommitRecord]] = [[] for _ in chain]
+    size_bytes = 0
     for partition, given in enumerate(_exchanged(first, inputs, done)):
         links = [
             Link(with_copy(spec, copied), one.after)
             for spec, copied, one in zip(specs, copies, chain, strict=True)
         ]
         number = 0
-        for out in run_chain(links, partition, iter(given), run):
-            if isinstance(out, CommitRecord):
-                records[number] += unpack_records(pack_records([out]))
-                number += 1
-            elif isinstance(out, SideBatch):
-                sides[out.output].append(out.batch)
-            elif out.num_rows:
-                rows.append(out)
+        with closing(run_chain(links, partition, iter(given), run)) as outs:
+            for out in outs:
+                if isinstance(out, CommitRecord):
+                    records[number] += unpack_records(pack_records([out]))
+                    number += 1
+                    continue
+                batch = out.batch if isinstance(out, SideBatch) else out
+                size_bytes += batch.nbytes
+                if limit_bytes is not None and size_bytes > limit_bytes:
+                    raise TooLargeError
+                if isinstance(out, SideBatch):
+                    sides[out.output].append(batch)
+                elif batch.num_rows:
+                    rows.append(batch)
     return LocalOutput(rows, sides, list(zip(chain, records, strict=True)))
 
 

@@ -49,7 +49,7 @@ from asyncstate.runtime.declarations.watermark import (
     why_watermark_waits,
 )
 from asyncstate.runtime.partition.broadcast_inputs import pack_broadcast
-from asyncstate.runtime.partition.restore_plans import read_state
+from asyncstate.runtime.partition.restore_plans import read_state, state_bytes, why_no_stores
 from asyncstate.runtime.partition.task import run_partition, run_stateless, run_to_the_end
 from asyncstate.runtime.partition.task_context import TaskContext
 from asyncstate.runtime.partition.unmatched_retractions import warn_of_missing_rows
@@ -133,6 +133,7 @@ __all__ = [
     "run_to_the_end",
     "sequences_of_inputs",
     "sort_keys_of_inputs",
+    "state_bytes",
     "stored_meaning",
     "sum_records",
     "times_of_inputs",
@@ -142,6 +143,7 @@ __all__ = [
     "watermark_holders",
     "watermark_source",
     "watermark_wait_reason",
+    "why_no_stores",
     "why_watermark_waits",
     "worker_memory",
 ]

@@ -146,7 +146,7 @@ def _with_errors(operator: RecordOperator, inputs: Sequence[InputSpec], output: 
     keyed = [spec for spec in inputs if not spec.broadcast]
     problem = ""
     if operator.stateless:
-        problem = "the operator is stateless and has one output; leave stateless = True out"
+        problem = "without state there are no side outputs; leave stateless = True out"
     elif len(keyed) > 1:
         problem = f"its {len(keyed)} inputs have different columns; give errors='fail', or union them before"
     elif keyed[0].changelog:

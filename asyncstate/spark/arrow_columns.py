@@ -1,7 +1,8 @@
 """Functions of Arrow columns, applied to the rows of a DataFrame.
 
 Owns: ``kept_where`` and ``with_arrow_columns``, and the functions that Spark's Python workers run for them.
-Invariant: rows stay in their partitions and their order; nothing runs until the rows are read.
+Invariant: rows stay in their partitions and their order; nothing runs until the rows are read. A function gets the
+types that it would get in an operator's task: timestamps in UTC, whatever the session's time zone.
 Must not import storage.
 """
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
 from asyncstate.dataflow.nodes import ArrowFunction, array_of
+from asyncstate.driver.sent_columns import cast
 from asyncstate.spark.compatibility import arrow_schema, spark_type
 
 if TYPE_CHECKING:
@@ -24,32 +26,41 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Kept:
     condition: ArrowFunction
+    schema: pa.Schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield batch.filter(array_of(self.condition, batch, "where", pa.bool_()))
+            yield batch.filter(array_of(self.condition, _given(batch, self.schema), "where", pa.bool_()))
 
 
 @dataclass(frozen=True)
 class _Added:
     functions: Mapping[str, ArrowFunction]
+    schema: pa.Schema
     names: tuple[str, ...]
     types: Mapping[str, pa.DataType]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
+            given = _given(batch, self.schema)
             made = {
-                name: array_of(function, batch, name, self.types[name])
+                name: array_of(function, given, name, self.types[name])
                 for name, function in self.functions.items()
             }
             columns = [made[name] if name in made else batch.column(name) for name in self.names]
             yield pa.RecordBatch.from_arrays(columns, names=list(self.names))
 
 
+def _given(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [cast(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
 def kept_where(df: DataFrame, condition: ArrowFunction) -> DataFrame:
     """The rows for which ``condition`` is true."""
-    array_of(condition, _no_rows(df), "where", pa.bool_())
-    return df.mapInArrow(_Kept(condition), df.schema)
+    schema = arrow_schema(df.schema)
+    array_of(condition, _no_rows(schema), "where", pa.bool_())
+    return df.mapInArrow(_Kept(condition, schema), df.schema)
 
 
 def with_arrow_columns(df: DataFrame, functions: Mapping[str, ArrowFunction]) -> DataFrame:
@@ -57,13 +68,14 @@ def with_arrow_columns(df: DataFrame, functions: Mapping[str, ArrowFunction]) ->
 
     Their types are those that the functions return for empty input.
     """
-    types = {name: array_of(function, _no_rows(df), name).type for name, function in functions.items()}
+    schema = arrow_schema(df.schema)
+    empty = _no_rows(schema)
+    types = {name: array_of(function, empty, name).type for name, function in functions.items()}
     fields = {field.name: field for field in df.schema}
     for name, kind in types.items():
         fields[name] = StructField(name, spark_type(kind), True)
-    return df.mapInArrow(_Added(functions, tuple(fields), types), StructType(list(fields.values())))
+    return df.mapInArrow(_Added(functions, schema, tuple(fields), types), StructType(list(fields.values())))
 
 
-def _no_rows(df: DataFrame) -> pa.RecordBatch:
-    schema = arrow_schema(df.schema)
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

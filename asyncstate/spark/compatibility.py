@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyspark
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import StructType, _parse_datatype_string
 
 from asyncstate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StringType, StructType
+    from pyspark.sql.types import DataType, StringType
 
 OLDEST: Final = (3, 5)
 NEWEST: Final = (4, 3)
@@ -88,6 +89,12 @@ def runs_locally(spark: SparkSession) -> bool:
     return not is_connect(spark) and _version(spark.version) >= (4, 0)
 
 
+def is_one_machine(spark: SparkSession) -> bool:
+    """Whether driver and executors are on one machine; False where that is not known."""
+    context = context_of(spark)
+    return context is not None and (context.master or "").startswith("local")
+
+
 def session_settings(spark: SparkSession) -> dict[str, str]:
     """All settings of a session, including those that Spark does not know."""
     found: Any = getattr(spark.conf, "getAll", None)
@@ -137,6 +144,12 @@ def spark_type(kind: pa.DataType) -> DataType:
     return from_arrow_type(kind, prefer_timestamp_ntz=True)
 
 
+def type_of_ddl(text: str) -> DataType:
+    """The type that a DDL text such as ``id bigint, name string`` describes. Raises PySparkException."""
+    parsed = getattr(StructType, "fromDDL", _parse_datatype_string)  # Spark 3.5 has the latter only
+    return parsed(text)
+
+
 def collation_of(kind: StringType) -> str | None:
     """A collation other than UTF8_BINARY, which is all that Spark 3.5 has."""
     is_binary = getattr(kind, "isUTF8BinaryCollation", None)
@@ -161,11 +174,12 @@ def by_hash(df: DataFrame, partitions: int, number: str) -> DataFrame:
 
 
 def arrow_table(df: DataFrame) -> pa.Table:
-    """The rows of ``df`` on the driver, partition by partition."""
+    """The rows of ``df`` on the driver, partition by partition, timestamps in UTC."""
     if hasattr(df, "toArrow"):
         return df.toArrow()
     batches = df._collect_as_arrow()  # type: ignore[operator]  # Spark 3.5, where toPandas begins so
-    return pa.Table.from_batches(batches, schema=batches[0].schema if batches else arrow_schema(df.schema))
+    schema = arrow_schema(df.schema)
+    return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
 
 def observed_metrics(df: DataFrame, names: Collection[str]) -> dict[str, int | None]:

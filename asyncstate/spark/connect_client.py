@@ -101,7 +101,7 @@ class ConnectClient:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         files.ask_to_stop()
         while query.isActive and query.status["isTriggerActive"] and not files.is_refused():
-            if deadline is not None and time.monotonic() > deadline:
+            if deadline is not None and time.monotonic() > deadline and not files.is_refused():
                 files.forget_stop()
                 raise JobError(
                     f"job '{self._name}': the micro-batch at work has not ended within {timeout_seconds} s, so the "

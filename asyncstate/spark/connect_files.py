@@ -69,13 +69,21 @@ class ConnectFiles:
     # -- at the client ---------------------------------------------------------------------------------
 
     def new_progress(self) -> list[Progress]:
-        """The progress of micro-batches since the last call, the newest last."""
+        """The progress of micro-batches since the last call, the newest last. What cannot be read now comes with a
+        later call."""
         found = []
         for name in self._files.list(self._progress):
             if name > self._read:
-                with suppress(Exception):  # it may have been deleted meanwhile
-                    found.append(msgspec.json.decode(self._files.get_bytes(name), type=Progress))
+                try:
+                    data = self._files.get_bytes(name)
+                except Exception as error:  # deleted meanwhile, or the store did not answer
+                    _log.debug("%s cannot be read yet: %s", name, error)
+                    break
                 self._read = name
+                try:
+                    found.append(msgspec.json.decode(data, type=Progress))
+                except msgspec.MsgspecError as error:
+                    _log.warning("the progress in %s cannot be read: %s", name, error)
         return found
 
     def ask_to_stop(self) -> None:

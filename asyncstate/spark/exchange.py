@@ -10,9 +10,9 @@ Must not import runtime's tasks or storage.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NoReturn, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn, Self
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
@@ -64,6 +64,9 @@ from asyncstate.spark.task_errors import marked
 if TYPE_CHECKING:
     from asyncstate.runtime import TaskSpec
 
+_OPAQUE: Final = ("variant", "geography", "geometry")
+"""Types whose Arrow form is a struct that only Spark can read; state would compare and store its bytes."""
+
 
 def input_spec(
     df: DataFrame,
@@ -104,14 +107,20 @@ def input_spec(
 
 def _collation(kind: DataType) -> str | None:
     """The first collation other than UTF8_BINARY in ``kind``, at any depth."""
-    if isinstance(kind, StringType):
-        return collation_of(kind)
+    strings = (one for one in _types_in(kind) if isinstance(one, StringType))
+    return next(filter(None, map(collation_of, strings)), None)
+
+
+def _types_in(kind: DataType) -> Iterator[DataType]:
+    """``kind`` and the types of its fields, elements, keys and values, at any depth."""
+    yield kind
     parts = [field.dataType for field in kind] if isinstance(kind, StructType) else []
     if isinstance(kind, ArrayType):
         parts = [kind.elementType]
     if isinstance(kind, MapType):
         parts = [kind.keyType, kind.valueType]
-    return next(filter(None, map(_collation, parts)), None)
+    for part in parts:
+        yield from _types_in(part)
 
 
 def _collated(name: str, column: str, collation: str, is_key: bool) -> SchemaError:
@@ -142,13 +151,16 @@ def _arrow_schema(schema: StructType, name: str) -> pa.Schema:
         if field.name == ROW_KIND_COLUMN:
             continue
         nullable = StructField(field.name, nullable_type(field.dataType), True)
+        refused = SchemaError(
+            f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to Python as Arrow; "
+            "cast or drop it"
+        )
+        if any(one.typeName() in _OPAQUE for one in _types_in(field.dataType)):
+            raise refused
         try:
             fields.append(arrow_schema(StructType([nullable])).field(0))
         except PySparkTypeError as error:
-            raise SchemaError(
-                f"{name}: column '{field.name}' of type {field.dataType.simpleString()} cannot be sent to "
-                "Python as Arrow; cast or drop it"
-            ) from error
+            raise refused from error
     return pa.schema(fields)
 
 

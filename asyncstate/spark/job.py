@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from asyncstate.changelog import ChangelogMode
 from asyncstate.clock import Clock, SystemClock
-from asyncstate.config import Config, resolve
+from asyncstate.config import Config, own_settings, resolve
 from asyncstate.dataflow import NodeMetrics, Stream, draw, explain
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
@@ -98,6 +98,7 @@ class StreamingJob:
         on_progress: OnProgress | None = None,
         _clock: Clock | None = None,  # of tests and benchmarks, like the next one
         _run: RunPartition | None = None,
+        _settings: Mapping[str, object] | None = None,  # of a client's session, over Spark Connect
     ) -> None:
         check_job_name(name)
         check_session(spark, f"job '{name}'")
@@ -105,7 +106,7 @@ class StreamingJob:
         given = dict(options or {})
         if checkpoint_dir is not None:
             given["async-state.checkpoint-dir"] = checkpoint_dir
-        session = session_settings(spark)
+        session = session_settings(spark) if _settings is None else _settings
         self.config: Config = resolve(given, session)
         """The settings of operators that have no options themselves."""
         if self.config.checkpoint_dir is None:
@@ -145,6 +146,7 @@ class StreamingJob:
             "first_batch_id": first_batch_id,
             "_clock": _clock,
             "_run": _run,
+            "_settings": own_settings(session),
         }
         self._client: ConnectClient | None = None
         """Over Spark Connect: the micro-batches of the job's query run in another process."""
@@ -627,6 +629,9 @@ class StreamingJob:
 
     def _own(self, failure: Exception) -> Exception | None:
         """The error that caused Spark's exception: that of the last micro-batch, or of a task."""
+        if self._client is not None:
+            self._driver.last_error = restore(str(failure))  # the micro-batch has failed in another process
+            return self._driver.last_error
         error = self.last_error
         if error is None:
             return restore(str(failure))

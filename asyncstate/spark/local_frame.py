@@ -9,8 +9,9 @@ Must not import runtime's tasks or storage.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -20,7 +21,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
 from asyncstate.driver.sent_columns import cast
-from asyncstate.spark.compatibility import arrow_schema, observed_metrics, spark_type
+from asyncstate.spark.compatibility import arrow_schema, observed_metrics, setting_of, spark_type
 from asyncstate.spark.exchange import nullable_type
 from asyncstate.spark.facts import local_rows
 
@@ -32,6 +33,11 @@ try:
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 except ImportError:  # Spark 3.5 has one kind of DataFrames, and no rows here
     ClassicDataFrame = DataFrame  # type: ignore[assignment,misc]
+
+
+_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_RESULT_SIZE: Final = "spark.driver.maxResultSize"
+"""In the error of a job whose results are too large for the driver."""
 
 
 class LocalFrame(ClassicDataFrame):
@@ -46,15 +52,17 @@ class LocalFrame(ClassicDataFrame):
         self._batches = tuple(batches)
         self._struct = struct
         self._plan: Any = None
+        self._lock = threading.Lock()
         super().__init__(None, spark)  # see _jdf
 
     @property
     def _jdf(self) -> Any:
-        if self._plan is None:
-            struct = local_rows(self._struct)
-            rows: Any = self.table if self.batches else []  # pyspark takes no table without a chunk
-            self._plan = self.sparkSession.createDataFrame(rows, struct)._jdf
-        return self._plan
+        with self._lock:  # all threads of the user's function get one plan: columns belong to theirs
+            if self._plan is None:
+                struct = local_rows(self._struct)
+                rows: Any = self.table if self.batches else []  # pyspark takes no table without a chunk
+                self._plan = _created(self.sparkSession, rows, struct)._jdf
+            return self._plan
 
     @_jdf.setter
     def _jdf(self, plan: Any) -> None:
@@ -99,6 +107,21 @@ class LocalFrame(ClassicDataFrame):
         if columns == ("*",):  # another object of the same rows, to which other facts are attached
             return LocalFrame(self.batches, self._struct, self.sparkSession)
         return super().select(*columns)
+
+
+def _created(spark: SparkSession, rows: pa.Table | list[Any], struct: StructType) -> DataFrame:
+    try:
+        return spark.createDataFrame(rows, struct)
+    except ValueError:
+        bound = setting_of(spark, _BATCH_ROWS)
+        if bound is None or int(bound) > 0:
+            raise
+    # To Spark it means that batches have no bound; pyspark cuts a table by it, and cannot.
+    spark.conf.set(_BATCH_ROWS, str(len(rows)))
+    try:
+        return spark.createDataFrame(rows, struct)
+    finally:
+        spark.conf.set(_BATCH_ROWS, bound)
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -146,6 +169,16 @@ class Collected(NamedTuple):
     batches: list[pa.RecordBatch]
     observed: dict[str, int | None]
 
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return sum(batch.num_rows for batch in self.batches)
+
+    @property
+    def size_bytes(self) -> int:
+        """Their memory."""
+        return sum(batch.nbytes for batch in self.batches)
+
 
 class Collector:
     """Brings rows of DataFrames here. What it looks up in the JVM, it looks up once."""
@@ -158,25 +191,23 @@ class Collector:
         self._dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows
 
     def collect(self, df: DataFrame, rows_max: int, names: Collection[str]) -> Collected | None:
-        """The rows of ``df``, in one Spark job; None if there are more than ``rows_max``. ``names``: of the metrics
-        that Spark may observe meanwhile.
+        """The rows of ``df``, in one Spark job; None if Spark refuses their size. ``names``: of the metrics that Spark
+        may observe meanwhile.
 
         A partition stops after ``rows_max`` + 1 rows, so what is too large is not read to its end.
         """
         if isinstance(df, LocalFrame):
-            batches = list(df.batches)
-            return Collected(batches, {}) if _rows(batches) <= rows_max else None
+            return Collected(list(df.batches), {})
         limited = self._limited(df, rows_max + 1)
-        batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
-        if _rows(batches) > rows_max:
-            return None
+        try:
+            batches = [batch for batch in limited._collect_as_arrow() if batch.num_rows]
+        except Exception as error:
+            if _RESULT_SIZE in str(error):
+                return None
+            raise
         return Collected(batches, observed_metrics(limited, names))
 
     def _limited(self, df: DataFrame, rows: int) -> Any:
         """``df`` with at most ``rows`` rows of each partition: no public method limits without an exchange."""
         limit = self._limit(self._literal(rows, self._number), df._jdf.logicalPlan())
         return DataFrame(self._dataset(df.sparkSession._jsparkSession, limit), df.sparkSession)
-
-
-def _rows(batches: Sequence[pa.RecordBatch]) -> int:
-    return sum(batch.num_rows for batch in batches)

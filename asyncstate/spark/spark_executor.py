@@ -24,7 +24,13 @@ from asyncstate.driver.executor_choice import ExecutorChoice, Setting
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
-from asyncstate.spark.compatibility import context_of, default_parallelism, is_connect, runs_locally
+from asyncstate.spark.compatibility import (
+    context_of,
+    default_parallelism,
+    is_connect,
+    is_one_machine,
+    runs_locally,
+)
 from asyncstate.spark.facts import both, insertions, known_changes, with_changes
 from asyncstate.spark.local_frame import LocalFrame, local_transformed, without_kinds
 from asyncstate.spark.local_stages import LocalStage, LocalStages
@@ -49,7 +55,8 @@ class SparkExecutor:
         self, spark: SparkSession, run_partition: RunPartition | None = None, setting: Setting = "spark"
     ) -> None:
         self._spark = spark
-        self._choice = ExecutorChoice(setting if runs_locally(spark) else "spark")
+        local = runs_locally(spark)
+        self._choice = ExecutorChoice(setting if local else "spark", not local or is_one_machine(spark))
         self._local = LocalStages(spark, run_partition)
         self._run_partition = run_partition
         self._arrow = ArrowBatches(spark)
@@ -91,7 +98,7 @@ class SparkExecutor:
     def no_rows_like(self, rows: DataFrame) -> DataFrame:
         """An empty frame with the columns of ``rows``."""
         if isinstance(rows, LocalFrame):
-            return LocalFrame([], rows.schema, self._spark)
+            return LocalFrame([], rows.schema, rows.sparkSession)
         return self._spark.createDataFrame([], rows.schema) if rows.isStreaming else nothing(rows)
 
     def transformed(
@@ -170,8 +177,8 @@ class SparkExecutor:
         return stage
 
     def _is_local(self, stage: LazyStage) -> bool:
-        partitions = max(one.chain[0].spec.parallelism for one in stage.all)
-        return self._choice.is_local(stage.uid, partitions)
+        specs = [one.spec for each in stage.all for one in each.chain]
+        return self._choice.is_local(stage.uid, max(spec.parallelism for spec in specs), specs)
 
     def run(
         self, planned: Any, stateless: Collection[str]
@@ -213,9 +220,10 @@ class SparkExecutor:
 
     def write(self, sink: Any, name: str, rows: DataFrame, batch: Any) -> None:
         """Write the rows of a MicroBatch to the sink, which has this name in the graph."""
+        write_arrow = getattr(sink, "write_arrow_micro_batch", None)  # of the sinks of this package
         write_micro_batch = getattr(sink, "write_micro_batch", None)
-        if callable(write_micro_batch) and isinstance(rows, LocalFrame):
-            write_micro_batch(rows.table, batch, name, known_changes(rows))
+        if callable(write_arrow) and isinstance(rows, LocalFrame):
+            write_arrow(rows.table, batch, name, known_changes(rows))
         elif callable(write_micro_batch):
             write_micro_batch(rows, batch, name)
         else:

@@ -32,11 +32,13 @@ from asyncstate.spark.exchange import (
     stage_schema,
     wire_schema,
 )
+from asyncstate.spark.local_frame import LocalFrame
 from asyncstate.spark.python_task import ROW_BYTES, PartitionTask
 from asyncstate.spark.reports import reports_of
 from asyncstate.spark.task_errors import stage_explained
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -122,11 +124,16 @@ def _collected(spec: TaskSpec, df: DataFrame) -> bytes | None:
     ``async-state.memory``."""
     index = spec.operator.broadcast_input
     assert index is not None
-    # Collecting keeps the order, partition by partition; a shuffle would not.
-    rows = [batch for batch in arrow_table(df).to_batches() if batch.num_rows]
     declared = spec.inputs[index]
-    batches = (InputBatch(*payload_of(declared, batch), index) for batch in rows)
+    batches = (InputBatch(*payload_of(declared, batch), index) for batch in broadcast_rows(df))
     return pack_broadcast(spec.uid, declared, batches, spec.config.shares.broadcast)
+
+
+def broadcast_rows(df: DataFrame) -> list[pa.RecordBatch]:
+    """The rows of a broadcast input. Collecting keeps their order, partition by partition; a shuffle would not."""
+    if isinstance(df, LocalFrame):
+        return list(df.batches)
+    return [batch for batch in arrow_table(df).to_batches() if batch.num_rows]
 
 
 def run_stages(

@@ -38,12 +38,7 @@ def transformed(node: Transform | Union, inputs: Sequence[DataFrame], kinds: boo
         return df.where(condition) if _is_sql(condition) else kept_where(df, condition)
     if node.kind == "drop":
         return _dropped(df, node.expressions)
-    functions = {name: one for name, one in node.named.items() if not _is_sql(one)}
-    if node.kind == "with_columns":
-        sql = {name: _column(one) for name, one in node.named.items() if name not in functions}
-        df = df.withColumns(sql) if sql else df
-        return with_arrow_columns(df, functions) if functions else df
-    return _selected(df, node, functions, kinds)
+    return _with_columns(df, node) if node.kind == "with_columns" else _selected(df, node, kinds)
 
 
 def highest_time(df: DataFrame, event_time: str) -> str:
@@ -63,14 +58,33 @@ def _transformed(node: Transform, inputs: Sequence[DataFrame]) -> DataFrame:
     return found
 
 
-def _selected(df: DataFrame, node: Transform, functions: Mapping[str, Any], kinds: bool) -> DataFrame:
-    hidden = {name: f"asyncstate:{name}" for name in functions}
-    if functions:
-        df = with_arrow_columns(df, {hidden[name]: one for name, one in functions.items()})
+def _with_columns(df: DataFrame, node: Transform) -> DataFrame:
+    df, named = _computed(df, node.named)
+    hidden = [_hidden(name) for name, one in node.named.items() if not _is_sql(one)]
+    return df.withColumns(named).drop(*hidden)
+
+
+def _selected(df: DataFrame, node: Transform, kinds: bool) -> DataFrame:
+    df, named = _computed(df, node.named)
     columns = [_column(one) for one in node.expressions]
-    for name, one in node.named.items():
-        columns.append((sf.col(quoted(hidden[name])) if name in functions else _column(one)).alias(name))
+    columns += [one.alias(name) for name, one in named.items()]
     return df.select(*columns, ROW_KIND_COLUMN) if kinds else df.select(*columns)
+
+
+def _computed(df: DataFrame, named: Mapping[str, Any]) -> tuple[DataFrame, dict[str, Column]]:
+    """``df`` with hidden columns for the functions among ``named``, and the column of each name. All of them are
+    computed from the columns of ``df``."""
+    functions = {name: one for name, one in named.items() if not _is_sql(one)}
+    if functions:
+        df = with_arrow_columns(df, {_hidden(name): one for name, one in functions.items()})
+    return df, {
+        name: sf.col(quoted(_hidden(name))) if name in functions else _column(one)
+        for name, one in named.items()
+    }
+
+
+def _hidden(name: str) -> str:
+    return f"asyncstate:{name}"
 
 
 def _dropped(df: DataFrame, names: tuple[str, ...]) -> DataFrame:

@@ -13,117 +13,28 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from asyncstate import operators as ops
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import read_type
 from asyncstate.dataflow import Stream
 from asyncstate.dataflow.changelog_inference import node_changes, operator_changes
 from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operator import InputSpec, Operator, OutputSpec
-from asyncstate.operators import (
-    Aggregate,
-    ChangelogNormalize,
-    GroupAggregate,
-    Join,
-    Limit,
-    OneRowJoin,
-    OverAggregate,
-    Rank,
-    SortLimit,
-    TemporalJoin,
-    UpsertMaterialize,
-    WindowAggregate,
-    approx_count_distinct,
-    asc,
-    avg,
-    bit_and,
-    bit_or,
-    bit_xor,
-    bool_and,
-    bool_or,
-    collect,
-    corr,
-    count,
-    covar_pop,
-    covar_samp,
-    cume_dist,
-    dense_rank,
-    desc,
-    first_value,
-    hop,
-    kurtosis,
-    lag,
-    last_value,
-    lead,
-    max_,
-    max_by,
-    min_,
-    min_by,
-    mode,
-    nth_value,
-    ntile,
-    percent_rank,
-    percentile,
-    percentile_disc,
-    range_,
-    rank_,
-    row_number,
-    rows,
-    session,
-    skewness,
-    stddev_pop,
-    stddev_samp,
-    sum_,
-    tumble,
-    var_pop,
-    var_samp,
-    whole,
-)
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
 from asyncstate.sql.residual import arrow_condition
 from asyncstate.state.expiring.ttl import Ttl
 
-_FUNCTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
-    "approx_count_distinct": approx_count_distinct,
-    "avg": avg,
-    "percent_rank": percent_rank,
-    "ntile": ntile,
-    "cume_dist": cume_dist,
-    "skewness": skewness,
-    "percentile_disc": percentile_disc,
-    "percentile": percentile,
-    "mode": mode,
-    "min_by": min_by,
-    "max_by": max_by,
-    "kurtosis": kurtosis,
-    "covar_samp": covar_samp,
-    "covar_pop": covar_pop,
-    "corr": corr,
-    "bit_xor": bit_xor,
-    "bit_or": bit_or,
-    "bit_and": bit_and,
-    "bool_and": bool_and,
-    "bool_or": bool_or,
-    "collect": collect,
-    "count": count,
-    "dense_rank": dense_rank,
-    "first_value": first_value,
-    "first_in_frame": lambda column, ignore: nth_value(column, ignore_nulls=ignore),
-    "lag": lambda column, distance, default, ignore: lag(column, distance, default, ignore_nulls=ignore),
-    "last_in_frame": lambda column, ignore: nth_value(column, from_last=True, ignore_nulls=ignore),
-    "last_value": last_value,
-    "lead": lambda column, distance, default, ignore: lead(column, distance, default, ignore_nulls=ignore),
-    "nth_value": lambda column, n, ignore: nth_value(column, n, ignore_nulls=ignore),
-    "max": max_,
-    "min": min_,
-    "rank": rank_,
-    "row_number": row_number,
-    "stddev_pop": stddev_pop,
-    "stddev_samp": stddev_samp,
-    "sum": sum_,
-    "var_pop": var_pop,
-    "var_samp": var_samp,
+_NAMED: Final = {"sum": "sum_", "max": "max_", "min": "min_", "rank": "rank_"}
+_PLACED: Final[Mapping[str, Callable[..., ops.Aggregate]]] = {
+    "first_in_frame": lambda column, ignore: ops.nth_value(column, ignore_nulls=ignore),
+    "last_in_frame": lambda column, ignore: ops.nth_value(column, from_last=True, ignore_nulls=ignore),
+    "lag": lambda column, distance, default, ignore: ops.lag(column, distance, default, ignore_nulls=ignore),
+    "lead": lambda column, distance, default, ignore: ops.lead(
+        column, distance, default, ignore_nulls=ignore
+    ),
+    "nth_value": lambda column, n, ignore: ops.nth_value(column, n, ignore_nulls=ignore),
 }
 
 
@@ -211,20 +122,20 @@ class Builder:
 
     def _aggregate(self, node: ir.Aggregate, given: Built) -> Built:
         if node.keys:
-            operator = GroupAggregate([_declared(one) for one in node.calls], ttl=self._ttl)
+            operator = ops.GroupAggregate([_declared(one) for one in node.calls], ttl=self._ttl)
             return self._applied("group", operator, [given], node, [node.keys])
-        calls = [_declared(one) for one in node.calls] or [count().alias("__count")]
-        return self._applied("group", GroupAggregate(calls, empty_row=True), [given], node, [()])
+        calls = [_declared(one) for one in node.calls] or [ops.count().alias("__count")]
+        return self._applied("group", ops.GroupAggregate(calls, empty_row=True), [given], node, [()])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
         kind, *lengths = node.window
         if kind == "session":
-            window: Any = session(lengths[0])
+            window: Any = ops.session(lengths[0])
         elif kind == "tumble":
-            window = tumble(lengths[0], offset=lengths[1])
+            window = ops.tumble(lengths[0], offset=lengths[1])
         else:
-            window = hop(lengths[0], lengths[1], offset=lengths[2])
-        operator = WindowAggregate(window, [_declared(one) for one in node.calls])
+            window = ops.hop(lengths[0], lengths[1], offset=lengths[2])
+        operator = ops.WindowAggregate(window, [_declared(one) for one in node.calls])
         return self._applied("window", operator, [given], node, [node.keys], event_time=node.time)
 
     def _join(self, node: ir.Join, *given: Built) -> Built:
@@ -249,7 +160,7 @@ class Builder:
         ]
         condition = None if node.condition is None else arrow_condition(node.condition)
 
-        operator = Join(
+        operator = ops.Join(
             how,  # type: ignore[arg-type]
             condition,
             left_unique=unique[0],
@@ -267,7 +178,7 @@ class Builder:
         keys = left.changes.unique_keys
         flat = [one.name for one in left.facts.schema if not pa.types.is_nested(one.type)]
         key = next((one for one in keys if one), tuple(flat))
-        return self._applied("one-row-join", OneRowJoin(), [left, right], node, [key, None])
+        return self._applied("one-row-join", ops.OneRowJoin(), [left, right], node, [key, None])
 
     def _with_constant(self, node: ir.Join, given: Built, is_left: bool) -> Built:
         """A join with rows that never change keeps nothing."""
@@ -284,15 +195,26 @@ class Builder:
         how: Any = "left" if node.how == "right" else node.how
         return self._applied("constant-join", ConstantJoin(rows, sent, own, how), [given], node, [None])
 
+    def _intervaljoin(self, node: ir.IntervalJoin, left: Built, right: Built) -> Built:
+        operator = ops.IntervalJoin(
+            node.how,  # type: ignore[arg-type]
+            lower=node.bounds[0],
+            upper=node.bounds[1],
+            condition=None if node.condition is None else arrow_condition(node.condition),
+            null_safe=node.null_safe,
+        )
+        keys, times = [node.left_key, node.right_key], list(node.times)
+        return self._applied("interval-join", operator, [left, right], node, keys, event_time=times)
+
     def _temporaljoin(self, node: ir.TemporalJoin, left: Built, right: Built) -> Built:
-        operator = TemporalJoin(node.how)  # type: ignore[arg-type]
+        operator = ops.TemporalJoin(node.how)  # type: ignore[arg-type]
         keys = [node.left_key, node.right_key]
         return self._applied(
             "temporal-join", operator, [left, right], node, keys, event_time=list(node.times)
         )
 
     def _rank(self, node: ir.Rank, given: Built) -> Built:
-        operator = Rank(
+        operator = ops.Rank(
             _orders(node.order),
             node.limit,
             offset=node.offset,
@@ -305,18 +227,20 @@ class Builder:
     def _limit(self, node: ir.Limit, given: Built) -> Built:
         operator: Operator
         if node.order:
-            operator = SortLimit(_orders(node.order), node.limit, offset=node.offset)
+            operator = ops.SortLimit(_orders(node.order), node.limit, offset=node.offset)
         else:
-            operator = Limit(node.limit, offset=node.offset)
+            operator = ops.Limit(node.limit, offset=node.offset)
         return self._applied("limit", operator, [given], node, [None])
 
     def _over(self, node: ir.Over, given: Built) -> Built:
         self._check_keeps(node, "OVER")
         kind, *ends = node.frame
         before, after = (None if one is None else int(one) for one in (ends or (None, None)))
-        frame = whole() if kind == "whole" else (rows if kind == "rows" else range_)(before, after)
+        frame = (
+            ops.whole() if kind == "whole" else (ops.rows if kind == "rows" else ops.range_)(before, after)
+        )
         order = _orders(node.order) if node.order else None
-        operator = OverAggregate([_declared(one) for one in node.calls], frame, order_by=order)
+        operator = ops.OverAggregate([_declared(one) for one in node.calls], frame, order_by=order)
         return self._applied("over", operator, [given], node, [node.key])
 
     def _check_keeps(self, node: ir.Node, what: str) -> None:
@@ -333,7 +257,6 @@ class Builder:
         if not given.changes.is_upsert:
             return given
         key = given.changes.upsert_key
-        node = ir.Union(columns=_typed_columns(given.facts.schema))
         times, names = given.stream.node.times, given.facts.schema.names
         found: Any = times.sequence
         sequence = [found] if isinstance(found, str) else list(found or ())
@@ -346,12 +269,11 @@ class Builder:
             "event_time": times.event_time if times.event_time in names else [None],
             "sequence": times.sequence,
         }
-        return self._applied("normalize", ChangelogNormalize(), [given], node, [key], **own)
+        return self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
 
     def materialized(self, given: Built, keys: Sequence[str]) -> Built:
         """The newest row of each key of a table, for rows that other columns identify."""
-        node = ir.Union(columns=_typed_columns(given.facts.schema))
-        return self._applied("materialize", UpsertMaterialize(), [given], node, [tuple(keys)])
+        return self._applied("materialize", ops.UpsertMaterialize(), [given], None, [tuple(keys)])
 
     def _selected(self, given: Built, columns: Sequence[ir.Column], texts: Sequence[str]) -> Built:
         stream = given.stream.select(*texts)
@@ -363,11 +285,11 @@ class Builder:
         what: str,
         operator: Operator,
         given: Sequence[Built],
-        node: ir.Node,
+        node: ir.Node | None,
         keys: Sequence[tuple[str, ...] | None],
         **arguments: Any,
     ) -> Built:
-        """The rows of an operator, with the columns and types of the node."""
+        """The rows of an operator, with the columns and types of the node; without one, with those of its input."""
         self._uids[what] = number = self._uids.get(what, 0) + 1
         # Columns of sources have other names by now, so nothing is inherited by name.
         arguments = {"event_time": [None] * len(given), "sequence": [None] * len(given), **arguments}
@@ -395,6 +317,12 @@ class Builder:
         ]
         bound = OutputSpec.of(operator.bind(specs))
         found = Built(stream, Facts(bound.schema, operator_changes(stream.node, bound.changes)))
+        if node is None:
+            schema = pa.schema([bound.schema.field(name) for name in given[0].facts.schema.names])
+            if schema.names == bound.schema.names:
+                return found
+            stream = stream.select(*map(quoted, schema.names))
+            return Built(stream, Facts(schema, _behind(stream, found)))
         texts = []
         for one in node.columns:
             own = bound.schema.field(one.name).type
@@ -413,8 +341,9 @@ def _behind(stream: Stream, given: Built) -> Changelog:
     )
 
 
-def _declared(call: ir.Call) -> Aggregate:
-    found = _FUNCTIONS[call.function](*call.columns, *call.numbers)
+def _declared(call: ir.Call) -> ops.Aggregate:
+    make = _PLACED.get(call.function) or getattr(ops, _NAMED.get(call.function, call.function))
+    found: ops.Aggregate = make(*call.columns, *call.numbers)
     found = found.distinct() if call.distinct else found
     found = found.where(call.where) if call.where is not None else found
     return found.alias(call.name)
@@ -422,42 +351,9 @@ def _declared(call: ir.Call) -> Aggregate:
 
 def _orders(order: Sequence[ir.Order]) -> list[Any]:
     return [
-        (desc if one.descending else asc)(one.column, nulls="first" if one.nulls_first else "last")
+        (ops.desc if one.descending else ops.asc)(one.column, nulls="first" if one.nulls_first else "last")
         for one in order
     ]
-
-
-def _typed_columns(schema: pa.Schema) -> tuple[ir.Column, ...]:
-    return tuple(ir.Column(field.name, ddl_of(field.type)) for field in schema)
-
-
-def ddl_of(kind: pa.DataType) -> str:
-    """A type as Spark DDL text."""
-    plain = {
-        pa.bool_(): "boolean",
-        pa.int8(): "tinyint",
-        pa.int16(): "smallint",
-        pa.int32(): "int",
-        pa.int64(): "bigint",
-        pa.float32(): "float",
-        pa.float64(): "double",
-        pa.string(): "string",
-        pa.binary(): "binary",
-        pa.date32(): "date",
-    }
-    if kind in plain:
-        return plain[kind]
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pa.types.is_timestamp(kind):
-        return "timestamp_ntz" if kind.tz is None else "timestamp"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"array<{ddl_of(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"map<{ddl_of(kind.key_type)},{ddl_of(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{quoted(one.name)}:{ddl_of(one.type)}' for one in kind)}>"
-    raise SqlError(f"a column of type {kind} has no type in Spark SQL; cast it at the source")
 
 
 def _plain(text: str) -> str | None:

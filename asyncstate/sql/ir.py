@@ -154,6 +154,14 @@ class Join(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class IntervalJoin(Join):
+    """Rows whose ``times`` are close: a right row's is between the left row's plus both ``bounds``, in microseconds."""
+
+    times: tuple[str, str]
+    bounds: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TemporalJoin(Node):
     """Left rows with the version of the right row at their time."""
 
@@ -195,24 +203,6 @@ class Over(Node):
     calls: tuple[Call, ...]
 
 
-_KINDS: Final[Mapping[str, type[Node]]] = {
-    kind.__name__: kind
-    for kind in (
-        Scan,
-        Constant,
-        Project,
-        Filter,
-        Union,
-        Explode,
-        Aggregate,
-        WindowAggregate,
-        Join,
-        TemporalJoin,
-        Rank,
-        Limit,
-        Over,
-    )
-}
 _NESTED: Final[Mapping[str, type]] = {"columns": Column, "calls": Call, "order": Order}
 
 
@@ -240,10 +230,11 @@ def to_json(root: Node) -> list[dict[str, Any]]:
 def from_json(given: Sequence[Mapping[str, Any]]) -> Node:
     """The plan that ``to_json`` wrote."""
     nodes: list[Node] = []
+    kinds = {kind.__name__: kind for kind in (*Node.__subclasses__(), *Join.__subclasses__())}
     for one in given:
         values = {name: _value(name, value) for name, value in one.items() if name != "node"}
         values["inputs"] = tuple(nodes[number] for number in one["inputs"])
-        nodes.append(_KINDS[one["node"]](**values))
+        nodes.append(kinds[one["node"]](**values))
     return nodes[-1]
 
 

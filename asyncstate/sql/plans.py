@@ -35,6 +35,7 @@ from asyncstate.sql.expressions import (
     type_of,
     walk,
 )
+from asyncstate.sql.intervals import interval_join, interval_of
 from asyncstate.sql.residual import ResidualReader
 
 _CONSTANT_ROWS_MAX: Final = 100_000
@@ -86,7 +87,7 @@ class Reader:
         self._named = ir.Named()
         self._names: dict[int, str] = {}
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
-        self._final_windows = final_windows
+        self.is_final = final_windows
         self._raw_times: dict[int, Any] = {}
 
     def read(self, plan: Any) -> ir.Node:
@@ -346,7 +347,7 @@ class Reader:
         return read, replaced
 
     def _aggregate(self, plan: Any, needed: Needed) -> Read:
-        return AggregateReader(self, plan, needed, self._final_windows).read()
+        return AggregateReader(self, plan, needed, self.is_final).read()
 
     def _sort(self, plan: Any, needed: Needed) -> Read:
         return self.plan(plan.child(), needed)
@@ -486,6 +487,8 @@ class Reader:
         sides = [self.plan(plan.left(), wanted[0]), self.plan(plan.right(), wanted[1])]
         self._check_constants(plan, how, sides)
         pairs, rest = _equalities(conjuncts(condition), outputs)
+        interval = interval_of(self, plan, sides, outputs) if how not in ("mark", "single") else None
+        rest = [one for one in rest if interval is None or one not in interval.used]
         added: list[dict[str, tuple[str, str]]] = [{}, {}]
         keys = self._join_key(pairs, sides, added)
         behind = rest if how == "inner" else []
@@ -507,7 +510,7 @@ class Reader:
             self.notes.append(
                 f"{fragment(plan) or 'a join'}: a join without an equality runs in one partition"
             )
-        node: ir.Node = ir.Join(
+        joined = ir.Join(
             inputs=(given[0], given[1]),
             columns=columns,
             how=how,
@@ -515,7 +518,9 @@ class Reader:
             right_key=tuple(keys[1]),
             null_safe=safe,
             condition=checked,
+            sql=fragment(plan),
         )
+        node = joined if interval is None else interval_join(joined, interval)
         if behind:
             texts = tuple(self.text(one, names) for one in behind)
             node = ir.Filter(inputs=(node,), columns=node.columns, conditions=texts)

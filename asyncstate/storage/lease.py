@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -163,6 +164,16 @@ class LocalStores:
         self._wait_seconds_max = wait_seconds_max
         self._open_stores = StorePool() if open_stores is None else open_stores
         self._open_bytes_max = open_bytes_max
+
+    @staticmethod
+    def check(local_dir: str | Path | None) -> None:
+        """Raise OSError or StoreError if this process cannot write to the folder; it is made if it is not there."""
+        folder = default_local_dir() if local_dir is None else Path(local_dir)
+        if local_dir is None:
+            make_owned(folder)
+        else:
+            make_private(folder)
+        tempfile.TemporaryFile(dir=folder).close()
 
     def acquire(
         self,

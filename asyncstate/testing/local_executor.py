@@ -279,9 +279,9 @@ class LocalExecutor:
 
     def write(self, sink: Any, name: str, rows: LocalRows, batch: Any) -> None:
         """See ``Executor``: a sink of ours gets an Arrow table, a function the rows as they are."""
-        write_micro_batch = getattr(sink, "write_micro_batch", None)
-        if callable(write_micro_batch):
-            write_micro_batch(rows.table, batch, name, rows.changes)
+        write_arrow = getattr(sink, "write_arrow_micro_batch", None)
+        if callable(write_arrow):
+            write_arrow(rows.table, batch, name, rows.changes)
         else:
             (sink if callable(sink) else sink.write)(rows, batch.batch_id)
 

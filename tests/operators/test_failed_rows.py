@@ -225,6 +225,7 @@ MERGED = {"merge_namespaces", "async_merge_namespaces"}
 WRITES = {
     ValueState: {"update", "async_update", "clear", "async_clear"},
     ListState: {
+        *MERGED,
         *("add", "async_add", "add_all", "async_add_all"),
         *("update", "async_update", "clear", "async_clear"),
     },
@@ -364,6 +365,9 @@ def test_what_cannot_send_errors_is_refused_by_name() -> None:
     class Stateless(Own):
         stateless = True
 
+        def bind(self, inputs: Any) -> OutputSpec:
+            return OutputSpec(TOTALS)
+
     class OwnErrors(Own):
         def bind(self, inputs: Any) -> OutputSpec:
             return OutputSpec(TOTALS, {"errors": "v long"})
@@ -373,7 +377,7 @@ def test_what_cannot_send_errors_is_refused_by_name() -> None:
 
     cases: list[tuple[Any, Any, Any, bool, str]] = [
         (TwoInputs(), [ROWS, ROWS], [["k"], ["k"]], False, "its 2 inputs have different columns"),
-        (Stateless(), ROWS, None, False, "the operator is stateless and has one output"),
+        (Stateless(), ROWS, None, False, "without state there are no side outputs"),
         (OwnErrors(), ROWS, ["k"], False, "it has a side output 'errors' of its own; rename that"),
         (Own(), ROWS, ["k"], True, "is a changelog, whose rows need each other"),
         (Wrong(), ROWS, ["k"], False, "errors is 'drop'; choose 'fail' or 'output'"),

@@ -50,6 +50,18 @@ def test_columns_that_differ_in_case_only(spark: SparkSession, make_job: MakeJob
         make_job(sensitive).micro_batch(use)(rows, 0)
 
 
+@pytest.mark.since_spark("4.0", "variants")
+@pytest.mark.parametrize("column", ["parse_json('1')", "array(parse_json('1'))"])
+def test_variants_are_refused(spark: SparkSession, make_job: MakeJob, column: str) -> None:
+    def use(df: DataFrame, batch: MicroBatch) -> None:
+        batch.apply(Join("left"), df, df, uid="j", key=("k", "k"))
+
+    with pytest.raises(
+        SchemaError, match=r"column 'v' of type .*variant.* cannot be sent to Python as Arrow; cast"
+    ):
+        make_job().micro_batch(use)(spark.sql(f"select 1L as k, {column} as v"), 0)
+
+
 @pytest.mark.parametrize("uid", [None, 3, ""])
 def test_uids(spark: SparkSession, make_job: MakeJob, uid: Any) -> None:
     def use(df: DataFrame, batch: MicroBatch) -> None:
@@ -74,4 +86,4 @@ def test_an_operator_that_ends_its_worker_is_named(spark: SparkSession, make_job
         batch.apply(EndsItsWorker(), df, uid="ends", key="id")
 
     with pytest.raises(JobError, match=r"operator 'ends' \(EndsItsWorker\): a Python worker ended"):
-        make_job().micro_batch(use)(spark.range(3), 0)
+        make_job(options={"async-state.executor": "spark"}).micro_batch(use)(spark.range(3), 0)

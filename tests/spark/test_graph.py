@@ -118,7 +118,8 @@ def test_a_graph_gives_what_the_function_gives(
     written(tmp_path, 3, 1)  # a restart goes on with the files that are new
     job = start(kept)
     assert re.search(
-        r"paid .* \([\d,]+ ms, 3[\d,]* → [\d,]+ rows, [\d.]+ MiB of state(; [^)]*)?\)", job.explain()
+        r"paid .* \([\d,]+ ms( in the driver)?, 3[\d,]* → [\d,]+ rows, [\d.]+ MiB of state(; [^)]*)?\)",
+        job.explain(),
     )
     job.finish()
     assert [name for name, batch in kept.batches if batch == 0] == ["large", "totals", "windows"]

@@ -99,8 +99,9 @@ class Holder(RecordOperator):
 
 
 @ASYNC
+@pytest.mark.parametrize("executor", ["spark", "local"])
 def test_a_graph_starts_from_a_table_once(
-    spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
+    spark: SparkSession, make_job: MakeJob, async_enabled: bool, executor: str, tmp_path: Path
 ) -> None:
     """A join and an aggregation behind it, the first micro-batch failing once behind its operators."""
     orders, payments = str(tmp_path / "orders"), str(tmp_path / "payments")
@@ -119,7 +120,8 @@ def test_a_graph_starts_from_a_table_once(
         rows.update(net(df.collect()))
 
     def run() -> None:
-        job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
+        modes = {"async-state.enabled": async_enabled, "async-state.executor": executor}
+        job = make_job(options={**modes, "async-state.parallelism": 2})
         changes = (
             spark.readStream.schema(ORDERS).parquet(orders).where("amount = 1")
         )  # what came after the table had been read

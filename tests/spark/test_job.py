@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from asyncstate.errors import (
 )
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.spark import MicroBatch, Progress, StreamingJob
+from asyncstate.spark.connect_batch import ConnectJob
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.files import LocalFiles
 from asyncstate.storage.manifest import AppliedTimes, Manifest
@@ -83,6 +85,20 @@ def test_nothing_is_committed_when_the_function_fails(
     assert committed(tmp_path) is None
     assert job.last_progress is None
     assert isinstance(job.last_error, ValueError)
+
+
+def test_a_job_on_a_server_has_the_settings_of_the_clients_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """They are read when the client makes the job, and not again."""
+    session = spark.newSession()
+    session.conf.set("spark.async-state.in-flight-limit", "77")
+    job = StreamingJob(session, str(tmp_path / "state"), {"async-state.buffer-size": 5}, "job")
+    session.conf.set("spark.async-state.in-flight-limit", "78")
+    told = ConnectJob(job._arguments, "run", "mark", lambda df, batch: None, None, {}, {})
+    on_server = StreamingJob.on_server(session, pickle.loads(pickle.dumps(told._replace(function=None))))
+    assert on_server.config == job.config
+    assert (on_server.config.in_flight_limit, on_server.config.buffer_size) == (77, 5)
 
 
 def test_a_swallowed_apply_error_does_not_commit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate import RecordContext, RecordOperator, Row
@@ -25,7 +27,9 @@ from asyncstate.partial_aggregation import PartialLimit
 from asyncstate.runtime import CommitRecord
 from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from asyncstate.spark.local_frame import LocalFrame
-from asyncstate.storage import PartitionManifest
+from asyncstate.spark.sinks import UpsertSink
+from asyncstate.spark.sinks.target import TargetChanges
+from asyncstate.storage import FileRef, OperatorManifest, PartitionManifest, SnapshotRef
 from asyncstate.testing import net
 from operators import (
     Deduplicate,
@@ -40,6 +44,7 @@ from operators import (
     sum_,
     tumble,
 )
+from tests.spark.broadcast_parts import BadWords
 
 pytestmark = pytest.mark.spark
 
@@ -55,10 +60,12 @@ def bids(spark: SparkSession, number: int, rows: int = 40) -> DataFrame:
         values.append(
             f"({number * rows + i}, {_text(auction)}, {chosen.choice([1, 2.5, 'null'])}, "
             f"timestamp'2026-01-01 00:{number:02}:{chosen.randrange(60):02}', array({_text(auction)}, 'x'), "
-            f"timestamp_ntz'2026-01-01 00:00:{chosen.randrange(60):02}')"
+            f"timestamp_ntz'2026-01-01 00:00:{chosen.randrange(60):02}', {chosen.choice(RATIOS)}, "
+            f"{chosen.choice(RAWS)}, {chosen.choice(DAYS)}, {chosen.choice(TIMES)}, {chosen.choice(NESTED)})"
         )
-    columns = ", ".join(f"cast({one.split()[0]} as {one.split()[1]}) as {one.split()[0]}" for one in COLUMNS)
-    table = f"values {', '.join(values)} as t({', '.join(one.split()[0] for one in COLUMNS)})"
+    names, kinds = zip(*(one.split(maxsplit=1) for one in COLUMNS), strict=True)
+    columns = ", ".join(f"cast({name} as {kind}) as {name}" for name, kind in zip(names, kinds, strict=True))
+    table = f"values {', '.join(values)} as t({', '.join(names)})"
     return spark.sql(f"select {columns} from {table}").repartition(2, "id")
 
 
@@ -69,6 +76,20 @@ COLUMNS = [
     "at timestamp",
     "tags array<string>",
     "ntz timestamp_ntz",
+    "ratio double",
+    "raw binary",
+    "day date",
+    "times map<string,timestamp>",
+    "nested struct<a:decimal(38,10),b:array<timestamp_ntz>>",
+]
+RATIOS = ["double('NaN')", "double('-0.0')", "double('0.0')", "double('-inf')", "1.5", "null"]
+RAWS = ["X''", "X'00ff'", "null"]
+DAYS = ["date'1582-10-04'", "date'1582-10-15'", "date'9999-12-31'", "null"]
+TIMES = ["map()", "map('a', timestamp'2024-03-10 02:30:00', 'b', null)", "null"]
+NESTED = [
+    "named_struct('a', cast('-9999999999999999999999999999.9999999999' as decimal(38, 10)), 'b', array())",
+    "named_struct('a', null, 'b', array(timestamp_ntz'1582-10-04 12:00:00.000001', null))",
+    "null",
 ]
 
 
@@ -126,7 +147,7 @@ def _applied(df: DataFrame, batch: MicroBatch) -> dict[str, DataFrame]:
     first = batch.apply(Deduplicate(time="processing"), df.drop("tags"), uid="first", key=["auction", "id"])
     joined = batch.apply(
         Join("left"),
-        first.select("auction", "id", "row_kind"),
+        first.drop("price", "at"),
         sums,
         uid="joined",
         key=["auction", "auction"],
@@ -150,9 +171,11 @@ def test_rows_and_state_are_the_same_wherever_a_micro_batch_runs(
                 options={"async-state.enabled": async_enabled, "async-state.parallelism": 2},
             )
         )
+        session = spark.newSession()
+        session.conf.set("spark.sql.session.timeZone", "America/New_York")
         for number, setting in enumerate(settings):
             ran.job._executor._choice = ExecutorChoice(setting)  # type: ignore[arg-type]
-            ran(bids(spark, number), number)
+            ran(bids(session, number), number)
             assert ran.places[-1] == {setting == "local"}
         return ran
 
@@ -189,14 +212,25 @@ class TestChoice:
 
     def test_a_stage_with_many_rows_goes_to_the_executors_and_comes_back(self) -> None:
         choice = ExecutorChoice("auto")
+        assert choice.fits("a", executor_choice.ROWS_MAX, executor_choice.BYTES_MAX)
         assert choice.is_local("a", 2)
-        choice.too_many("a")
+        assert not choice.fits("a", executor_choice.ROWS_MAX + 1, 0)
         assert not choice.is_local("a", 2)
         assert choice.is_local("b", 2)
         choice.ran_on_cluster("a", self.reports(executor_choice.ROWS_MAX // 2))
         assert not choice.is_local("a", 2)
         choice.ran_on_cluster("a", self.reports(executor_choice.ROWS_MAX // 2 - 1))
         assert choice.is_local("a", 2)
+
+    def test_a_stage_with_many_bytes_goes_to_the_executors_until_it_has_half_the_rows(self) -> None:
+        choice = ExecutorChoice("auto")
+        assert not choice.fits("a", 100, executor_choice.BYTES_MAX + 1)
+        choice.ran_on_cluster("a", self.reports(50))
+        assert not choice.is_local("a", 2)
+        choice.ran_on_cluster("a", self.reports(49))
+        assert choice.is_local("a", 2)
+        assert ExecutorChoice("local").fits("a", 100, executor_choice.BYTES_MAX_GIVEN)
+        assert not ExecutorChoice("local").fits("a", 100, executor_choice.BYTES_MAX_GIVEN + 1)
 
     def test_a_slow_stage_goes_to_the_executors_until_it_has_half_the_rows(self) -> None:
         choice = ExecutorChoice("auto")
@@ -219,13 +253,13 @@ class TestChoice:
 
     def test_the_rows_of_what_feeds_a_stage_count(self) -> None:
         choice = ExecutorChoice("auto")
-        choice.too_many("b")
+        choice.fits("b", executor_choice.ROWS_MAX + 1, 0)
         choice.ran_on_cluster("b", self.reports(executor_choice.ROWS_MAX, 1))
         assert not choice.is_local("b", 2)
 
     def test_a_stage_that_gets_the_first_rows_only_stays_on_the_executors(self) -> None:
         choice = ExecutorChoice("auto")
-        choice.too_many("a")
+        choice.fits("a", executor_choice.ROWS_MAX + 1, 0)
         choice.ran_on_cluster("a", self.reports(3, limited=True))
         assert not choice.is_local("a", 2)
 
@@ -234,6 +268,39 @@ class TestChoice:
         assert not ExecutorChoice("auto").is_local("a", executor_choice.PARTITIONS_MAX + 1)
         assert ExecutorChoice("local").is_local("a", 1_000)
         assert not ExecutorChoice("spark").is_local("a", 1)
+
+
+class TestAClustersDriver:
+    """Its disk is not that of the executors."""
+
+    def spec(self, folder: Path | None, size_bytes: int = 0) -> Any:
+        file = FileRef("a-file", size_bytes, "0" * 32)
+        partition = PartitionManifest(0, snapshot=SnapshotRef(0, "a", {"a": file}))
+        base = OperatorManifest("a", "Count", 1, [partition])
+        return SimpleNamespace(local_dir=None if folder is None else str(folder), base=base)
+
+    def test_a_folder_of_the_executors_is_not_used(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "file").touch()
+        choice = ExecutorChoice("auto", shares_disk=False)
+        assert choice.is_local("a", 2, [self.spec(tmp_path / "own")])
+        assert choice.is_local("a", 2, [self.spec(None)])
+        for _ in range(2):
+            assert not choice.is_local(
+                "a", 2, [self.spec(tmp_path / "own"), self.spec(tmp_path / "file" / "x")]
+            )
+        (warning,) = [record.getMessage() for record in caplog.records]
+        assert "the driver cannot have stores" in warning
+        assert str(tmp_path / "file") in warning
+        assert ExecutorChoice("auto").is_local("a", 2, [self.spec(tmp_path / "file" / "x")])
+
+    def test_a_large_state_stays_on_the_executors(self) -> None:
+        choice, most = ExecutorChoice("auto", shares_disk=False), executor_choice.STATE_BYTES_MAX
+        assert choice.is_local("a", 2, [self.spec(None, most)])
+        assert not choice.is_local("a", 2, [self.spec(None, most // 2), self.spec(None, most // 2 + 1)])
+        assert ExecutorChoice("auto").is_local("a", 2, [self.spec(None, most + 1)])
+        assert ExecutorChoice("local", shares_disk=False).is_local("a", 2, [self.spec(None, most + 1)])
 
 
 def test_a_session_that_cannot_run_operators_here_is_told(
@@ -340,3 +407,285 @@ def test_an_operator_that_would_end_the_driver_is_named(
     with pytest.raises(JobError, match=r"operator 'leaves' raised SystemExit\(4\).*Raise an error instead"):
         on_batch(spark.range(1).selectExpr("id as k"), 0)
     assert job.last_progress is None
+
+
+PLACES = pytest.mark.parametrize("executor", ["local", "spark"])
+
+
+def files(spark: SparkSession, folder: Path, *texts: str) -> DataFrame:
+    """A stream with a file for each micro-batch."""
+    for number, text in enumerate(texts):
+        spark.sql(text).coalesce(1).write.parquet(str(folder / str(number)))
+    stream = spark.readStream.schema(spark.sql(texts[0]).schema).option("maxFilesPerTrigger", 1)
+    return stream.parquet(str(folder / "*"))
+
+
+class OwnSink:
+    """A sink as a user writes one, with the method that gets the micro-batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+
+    def write(self, df: DataFrame, batch_id: int) -> None:
+        raise AssertionError("there is another method")
+
+    def write_micro_batch(self, df: DataFrame, batch: MicroBatch, name: str) -> None:
+        rows = sorted(tuple(row) for row in df.where("n > 0").collect())
+        self.seen.append((batch.batch_id, name, batch.origin.job, rows))
+
+
+@PLACES
+def test_a_sink_of_ones_own_gets_a_data_frame(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, executor: str
+) -> None:
+    job, sink = make_job(options={"async-state.executor": executor}), OwnSink()
+    rows = job.source("rows", files(spark, tmp_path / "in", "select id % 2 as k from range(5)"))
+    rows.apply(GroupAggregate([count().alias("n")]), key="k", uid="n").to(sink, name="own")
+    job.await_termination(job.start(trigger="availableNow"))
+    assert sink.seen == [(0, "own", "job", [(0, 3, "+I"), (1, 2, "+I")])]
+    assert job.history[-1]["operators"]["n"]["in_driver"] == (executor == "local")
+
+
+class Table:
+    """A target in this process."""
+
+    place = "a table"
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[int, list[int]]] = {}
+
+    def check(self, schema: pa.Schema, keys: Sequence[str]) -> None:
+        assert schema.names == ["k", "n", "vs"]
+
+    def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Any = None) -> bool:
+        self.rows |= {row["k"]: (row["n"], row["vs"]) for row in changes.upserts.to_pylist()}
+        return True
+
+
+@PLACES
+def test_a_table_gets_lists(spark: SparkSession, make_job: MakeJob, tmp_path: Path, executor: str) -> None:
+    """Rows with lists are compared with what they retract."""
+    job, table = make_job(options={"async-state.executor": executor}), Table()
+    texts = ["select 0L as k, 5L as v union all select 1L, 6L", "select 1L as k, 7L as v"]
+    rows = job.source("rows", files(spark, tmp_path / "in", *texts))
+    lists = GroupAggregate([count().alias("n"), collect("v").alias("vs")])
+    rows.apply(lists, key="k", uid="lists").to(UpsertSink("k", table), name="lists")
+    job.await_termination(job.start(trigger="availableNow"))
+    assert table.rows == {0: (1, [5]), 1: (2, [6, 7])}
+    assert job.history[-1]["operators"]["lists"]["in_driver"] == (executor == "local")
+
+
+@PLACES
+def test_functions_of_columns_see_the_rows_before_the_node_in_utc(
+    spark: SparkSession, make_job: MakeJob, executor: str
+) -> None:
+    """Whatever the session's time zone is; new columns are in the order in which they are named."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    job = make_job(session, options={"async-state.executor": executor})
+    rows = job.source(
+        "rows", session.readStream.format("rate").load().selectExpr("timestamp as at", "value as k")
+    )
+    latest = rows.apply(GroupAggregate([max_("at").alias("at")]), key="k", uid="latest")
+    seen: list[Any] = []
+
+    def keep(df: DataFrame, batch_id: int) -> None:
+        seen.append((df.columns, [tuple(row) for row in df.drop("at", "row_kind").collect()]))
+
+    named = latest.with_columns(
+        hour=lambda batch: pc.hour(batch["at"]), at=lambda batch: batch["at"], copy="k"
+    )
+    named.where(lambda batch: pc.equal(pc.hour(batch["at"]), 3)).to(keep, name="kept")
+    _, on_batch = job._started()
+    on_batch(session.sql("select timestamp'2026-01-01 03:00:00Z' as at, 5L as k"), 0)
+    assert seen == [(["k", "at", "row_kind", "hour", "copy"], [(5, 3, 5)])]
+    assert job.history[-1]["operators"]["latest"]["in_driver"] == (executor == "local")
+
+
+@PLACES
+def test_columns_are_computed_from_those_before_the_node(
+    spark: SparkSession, make_job: MakeJob, executor: str
+) -> None:
+    job = make_job(options={"async-state.executor": executor})
+    rows = job.source("rows", spark.readStream.format("rate").load().selectExpr("value as k", "value as v"))
+    seen: list[Any] = []
+    summed = rows.apply(GroupAggregate([sum_("v").alias("v")]), key="k", uid="sums")
+    changed = summed.with_columns(v="k", sum=lambda batch: pc.negate(batch["v"]))
+    changed.to(lambda df, _: seen.extend([df.columns, *map(tuple, df.collect())]), name="seen")
+    _, on_batch = job._started()
+    on_batch(spark.sql("select 1L as k, 7L as v"), 0)
+    assert seen == [["k", "v", "row_kind", "sum"], (1, 1, "+I", -7)]
+
+
+@PLACES
+def test_rows_belong_to_the_session_of_the_micro_batch(
+    spark: SparkSession, make_job: MakeJob, executor: str
+) -> None:
+    """A query has a session of its own, with its temporary views and settings."""
+    job = make_job(options={"async-state.executor": executor})
+    seen: list[Any] = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(GroupAggregate([count().alias("n")]), df, uid="n", key="k")
+        again = batch.apply(GroupAggregate([count().alias("m")]), out.select("n"), uid="m", key="n")
+        out.createOrReplaceTempView("counted")
+        seen.extend(map(tuple, df.sparkSession.sql("select sum(n) from counted").collect()))
+        seen.extend(frame.sparkSession.conf.get("spark.sql.session.timeZone") for frame in (out, again))
+
+    own = spark.newSession()
+    own.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    on_batch(own.sql("select id % 2 as k from range(5)"), 0)
+    assert seen == [(5,), "Asia/Tokyo", "Asia/Tokyo"]
+    assert "counted" not in [table.name for table in spark.catalog.listTables()]
+
+
+def test_a_stage_that_emits_too_much_runs_on_the_executors_once_and_completely(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, async_enabled: bool
+) -> None:
+    monkeypatch.setattr(executor_choice, "BYTES_MAX", 16_000)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))
+    options = {"async-state.executor": "auto", "async-state.parallelism": 2}
+    job = make_job(options={**options, "async-state.enabled": async_enabled})
+    pairs: list[tuple[Any, ...]] = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        ones, others = df.selectExpr("k", "id as a"), df.selectExpr("k", "id as b")
+        out = batch.apply(Join("inner"), ones, others, uid="pairs", key=("k", "k"))
+        pairs.extend((row.a, row.b) for row in out.collect())
+
+    places, rows = [], 0
+    for number, more in enumerate((2, 30, 2, 2)):
+        on_batch(spark.range(rows, rows + more).selectExpr("0 as k", "id"), number)
+        rows += more
+        places.append(job.history[-1]["operators"]["pairs"]["in_driver"])
+        assert sorted(pairs) == [(a, b) for a in range(rows) for b in range(rows)]
+    assert places == [True, False, False, True]
+
+
+def test_a_broadcast_input_may_have_more_rows(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver collects it wherever the stage runs."""
+    monkeypatch.setattr(executor_choice, "ROWS_MAX", 20)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))
+    job = make_job(options={"async-state.executor": "auto"})
+    seen: list[Any] = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        words = spark.range(30).selectExpr("concat('bad', id) as word", "cast(id as double) as score")
+        out = batch.apply(BadWords(), df, words, uid="words", key=("sentence", None))
+        seen.extend(row.sentence for row in out.collect())
+
+    on_batch(spark.sql("select explode(array('good', 'bad29')) as sentence"), 0)
+    assert seen == ["good"]
+    assert job.history[-1]["operators"]["words"]["in_driver"]
+
+
+MEETING = threading.Barrier(2)
+MET: list[bool] = []
+
+
+class Meets(RecordOperator):
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("k", pa.int64())])
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        try:
+            MEETING.wait(2)
+            MET.append(True)
+        except threading.BrokenBarrierError:
+            MET.append(False)
+
+
+def test_jobs_of_one_driver_take_turns(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+    """They share what one worker keeps in memory."""
+    functions = []
+    for name in ("one", "other"):
+        job = make_job(checkpoint_dir=str(tmp_path / name), options={"async-state.executor": "local"})
+        functions.append(
+            job.micro_batch(lambda df, batch: batch.apply(Meets(), df, uid="meets", key="k") and None)
+        )
+    threads = [threading.Thread(target=one, args=(spark.sql("select 1L as k"), 0)) for one in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert MET == [False, False]
+
+
+def test_columns_that_no_operator_reads_do_not_come_here(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_choice, "BYTES_MAX", 10_000)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))
+    job = make_job(options={"async-state.executor": "auto"})
+    seen: list[Any] = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        sums = batch.apply(GroupAggregate([sum_("v").alias("v")]), df, uid="sums", key="k.k")
+        counts = batch.apply(GroupAggregate([count().alias("n")]), df.drop("v"), uid="counts", key="k.k")
+        every = batch.apply(GroupAggregate([count().alias("n")]), df.select("w", "wide"), uid="every")
+        seen.extend([tuple(row) for row in frame.collect()] for frame in (sums, counts, every))
+
+    on_batch(spark.range(9).selectExpr("1L as `k.k`", "repeat('x', 10000) as wide", "id as v", "id as w"), 0)
+    assert seen == [[(1, 36, "+I")], [(1, 9, "+I")], [(9, "+I")]]
+    assert all(one["in_driver"] for one in job.history[-1]["operators"].values())
+
+
+@pytest.mark.parametrize("bound", ["0", "-1", "3"])
+def test_any_bound_of_arrow_batches_will_do(spark: SparkSession, make_job: MakeJob, bound: str) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", bound)
+    job, seen = make_job(session, options={"async-state.executor": "local"}), list[Any]()
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(GroupAggregate([count().alias("n")]), df, uid="n", key="k")
+        seen.extend(sorted(tuple(row) for row in out.selectExpr("k", "n + 1").collect()))
+
+    on_batch(session.sql("select id % 4 as k from range(9)"), 0)
+    assert seen == [(0, 4), (1, 3), (2, 3), (3, 3)]
+    assert session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == bound
+
+
+def test_rows_that_are_too_wide_run_on_the_executors(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_choice, "BYTES_MAX", 100_000)
+    monkeypatch.setattr(executor_choice, "SECONDS_MAX", float("inf"))
+    job = make_job(options={"async-state.executor": "auto", "async-state.parallelism": 2})
+    totals = []
+
+    @job.micro_batch
+    def on_batch(df: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(GroupAggregate([count("v").alias("n")]), df, uid="n", key="k")
+        totals.append([row.n for row in out.where("row_kind in ('+I', '+U')").collect()])
+
+    settings: Any = spark.sparkContext._jsc.sc().conf()
+    places = []
+    before = settings.get("spark.driver.maxResultSize", "1g")
+    for number, (width, rows, result_size) in enumerate(
+        [
+            (10, 8, "1g"),
+            (50_000, 8, "1g"),
+            (10, 3, "1g"),
+            (10, 8, "1g"),
+            (50_000, 8, "100k"),
+            (10, 1, "1g"),
+            (10, 0, "1g"),
+        ]
+    ):
+        settings.set("spark.driver.maxResultSize", result_size)
+        try:
+            on_batch(spark.range(rows).selectExpr("0 as k", f"repeat(chr(65 + id), {width}) as v"), number)
+        finally:
+            settings.set("spark.driver.maxResultSize", before)
+        places.append(job.history[-1]["operators"]["n"]["in_driver"])
+    assert totals == [[8], [16], [19], [27], [35], [36], []]
+    assert places == [True, False, False, True, False, False, False]
+    on_batch(spark.range(1).selectExpr("0 as k", "'z' as v"), 7)
+    assert job.history[-1]["operators"]["n"]["in_driver"]

@@ -191,6 +191,7 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, max(r) as m from (select a, row_number() over (partition by a order by b, c) as r from t) group by a",
         "",
     ),
+    "now-as-a-word": ("select a, 'right now()' as x, 'current_date()' as y from t", ""),
     "explode": (
         "select a, x from t lateral view explode(sequence(1, b)) as x where b between 1 and 3",
         "select a, unnest(range(1, b + 1)) as x from t where b between 1 and 3",

@@ -1,6 +1,7 @@
 """The store of one task: a lease at the base version, and the commit of its writes.
 
-Owns: ``PartitionStore``, ``open_store`` and ``read_state``.
+Owns: ``PartitionStore``, ``open_store`` and ``read_state``; ``why_no_stores`` and ``state_bytes``, by which the driver
+chooses where tasks run.
 Invariant: the store is at exactly the base version of the TaskSpec.
 Must not import Spark.
 """
@@ -136,6 +137,21 @@ def read_state(
             )
         broadcast = own
     yield from broadcast
+
+
+def state_bytes(spec: TaskSpec) -> int:
+    """The bytes of all files that the operator's partitions are restored from."""
+    partitions = () if spec.base is None else spec.base.partitions
+    return sum(file.size_bytes for partition in partitions for file in partition.files())
+
+
+def why_no_stores(local_dir: str | None) -> str | None:
+    """Why this process cannot have stores below the configured folder; None if it can."""
+    try:
+        LocalStores.check(local_dir)
+    except (OSError, StoreError) as error:
+        return str(error)
+    return None
 
 
 def rocksdb_options(config: Config) -> RocksDBOptions:

@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN
 from asyncstate.dataflow import Source, Stream
 from asyncstate.dataflow.changelog_inference import source_changes
+from asyncstate.dataflow.nodes import Transform
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.facts import source_facts
@@ -99,5 +100,14 @@ def _with_output(job: StreamingJob, name: str, df: DataFrame, declared: dict[str
     def malformed_messages(rows: DataFrame) -> DataFrame:
         return rows.where(f"{quoted(MARKED)} is not null").select(f"{quoted(MARKED)}.*")
 
-    dead = both.transform(malformed_messages, changes=INSERT_ONLY)
-    return KafkaStream(both.transform(readable_messages, changes=changes), dead)
+    dead = Transform(
+        name=both._flow.named("transform"),
+        place=both.node.place,
+        inputs=(both.node,),
+        kind="transform",
+        expressions=(malformed_messages,),
+        changes=INSERT_ONLY,
+        inherits=False,
+    )
+    malformed = both._flow.add(dead)
+    return KafkaStream(both.transform(readable_messages, changes=changes), malformed)

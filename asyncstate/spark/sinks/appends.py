@@ -68,13 +68,20 @@ class AppendSink:
         """The target and the writer, which no other sink of the graph may have; ``name``: the sink's in the graph."""
         return destination(self.target, self.writer or name)
 
-    def write_micro_batch(
-        self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str, changes: Changelog | None = None
-    ) -> None:
+    def write_micro_batch(self, rows: DataFrame, batch: MicroBatch, name: str) -> None:
         """Append the rows of a micro-batch; the graph calls it with the name of the sink."""
-        writer = self.writer or name
+        self._append(rows, batch, name)
+
+    def write_arrow_micro_batch(
+        self, rows: pa.Table, batch: MicroBatch, name: str, changes: Changelog | None
+    ) -> None:
+        """``write_micro_batch`` with rows that are in this process."""
         if changes is not None:
             self.check_changes(changes)
+        self._append(rows, batch, name)
+
+    def _append(self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str) -> None:
+        writer = self.writer or name
         check_first_write(batch, self.target, writer)
         self.target.append(writer, batch.batch_id, self._table(rows), batch.origin)
 

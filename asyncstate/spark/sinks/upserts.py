@@ -167,10 +167,14 @@ class UpsertSink:
         graph."""
         return destination(self.target, self.writer or name)
 
-    def write_micro_batch(
-        self, rows: DataFrame | pa.Table, batch: MicroBatch, name: str, changes: Changelog | None = None
-    ) -> None:
+    def write_micro_batch(self, rows: DataFrame, batch: MicroBatch, name: str) -> None:
         """See ``write_upserts``; the graph calls it with the name of the sink."""
+        write_upserts(batch, rows, self.keys, self.target, self.writer or name)
+
+    def write_arrow_micro_batch(
+        self, rows: pa.Table, batch: MicroBatch, name: str, changes: Changelog | None
+    ) -> None:
+        """``write_micro_batch`` with rows that are in this process."""
         write_upserts(batch, rows, self.keys, self.target, self.writer or name, changes)
 
     def write(self, rows: DataFrame, batch_id: int) -> None:

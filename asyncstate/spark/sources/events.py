@@ -21,6 +21,7 @@ from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, S
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.errors import SchemaError
 from asyncstate.spark.column_types import quoted
+from asyncstate.spark.compatibility import type_of_ddl
 from asyncstate.spark.facts import marked
 from asyncstate.spark.sources.malformed import (
     MARKED,
@@ -298,7 +299,7 @@ def _check_names(event: Event, asked: Asked) -> None:
 def columns_of(source: str, schema: str | StructType) -> StructType:
     """The wanted columns; a text is DDL. Raises SchemaError if it is invalid, or has no columns."""
     try:
-        columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        columns = type_of_ddl(schema) if isinstance(schema, str) else schema
     except PySparkException as error:
         raise SchemaError(
             f"{source}: the schema {schema!r} cannot be read ({error}); write it as 'id bigint not null, name string'"
