@@ -36,7 +36,7 @@ class SyncExecutionController(ExecutionController):
         record.out = None
 
     def submit_guarded(self, record: GuardedRecord) -> None:
-        """See ``ExecutionController``."""
+        """Submit a record whose row goes to the side output of errors if it fails."""
         outputs = self.outputs
         begin = len(outputs)
         self.submit(record)

@@ -130,7 +130,7 @@ class HttpLookup(Lookup):
             )
 
     def take_share(self, start: float, size: float) -> None:
-        """See ``Lookup``."""
+        """Use this part of ``requests_per_second``; called in each task before ``open``."""
         self._share = start, size
 
     async def open(self) -> None:

@@ -389,6 +389,6 @@ def test_what_cannot_send_errors_is_refused_by_name() -> None:
     bundled = Limit(2)
     bundled.errors = "output"  # type: ignore[attr-defined]
     with pytest.raises(SchemaError, match="a bundle is processed as a whole, so that no single row fails"):
-        OperatorHarness(bundled, ROWS, ["k"], changelog=False)
+        OperatorHarness(bundled, ROWS, [], changelog=False)
     with pytest.raises(SchemaError, match="errors is 'ignore'; choose 'fail' or 'output'"):
         KeyedMap(len, TOTALS, errors="ignore")  # type: ignore[arg-type]
