@@ -103,7 +103,7 @@ class MySqlTarget:
             self._check(self._described(cursor), schema, ())
 
     def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
-        """Insert the rows, and the mark of the micro-batch, in one transaction; False if it has been written already."""
+        """Insert the rows, and the mark of the micro-batch, in one transaction; False if it was written before."""
         return self.write(writer, batch_id, TargetChanges.appended(rows), origin)
 
     def write(self, writer: str, batch_id: int, changes: TargetChanges, origin: Origin = UNKNOWN) -> bool:

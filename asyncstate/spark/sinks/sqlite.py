@@ -99,7 +99,7 @@ class SqliteTarget:
         self._check_file(schema, ())
 
     def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Origin = UNKNOWN) -> bool:
-        """Insert the rows, and the mark of the micro-batch, in one transaction; False if it has been written already."""
+        """Insert the rows, and the mark of the micro-batch, in one transaction; False if it was written before."""
         return self.write(writer, batch_id, TargetChanges.appended(rows), origin)
 
     def _check_file(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
