@@ -113,7 +113,7 @@ def note_changes(state: object) -> None:
 
 
 @functools.cache
-def _noting(kind: type[KeyedState]) -> type[KeyedState]:
+def _noting(kind: Any) -> Any:
     names = [name for name in dir(kind) if not name.startswith("_") and name not in _READS]
     names += [name for name in _WRITING_OPERATORS if hasattr(kind, name)]
     methods = {name: _noted(getattr(kind, name)) for name in names if callable(getattr(kind, name))}
