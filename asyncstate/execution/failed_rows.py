@@ -109,7 +109,8 @@ def note_changes(state: object) -> None:
     """Let ``state`` note from now on in the current record that it was changed; other states than those of the record's
     key can be changed by no such record."""
     if isinstance(state, KeyedState):
-        state.__class__ = _noting(type(state))
+        kind: Any = type(state)  # mypy takes the hash of the class for that of its objects
+        state.__class__ = _noting(kind)
 
 
 @functools.cache
