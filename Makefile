@@ -7,7 +7,7 @@ STAMP := $(VENV)/.asyncstate-ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java test test-all test-matrix test-slow test-services simulate fuzz mutations wheel demo check format docs docs-site lock clean
+.PHONY: help setup java test test-all test-matrix test-slow test-services simulate fuzz plans mutations wheel demo check format docs docs-site lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,9 @@ test-services: setup  ## install PostgreSQL, MariaDB and Kafka for tests (root, 
 LIVES := 1000
 simulate: setup  ## LIVES=1000 random lives of jobs in one process, with crashes, restarts and changed programs
 	$(BIN)/python -m tests.simulation --lives $(LIVES)
+
+plans: setup  ## write the compiled plans of the SQL tests again, after an intended change
+	$(BIN)/python -m tests.sql.golden
 
 QUERIES := 1000
 fuzz: setup  ## QUERIES=1000 random SQL queries over changing tables, against DuckDB

@@ -27,6 +27,7 @@ COMMANDS = {
     "rules": "bench.rules",
     "sinks": "bench.sinks",
     "slow-disk": "bench.slowdisk.command",
+    "tpch": "bench.tpch.command",
     "two-phase": "bench.twophase",
 }
 """By name the module, which has a function of that name."""

@@ -42,6 +42,8 @@ class Dataflow:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.superseded: set[str] = set()
+        """The uids of operators of earlier programs whose stored state is dropped, as others have taken their place."""
 
     def add_source(
         self,

@@ -167,7 +167,8 @@ class JobDriver(Generic[R]):
         function may leave an operator out of a later one. Operators without state are dropped without a check."""
         if self._all_claimed:
             return ()
-        with_state = [uid for uid, one in stored.items() if one.has_state]
+        superseded = set(batch.superseded) - batch.applied.keys()
+        with_state = {uid for uid, one in stored.items() if one.has_state} - superseded
         dropped = check_claimed(with_state, batch.applied.keys(), self._frame.config.unclaimed_state)
         return dropped | (stored.keys() - with_state - batch.applied.keys())
 

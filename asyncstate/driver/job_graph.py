@@ -122,6 +122,7 @@ class JobGraph(Generic[R]):
                         for one, given in zip(node.inputs, found, strict=True)
                     ]
                     first[node] = self._transformed(node, parts)
+        batch.superseded = self.flow.superseded
         batch.sources = watermark_sources(self.flow.nodes)
         batch.graph = graph_manifest(self.flow, self.changes, self.initial, batch.graph_before)
         for source, watch in self._watches.items():
@@ -255,7 +256,8 @@ class JobGraph(Generic[R]):
         yield from same_destinations(self.flow.sinks)
         yield from check_sinks(self.flow, known, batch.graph_before, batch.stored_uids)
         try:
-            batch.check_claimed([node.name for node in self.flow.nodes if isinstance(node, Apply)])
+            claimed = [node.name for node in self.flow.nodes if isinstance(node, Apply)]
+            batch.check_claimed([*claimed, *self.flow.superseded])
         except JobError as error:
             yield str(error)
         if waiting and not any(_has_delay(node) for node in self.flow.nodes):

@@ -155,7 +155,8 @@ def _exchanged(
         if given.local is not None and not done and len(rows) > 1:
             rows = [pa.concat_batches(rows)]  # more rows of a key become one
         for batch in rows:
-            for partition, part in _routed(spec, given, _input_batch(spec, given, batch, index, done)):
+            one = _input_batch(spec, given, batch, index, done)
+            for partition, part in routed(given, one, spec.parallelism, spec.max_parallelism):
                 parts[partition].append(part)
     return parts
 
@@ -169,14 +170,17 @@ def _input_batch(
     return aggregated_before(spec.operator, given, rows)
 
 
-def _routed(spec: TaskSpec, given: InputSpec, rows: InputBatch) -> Iterator[tuple[int, InputBatch]]:
-    if spec.parallelism == 1:
+def routed(
+    given: InputSpec, rows: InputBatch, parallelism: int, max_parallelism: int
+) -> Iterator[tuple[int, InputBatch]]:
+    """The rows of each partition, in their order; without a key all rows go to the first one."""
+    if parallelism == 1:
         yield 0, rows
         return
     key = [rows.batch.column(name) for name in given.route]
     count = rows.batch.num_rows
-    groups = key_groups(key, spec.max_parallelism, count) if key else np.zeros(count, np.int32)
-    owners = groups.astype(np.int64) * spec.parallelism // spec.max_parallelism
+    groups = key_groups(key, max_parallelism, count) if key else np.zeros(count, np.int32)
+    owners = groups.astype(np.int64) * parallelism // max_parallelism
     for partition in np.unique(owners).tolist():
         mine = owners == partition
         kinds = None if rows.kinds is None else rows.kinds[mine]

@@ -163,6 +163,8 @@ class MicroBatch(Generic[R]):
         self.sources: Mapping[str, WatermarkSource] | None = None
         """The sources of a graph that advance the watermark, by name; None in a function."""
         self.graph: GraphManifest | None = None
+        self.superseded: Collection[str] = frozenset()
+        """The uids whose stored state the program drops."""
         """The graph's entry for the manifest; None in a function."""
         self.event_times: dict[str, int | None] = {}
         """The highest event time of each source in ``sources``, microseconds; None if it has none."""

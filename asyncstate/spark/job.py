@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pyspark.sql.types import StructType
 
@@ -32,7 +32,7 @@ from asyncstate.driver.micro_batch import JobFrame
 from asyncstate.driver.operator_call import check_job_name
 from asyncstate.driver.progress import OnProgress, Progress, metrics_of, sum_of, watermark_of
 from asyncstate.durations import Duration
-from asyncstate.errors import ConfigurationError, JobError
+from asyncstate.errors import ConfigurationError, JobError, SqlError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.compatibility import (
@@ -124,6 +124,7 @@ class StreamingJob:
         self._stopping = Stopping(name)
         self._query: StreamingQuery | None = None
         self._statements: JobSql | None = None
+        self._plans: str | None = None
         self._readable: dict[str, Stream] = {}  # of sources that also have messages which cannot be read
         if self.config.executor == "local" and not runs_locally(spark):
             raise ConfigurationError(
@@ -356,17 +357,37 @@ class StreamingJob:
                 "forms"
             )
 
-    def sql(self, statement: str, name: str | None = None, state_ttl: Ttl = None) -> Any:
+    def sql(
+        self,
+        statement: str,
+        name: str | None = None,
+        state_ttl: Ttl = None,
+        changed: Literal["start-anew"] | None = None,
+    ) -> Any:
         """Run a statement of Spark SQL over the job's sources; see ``docs/sql.md``.
 
         A query returns its rows as a ``Stream``: after every micro-batch their net is what Spark's batch engine would
         answer over all rows so far. ``name``: the name of the result, for later statements, and in the uids of its
         operators. ``CREATE VIEW`` returns None, ``CREATE MATERIALIZED VIEW`` and ``INSERT INTO`` a sink of ``job.sink``
         return the stream, ``EXPLAIN`` a text. ``state_ttl``: a group without changes, and a row of a join, is forgotten
-        after so long; by default nothing is. Raises SqlError, with the place in the statement and what to do, for what
-        cannot be kept right; nothing is added to the job then.
+        after so long; by default nothing is. ``changed="start-anew"``: if the checkpoint has the state of another text
+        of this statement, the operators that changed start with empty state; by default they are refused. Raises
+        SqlError, with the place in the statement and what to do, for what cannot be kept right; nothing is added to
+        the job then.
         """
-        return self._sql.context.run(statement, name, state_ttl)
+        return self._sql.context.run(statement, name, state_ttl, changed)
+
+    def load_plans(self, plans: str) -> None:
+        """Run statements by ``plans``, the text that ``compiled_plans`` returned or ``asyncstate sql compile`` wrote,
+        and compile none. It comes before the first statement. Raises SqlError for another text; ``sql`` raises it for
+        a statement, a source or a setting that is not the one that was compiled."""
+        if self._statements is not None:
+            raise SqlError(f"job '{self.name}': load_plans comes before the first statement, view and sink")
+        self._plans = plans
+
+    def compiled_plans(self) -> str:
+        """The compiled plans of the statements so far, as text for ``load_plans``."""
+        return self._sql.plans
 
     def sink(self, name: str, sink: Any) -> None:
         """Name a sink for ``INSERT INTO``; it is what ``Stream.to`` takes."""
@@ -378,15 +399,18 @@ class StreamingJob:
 
     @property
     def _sql(self) -> JobSql:
-        if is_connect(self._spark):
+        if is_connect(self._spark) and self._plans is None:
             raise ConfigurationError(
-                f"job '{self.name}': statements need Spark's optimizer in this process, which Spark Connect does not "
-                "have; declare the graph with the methods of streams, or use a classic session"
+                f"job '{self.name}': over Spark Connect, statements run by plans that a classic session has compiled; "
+                "run `asyncstate sql compile job.sql -o plan.json` there, and call job.load_plans with the text of "
+                "plan.json"
             )
         if self._statements is None:
             from asyncstate.sql.job import JobSql
 
-            self._statements = JobSql(self._spark, self._ledger.files, self._facts_of)
+            latest = self._ledger.latest()
+            committed = None if latest is None else latest.operators.keys()
+            self._statements = JobSql(self._spark, self._ledger.files, self._facts_of, committed, self._plans)
             flow = self._graph.flow
             for node in flow.sources:
                 if node.name in self._readable:

@@ -104,7 +104,8 @@ class LocalFrame(ClassicDataFrame):
 
     def select(self, *columns: Any) -> DataFrame:
         """The selected columns."""
-        if columns == ("*",):  # another object of the same rows, to which other facts are attached
+        if len(columns) == 1 and isinstance(columns[0], str) and columns[0] == "*":
+            # Another object of the same rows, to which other facts are attached.
             return LocalFrame(self.batches, self._struct, self.sparkSession)
         return super().select(*columns)
 

@@ -91,6 +91,16 @@ def build_session(
     return spark
 
 
+def remote_session(url: str, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """A session of the Spark Connect server at ``url`` (``sc://host:15002``)."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.remote(url).getOrCreate()
+    for key, value in (conf or {}).items():
+        spark.conf.set(key, value)
+    return spark
+
+
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Context manager: processes that start inside also have these environment variables."""

@@ -65,11 +65,17 @@ class Built:
 
 
 class Builder:
-    """Builds the nodes of one statement; ``prefix`` begins the uids of its operators, ``ttl``
-    is how long they keep state."""
+    """Builds the nodes of one statement; ``prefix`` begins the uids of its operators, ``ttl`` is how long they keep
+    state. ``uid_of``: the uid of an operator, by its own and its node."""
 
-    def __init__(self, tables: Mapping[str, Built], prefix: str, ttl: Ttl = None) -> None:
-        self._tables, self._prefix, self._ttl = tables, prefix, ttl
+    def __init__(
+        self,
+        tables: Mapping[str, Built],
+        prefix: str,
+        ttl: Ttl = None,
+        uid_of: Callable[[str, ir.Node], str] = lambda own, _: own,
+    ) -> None:
+        self._tables, self._prefix, self._ttl, self._uid_of = tables, prefix, ttl, uid_of
         self._built: dict[ir.Node, Built] = {}
         self._uids: dict[str, int] = {}
 
@@ -95,7 +101,7 @@ class Builder:
         texts = [
             _as(own, column.name) if own is not None else f"{text} AS {quoted(column.name)}"
             for text, column in zip(node.texts, node.columns, strict=True)
-            for own in [_plain(text)]
+            for own in [ir.column_of(text)]
         ]
         if texts == [quoted(name) for name in given.facts.schema.names]:
             return given
@@ -175,10 +181,13 @@ class Builder:
     def _with_one_row(self, node: ir.Join, left: Built, right: Built) -> Built:
         """Rows with the value of a scalar subquery, which every partition gets."""
         self._check_keeps(node, "a scalar subquery")
-        keys = left.changes.unique_keys
-        flat = [one.name for one in left.facts.schema if not pa.types.is_nested(one.type)]
-        key = next((one for one in keys if one), tuple(flat))
-        return self._applied("one-row-join", ops.OneRowJoin(), [left, right], node, [key, None])
+        return self._applied("one-row-join", ops.OneRowJoin(), [left, right], node, [_spread(left), None])
+
+    def _dynamicfilter(self, node: ir.DynamicFilter, left: Built, right: Built) -> Built:
+        self._check_keeps(node, "a scalar subquery")
+        comparison: Any = node.comparison
+        operator = ops.DynamicFilter(node.column, comparison, node.bound)
+        return self._applied("dynamic-filter", operator, [left, right], node, [_spread(left), None])
 
     def _with_constant(self, node: ir.Join, given: Built, is_left: bool) -> Built:
         """A join with rows that never change keeps nothing."""
@@ -190,7 +199,7 @@ class Builder:
         if node.condition is not None or node.null_safe or inexact:
             raise SqlError(
                 f"{node.sql + ': ' if node.sql else ''}a join with rows that no source changes compares by '=', and no "
-                "floats; declare the table as a source with initial="
+                "floats; declare the table with job.table(...)"
             )
         how: Any = "left" if node.how == "right" else node.how
         return self._applied("constant-join", ConstantJoin(rows, sent, own, how), [given], node, [None])
@@ -271,9 +280,12 @@ class Builder:
         }
         return self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
 
-    def materialized(self, given: Built, keys: Sequence[str]) -> Built:
+    def materialized(self, root: ir.Node, keys: Sequence[str]) -> Built:
         """The newest row of each key of a table, for rows that other columns identify."""
-        return self._applied("materialize", ops.UpsertMaterialize(), [given], None, [tuple(keys)])
+        given = self.build(root)
+        if given.changes.identifies(keys):
+            return given
+        return self._applied("materialize", ops.UpsertMaterialize(), [given], root, [tuple(keys)])
 
     def _selected(self, given: Built, columns: Sequence[ir.Column], texts: Sequence[str]) -> Built:
         stream = given.stream.select(*texts)
@@ -293,13 +305,14 @@ class Builder:
         self._uids[what] = number = self._uids.get(what, 0) + 1
         # Columns of sources have other names by now, so nothing is inherited by name.
         arguments = {"event_time": [None] * len(given), "sequence": [None] * len(given), **arguments}
+        first = f"{self._prefix}.{what}-{number}"
         key: Any = keys[0] if len(given) == 1 else tuple(keys)
         if not any(keys):
             key = None
         stream = given[0].stream.apply(
             operator,
             *(one.stream for one in given[1:]),
-            uid=f"{self._prefix}.{what}-{number}",
+            uid=first if node is None or operator.stateless else self._uid_of(first, node),
             key=list(key) if len(given) == 1 and key else key,
             **arguments,
         )
@@ -341,6 +354,12 @@ def _behind(stream: Stream, given: Built) -> Changelog:
     )
 
 
+def _spread(given: Built) -> tuple[str, ...]:
+    """A key for rows that may be in any partition: a unique one, or all columns that can be keys."""
+    flat = [one.name for one in given.facts.schema if not pa.types.is_nested(one.type)]
+    return next((one for one in given.changes.unique_keys if one), tuple(flat))
+
+
 def _declared(call: ir.Call) -> ops.Aggregate:
     make = _PLACED.get(call.function) or getattr(ops, _NAMED.get(call.function, call.function))
     found: ops.Aggregate = make(*call.columns, *call.numbers)
@@ -354,18 +373,6 @@ def _orders(order: Sequence[ir.Order]) -> list[Any]:
         (ops.desc if one.descending else ops.asc)(one.column, nulls="first" if one.nulls_first else "last")
         for one in order
     ]
-
-
-def _plain(text: str) -> str | None:
-    """The column that a text is."""
-    if text.startswith("`") and text.endswith("`"):
-        name = text[1:-1]
-        return name.replace("``", "`") if "`" not in name.replace("``", "") else None
-    return (
-        text
-        if text.isidentifier() and text.lower() not in ("null", "true", "false", "current_date")
-        else None
-    )
 
 
 def _as(own: str, new: str) -> str:

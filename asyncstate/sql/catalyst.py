@@ -29,6 +29,8 @@ from asyncstate.spark.column_types import quoted
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
+SETTINGS: Final = ("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive")
+"""Settings that change what a statement means."""
 SOURCE: Final = "asyncstate.source"
 COLUMN: Final = "asyncstate.column"
 
@@ -68,6 +70,8 @@ class Catalyst:
                 "the methods of streams"
             ) from error
         self.spark = spark
+        self._user = java
+        self._own: set[str] = set()
         self.java = java.cloneSession()
         self.session = SparkSession(spark.sparkContext, self.java)
         self.jvm: Any = spark.sparkContext._jvm
@@ -81,7 +85,33 @@ class Catalyst:
             StructField(one.name, one.dataType, one.nullable, {SOURCE: name, COLUMN: one.name})
             for one in schema
         ]
-        self.no_rows(StructType(fields)).createOrReplaceTempView(quoted(name))
+        self.view(name, self.no_rows(StructType(fields)))
+
+    def view(self, name: str, rows: DataFrame) -> None:
+        """A name for rows, which views of the user's session do not hide."""
+        rows.createOrReplaceTempView(quoted(name))
+        self._own.add(name)
+
+    def refresh(self) -> None:
+        """Take over the functions, temporary views and settings that the user's session has by now."""
+        for key in SETTINGS:
+            self.session.conf.set(key, self.spark.conf.get(key) or "")
+        theirs, ours = self._user.sessionState(), self.java.sessionState()
+        kept = {name: option(ours.catalog().getRawTempView(name)) for name in self._own}
+        theirs.catalog().copyStateTo(ours.catalog())
+        for name, view in kept.items():
+            ours.catalog().createTempView(name, view, True)
+        registry = theirs.functionRegistry()
+        for one in items(theirs.catalog().listTemporaryFunctions()):
+            try:
+                info = registry.lookupFunction(one)
+            except Py4JJavaError:  # from Spark 4.3 on, names of functions have three parts
+                made, some = self.jvm.org.apache.spark.sql.catalyst.FunctionIdentifier, self.jvm.scala.Option
+                one = made(one.funcName(), some.apply("session"), some.apply("system"))
+                info = registry.lookupFunction(one)
+            if info.isDefined():
+                builder = registry.lookupFunctionBuilder(one).get()
+                ours.functionRegistry().registerFunction(one, info.get(), builder)
 
     @property
     def is_fixed_zone(self) -> bool:

@@ -19,6 +19,7 @@ _HIDDEN = {"inputs", "columns", "sql", "rows"}
 
 def explained(compiled: Compiled) -> str:
     """The nodes, each with what it reads, the part of the statement that it comes from, and warnings."""
+    assert compiled.root is not None
     nodes = list(ir.walk(compiled.root))
     numbers = {node: number for number, node in enumerate(nodes, 1)}
     lines = [_line(node, numbers) for node in nodes]
@@ -26,12 +27,20 @@ def explained(compiled: Compiled) -> str:
 
 
 def _line(node: ir.Node, numbers: dict[ir.Node, int]) -> str:
-    said = [
-        _said(field.name, getattr(node, field.name)) for field in fields(node) if field.name not in _HIDDEN
-    ]
     read = f" of {', '.join(str(numbers[one]) for one in node.inputs)}" if node.inputs else ""
+    return f"{numbers[node]:3} {said(node, read)}"
+
+
+def said(node: ir.Node, read: str = "") -> str:
+    """A node in one line; ``read``: its inputs, as they are called there."""
+    values = {field.name: getattr(node, field.name) for field in fields(node) if field.name not in _HIDDEN}
+    for name in ("texts", "own"):
+        if name in values:
+            made = zip(values.pop(name), node.names, strict=True)
+            values["columns"] = tuple(one if one == new else f"{one} AS {new}" for one, new in made)
+    parts = [_said(name, value) for name, value in values.items()]
     source = f"  -- {node.sql}" if node.sql else ""
-    return f"{numbers[node]:3} {type(node).__name__}{read}: {'; '.join(filter(None, said))}{source}"
+    return f"{type(node).__name__}{read}: {'; '.join(filter(None, parts))}{source}"
 
 
 def _said(name: str, value: Any) -> str:

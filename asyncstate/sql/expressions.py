@@ -208,8 +208,10 @@ class Expressions:
         if kind == "NamedLambdaVariable" and typed and names is not None:
             self._retyped = True
             return self.read(quoted(str(e.name())))
-        if kind == "StringSplitSQL":
-            return self._split(e, names, replaced)
+        if kind == "ElementAt" and typed and names is not None and kind_of(e.left()) == "StringSplitSQL":
+            self._retyped = True
+            parts = [self._rebuilt(one, names, replaced) for one in (*children(e.left()), e.right())]
+            return self.read(f"split_part({', '.join(str(one.sql()) for one in parts)})")
         if kind == "Literal" and typed and names is not None and type_of(e).startswith("decimal"):
             self._retyped = True
             return self.read(f"CAST({e.sql()} AS {e.dataType().sql()})")
@@ -221,17 +223,6 @@ class Expressions:
 
     def _replacement(self, e: Any, given: Any) -> Any:
         return self.read(given) if isinstance(given, str) else given(e)
-
-    def _split(self, e: Any, names: Mapping[int, str] | None, replaced: Mapping[int, Any]) -> Any:
-        """The public function for the internal one that ``split_part`` becomes."""
-        delimiter = e.delimiter()
-        if kind_of(delimiter) != "Literal" or not delimiter.toString() or "\\E" in delimiter.toString():
-            raise refusal(
-                "split_part by a delimiter that is no literal", "give a string that is not empty", e
-            )
-        value = self._rebuilt(e.str(), names, replaced)
-        pattern = self._x.Literal.create("\\Q" + delimiter.toString() + "\\E", delimiter.dataType())
-        return self._x.StringSplit(value, pattern, self._x.Literal.apply(-1))
 
 
 def _with_lambdas(text: str) -> str:

@@ -9,13 +9,15 @@ Must not import Spark or operators.
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import pyarrow as pa
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_WORDS: Final = ("null", "true", "false", "current_date")
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,16 @@ class Join(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class DynamicFilter(Node):
+    """The rows of the first input whose ``column`` compares with ``bound``, the column of the second input, which has
+    one row at most."""
+
+    column: str
+    comparison: str
+    bound: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class IntervalJoin(Join):
     """Rows whose ``times`` are close: a right row's is between the left row's plus both ``bounds``, in microseconds."""
 
@@ -238,6 +250,12 @@ def from_json(given: Sequence[Mapping[str, Any]]) -> Node:
     return nodes[-1]
 
 
+def declared(node: Node) -> dict[str, Any]:
+    """What a node is, without its inputs and its place in the statement, as JSON."""
+    found = _fields(replace(node, inputs=(), sql=""), ())
+    return {"node": type(node).__name__, **found}
+
+
 def _fields(node: Node, nodes: Sequence[Node]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in fields(node):
@@ -260,14 +278,23 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
+def column_of(text: str) -> str | None:
+    """The column that an expression is, if it is nothing else."""
+    if text.startswith("`") and text.endswith("`"):
+        name = text[1:-1]
+        return name.replace("``", "`") if "`" not in name.replace("``", "") else None
+    return text if text.isidentifier() and text.lower() not in _WORDS else None
+
+
 class Named:
-    """Unique names of columns, numbered by their first appearance."""
+    """Unique names of columns, whatever the case of their letters. Those of one base are numbered by their first
+    appearance, so that a column that is added to a statement changes few names of others."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._counts: Counter[str] = Counter()
 
     def of(self, base: str) -> str:
         """A name that begins like ``base``."""
-        name = f"{''.join(c if c.isalnum() or c == '_' else '_' for c in base)[:40]}_{self._count}"
-        self._count += 1
-        return name
+        start = "".join(c if c.isalnum() or c == "_" else "_" for c in base)[:40]
+        self._counts[start.lower()] += 1
+        return f"{start}_{self._counts[start.lower()] - 1}"

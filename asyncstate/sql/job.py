@@ -7,15 +7,25 @@ text is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
+from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Source, Stream
 from asyncstate.errors import SqlError
 from asyncstate.spark.exchange import arrow_schema_of
 from asyncstate.sql.build import Built, Facts
 from asyncstate.sql.pipeline import table_of
-from asyncstate.sql.statements import Compiled, SqlContext, Table, is_readable
+from asyncstate.sql.statements import (
+    Compiled,
+    SqlContext,
+    Table,
+    is_readable,
+    plans_from_json,
+    plans_to_json,
+)
 from asyncstate.storage import CheckpointFiles
 
 if TYPE_CHECKING:
@@ -28,20 +38,36 @@ _PLANS: Final = "sql/"
 
 class JobSql:
     """The tables and statements of one job. ``facts_of``: checks the graph and returns the columns and changelog
-    facts of a stream."""
+    facts of a stream. ``committed``: the uids whose state the checkpoint has, None if it has none. ``plans``: the text
+    of compiled statements, which are run instead of compiling any."""
 
     def __init__(
-        self, spark: SparkSession, files: CheckpointFiles, facts_of: Callable[[Stream], Any]
+        self,
+        spark: SparkSession,
+        files: CheckpointFiles,
+        facts_of: Callable[[Stream], Any],
+        committed: Collection[str] | None,
+        plans: str | None,
     ) -> None:
         self._files, self._facts_of = files, facts_of
         self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS)}
-        plans = [Compiled.from_json(text.decode()) for text in self._stored.values() if is_readable(text)]
-        self.context = SqlContext(spark, {plan.name: plan for plan in plans})  # others are compiled again
+        stored = [Compiled.from_json(text.decode()) for text in self._stored.values() if is_readable(text)]
+        # Others are compiled again.
+        self.context = SqlContext(spark, {plan.name: plan for plan in stored}, committed)
+        if plans is not None:
+            self.context.give(plans_from_json(plans))
+
+    @property
+    def plans(self) -> str:
+        """The compiled statements, as the text of a file."""
+        return plans_to_json(self.context.compiled.values())
 
     def save(self) -> None:
         """Write the plans of the job into its checkpoint: the same statements run by them again, whatever the optimizer
         of another Spark makes of their texts."""
         for name, plan in self.context.compiled.items():
+            if plan.root is None:
+                continue
             place, text = f"{_PLANS}{name}.json", plan.to_json().encode()
             if self._stored.get(place) != text:
                 self._files.put_bytes(place, text)
@@ -49,7 +75,10 @@ class JobSql:
 
     def source(self, name: str, stream: Stream, df: DataFrame) -> None:
         """A source of the job as a table."""
-        self.context.add(name, table_of(stream, arrow_schema_of(df)))
+        schema = arrow_schema_of(df)
+        if ROW_KIND_COLUMN in df.columns:
+            schema = schema.append(pa.field(ROW_KIND_COLUMN, pa.string()))
+        self.context.add(name, table_of(stream, schema))
 
     def view(self, name: str, stream: Stream) -> None:
         """A stream of the graph as a table. Raises JobError for errors of the graph so far."""

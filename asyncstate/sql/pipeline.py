@@ -41,7 +41,7 @@ def sql_pipeline(
         for name, stream in streams.items():
             context.add(name, table_of(stream))
         if kept:
-            for plan in kept:
+            for plan in (one for one in kept if one.root is not None):
                 built = context.build(plan, state_ttl)
                 context.add(plan.name, Table(built))
             stream = context.tables[kept[-1].name].built.stream

@@ -8,6 +8,7 @@ gives the same plan.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,8 +58,20 @@ _FLIPPED: Final = {
     "GreaterThan": "LessThan",
     "GreaterThanOrEqual": "LessThanOrEqual",
 }
+_SIGNS: Final = {
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "EqualTo": "=",
+}
+_ORDERED: Final = {
+    *("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
+    *("string", "date", "timestamp", "timestamp_ntz"),
+}
 _SESSION: Final = "precisetimestampconversion"
 _SESSION_MARK: Final = "spark.sessionWindow"
+_numbers: Final = itertools.count()
 Needed = set[int] | None
 """The ids of the columns that are read; None: all."""
 
@@ -89,6 +102,9 @@ class Reader:
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
         self.is_final = final_windows
         self._raw_times: dict[int, Any] = {}
+        # Plans of views are shared by statements, so a tag of one statement must not count for another.
+        tag = f"asyncstate.{next(_numbers)}"
+        self._tag = catalyst.jvm.org.apache.spark.sql.catalyst.trees.TreeNodeTag(tag)
 
     def read(self, plan: Any) -> ir.Node:
         """The nodes of a plan; the last has the statement's own names of columns. Raises SqlError."""
@@ -211,7 +227,7 @@ class Reader:
     def plan(self, plan: Any, needed: Needed) -> Read:
         """Read a plan of which at least the columns ``needed`` are read."""
         kind = kind_of(plan)
-        if self._is_constant(plan):
+        if not self._reads_source(plan):
             return self._constant(plan)
         key = None
         if kind in _SHARED:
@@ -249,8 +265,14 @@ class Reader:
         self.notes.append(f"{fragment(plan) or kind_of(plan)} is computed once")
         return Read(ir.Project(inputs=(read.node,), columns=tuple(columns), texts=tuple(texts)), names)
 
-    def _is_constant(self, plan: Any) -> bool:
-        return not any(source_of(leaf) for leaf in _leaves(plan))
+    def _reads_source(self, plan: Any) -> bool:
+        """Whether a plan reads a source, also in subqueries. Each node is asked once, and tagged with the answer."""
+        known = option(plan.getTagValue(self._tag))
+        if known is None:
+            below = [*items(plan.children()), *items(plan.subqueries())]
+            known = str(any([_is_source(plan), *map(self._reads_source, below)]))
+            plan.setTagValue(self._tag, known)
+        return bool(known == "True")
 
     def _constant(self, plan: Any) -> Read:
         """The rows of a plan that reads no source, as they are now."""
@@ -262,7 +284,7 @@ class Reader:
         if table.num_rows > _CONSTANT_ROWS_MAX:
             raise refusal(
                 f"a table that no source changes has more than {_CONSTANT_ROWS_MAX} rows",
-                "declare it as a source with initial=, or join it by a lookup",
+                "declare it with job.table(...), or join it by a lookup",
                 plan,
             )
         return Read(ir.Constant.of(table, tuple(self.column(one, self.name(one)) for one in output)), names)
@@ -310,13 +332,79 @@ class Reader:
         if ranked is not None:
             return ranked
         below = None if needed is None else needed | ids_in(plan.condition())
-        child = self.plan(plan.child(), below)
-        if not conditions:
-            return child
-        found, replaced = self._subqueries(child, conditions)
-        texts = tuple(self.text(one, found.names, replaced) for one in conditions)
-        node: ir.Node = ir.Filter(inputs=(found.node,), columns=found.node.columns, conditions=texts)
-        return Read(self.only(node, child.node.names) if replaced else node, child.names)
+        return self._filtered(self.plan(plan.child(), below), conditions)
+
+    def _filtered(self, read: Read, conditions: Sequence[Any]) -> Read:
+        """The rows for which all conditions are true. Those without subqueries come first: they need no state."""
+        subqueries = [any(kind_of(part) == "ScalarSubquery" for part in walk(one)) for one in conditions]
+        plain = [one for one, has in zip(conditions, subqueries, strict=True) if not has]
+        if plain:
+            texts = tuple(self.text(one, read.names) for one in plain)
+            read = Read(
+                ir.Filter(inputs=(read.node,), columns=read.node.columns, conditions=texts), read.names
+            )
+        rest = []
+        for one in (one for one, has in zip(conditions, subqueries, strict=True) if has):
+            found = self._compared_with_one_row(read, one)
+            rest += [one] if found is None else []
+            read = found or read
+        if not rest:
+            return read
+        joined, replaced = self._subqueries(read, rest)
+        texts = tuple(self.text(one, joined.names, replaced) for one in rest)
+        node = ir.Filter(inputs=(joined.node,), columns=joined.node.columns, conditions=texts)
+        return Read(self.only(node, read.node.names), read.names)
+
+    def _compared_with_one_row(self, read: Read, condition: Any) -> Read | None:
+        """The rows whose value compares with one that is computed of a scalar subquery alone; None for another form."""
+        kind = kind_of(condition)
+        if kind not in (*_FLIPPED, "EqualTo"):
+            return None
+        value, bound = condition.left(), condition.right()
+        if any(kind_of(one) == "ScalarSubquery" for one in walk(value)):
+            value, bound, kind = bound, value, _FLIPPED.get(kind, kind)
+        of_value, of_bound = (
+            [one for one in walk(e) if kind_of(one) == "ScalarSubquery"] for e in (value, bound)
+        )
+        simple = not of_value and ids_in(value) and len(of_bound) == 1 and not ids_in(bound)
+        if not simple or type_of(value) != type_of(bound) or type_of(value).split("(")[0] not in _ORDERED:
+            return None
+        added: dict[str, tuple[str, str]] = {}
+        text = self._typed(value, self.text(value, read.names))
+        column = ir.column_of(text)
+        if column is None:
+            column = self.fresh("compared")
+            added[column] = text, type_of(value)
+        sub, own = self._one_row(of_bound[0])
+        limit = ir.Column(self.fresh("bound"), type_of(bound))
+        text = self._typed(bound, self.text(bound, {}, {id_of(of_bound[0]): quoted(own)}))
+        node = ir.DynamicFilter(
+            inputs=(
+                given := self.project(read, added),
+                ir.Project(inputs=(sub.node,), columns=(limit,), texts=(text,)),
+            ),
+            columns=given.columns,
+            column=column,
+            comparison=_SIGNS[kind],
+            bound=limit.name,
+            sql=fragment(condition),
+        )
+        return Read(self.only(node, read.node.names), read.names)
+
+    def _typed(self, expression: Any, text: str) -> str:
+        """The text with its type, where engines count the digits of decimals in different ways."""
+        kind = type_of(expression)
+        return f"CAST({text} AS {kind})" if kind.startswith("decimal") else text
+
+    def _one_row(self, subquery: Any) -> tuple[Read, str]:
+        """The rows of a scalar subquery, and the name of its column."""
+        if items(subquery.outerAttrs()):
+            raise refusal("a correlated subquery stays in an expression", "write it as a join", subquery)
+        (attribute,) = items(subquery.plan().output())
+        read = self.plan(subquery.plan(), None)
+        if read.is_constant:
+            raise refusal("a subquery over constant tables", "put its value into the text", subquery)
+        return read, read.names[id_of(attribute)]
 
     def _subqueries(self, read: Read, expressions: Sequence[Any]) -> tuple[Read, dict[int, str]]:
         """Join the scalar subqueries of the expressions to the rows: the text of each, by its id."""
@@ -325,17 +413,10 @@ class Reader:
             for one in walk(expression):
                 if kind_of(one) != "ScalarSubquery" or id_of(one) in replaced:
                     continue
-                if items(one.outerAttrs()):
-                    raise refusal("a correlated subquery stays in an expression", "write it as a join", one)
-                (attribute,) = items(one.plan().output())
-                sub = self.plan(one.plan(), None)
-                if sub.is_constant:
-                    raise refusal("a subquery over constant tables", "put its value into the text", one)
+                sub, own = self._one_row(one)
                 column = self.fresh("scalar")
                 kind = ir.Column(column, type_of(one))
-                value = ir.Project(
-                    inputs=(sub.node,), columns=(kind,), texts=(quoted(sub.names[id_of(attribute)]),)
-                )
+                value = ir.Project(inputs=(sub.node,), columns=(kind,), texts=(quoted(own),))
                 node = ir.Join(
                     inputs=(read.node, value),
                     columns=(*read.node.columns, kind),
@@ -401,7 +482,7 @@ class Reader:
             if child.is_constant:
                 raise refusal(
                     "a UNION with rows that no source changes",
-                    "write these rows into one of the sources, or declare them as a source with initial=",
+                    "write these rows into one of the sources, or declare them with job.table(...)",
                     below,
                 )
             texts = []
@@ -533,7 +614,7 @@ class Reader:
         ):
             raise refusal(
                 f"a {how} join that keeps rows of a table that no source changes",
-                "declare the table as a source with initial=, or join the other way round",
+                "declare the table with job.table(...), or join the other way round",
                 plan,
             )
 
@@ -638,10 +719,8 @@ class Reader:
             sql=fragment(plan),
         )
         names = dict(child.names) if number is None else {**child.names, own: number}
-        if rest:
-            texts = tuple(self.text(one, names) for one in rest)
-            node = ir.Filter(inputs=(node,), columns=node.columns, conditions=texts)
-        return Read(self.only(node, [*child.node.names, *([] if number is None else [number])]), names)
+        found = self._filtered(Read(node, names), rest)
+        return Read(self.only(found.node, [*child.node.names, *([] if number is None else [number])]), names)
 
     def _window(self, plan: Any, needed: Needed) -> Read:
         from asyncstate.sql.over import OverReader
@@ -649,25 +728,11 @@ class Reader:
         return OverReader(self, plan, needed).read()
 
 
-def source_of(leaf: Any) -> str | None:
-    """The source of a leaf of a plan."""
+def _is_source(leaf: Any) -> bool:
     if kind_of(leaf) != "LogicalRDD":
-        return None
+        return False
     output = items(leaf.output())
-    is_ours = bool(output) and output[0].metadata().contains(SOURCE)
-    return str(output[0].metadata().getString(SOURCE)) if is_ours else None
-
-
-def sources_of(plan: Any) -> set[str]:
-    """All sources that a plan reads, also in subqueries."""
-    return {name for leaf in _leaves(plan) if (name := source_of(leaf)) is not None}
-
-
-def _leaves(plan: Any) -> list[Any]:
-    found = items(plan.collectLeaves())
-    for sub in items(plan.subqueriesAll()):
-        found += items(sub.collectLeaves())
-    return found
+    return bool(output) and bool(output[0].metadata().contains(SOURCE))
 
 
 def _equalities(

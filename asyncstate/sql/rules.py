@@ -39,19 +39,18 @@ def _merged(node: ir.Project, picked: list[str], alone: bool) -> ir.Node:
 def picked_columns(node: ir.Project) -> list[str] | None:
     """The columns that a projection picks, if it does nothing else."""
     known = set(node.inputs[0].names)
-    found = [text[1:-1] if text[:1] == "`" == text[-1:] else text for text in node.texts]
-    return found if all(name in known for name in found) else None
+    found = [ir.column_of(text) for text in node.texts]
+    return [one for one in found if one is not None] if known.issuperset(found) else None
 
 
 def event_time_source(node: ir.Node, column: str) -> tuple[str, str] | None:
     """The source and the column there that ``column`` is, if rows come from it without an operator."""
     while not isinstance(node, ir.Scan):
         if isinstance(node, ir.Project):
-            text = node.texts[node.names.index(column)]
-            column = text[1:-1] if text[:1] == "`" == text[-1:] else text
-        elif not isinstance(node, ir.Filter):
+            below = ir.column_of(node.texts[node.names.index(column)])
+        else:
+            below = column if isinstance(node, ir.Filter) else None
+        if below is None or below not in node.inputs[0].names:
             return None
-        (node,) = node.inputs
-        if column not in node.names:
-            return None
+        (node,), column = node.inputs, below
     return node.source, node.own[node.names.index(column)]

@@ -7,20 +7,20 @@ Invariant: a statement that is refused changes nothing: neither the graph, nor w
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from asyncstate.errors import AsyncStateError, SqlError
-from asyncstate.spark.column_types import quoted
+from asyncstate.runtime import FILE_NAME_RULE, names_files
 from asyncstate.sql import ir
 from asyncstate.sql.build import Builder, Built
-from asyncstate.sql.catalyst import Catalyst, items
+from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
+from asyncstate.sql.changes import Operators, digests
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
 from asyncstate.sql.plans import Reader
@@ -32,44 +32,73 @@ if TYPE_CHECKING:
 
     from asyncstate.dataflow import Stream
 
-_SETTINGS: Final = ("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive")
+
+_COMPILE: Final = "asyncstate sql compile job.sql -o plan.json"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled query. ``tables``: the columns of each source and view that it reads, as Arrow schemas."""
+    """A statement as it is stored. ``kind``: query, view (which later statements know by its name), inlined (a view
+    without a plan of its own) or insert, into the sink ``target``."""
 
     name: str
     text: str
-    root: ir.Node
+    root: ir.Node | None
     notes: tuple[str, ...] = ()
-    made_from: str = ""
-    """A digest of all that the plan depends on: texts of the statement and of views, columns, session settings."""
+    made_from: Mapping[str, Any] = field(default_factory=dict)
+    """All that the plan depends on: the statement, views, facts of tables, session settings."""
+    kind: str = "query"
+    target: str = ""
+    operators: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """The uids and nodes of its operators, as ``Operators`` has them."""
+    lineage: Mapping[str, str] = field(default_factory=dict)
+    """A digest of each view that it reads."""
+    generation: int = 1
+    dropped: tuple[str, ...] = ()
+    """The uids of operators that continue with empty state under other ones."""
 
     def to_json(self) -> str:
         """The text of a stored plan."""
-        return json.dumps(
-            {
-                "format": ir.FORMAT,
-                "name": self.name,
-                "sql": self.text,
-                "from": self.made_from,
-                "notes": self.notes,
-                "nodes": ir.to_json(self.root),
-            },
-            indent=1,
-        )
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "root"}
+        nodes = [] if self.root is None else ir.to_json(self.root)
+        return json.dumps({"format": ir.FORMAT, **own, "nodes": nodes}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Compiled:
         """The plan that ``to_json`` wrote. Raises SqlError for one of another version."""
         given = json.loads(text)
-        if given.get("format") != ir.FORMAT:
-            raise SqlError(
-                f"a stored plan has the format {given.get('format')!r}, not {ir.FORMAT}; compile it again"
-            )
-        root, notes = ir.from_json(given["nodes"]), tuple(given["notes"])
-        return cls(given["name"], given["sql"], root, notes, given["from"])
+        if given.pop("format", None) != ir.FORMAT:
+            raise SqlError("a stored plan has the format of another version; compile it again")
+        nodes = given.pop("nodes")
+        given["operators"] = {own: (uid, number) for own, (uid, number) in given["operators"].items()}
+        for name in ("notes", "dropped"):
+            given[name] = tuple(given[name])
+        return cls(root=ir.from_json(nodes) if nodes else None, **given)
+
+
+class Statement(NamedTuple):
+    """A statement that was read: its kind, as in Compiled, and its query as Spark's parser has it, if it was asked."""
+
+    kind: str
+    name: str
+    text: str
+    query: Any = None
+    target: str = ""
+    replaces: bool = False
+
+
+def plans_to_json(plans: Iterable[Compiled]) -> str:
+    """The text of a file of compiled statements."""
+    return json.dumps([json.loads(one.to_json()) for one in plans], indent=1)
+
+
+def plans_from_json(text: str) -> dict[str, Compiled]:
+    """The statements of such a file, by name. Raises SqlError for another text."""
+    try:
+        plans = [Compiled.from_json(json.dumps(one)) for one in json.loads(text)]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise SqlError(f"this is no file of compiled statements ({error}); write one: {_COMPILE}") from error
+    return {one.name: one for one in plans}
 
 
 def is_readable(text: bytes) -> bool:
@@ -85,6 +114,8 @@ class Table:
     event_time: str | None = None
     has_delay: bool = False
     has_sequence: bool = False
+    digest: str = ""
+    """Of the plan of a view that is kept."""
 
     @property
     def facts(self) -> list[Any]:
@@ -98,17 +129,29 @@ class SqlContext:
     """The tables of a job, and its statements.
 
     ``spark``: a classic session; None: only plans can be built. ``stored``: plans of an earlier run, by name, which are
-    used as long as nothing that they were made from has changed.
+    used as long as nothing that they were made from has changed. ``committed``: the uids whose state the checkpoint
+    has, None if it has none at all.
     """
 
-    def __init__(self, spark: SparkSession | None, stored: Mapping[str, Compiled] | None = None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession | None,
+        stored: Mapping[str, Compiled] | None = None,
+        committed: Collection[str] | None = None,
+    ) -> None:
         self._spark = spark
         self._stored = dict(stored or {})
+        self._committed = committed
+        self._given: dict[str, Compiled] | None = None
         self._views: dict[str, str] = {}
         self._catalyst: Catalyst | None = None
         self.tables: dict[str, Table] = {}
         self.sinks: dict[str, Any] = {}
         self.compiled: dict[str, Compiled] = {}
+
+    def give(self, plans: Mapping[str, Compiled]) -> None:
+        """Run only statements that have been compiled to these plans, and compile none."""
+        self._given = dict(plans)
 
     @property
     def catalyst(self) -> Catalyst:
@@ -142,40 +185,66 @@ class SqlContext:
             )
         self.sinks[name] = sink
 
-    def run(self, text: str, name: str | None = None, state_ttl: Ttl = None) -> Any:
+    def run(
+        self, text: str, name: str | None = None, state_ttl: Ttl = None, changed: str | None = None
+    ) -> Any:
         """Run a statement: a query gives its stream, EXPLAIN a text, and a view that is inlined nothing."""
+        if changed not in (None, "start-anew"):
+            raise SqlError(f'changed is {changed!r}; give "start-anew", or leave it out')
         with self._all_or_nothing():
-            return self._run(text, name, state_ttl)
+            return self._run(self._read(text, name), name, state_ttl, changed)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """If the block fails, the graph and the names are as before."""
         flow = next((table.built.stream._flow for table in self.tables.values()), None)
         nodes, tables, compiled = len(flow.nodes) if flow else 0, dict(self.tables), dict(self.compiled)
+        superseded = set(flow.superseded) if flow else set()
         try:
             yield
         except BaseException:
             if flow is not None:
                 del flow.nodes[nodes:]
+                flow.superseded = superseded
             self.tables, self.compiled = tables, compiled
             raise
 
-    def _run(self, text: str, name: str | None, state_ttl: Ttl) -> Any:
-        parsed = self.catalyst.parsed(text)
+    def _read(self, text: str, name: str | None) -> Statement:
+        """What a statement is, from the plans that were given, or from Spark's parser."""
+        if self._given is None:
+            self.catalyst.refresh()
+            return self._parsed(self.catalyst.parsed(text), text, name)
+        for one in self._given.values():
+            if one.text == text and name in (None, one.name):
+                return Statement(one.kind, one.name, text, None, one.target)
+        other = "" if name not in self._given else f" (of '{name}' they have another text)"
+        raise SqlError(
+            f"the compiled plans do not have this statement{other}; compile the statements again: "
+            f"{_COMPILE}. The statement: {text.strip()}"
+        )
+
+    def _parsed(self, parsed: Any, text: str, name: str | None) -> Statement:
         kind = kind_of(parsed)
         if kind == "ExplainCommand":
-            return explained(self.compile(parsed.logicalPlan(), text, name or "explain"))
+            return Statement("explain", name or "explain", text, parsed.logicalPlan())
         if kind in ("CreateView", "CreateViewCommand"):
-            _check_no_argument("CREATE VIEW", name=name, state_ttl=state_ttl)
-            self._view(parsed, text)
-            return None
+            _check_none("CREATE VIEW", "a column list", parsed.userSpecifiedColumns().size() > 0)
+            if kind == "CreateViewCommand":
+                own, query = str(parsed.name().table()), parsed.plan()
+            else:
+                own, query = _own_name(parsed), items(parsed.children())[1]
+            return Statement("inlined", own, text, query, replaces=bool(parsed.replace()))
         if kind == "CreateMaterializedViewAsSelect":
-            _check_no_argument("CREATE MATERIALIZED VIEW", name=name)
             _check_none("CREATE MATERIALIZED VIEW", "a column list", parsed.columns().size() > 0)
-            own = str(items(items(parsed.children())[0].nameParts())[-1])
-            return self.query(items(parsed.children())[1], text, own, view=True, state_ttl=state_ttl).stream
+            _check_no_argument("CREATE MATERIALIZED VIEW", name=name)
+            return Statement("view", _own_name(parsed), text, items(parsed.children())[1])
         if kind == "InsertIntoStatement":
-            return self._insert(parsed, text, name, state_ttl)
+            _check_none("INSERT INTO", "a column list", parsed.userSpecifiedCols().size() > 0)
+            _check_none("INSERT INTO", "OVERWRITE", parsed.overwrite())
+            _check_none("INSERT INTO", "PARTITION", parsed.partitionSpec().size() > 0)
+            _check_none("INSERT INTO", "BY NAME", parsed.byName())
+            target = str(items(parsed.table().multipartIdentifier())[-1])
+            return Statement("insert", name or target, text, parsed.query(), target)
         if kind.endswith("Command") or kind.startswith(
             ("Create", "Drop", "Alter", "Update", "Delete", "Merge")
         ):
@@ -184,7 +253,23 @@ class SqlContext:
                 "or EXPLAIN"
             )
         own = name or f"sql-{1 + sum(one.startswith('sql-') for one in self.compiled)}"
-        return self.query(parsed, text, own, view=name is not None, state_ttl=state_ttl).stream
+        return Statement("query" if name is None else "view", own, text, parsed)
+
+    def _run(self, read: Statement, name: str | None, state_ttl: Ttl, changed: str | None) -> Any:
+        if read.kind == "explain":
+            return explained(self.compile(read.query, read.text, read.name))
+        if read.kind == "inlined":
+            _check_no_argument("CREATE VIEW", name=name, state_ttl=state_ttl, changed=changed)
+            if read.name not in self._views or not read.replaces:
+                self.check_free(read.name)
+            if read.query is not None:
+                self.catalyst.view(read.name, self.catalyst.rows(read.query, read.text))
+            self._views[read.name] = read.text
+            self.compiled[read.name] = Compiled(read.name, read.text, None, kind=read.kind)
+            return None
+        if read.kind == "insert":
+            return self._insert(read, state_ttl, changed)
+        return self.query(read, state_ttl, changed).stream
 
     def compile(self, parsed: Any, text: str, name: str) -> Compiled:
         """Compile a parsed query."""
@@ -211,39 +296,85 @@ class SqlContext:
                 one,
             )
 
-    def query(self, parsed: Any, text: str, name: str, *, view: bool, state_ttl: Ttl = None) -> Built:
-        """Compile and build a query; ``view``: later statements know it by its name."""
-        if name in self.compiled or (view and name in self.tables):
+    def query(
+        self, read: Statement, state_ttl: Ttl = None, changed: str | None = None, keys: Sequence[str] = ()
+    ) -> Built:
+        """Compile and build a query; ``keys``: of the table that it is inserted into."""
+        name = read.name
+        if not names_files(name):
+            raise SqlError(
+                f"the statement is called {name!r}, which begins the names of its operators and files; "
+                f"{FILE_NAME_RULE}; give name="
+            )
+        if name in self.compiled or (read.kind == "view" and name in self.tables):
             raise SqlError(f"there is '{name}' already; give the statement another name")
-        if view:
+        if read.kind == "view":
             self.check_free(name)
-        digest, stored = self._digest(text), self._stored.get(name)
-        if stored is not None and stored.made_from == digest:
+        now, stored = self._made_from(read.text), (self._given or self._stored).get(name)
+        differing = [] if stored is None else _differing(stored.made_from, now)
+        if stored is not None and not differing:
             compiled = stored
+        elif self._given is not None:
+            raise SqlError(
+                f"the compiled plan of statement '{name}' was made from something else; compile it again: "
+                f"{_COMPILE}. {'. '.join(differing)}"
+            )
         else:
-            compiled = replace(self.compile(parsed, text, name), made_from=digest)
-        built = self.build(compiled, state_ttl)
-        if view:
-            self.add(name, Table(built))
+            compiled = self.compile(read.query, read.text, name)
+            compiled = replace(compiled, made_from=now, kind=read.kind, target=read.target)
+        built = self.build(compiled, state_ttl, changed, keys)
+        if read.kind == "view":
+            assert compiled.root is not None
+            digest = digests(compiled.root, self.compiled[name].lineage)[compiled.root]
+            self.add(name, Table(built, digest=digest))
         return built
 
-    def build(self, compiled: Compiled, state_ttl: Ttl = None) -> Built:
+    def build(
+        self,
+        compiled: Compiled,
+        state_ttl: Ttl = None,
+        changed: str | None = None,
+        keys: Sequence[str] = (),
+    ) -> Built:
         """Add the operators of a compiled query to the graph; ``state_ttl``: how long their state is kept."""
-        read = dict.fromkeys(node.source for node in ir.walk(compiled.root) if isinstance(node, ir.Scan))
-        tables = {name: self._read(name) for name in read}
-        built = Builder(tables, compiled.name, state_ttl).build(compiled.root)
-        self.compiled[compiled.name] = compiled
+        root = compiled.root
+        assert root is not None
+        read = dict.fromkeys(node.source for node in ir.walk(root) if isinstance(node, ir.Scan))
+        tables = {name: self._rows(name) for name in read}
+        lineage = {name: self.tables[name].digest for name in read if self.tables[name].digest}
+        operators = Operators(replace(compiled, lineage=lineage), self._before(compiled.name))
+        builder = Builder(tables, compiled.name, state_ttl, operators.uid)
+        built = builder.materialized(root, keys) if keys else builder.build(root)
+        stored: dict[str, Any] = operators.checked(changed is not None)
+        compiled = self.compiled[compiled.name] = replace(compiled, lineage=lineage, **stored)
+        built.stream._flow.superseded.update(compiled.dropped)
         return built
 
-    def _digest(self, text: str) -> str:
-        """Of all that a plan of this text depends on, but Spark's version: a stored plan outlives that."""
-        assert self._spark is not None
-        settings = [self._spark.conf.get(key) for key in _SETTINGS]
-        tables = {name: table.facts for name, table in self.tables.items()}
-        made_from = json.dumps([text, self._views, tables, settings], sort_keys=True)
-        return hashlib.sha256(made_from.encode()).hexdigest()
+    def _before(self, name: str) -> Compiled | None:
+        """The statement of this name, if the checkpoint has the state of its operators."""
+        old = self._stored.get(name)
+        if old is None or self._committed is None or old.root is None:
+            return None
+        uids = {uid for uid, _ in old.operators.values()}
+        # A new generation may not have come to its first commit; the state under earlier uids is not its own.
+        return old if not uids or old.generation > 1 or uids & set(self._committed) else None
 
-    def _read(self, name: str) -> Built:
+    def _made_from(self, text: str) -> dict[str, Any]:
+        """All that a plan of this text depends on, but Spark's version: a stored plan outlives that."""
+        assert self._spark is not None
+        found: dict[str, Any] = {"the statement": text}
+        texts = [text]
+        for one in texts:  # views in views come later in the list
+            for name, view in self._views.items():
+                if name.lower() in one.lower() and view not in texts:
+                    texts.append(view)
+                    found[f"view '{name}'"] = view
+        for name, table in self.tables.items():
+            if any(name.lower() in one.lower() for one in texts):
+                found[f"table '{name}'"] = table.facts
+        return {**found, **{key: self._spark.conf.get(key) for key in SETTINGS}}
+
+    def _rows(self, name: str) -> Built:
         """The rows of a table; upserts as a full changelog."""
         table = self.tables[name]
         if table.has_sequence and not table.built.changes.is_upsert:
@@ -264,40 +395,35 @@ class SqlContext:
         table = self.tables[source]
         return table.event_time == own and table.has_delay and table.built.changes.is_insert_only
 
-    def _view(self, parsed: Any, text: str) -> None:
-        if kind_of(parsed) == "CreateViewCommand":
-            name, query = str(parsed.name().table()), parsed.plan()
-        else:
-            name, query = str(items(items(parsed.children())[0].nameParts())[-1]), items(parsed.children())[1]
-        _check_none("CREATE VIEW", "a column list", parsed.userSpecifiedColumns().size() > 0)
-        if name not in self._views or not parsed.replace():
-            self.check_free(name)
-        self.catalyst.rows(query, text).createOrReplaceTempView(quoted(name))
-        self._views[name] = text
-
-    def _insert(self, parsed: Any, text: str, name: str | None, state_ttl: Ttl) -> Stream:
-        _check_none("INSERT INTO", "a column list", parsed.userSpecifiedCols().size() > 0)
-        _check_none("INSERT INTO", "OVERWRITE", parsed.overwrite())
-        _check_none("INSERT INTO", "PARTITION", parsed.partitionSpec().size() > 0)
-        _check_none("INSERT INTO", "BY NAME", parsed.byName())
-        target = str(items(parsed.table().multipartIdentifier())[-1])
+    def _insert(self, read: Statement, state_ttl: Ttl, changed: str | None) -> Stream:
+        target = read.target
         if target not in self.sinks:
             known = ", ".join(self.sinks) or "none"
             raise SqlError(
                 f"there is no sink '{target}'; there are: {known}. Declare it with job.sink(name, target)"
             )
-        sink, own = self.sinks[target], name or target
-        built = self.query(parsed.query(), text, own, view=False, state_ttl=state_ttl)
-        keys = getattr(sink, "keys", None)
-        if keys and not built.changes.identifies(keys):
-            built = Builder({}, own).materialized(built, keys)
+        sink = self.sinks[target]
+        built = self.query(read, state_ttl, changed, getattr(sink, "keys", None) or ())
         check = getattr(sink, "check_changes", None)
         if callable(check):
             try:
                 check(built.changes)
             except AsyncStateError as error:
                 raise SqlError(f"the sink '{target}' does not take these rows: {error}") from error
-        return built.stream.to(sink, name=own)
+        return built.stream.to(sink, name=read.name)
+
+
+def _own_name(parsed: Any) -> str:
+    return str(items(items(parsed.children())[0].nameParts())[-1])
+
+
+def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What two plans were made from that is not the same, in words."""
+    return [
+        f"{name} was {was.get(name, 'not there')}, is {now.get(name, 'not there')}"
+        for name in {**was, **now}
+        if was.get(name) != now.get(name)
+    ]
 
 
 def _check_none(statement: str, what: str, has: bool) -> None:

@@ -28,6 +28,7 @@ from asyncstate.errors import EnvironmentSetupError, SchemaError
 
 _NUMBER = "asyncstate:number"
 _opened = threading.local()  # a connection of each thread: to open one takes longer than a query
+_SPARK_MIN = 4
 _EXPLODES = re.compile(r"\s*explode\(", re.IGNORECASE)
 
 
@@ -58,15 +59,34 @@ def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def in_session(node: Transform, inputs: Sequence[pa.RecordBatch], spark: Any) -> pa.RecordBatch:
-    """The output rows of a ``transform``, computed in a Spark session."""
+    """The output rows of a ``transform``, computed in a Spark session; times are in UTC, as in a job's rows. Raises
+    EnvironmentSetupError for a session that cannot exchange Arrow tables."""
+    if int(spark.version.split(".")[0]) < _SPARK_MIN:
+        raise EnvironmentSetupError(
+            f"{node.text}: a harness runs functions of DataFrames on Spark {_SPARK_MIN}.0 or newer, and this session "
+            f"is of Spark {spark.version}; use SQL text or a function of Arrow columns, or test the function in a job"
+        )
     (function,) = node.expressions
     try:
         found = function(*(spark.createDataFrame(pa.Table.from_batches([one])) for one in inputs))
         table: pa.Table = found.toArrow()
     except Exception as error:
         raise SchemaError(f"{node.text}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
-    fields = [field.with_nullable(True) for field in table.schema]
+    fields = [pa.field(field.name, _in_utc(field.type)) for field in table.schema]
     return _one_batch(table.cast(pa.schema(fields)))
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    """The type with times in UTC, where Spark has them in the zone of its session."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_list(kind):
+        return pa.list_(_in_utc(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_in_utc(kind.key_type), _in_utc(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _in_utc(one.type)) for one in kind])
+    return kind
 
 
 def _check_boolean(condition: str, kind: pa.DataType) -> None:
@@ -126,9 +146,7 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
         raise SchemaError(f"'{expression}' is not Spark SQL: {str(error).splitlines()[0]}") from error
     refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
     inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
-    if type(inner) is exp.Explode and inner.this.find(*refused) is None:
-        return str(parsed.sql(dialect="duckdb", identify=True))
-    found = parsed.find(*refused)
+    found = (inner.this if type(inner) is exp.Explode else parsed).find(*refused)
     if found is not None:
         raise SchemaError(
             f"'{expression}': {found.key} is not computed from one row, so it needs Spark; use an operator, or a "

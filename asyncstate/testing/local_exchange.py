@@ -15,9 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-import pyarrow as pa
-
+from asyncstate.driver.local_tasks import routed
 from asyncstate.errors import JobError
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import InputBatch
@@ -58,15 +56,7 @@ def exchanged(
         spec = inputs[pushed.input_index]
         if spec.broadcast:
             continue
-        pushed = replace(pushed, batch=pushed.batch.select(spec.row_schema.names))
-        codec = spec.key_codec(max_parallelism)
-        columns = [pushed.batch.column(name) for name in spec.key]
-        groups = codec.groups(columns) if columns else np.zeros(pushed.batch.num_rows, np.int32)
-        owners = groups.astype(np.int64) * parallelism // max_parallelism
-        for partition in np.unique(owners).tolist():
-            mine = owners == partition
-            kinds = None if pushed.kinds is None else pushed.kinds[mine]
-            parts[partition].append(
-                InputBatch(pushed.batch.filter(pa.array(mine)), kinds, pushed.input_index)
-            )
+        sent = replace(pushed, batch=pushed.batch.select(spec.row_schema.names))
+        for partition, part in routed(spec, sent, parallelism, max_parallelism):
+            parts[partition].append(part)
     return parts

@@ -139,8 +139,9 @@ class PipelineHarness:
         """The changelog facts of each node's rows."""
         self._schemas = self._opened(saved)
         choice = resolve(self._settings["options"], {}).unclaimed_state
+        superseded = self.flow.superseded - self._operators.keys()
         try:
-            dropped = check_claimed(stored, self._operators, choice)
+            dropped = superseded | check_claimed(set(stored) - superseded, self._operators, choice)
         except JobError:
             self.close()  # operators of the refused dataflow
             raise

@@ -13,6 +13,7 @@ from bench.frame.measure import in_turns
 from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times, whole
 from bench.nexmark.queries import ALL_PLANS, PLANS
 from bench.nexmark.runner import NexmarkRunner, QueryResult, RunSettings, start_session
+from bench.nexmark.statements import STATEMENTS
 
 _BATCHES = 10
 
@@ -59,14 +60,19 @@ def nexmark(
         int,
         typer.Option(min=1, help="Runs of each query and mode, alternating; the table shows the median one."),
     ] = 1,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="The queries by SQL, compiled by job.sql; q12 has none.")
+    ] = False,
     explain: Annotated[str | None, typer.Option(help="Show the plan of this query and exit.")] = None,
 ) -> None:
     """Run Nexmark queries on Spark, check each result with DuckDB, and compare sync with async."""
     how = "one run each, sync first" if repeat == 1 else f"median of {repeat} alternating runs"
-    title = f"Nexmark, {events:,} events, {cores} cores, {how}"
+    title = f"Nexmark{' by SQL' if sql else ''}, {events:,} events, {cores} cores, {how}"
     names = queries if explain is None else explain
-    asked = chosen(",".join(PLANS) if names == "all" else names, ALL_PLANS, "--queries")
-    settings = RunSettings(report.folder, events, micro_batch_events or -(-events // _BATCHES), cores, seed)
+    known = STATEMENTS if sql else ALL_PLANS
+    asked = chosen(",".join(STATEMENTS if sql else PLANS) if names == "all" else names, known, "--queries")
+    batch = micro_batch_events or -(-events // _BATCHES)
+    settings = RunSettings(report.folder, events, batch, cores, seed, sql)
     report.tell("starting Spark")
     spark = start_session(settings)
     runner = NexmarkRunner(spark, settings)

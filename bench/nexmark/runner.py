@@ -31,6 +31,7 @@ from bench.nexmark.oracle import (
 )
 from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, narrow, write_events
+from bench.nexmark.statements import statement
 from bench.processor_time import Spent, TreeClocks, tree_times
 from bench.session import local_session
 
@@ -56,7 +57,8 @@ _TOTALS = {
 class RunSettings:
     """What to run: ``events`` in micro-batches of so many, below ``folder``, which the caller owns.
 
-    ``cores`` for Spark, and so partitions of the state and files a micro-batch; ``seed`` of the generator.
+    ``cores`` for Spark, and so partitions of the state and files a micro-batch; ``seed`` of the generator; ``sql``:
+    queries by ``job.sql``, instead of operators by hand.
     """
 
     folder: Path
@@ -64,6 +66,7 @@ class RunSettings:
     micro_batch_events: int
     cores: int = 2
     seed: int = 0
+    sql: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +172,7 @@ class NexmarkRunner:
     def explain(self, query: str) -> str:
         few = self._write("few", _WARM_UP_BATCHES, 1)
         job = StreamingJob(self._spark, str(self._settings.folder / "unused"))
-        events = job.source("events", narrow(file_stream(self._spark, few), QUERIES[query]))
-        declare(query, events).to(_writer(None), name="result")
+        self._declare(job, query, few).to(_writer(None), name="result")
         return job.explain()
 
     def close(self) -> None:
@@ -200,8 +202,7 @@ class NexmarkRunner:
         job = StreamingJob(
             self._spark, str(folder / "state"), own, f"nexmark-{query}", _clock=clock, on_progress=keep
         )
-        events = job.source("events", narrow(file_stream(self._spark, source), QUERIES[query]))
-        declare(query, events).to(_writer(sink), name="result")
+        self._declare(job, query, source).to(_writer(sink), name="result")
         clocks = TreeClocks()
         stream = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
         job.await_termination(stream)
@@ -209,6 +210,12 @@ class NexmarkRunner:
         spent = clocks.spent()
         by_batch = {one["batchId"]: one["durationMs"]["triggerExecution"] for one in stream.recentProgress}
         return _Run(spent, [float(by_batch[batch_id]) for batch_id in sorted(by_batch)], figures)
+
+    def _declare(self, job: StreamingJob, query: str, source: EventFiles) -> Stream:
+        events = file_stream(self._spark, source)
+        if self._settings.sql:
+            return statement(job, query, events).select(*QUERIES[query].columns)
+        return declare(query, job.source("events", narrow(events, QUERIES[query])))
 
     def _compare(self, query: str, sink: Path) -> ComparisonResult:
         table = f"expected_{query}"

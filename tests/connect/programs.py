@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from asyncstate import RecordOperator, ValueStateDescriptor
-from asyncstate.errors import ConfigurationError, JobError, OperatorError
+from asyncstate.errors import ConfigurationError, JobError, OperatorError, SqlError
 from asyncstate.operator import InputSpec, RecordContext, Row
 from asyncstate.operators import GroupAggregate, WindowAggregate, count, sum_, tumble
 from asyncstate.spark import StreamingJob, apply_batch, read_state
@@ -306,6 +306,26 @@ def killed(spark: SparkSession, folder: Path) -> Any:
     return {"table": dict(_table(folder)), "version": _ledger_version(job)}
 
 
+STATEMENT = "INSERT INTO totals SELECT k, sum(v) AS total FROM numbers WHERE v >= 0 GROUP BY k"
+
+
+def statements(spark: SparkSession, folder: Path) -> Any:
+    """A statement that a classic session has compiled, and one that it has not."""
+    job = _job(spark, folder)
+    numbers = _numbers(spark, folder, 2)
+    job.source("numbers", numbers)
+    job.load_plans((folder / "plan.json").read_text())
+    job.sink("totals", UpsertSink("k", _new_table(folder)))
+    refused = ""
+    try:
+        job.sql("INSERT INTO totals SELECT k, max(v) AS total FROM numbers GROUP BY k")
+    except SqlError as error:
+        refused = str(error)
+    job.sql(STATEMENT)
+    job.await_termination(_started(job.start))
+    return {"table": dict(_table(folder)), "refused": refused}
+
+
 PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "graph": graph,
     "windows": windows,
@@ -315,4 +335,5 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "batch": batch,
     "stopped": stopped,
     "killed": killed,
+    "statements": statements,
 }

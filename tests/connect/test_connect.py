@@ -7,15 +7,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 
+from asyncstate.spark import StreamingJob
+from asyncstate.spark.sinks import SqliteTarget, UpsertSink
 from tests.conftest import ROOT
-from tests.connect.programs import KEYS, ROWS, _totals
+from tests.connect.programs import KEYS, ROWS, STATEMENT, _totals
 from tests.connect.server import ConnectServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -97,9 +102,24 @@ def test_errors_arrive_as_they_were_raised(server: ConnectServer, tmp_path: Path
     assert sink[:2] == ["LookupError", f"no place for {ROWS} rows"]
     assert "in micro-batch 0 of job 'job'" in sink[2]
     assert statement[0] == "ConfigurationError"
-    assert "which Spark Connect does not have" in statement[1]
+    assert "run `asyncstate sql compile job.sql -o plan.json` there" in statement[1]
     assert refused[0] == "JobError"
     assert "uses the job itself" in refused[1]
+
+
+def test_statements_run_by_the_plans_of_a_classic_session(
+    server: ConnectServer, spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    numbers = spark.readStream.schema("k long, v long, at timestamp").parquet(str(tmp_path / "empty"))
+    job = StreamingJob(spark, str(tmp_path / "classic"))
+    job.source("numbers", numbers)
+    job.sink("totals", UpsertSink("k", SqliteTarget(tmp_path / "out.db", "totals")))
+    job.sql(STATEMENT)
+    (tmp_path / "plan.json").write_text(job.compiled_plans())
+    found = result("statements", server, tmp_path, mode)
+    assert found["table"] == _totals(range(2 * ROWS))
+    assert "the compiled plans do not have this statement" in found["refused"]
 
 
 def test_an_operator_over_a_bounded_frame(server: ConnectServer, tmp_path: Path, mode: str) -> None:

@@ -6,6 +6,7 @@ such as ``CHECKPOINT``, are replaced by what a real job has written. ``test_depl
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -28,6 +29,7 @@ _COMMAND = re.compile(
 )
 _SHELLS = {"sh", "bash", "console", "shell"}
 _STATE = "python -m asyncstate state "
+_SQL = "python -m asyncstate sql "
 _BENCH = re.compile(r"^(\.venv/bin/)?python -m bench ")
 
 ON_MACHINES = ("docs/install.md", "docs/tasks/deploy.md")
@@ -88,7 +90,7 @@ def _of(*chosen: Command) -> pytest.MarkDecorator:
 def test_every_command_is_run_or_has_a_reason() -> None:
     ways = {
         command: [
-            command.text.startswith(_STATE),
+            command.text.startswith((_STATE, _SQL)),
             command.is_make,
             bool(_BENCH.match(command.text)),
             command.is_on_machines,
@@ -193,3 +195,35 @@ def test_commands_of_state_succeed(command: Command, checkpoints: Path, tmp_path
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_commands_of_sql_succeed_in_their_order(tmp_path: Path) -> None:
+    """With the file of statements that the page has."""
+    page = (ROOT / "docs" / "sql.md").read_text("utf-8")
+    (statements,) = (body for info, body in _BLOCK.findall(page) if info == "sql")
+    (tmp_path / "job.sql").write_text(statements, "utf-8")
+    (tmp_path / "orders").mkdir()
+    rows = ['{"id": 1, "customer": "ann", "amount": 5}', '{"id": 2, "customer": "bob", "amount": 2}']
+    (tmp_path / "orders" / "1.json").write_text("\n".join(rows), "utf-8")
+    said = []
+    for command in (one for one in COMMANDS if one.text.startswith(_SQL)):
+        words = [word.replace("CHECKPOINT", "state") for word in shlex.split(command.text)]
+        ran = subprocess.run(
+            [sys.executable, *words[1:]],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        said.append(ran.stdout)
+    explained, ran_once, compiled, again = said
+    assert "best.group-1" in explained
+    assert "ann" in ran_once
+    assert "plan.json: the plans of job.sql" in compiled
+    assert "no new rows" in again or "is committed" in again

@@ -20,6 +20,7 @@ from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import ALL_PLANS, PLANS
 from bench.nexmark.runner import NexmarkRunner, RunSettings, percentile
 from bench.nexmark.sources import narrow
+from bench.nexmark.statements import STATEMENTS
 from tests.spark.stored import Stored, stored_state
 
 if TYPE_CHECKING:
@@ -100,6 +101,25 @@ def test_both_modes_agree_with_the_oracle_and_store_the_same_bytes(runner: Looki
     if query in FIRES_BEFORE_THE_END:
         assert list(map(bool, sync_output.values())) == [False, True, True]
         assert sync_states[0] != sync_states[1]
+
+
+SQL_IN_SHORT_RUNS = {"q3", "q5", "q9"}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "query",
+    [one if one in SQL_IN_SHORT_RUNS else pytest.param(one, marks=pytest.mark.slow) for one in STATEMENTS],
+)
+def test_statements_agree_with_the_oracle(
+    session: SparkSession, tmp_path: Path, query: str, async_enabled: bool
+) -> None:
+    settings = RunSettings(tmp_path, EVENTS, MICRO_BATCH_EVENTS, sql=True)
+    runner = LookingRunner(session, settings)
+    result = runner.run(query, async_enabled)
+    runner.close()
+    assert result.problems == ()
+    assert result.expected_rows > 0
 
 
 @pytest.mark.spark

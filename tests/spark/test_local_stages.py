@@ -352,12 +352,14 @@ def test_a_frame_of_local_rows_is_a_data_frame(spark: SparkSession, make_job: Ma
         seen["joined"] = out.join(df.groupBy("k").count(), "k").count()
         seen["schema"], seen["columns"] = out.schema.simpleString(), out.columns
         seen["pandas"] = len(out.toPandas())
+        seen["one column"] = sorted(row[0] for row in out.select(out["sum_v"]).collect())
         seen["twice"] = out.unionByName(out).where("k > 0").count()
         seen["kept"] = out
 
     on_batch(spark.range(4).selectExpr("id % 2 as k", "id as v"), 0)
     assert seen["rows"] == [(0, 2, [0, 2], "+I"), (1, 4, [1, 3], "+I")]
     assert (seen["joined"], seen["pandas"], seen["twice"]) == (2, 2, 2)
+    assert seen["one column"] == [2, 4]
     assert seen["schema"] == "struct<k:bigint,sum_v:bigint,all:array<bigint>,row_kind:string>"
     with pytest.raises(JobError, match="'n' in batch 0 is read after the micro_batch function has returned"):
         seen["kept"].collect()

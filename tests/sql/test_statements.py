@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,10 @@ pytest.importorskip("pyspark")
 
 import pyarrow as pa
 
+from asyncstate.dataflow import Dataflow
+from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import SqlError
+from asyncstate.sql import ir, plans
 from asyncstate.sql.pipeline import table_of
 from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness, PipelineSource, net
@@ -57,6 +61,8 @@ def pipeline(spark: SparkSession, statements: Callable[[SqlContext], Any]) -> Ca
             "state_ttl= has no effect on CREATE VIEW",
         ),
         ("SELECT id FROM t", {"name": "Kept"}, "there is 'Kept' already"),
+        ("SELECT id FROM t", {"name": "../a/b"}, "called '../a/b', which begins the names of its operators"),
+        ("CREATE MATERIALIZED VIEW `a b` AS SELECT id FROM t", {}, "called 'a b', which begins the names"),
         ("SELECT v, sum(id) OVER (PARTITION BY v) FROM t", {"state_ttl": "1 day"}, "OVER needs all rows"),
         (
             "SELECT "
@@ -80,7 +86,7 @@ def test_a_refused_statement_changes_nothing(
         assert flow.nodes == nodes
         assert context.tables == tables
         context.run("CREATE OR REPLACE VIEW view AS SELECT v AS id, id AS v FROM t")
-        return context.run("SELECT id, v FROM view", "kept again")
+        return context.run("SELECT id, v FROM view", "kept-again")
 
     with PipelineHarness(pipeline(spark, statements), {"t": INSERTIONS}) as harness:
         harness.push("t", [(1, 7, 0, 0)])
@@ -115,7 +121,7 @@ def test_a_plan_is_made_from_times_and_modes_as_well(spark: SparkSession) -> Non
     def named(name: str) -> Callable[[SqlContext], Any]:
         def statements(context: SqlContext) -> Any:
             stream = context.run("SELECT id, v FROM t WHERE v > 1", "same")
-            made[name] = context.compiled["same"].made_from
+            made[name] = json.dumps(context.compiled["same"].made_from)
             return stream
 
         return statements
@@ -143,3 +149,71 @@ def test_the_users_session_stays_the_active_one(spark: SparkSession) -> None:
     assert before is not None
     assert after is not None
     assert after._jsparkSession.equals(before._jsparkSession)
+
+
+def test_functions_and_views_of_the_session_are_known_as_they_are_by_then(spark: SparkSession) -> None:
+    def statements(context: SqlContext) -> Any:
+        context.run("EXPLAIN SELECT id, v FROM t")
+        spark.udf.register("named_later", lambda one: one + 1, "long")
+        spark.createDataFrame([(7, "x")], "v long, text string").createOrReplaceTempView("made_later")
+        spark.createDataFrame([(0,)], "other long").createOrReplaceTempView("t")  # hidden by the source
+        assert "named_later" in context.run("EXPLAIN SELECT named_later(id) AS n FROM t")
+        return context.run("SELECT t.id, m.text FROM t JOIN made_later m ON t.v = m.v")
+
+    try:
+        with PipelineHarness(pipeline(spark, statements), {"t": INSERTIONS}) as harness:
+            harness.push("t", [(1, 7, 0, 0)])
+            assert net(harness.end_batch()["out"]) == {(1, "x"): 1}
+    finally:
+        spark.catalog.dropTempView("made_later")
+        spark.catalog.dropTempView("t")
+
+
+def test_each_node_of_a_plan_is_asked_once_whether_it_reads_a_source(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = SqlContext(spark)
+    flow = Dataflow()
+    context.add("t", table_of(flow.add_source("t", Times(), None, SCHEMA)))
+    asked: list[str] = []
+    whole = plans.kind_of
+
+    def counted(node: Any) -> str:
+        asked.append(whole(node))
+        return asked[-1]
+
+    monkeypatch.setattr(plans, "kind_of", counted)
+    joined = " JOIN ".join(f"t t{n} ON t{n - 1}.v = t{n}.id" for n in range(1, 9))
+    context.run(f"EXPLAIN SELECT t0.n + t8.n AS x FROM t t0 JOIN {joined}")
+    assert asked.count("LogicalRDD") <= 3 * 9
+
+
+def test_a_changed_scalar_emits_only_the_rows_between_the_bounds(
+    spark: SparkSession, async_enabled: bool
+) -> None:
+    text = "SELECT id FROM t WHERE v > (SELECT 10 * count(*) FROM u) AND v + 1 <= (SELECT max(v) FROM t) * 2"
+    sources = {"t": INSERTIONS, "u": INSERTIONS}
+    made = pipeline(spark, lambda context: context.run(text))
+    with PipelineHarness(made, sources, async_enabled=async_enabled) as harness:
+        harness.push("t", [(n, n, 0, 0) for n in range(1_000)])
+        assert len(harness.end_batch()["out"]) == 999
+        harness.push("u", [(1, 1, 0, 0), (2, 1, 0, 0)])
+        assert sorted(harness.end_batch()["out"]) == [("-D", n) for n in range(1, 21)]
+        assert "DynamicFilter" in harness.explain()
+
+
+def test_a_ranking_with_a_scalar_subquery_beside_its_bound(spark: SparkSession) -> None:
+    text = """
+        SELECT id FROM (SELECT id, v, row_number() OVER (PARTITION BY n ORDER BY id) AS r FROM t)
+        WHERE r <= 2 AND v > (SELECT min(v) FROM t)"""
+    with PipelineHarness(pipeline(spark, lambda context: context.run(text)), {"t": INSERTIONS}) as harness:
+        harness.push("t", [(1, 5, 0, 0), (2, 7, 0, 0), (3, 8, 0, 0)])
+        assert net(harness.end_batch()["out"]) == {(2,): 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [("`a``b`", "a`b"), ("a", "a"), ("`a` + `b`", None), ("null", None), ("`a``", None), ("a.b", None)],
+)
+def test_the_column_that_a_text_is(text: str, column: str | None) -> None:
+    assert ir.column_of(text) == column

@@ -1,0 +1,101 @@
+"""A statement that was started with another text before: which of its operators keep their state.
+
+Owns: ``Operators``.
+Invariant: an operator keeps its state only if it is as it was, and all that its rows come from. Others are refused by
+name, or starts with empty state under another uid.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from asyncstate.errors import SqlError
+from asyncstate.sql import ir
+from asyncstate.sql.explained import said
+
+if TYPE_CHECKING:
+    from asyncstate.sql.statements import Compiled
+
+
+def digests(root: ir.Node, lineage: Mapping[str, str]) -> dict[ir.Node, str]:
+    """A digest of each node and of all that its rows come from. ``lineage``: those of views that are kept."""
+    found: dict[ir.Node, str] = {}
+    for node in ir.walk(root):
+        own = ir.declared(node)
+        origin = lineage.get(node.source, "") if isinstance(node, ir.Scan) else ""
+        text = json.dumps([own, origin, [found[one] for one in node.inputs]], sort_keys=True)
+        found[node] = hashlib.sha256(text.encode()).hexdigest()
+    return found
+
+
+class Operators:
+    """The uids of a statement's operators. ``old``: the statement whose state the checkpoint has, if any."""
+
+    def __init__(self, now: Compiled, old: Compiled | None) -> None:
+        assert now.root is not None
+        self._now, self._old = now, old
+        self._nodes = list(ir.walk(now.root))
+        self._digests = digests(now.root, now.lineage)
+        has_old = old is not None and old.root is not None
+        self._old_nodes = list(ir.walk(old.root)) if has_old else []  # type: ignore[union-attr, arg-type]
+        self._old_digests = digests(old.root, old.lineage) if has_old else {}  # type: ignore[union-attr, arg-type]
+        self._changed: dict[str, str] = {}
+        self.uids: dict[str, tuple[str, int]] = {}
+        """By the uid of the first generation: the uid, and the number of the node."""
+
+    def uid(self, own: str, node: ir.Node) -> str:
+        """The uid of an operator whose uid is ``own`` as long as it does not change."""
+        uid, old = own, self._old
+        if old is not None:
+            was = old.operators.get(own)
+            before = None if was is None else self._old_nodes[was[1]]
+            if was is not None and before is not None and self._old_digests[before] == self._digests[node]:
+                uid = was[0]
+            else:
+                uid = f"{own}-v{old.generation + 1}"
+                self._changed[own] = self._difference(before, node)
+        self.uids[own] = uid, self._nodes.index(node)
+        return uid
+
+    def checked(self, start_anew: bool) -> dict[str, object]:
+        """What the statement stores of its operators. Raises SqlError for those that changed, unless they start with
+        empty state."""
+        old = self._old
+        if old is None:
+            return {"operators": self.uids}
+        changed = {**self._changed, **{own: "it is gone" for own in old.operators if own not in self.uids}}
+        if changed and not start_anew:
+            many = "\n  ".join(f"{own}: {what}" for own, what in changed.items())
+            raise SqlError(
+                f"statement '{self._now.name}' is not the one whose state the checkpoint has. These operators would "
+                f'continue with the state of another text; undo the change, or give changed="start-anew" to start them '
+                f"with empty state, from the rows that are still to come:\n  {many}"
+            )
+        gone = [old.operators[own][0] for own in changed if own in old.operators]
+        generation = old.generation + 1 if changed else old.generation
+        return {"operators": self.uids, "dropped": (*old.dropped, *gone), "generation": generation}
+
+    def _difference(self, before: ir.Node | None, now: ir.Node) -> str:
+        """What differs, at the first node upstream that does."""
+        if before is None:
+            return f"it is new: {_said(now, self._nodes)}"
+        if ir.declared(before) == ir.declared(now) and len(before.inputs) == len(now.inputs):
+            for one, two in zip(before.inputs, now.inputs, strict=True):
+                if self._old_digests[one] != self._digests[two]:
+                    return self._difference(one, two)
+            return f"the view '{getattr(now, 'source', '')}' that it reads has changed"
+        was, is_ = _said(before, self._old_nodes), _said(now, self._nodes)
+        if was == is_:
+            was, is_ = (", ".join(f"{c.name} {c.type}" for c in one.columns) for one in (before, now))
+        return f"was {was}, is {is_}"
+
+
+def _said(node: ir.Node, nodes: Sequence[ir.Node]) -> str:
+    """A node, with the part of the statement that it, or the next node downstream, comes from."""
+    own = next((one.sql for one in nodes[nodes.index(node) :] if one.sql), "")
+    return said(replace(node, sql=own))

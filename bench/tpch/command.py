@@ -1,0 +1,162 @@
+"""``python -m bench tpch``: queries kept up to date by ``job.sql``, beside Spark's batch engine over all rows.
+
+Owns: ``measure``.
+Invariant: both sides are Spark on the same cores in one session; the net of what was emitted equals the batch engine's
+answer over the rows after the last micro-batch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import duckdb
+import typer
+
+from asyncstate.spark import StreamingJob
+from bench.frame import Column, Report, Row, WrongResult, medians
+from bench.frame.report import Cores, benchmark, chosen, mib, ms, short, times
+from bench.nexmark.comparison import compare
+from bench.processor_time import Spent, TreeClocks
+from bench.session import session
+from bench.tpch.data import KEYS, ChangeFiles, write_changes
+from bench.tpch.queries import PARAMETERS, queries
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from asyncstate.spark import Progress
+
+_WARM_UP = 1
+"""Micro-batches of changes that are not measured, and runs of the batch engine."""
+_COLUMNS = (
+    Column("first s", "first_s"),
+    Column("kept ms", "kept_s", ms),
+    Column("CPU ms", "kept_cpu_s", ms),
+    Column("anew ms", "anew_s", ms),
+    Column("CPU ms", "anew_cpu_s", ms),
+    Column("times quicker", "quicker", times, ""),
+    Column("by CPU", "quicker_cpu", times),
+    Column("changed rows", "changed_rows", short),
+    Column("result rows", "result_rows", short),
+    Column("state MiB", "state_bytes", mib),
+)
+_NOTE = (
+    "first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit; anew: the same "
+    "query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"
+)
+
+
+@benchmark(scale=0.001, batches=1, names="q1,q4,q22")
+def tpch(
+    report: Report,
+    names: Annotated[
+        str, typer.Option("--queries", help="q1 to q22, separated by commas, or 'all'.")
+    ] = "all",
+    scale: Annotated[float, typer.Option(min=0.0001, help="Scale factor: 1 has 8.7 million rows.")] = 1.0,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Measured micro-batches, after the first and a warm-up.")
+    ] = 3,
+    share: Annotated[
+        float, typer.Option(min=0.00001, max=0.2, help="Of the rows, what each micro-batch changes.")
+    ] = 0.01,
+    cores: Cores = 2,
+    async_enabled: Annotated[
+        bool, typer.Option("--async-state.enabled/--no-async-state.enabled", help="Async state, or sync.")
+    ] = True,
+) -> None:
+    """Keep the queries of TPC-H up to date, and compare with computing each of them anew by Spark."""
+    texts = queries({**PARAMETERS, "q11": {"share": f"{0.0001 / scale:.10f}"}})
+    asked = chosen(names, texts, "--queries")
+    report.tell("writing the tables and their changes")
+    files = write_changes(report.folder / "tables", scale, batches + _WARM_UP, share, cores)
+    title = f"TPC-H, {files.rows:,} rows, {files.changed:,} changes a micro-batch, {cores} cores"
+    with session("asyncstate-tpch", report.folder, cores) as spark:
+        report.section(title, _COLUMNS, _NOTE)
+        for name in asked:
+            report.case(name, measure, spark, report.folder / name, name, texts[name], files, async_enabled)
+    found = [row.facts["quicker"] for row in report.rows if "quicker" in row.facts]
+    if len(found) > 1:
+        lost = [row.name for row in report.rows if row.facts.get("quicker", 1) < 1]
+        report.say(
+            f"geometric mean of {len(found)} queries: {times(statistics.geometric_mean(found))} quicker; "
+            f"slower than computing anew: {', '.join(lost) or 'none'}"
+        )
+
+
+def measure(
+    spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, async_enabled: bool
+) -> Iterator[Row]:
+    """The row of one query."""
+    facts = _kept(spark, folder, name, sql, files, async_enabled)
+    for table in KEYS:
+        spark.read.parquet(str(files.last / f"{table}.parquet")).createOrReplaceTempView(table)
+    rounds = files.micro_batches - 1
+    anew = [_timed(lambda: _noop(spark.sql(sql))) for _ in range(rounds)][_WARM_UP:]
+    spark.sql(sql).write.parquet(str(folder / "expected"))
+    facts["anew_s"], facts["anew_cpu_s"] = medians(anew, scale=1)
+    facts["quicker"] = facts["anew_s"] / facts["kept_s"]
+    if facts["kept_cpu_s"] and facts["anew_cpu_s"]:
+        facts["quicker_cpu"] = facts["anew_cpu_s"] / facts["kept_cpu_s"]
+    with duckdb.connect() as connection:
+        expected = f"SELECT * FROM read_parquet('{folder}/expected/*.parquet')"
+        found = compare(connection, expected, folder / "sink")
+    if not found.ok:
+        raise WrongResult("; ".join(found.wrong))
+    facts["result_rows"] = found.expected_rows
+    yield Row(name=name, facts=facts)
+
+
+def _kept(
+    spark: SparkSession, folder: Path, name: str, sql: str, files: ChangeFiles, async_enabled: bool
+) -> dict[str, Any]:
+    """Run the statement as a streaming query over all micro-batches."""
+    own = {"async-state.enabled": async_enabled, "async-state.local-dir": str(folder / "local")}
+    state: list[Progress] = []
+    clocks, spent = [TreeClocks()], []
+
+    def keep(progress: Progress) -> None:
+        spent.append(clocks.pop().spent())
+        state.append(progress)
+        clocks.append(TreeClocks())
+
+    job = StreamingJob(spark, str(folder / "state"), own, f"tpch-{name}", on_progress=keep)
+    for table, keys in KEYS.items():
+        path = files.changes / table
+        schema = spark.read.parquet(str(path)).schema
+        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(path))
+        job.source(table, stream, changelog=True, primary_key=keys)
+    job.sql(sql, name=name).to(_writer(folder / "sink"), name="result")
+    query = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
+    job.await_termination(query)
+    seconds = {one["batchId"]: one["durationMs"]["triggerExecution"] / 1e3 for one in query.recentProgress}
+    by_batch = [seconds[batch] for batch in range(len(spent))]
+    measured = [Spent(one, used.cpu_seconds) for one, used in zip(by_batch, spent, strict=True)][
+        1 + _WARM_UP :
+    ]
+    facts: dict[str, Any] = {"first_s": by_batch[0]}
+    facts["kept_s"], facts["kept_cpu_s"] = medians(measured, scale=1)
+    last = state[-1]["operators"].values()
+    facts["state_bytes"] = sum(int(one["state_bytes"] or 0) for one in last)
+    newest = folder / "sink" / f"batch={len(spent) - 1:06d}"
+    facts["changed_rows"] = spark.read.parquet(str(newest)).count()
+    return facts
+
+
+def _timed(work: Callable[[], None]) -> Spent:
+    clocks = TreeClocks()
+    work()
+    return clocks.spent()
+
+
+def _noop(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def _writer(sink: Path) -> Callable[[DataFrame, int], None]:
+    def write(changelog: DataFrame, batch_id: int) -> None:
+        changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch_id:06d}"))
+
+    return write

@@ -1,0 +1,133 @@
+"""The tables of TPC-H as changelogs in Parquet files, and as they are after the last change.
+
+Owns: ``KEYS``, ``ChangeFiles`` and ``write_changes``.
+Invariant: the files follow from scale and share alone. Of each table that changes, micro-batch 0 brings the rows, and
+each later one changes the given share of its keys: of orders with their items a third is new, a third goes and a third
+changes; of the other tables all change.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from bench.frame.measure import CaseError
+
+KEYS = {
+    "region": ["r_regionkey"],
+    "nation": ["n_nationkey"],
+    "supplier": ["s_suppkey"],
+    "customer": ["c_custkey"],
+    "part": ["p_partkey"],
+    "partsupp": ["ps_partkey", "ps_suppkey"],
+    "orders": ["o_orderkey"],
+    "lineitem": ["l_orderkey", "l_linenumber"],
+}
+_CHANGED = {
+    "supplier": {"s_acctbal": "s_acctbal + 1"},
+    "customer": {"c_acctbal": "c_acctbal + 1"},
+    "part": {"p_retailprice": "p_retailprice + 1"},
+    "partsupp": {"ps_availqty": "ps_availqty % 9999 + 1", "ps_supplycost": "ps_supplycost + 1"},
+    "orders": {"o_totalprice": "o_totalprice + 1"},
+    "lineitem": {"l_quantity": "l_quantity % 50 + 1", "l_extendedprice": "l_extendedprice + 1"},
+}
+"""By table the columns that an update changes, and to what; the other tables do not change."""
+_GROWING = {"orders": "o_orderkey", "lineitem": "l_orderkey"}
+_FIRST_MTIME_S = 1_577_836_800
+
+
+@dataclass(frozen=True)
+class ChangeFiles:
+    """``changes / table``: a Parquet file a micro-batch, with ``row_kind``. ``last / table``: one file, the rows after
+    the last micro-batch. ``rows`` and ``changed``: of all tables, in the first micro-batch and in each later one."""
+
+    changes: Path
+    last: Path
+    micro_batches: int
+    rows: int
+    changed: int
+
+
+def write_changes(folder: Path, scale: float, batches: int, share: float, threads: int) -> ChangeFiles:
+    """All tables, in ``batches`` micro-batches after the first, each of which changes ``share`` of the keys.
+
+    Raises CaseError if there is no tpchgen-cli, which makes the rows, or it fails.
+    """
+    rows = folder / "rows"
+    _generate(rows, scale)
+    found = ChangeFiles(folder / "changes", folder / "last", batches + 1, 0, 0)
+    first = total = 0
+    with duckdb.connect(config={"threads": threads, "temp_directory": str(folder / "duckdb")}) as connection:
+        for table in KEYS:
+            counts = _write_table(connection, rows / f"{table}.parquet", table, found, share)
+            first, total = first + counts[0], total + sum(counts[1:])
+    shutil.rmtree(rows)
+    return ChangeFiles(found.changes, found.last, batches + 1, first, total // max(batches, 1))
+
+
+def _generate(folder: Path, scale: float) -> None:
+    program = Path(sys.executable).with_name("tpchgen-cli")
+    if not program.exists():
+        raise CaseError("there is no tpchgen-cli, which makes the rows of TPC-H: pip install tpchgen-cli")
+    command = [str(program), "parquet", "-s", f"{scale:g}", "--output-dir", str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise CaseError(f"tpchgen-cli ended with {done.returncode}: {done.stderr.strip()}")
+
+
+def _write_table(
+    connection: duckdb.DuckDBPyConnection, rows: Path, table: str, files: ChangeFiles, share: float
+) -> list[int]:
+    """Write a table's files; returns the changes of each micro-batch."""
+    folder, counts = files.changes / table, []
+    folder.mkdir(parents=True)
+    files.last.mkdir(exist_ok=True)
+    # A number from 0 to 1 by key: the micro-batch in which it changes, and what happens then.
+    place = f"(hash({_GROWING.get(table) or ', '.join(KEYS[table])}) % 1000003 / 1000003)"
+    changed = _CHANGED.get(table)
+    # Of few suppliers the generator gives a part one of them twice.
+    source = f"(SELECT DISTINCT ON ({', '.join(KEYS[table])}) * FROM '{rows}' ORDER BY ALL)"
+    connection.execute(
+        f"CREATE OR REPLACE TEMP VIEW placed AS SELECT *, floor({place} / {share}) + 1 AS batch, "
+        f"floor({place} % {share} / {share} * 3) AS what FROM {source if table == 'partsupp' else repr(str(rows))}"
+    )
+    old = new = "* EXCLUDE (batch, what)"
+    if changed is not None:
+        kinds = {name: kind for name, kind, *_ in connection.execute("DESCRIBE placed").fetchall()}
+        replaced = (f"CAST({value} AS {kinds[name]}) AS {name}" for name, value in changed.items())
+        new = f"{old} REPLACE ({', '.join(replaced)})"
+    last = files.micro_batches - 1
+    is_new, goes = ("what = 0", "what = 1") if table in _GROWING else ("false", "false")
+    for batch in range(files.micro_batches if changed is not None else 1):
+        parts = [f"SELECT '+I' AS row_kind, {old} FROM placed WHERE NOT (batch <= {last} AND {is_new})"]
+        if batch:
+            parts = [
+                f"SELECT '+I' AS row_kind, {old} FROM placed WHERE batch = {batch} AND {is_new}",
+                f"SELECT '-D' AS row_kind, {old} FROM placed WHERE batch = {batch} AND {goes}",
+                f"SELECT '-U' AS row_kind, {old} FROM placed WHERE batch = {batch} AND NOT ({is_new} OR {goes})",
+                f"SELECT '+U' AS row_kind, {new} FROM placed WHERE batch = {batch} AND NOT ({is_new} OR {goes})",
+            ]
+        if changed is None:
+            parts = [f"SELECT '+I' AS row_kind, {old} FROM placed"]
+        counts.append(_copy(connection, " UNION ALL ".join(parts), folder / f"{batch:06d}.parquet", batch))
+    parts = [f"SELECT {old} FROM placed WHERE batch > {last} OR ({is_new})"]
+    if changed is None:
+        parts = [f"SELECT {old} FROM placed"]
+    else:
+        parts.append(f"SELECT {new} FROM placed WHERE batch <= {last} AND NOT ({is_new} OR {goes})")
+    _copy(connection, " UNION ALL ".join(parts), files.last / f"{table}.parquet", 0)
+    return counts
+
+
+def _copy(connection: duckdb.DuckDBPyConnection, sql: str, path: Path, number: int) -> int:
+    ((count,),) = connection.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)").fetchall()
+    # Steps of a second: a file stream orders by modification time, and some file systems keep no less.
+    os.utime(path, (_FIRST_MTIME_S + number, _FIRST_MTIME_S + number))
+    return int(count)

@@ -1,0 +1,184 @@
+"""Statements that are started with another text over the state of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+
+from asyncstate.errors import SqlError
+from asyncstate.offline.inspection import Inspection
+from asyncstate.spark import StreamingJob
+from asyncstate.sql import Compiled, SqlContext
+from asyncstate.sql.pipeline import table_of
+from asyncstate.testing import PipelineHarness, PipelineSource, net
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SOURCES = {
+    "t": PipelineSource(pa.schema([("k", pa.int64()), ("v", pa.int64())])),
+    "u": PipelineSource(pa.schema([("k", pa.int64()), ("w", pa.int64())])),
+}
+JOINED = """
+    SELECT s.k, s.total, u.w
+    FROM (SELECT k, sum(v) AS total FROM t WHERE v > 0 GROUP BY k) s
+    JOIN (SELECT k, max(w) AS w FROM u GROUP BY k) u ON s.k = u.k"""
+
+
+class Program:
+    """Statements by name, as a job starts them: over the plans and the state that it left."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark, self.stored = spark, dict[str, Compiled]()
+        self.committed: list[str] | None = None
+
+    def flow(self, statements: Mapping[str, str], changed: str | None = None) -> Callable[..., None]:
+        """The pipeline of these statements; the rows of each go to a sink of its name."""
+
+        def pipeline(**streams: Any) -> None:
+            context = SqlContext(self.spark, self.stored, self.committed)
+            for name, stream in streams.items():
+                context.add(name, table_of(stream))
+            for name, text in statements.items():
+                context.run(text, name, changed=changed).to(print, name=name)
+            self.stored = dict(context.compiled)
+            self.uids = [uid for one in context.compiled.values() for uid, _ in one.operators.values()]
+
+        return pipeline
+
+    def ran(self) -> None:
+        """A micro-batch was committed."""
+        self.committed = list(self.uids)
+
+
+@pytest.fixture
+def program(spark: SparkSession) -> Program:
+    return Program(spark)
+
+
+def test_operators_that_are_the_same_keep_their_state(program: Program, async_enabled: bool) -> None:
+    with PipelineHarness(program.flow({"a": JOINED}), SOURCES, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 5), (2, 7)])
+        harness.push("u", [(1, 3)])
+        assert net(harness.end_batch()["a"]) == {(1, 5, 3): 1}
+        program.ran()
+        text = JOINED.replace("s.k, s.total, u.w", "s.k AS key, u.w + 1 AS more, s.total")
+        harness.restart(program.flow({"a": text}))
+        harness.push("t", [(1, 1)])
+        assert harness.end_batch()["a"] == [("-U", 1, 4, 5), ("+U", 1, 4, 6)]
+        assert program.uids == ["a.group-1", "a.group-2", "a.inner-join-1"]
+
+
+def test_operators_that_differ_are_named_and_start_anew_if_that_is_asked_for(
+    program: Program, async_enabled: bool
+) -> None:
+    with PipelineHarness(program.flow({"a": JOINED}), SOURCES, async_enabled=async_enabled) as harness:
+        harness.push("t", [(1, 5)])
+        harness.push("u", [(1, 3)])
+        harness.end_batch()
+        program.ran()
+        text = JOINED.replace("max(w)", "min(w)")
+        with pytest.raises(SqlError) as refused:
+            harness.restart(program.flow({"a": text}))
+        first, *named = str(refused.value).splitlines()
+        assert first.startswith("statement 'a' is not the one whose state the checkpoint has")
+        assert 'changed="start-anew"' in first
+        assert [one.split(":")[0].strip() for one in named] == ["a.group-2", "a.inner-join-1"]
+        assert "max(" in named[0]
+        assert "min(" in named[0]
+        assert "line 4" in named[0]
+        harness.restart(program.flow({"a": text}, "start-anew"))
+        assert program.uids == ["a.group-1", "a.group-2-v2", "a.inner-join-1-v2"]
+        harness.push("u", [(1, 9)])
+        harness.push("t", [(1, 2)])
+        # The sum went on; the minimum and the join have the rows from now on.
+        assert net(harness.end_batch()["a"]) == {(1, 7, 9): 1}
+        program.ran()
+        harness.restart(program.flow({"a": text}))
+        harness.push("u", [(1, 4)])
+        assert net(harness.end_batch()["a"]) == {(1, 7, 9): -1, (1, 7, 4): 1}
+        with pytest.raises(SqlError, match="a.group-2: was .*min.*, is .*max"):
+            harness.restart(program.flow({"a": JOINED}))
+        harness.restart(program.flow({"a": JOINED}, "start-anew"))
+        assert program.uids == ["a.group-1", "a.group-2-v3", "a.inner-join-1-v3"]
+
+
+def test_a_filter_upstream_a_new_and_a_missing_operator_are_changes(program: Program) -> None:
+    counted = "SELECT k, count(*) AS n FROM t WHERE v > 0 GROUP BY k"
+    with PipelineHarness(program.flow({"a": counted}), SOURCES) as harness:
+        harness.push("t", [(1, 5)])
+        harness.end_batch()
+        program.ran()
+        for text, message in {
+            counted.replace("v > 0", "v > 1"): r"a.group-1: was Filter: conditions .*> 0.*, is Filter: .*> 1",
+            "SELECT k FROM t": "a.group-1: it is gone",
+            f"SELECT max(n) AS m FROM ({counted})": "a.group-2: it is new: Aggregate: .*max",
+        }.items():
+            with pytest.raises(SqlError, match=message):
+                harness.restart(program.flow({"a": text}))
+
+
+def test_what_reads_a_view_that_changed_has_changed(program: Program) -> None:
+    def statements(view: str) -> dict[str, str]:
+        return {"totals": view, "above": "SELECT count(*) AS n FROM totals"}
+
+    text = "SELECT k, sum(v) AS s FROM t GROUP BY k"
+    with PipelineHarness(program.flow(statements(text)), SOURCES) as harness:
+        harness.push("t", [(1, 5)])
+        harness.end_batch()
+        program.ran()
+        with pytest.raises(SqlError, match="totals.group-1: was .*sum.*, is .*max"):
+            harness.restart(program.flow(statements(text.replace("sum", "max"))))
+        harness.restart(program.flow(statements(text.replace("sum", "max")), "start-anew"))
+        assert program.uids == ["totals.group-1-v2", "above.group-1-v2"]
+
+
+def test_a_statement_that_has_no_state_yet_may_change(program: Program) -> None:
+    with PipelineHarness(program.flow({"a": "SELECT count(*) AS n FROM t"}), SOURCES) as harness:
+        harness.restart(program.flow({"a": "SELECT max(v) AS n FROM t"}))
+        harness.push("t", [(1, 5)])
+        assert net(harness.end_batch()["a"]) == {(5,): 1}
+
+
+def test_a_start_anew_that_was_not_committed_does_not_return_to_the_earlier_state(program: Program) -> None:
+    with PipelineHarness(program.flow({"a": "SELECT count(*) AS n FROM t"}), SOURCES) as harness:
+        harness.push("t", [(1, 5)])
+        harness.end_batch()
+        program.ran()
+        text = "SELECT count(*) AS n FROM t WHERE v > 1"
+        harness.restart(program.flow({"a": text}, "start-anew"))
+        harness.restart(program.flow({"a": text}))  # as after a crash before the first commit
+        assert program.uids == ["a.group-1-v2"]
+        harness.push("t", [(1, 5)])
+        assert net(harness.end_batch()["a"]) == {(1,): 1}
+
+
+@pytest.mark.long
+def test_the_state_of_a_job_goes_with_the_first_commit(spark: SparkSession, tmp_path: Path) -> None:
+    def ran(text: str, number: int, changed: Any = None) -> list[tuple[Any, ...]]:
+        rows = spark.createDataFrame([(1, number)], "k long, v long").coalesce(1)
+        rows.write.mode("append").parquet(str(tmp_path / "in"))
+        got: list[tuple[Any, ...]] = []
+        with StreamingJob(spark, str(tmp_path / "state")) as job:
+            job.source("t", spark.readStream.schema("k long, v long").parquet(str(tmp_path / "in")))
+            totals = job.sql(text, "a", changed=changed)
+            totals.to(lambda out, batch_id: got.extend(map(tuple, out.collect())), name="sink")
+            job.await_termination(job.start(trigger="availableNow"))
+        return got
+
+    summed, highest = (f"SELECT k, {one}(v) AS x FROM t GROUP BY k" for one in ("sum", "max"))
+    assert ran(summed, 5) == [(1, 5, "+I")]
+    with pytest.raises(SqlError, match="a.group-1: was Aggregate"):
+        ran(highest, 0)
+    assert ran(highest, 3, "start-anew") == [(1, 3, "+I")]  # also of the row that the refused job left
+    assert list(Inspection(str(tmp_path / "state")).manifest().operators) == ["a.group-1-v2"]
+    assert ran(highest, 4) == [(1, 3, "-U"), (1, 4, "+U")]
