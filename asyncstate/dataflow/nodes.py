@@ -120,13 +120,14 @@ class Transform(Node):
     """A row-by-row transformation of one input. ``expressions`` are SQL texts, Spark columns or functions of Arrow
     columns; those of ``named`` have a name. The kind ``transform`` has one expression, a function of one DataFrame per
     input, and may declare the ``changes`` that it returns. ``inherits``: whether its rows have the times of its first
-    input."""
+    input. ``row_by_row``: its function reads all rows, and decides on each alone."""
 
     kind: Literal["where", "select", "with_columns", "drop", "transform"]
     expressions: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
     changes: Changelog | None = None
     inherits: bool = True
+    row_by_row: bool = False
 
     @functools.cached_property
     def times(self) -> Times:

@@ -103,7 +103,7 @@ def _way(node: Node, consumer: Node) -> bool | None:
 
 
 def _is_function(node: Node) -> bool:
-    return isinstance(node, Transform) and node.kind == "transform"
+    return isinstance(node, Transform) and node.kind == "transform" and not node.row_by_row
 
 
 def metric_name(source: Source, initial: bool = False) -> str:

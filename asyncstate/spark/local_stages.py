@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructType
 
+from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.executor_choice import ExecutorChoice
 from asyncstate.driver.local_tasks import LocalOutput, TaskPlan, TooLargeError, run_locally
@@ -156,7 +157,8 @@ def _without_rest(df: DataFrame, read: Collection[str]) -> DataFrame:
     plan once more."""
     if isinstance(df, LocalFrame):
         return df
-    if not any(isinstance(field.dataType, _WIDE) for field in df.schema if field.name not in read):
+    narrow = {*read, ROW_KIND_COLUMN}
+    if not any(isinstance(field.dataType, _WIDE) for field in df.schema if field.name not in narrow):
         return df
     kept = [name for name in df.schema.names if name in read]
     return df.selectExpr(*map(quoted, kept or df.schema.names[:1]))  # rows without columns have no number

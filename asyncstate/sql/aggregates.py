@@ -16,10 +16,12 @@ from asyncstate.sql.catalyst import items, option
 from asyncstate.sql.expressions import (
     children,
     conjuncts,
+    from_leaves,
     id_of,
     ids_in,
     is_only_valid,
     kind_of,
+    leaves,
     refusal,
     type_of,
     walk,
@@ -234,7 +236,7 @@ class AggregateReader:
         self, grouping: list[Any], child: Read, replaced: dict[int, str], added: dict[str, tuple[str, str]]
     ) -> tuple[list[str], dict[int, str]]:
         """The key columns, and the texts of the grouping expressions after the aggregation, by id. A struct, which is
-        no key, becomes a column for each field."""
+        no key, becomes its leaves."""
         keys, texts = [], {}
         for one in grouping:
             if kind_of(one) == "Literal":
@@ -251,16 +253,12 @@ class AggregateReader:
                 keys.append(name)
                 texts[id_of(one)] = quoted(name)
                 continue
-            parts = []
-            for field in items(one.dataType().toSeq()):
-                column = self._reader.fresh("key")
-                added[column] = (
-                    f"{quoted(name)}.{quoted(str(field.name()))}",
-                    str(field.dataType().catalogString()),
-                )
-                keys.append(column)
-                parts.append(f"'{field.name()}', {quoted(column)}")
-            texts[id_of(one)] = f"named_struct({', '.join(parts)})"
+            columns = []
+            for text, kind in leaves(quoted(name), one.dataType(), bool(one.nullable())):
+                columns.append(self._reader.fresh("key"))
+                added[columns[-1]] = text, "boolean" if kind is None else str(kind.catalogString())
+            keys += columns
+            texts[id_of(one)] = from_leaves(iter(columns), one.dataType(), bool(one.nullable()))
         return list(dict.fromkeys(keys)), texts
 
     def _window(self) -> _Windowed | None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from asyncstate import operators as ops
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
-from asyncstate.codec import read_type
+from asyncstate.codec import check_key_type, read_type
 from asyncstate.dataflow import Stream
 from asyncstate.dataflow.changelog_inference import node_changes, operator_changes
 from asyncstate.errors import SchemaError, SqlError
@@ -328,6 +328,9 @@ class Builder:
             )
             for n, (one, own) in enumerate(zip(given, keys, strict=True))
         ]
+        for spec in specs:
+            for name in spec.key:
+                check_key_type(name, spec.column(name).type)
         bound = OutputSpec.of(operator.bind(specs))
         found = Built(stream, Facts(bound.schema, operator_changes(stream.node, bound.changes)))
         if node is None:

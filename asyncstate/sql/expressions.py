@@ -94,6 +94,30 @@ def refusal(what: str, remedy: str, node: Any = None) -> SqlError:
     return SqlError(f"{where or 'the statement'}: not kept up to date: {what}; {remedy}")
 
 
+def leaves(text: str, kind: Any, is_nullable: bool = True) -> list[tuple[str, Any]]:
+    """Values that are the same where two of a type are, and can be keys: of a struct whether it is null, which is no
+    type of Spark but None, and those of its fields. (text, type)"""
+    if str(kind.typeName()) != "struct":
+        return [(text, kind)]
+    found: list[tuple[str, Any]] = [(f"({text}) IS NULL", None)] if is_nullable else []
+    for field in items(kind.toSeq()):
+        found += leaves(f"({text}).{quoted(str(field.name()))}", field.dataType())
+    return found
+
+
+def from_leaves(columns: Iterator[str], kind: Any, is_nullable: bool = True) -> str:
+    """The text of the value whose leaves are these columns."""
+    if str(kind.typeName()) != "struct":
+        return quoted(next(columns))
+    null = quoted(next(columns)) if is_nullable else ""
+    parts = []
+    for field in items(kind.toSeq()):
+        name = str(field.name()).replace("\\", "\\\\").replace("'", "\\'")
+        parts.append(f"'{name}', {from_leaves(columns, field.dataType())}")
+    made = f"named_struct({', '.join(parts)})"
+    return f"IF({null}, NULL, {made})" if null else made
+
+
 class Expressions:
     """The texts of one statement."""
 
@@ -200,7 +224,9 @@ class Expressions:
             return self._replacement(e, replaced[id_of(e)])
         if kind in _SUBQUERIES:
             raise refusal(f"a subquery ({kind}) stays in an expression", "write it as a join", e)
-        if kind in _TRANSPARENT:
+        if kind in _TRANSPARENT or (
+            kind == "Cast" and type_of(e) == type_of(e.child())
+        ):  # of what may be null
             return self._rebuilt(e.child(), names, replaced, typed)
         if kind == "PreciseTimestampConversion":
             inner = self._rebuilt(e.child(), names, replaced, typed)

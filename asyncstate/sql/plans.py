@@ -32,6 +32,7 @@ from asyncstate.sql.expressions import (
     ids_in,
     is_only_valid,
     kind_of,
+    leaves,
     refusal,
     type_of,
     walk,
@@ -166,15 +167,13 @@ class Reader:
     def key_columns(
         self, expressions: Sequence[Any], names: dict[int, str], added: dict[str, tuple[str, str]]
     ) -> list[str]:
-        """The columns of a key; ``added`` gets those that are computed, and the fields of structs."""
+        """The columns of a key; ``added`` gets those that are computed, and the leaves of structs."""
         found = []
         for one in expressions:
             if type_of(one).startswith("struct<"):
-                for field in items(one.dataType().toSeq()):
-                    column = self.fresh("key")
-                    text = f"({self.text(one, names)}).{quoted(str(field.name()))}"
-                    added[column] = text, str(field.dataType().catalogString())
-                    found.append(column)
+                for text, kind in leaves(self.text(one, names), one.dataType()):
+                    found.append(self.fresh("key"))
+                    added[found[-1]] = text, "boolean" if kind is None else str(kind.catalogString())
             elif kind_of(one) == "AttributeReference":
                 found.append(names[id_of(one)])
             else:
@@ -625,26 +624,32 @@ class Reader:
         added: Sequence[dict[str, tuple[str, str]]],
     ) -> list[list[str]]:
         """The key columns of both sides. A null-safe equality next to others becomes two: whether the value is null,
-        and the value with a default for null."""
+        and the value with a default for null. A struct becomes its leaves."""
         keys: list[list[str]] = [[], []]
         safe = all(one[2] for one in pairs)
+        literal = self.catalyst.jvm.org.apache.spark.sql.catalyst.expressions.Literal
         for *both, is_safe in pairs:
             for side, one in enumerate(both):
                 text = self.text(one, sides[side].names)
-                if is_safe and not safe:
-                    default = self.catalyst.jvm.org.apache.spark.sql.catalyst.expressions.Literal.default(
-                        one.dataType()
-                    )
-                    null, value = self.fresh("null"), self.fresh("key")
-                    added[side][null] = f"({text}) IS NULL", "boolean"
-                    added[side][value] = f"coalesce({text}, {default.sql()})", type_of(one)
-                    keys[side] += [null, value]
-                elif kind_of(one) == "AttributeReference" and sides[side].names[id_of(one)] not in keys[side]:
-                    keys[side].append(sides[side].names[id_of(one)])
-                else:
-                    value = self.fresh("key")
-                    added[side][value] = text, type_of(one)
-                    keys[side].append(value)
+                own = sides[side].names[id_of(one)] if kind_of(one) == "AttributeReference" else ""
+                if not type_of(one).startswith("struct<"):
+                    parts = [(text, one.dataType(), is_safe)]
+                else:  # a null struct equals nothing, but null fields are equal
+                    null, *fields = leaves(text, one.dataType())
+                    first = null[0] if is_safe else f"IF({null[0]}, NULL, TRUE)"
+                    parts, own = [(first, None, False), *((*field, True) for field in fields)], ""
+                for part, kind, by_null in parts:
+                    if by_null and not safe and kind is not None:
+                        default = literal.default(kind).sql()
+                        keys[side].append(self.fresh("null"))
+                        added[side][keys[side][-1]] = f"({part}) IS NULL", "boolean"
+                        part = f"coalesce({part}, {default})"
+                    elif own and own not in keys[side]:
+                        keys[side].append(own)
+                        continue
+                    keys[side].append(self.fresh("key"))
+                    kind_text = "boolean" if kind is None else str(kind.catalogString())
+                    added[side][keys[side][-1]] = part, kind_text
         return keys
 
     def _asofjoin(self, plan: Any, _: Needed) -> Read:

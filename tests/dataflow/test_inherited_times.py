@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from asyncstate.dataflow import Stream
+from asyncstate.dataflow import Dataflow, Stream
+from asyncstate.dataflow.nodes import Times, Transform
 from asyncstate.errors import JobError
 from asyncstate.operators import Deduplicate, WindowAggregate, count, tumble
 from asyncstate.testing import PipelineHarness, PipelineSource
@@ -89,3 +90,10 @@ def test_a_lost_sequence_is_an_error(steps: Callable[[Stream], Stream]) -> None:
     first = flow(steps, Deduplicate())
     with pytest.raises(JobError, match=r"'n \(as it was before: (select|with_columns|drop)"):
         PipelineHarness(first, {"rows": SOURCE})
+
+
+def test_rows_of_their_own_inherit_nothing() -> None:
+    rows = Dataflow().add_source("rows", Times("at", "0 s", "n", True), None)
+    made: dict[str, Any] = {"name": "t", "place": "here", "inputs": (rows.node,), "kind": "transform"}
+    assert Transform(**made).times == Times("at", "0 s", "n", True)
+    assert Transform(**made, inherits=False).times == Times()

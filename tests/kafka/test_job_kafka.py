@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.errors import ConfigurationError, JobError, SchemaError
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.kafka import Debezium, Json, SchemaRegistry
+from asyncstate.spark.spark_executor import SparkExecutor
 from operators import ChangelogNormalize, GroupAggregate, count, sum_
 from tests.kafka.messages import ORDER, avro
 from tests.servers.kafka import KafkaBroker
@@ -58,8 +59,16 @@ def run(job: StreamingJob) -> None:
 
 
 def test_json_with_dead_letters_and_a_watermark(
-    spark: SparkSession, kafka: KafkaBroker, make_job: MakeJob, async_enabled: bool
+    spark: SparkSession,
+    kafka: KafkaBroker,
+    make_job: MakeJob,
+    async_enabled: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def again(*given: Any) -> None:
+        raise AssertionError("the topic is read once more for its event times")
+
+    monkeypatch.setattr(SparkExecutor, "highest", again)
     topic = kafka.create(f"job-{next(NUMBERS)}", 2)
     totals, dead = Table("k"), Table("value")
 
@@ -111,6 +120,32 @@ def test_json_with_dead_letters_and_a_watermark(
     ]
     assert totals.rows == {1: (2, Decimal("4.75")), 2: (2, Decimal("2.25"))}
     assert len(dead.rows) == len(bad)
+
+
+def test_operators_over_dead_letters(
+    spark: SparkSession, kafka: KafkaBroker, make_job: MakeJob, async_enabled: bool
+) -> None:
+    """They have none of the columns that the source declares as times and order."""
+    topic = kafka.create(f"job-{next(NUMBERS)}")
+    job, counts = make_job(**{"async-state.enabled": async_enabled}), Table("malformed")
+    orders = job.kafka(
+        "orders",
+        kafka.servers,
+        topic,
+        Json("k bigint not null, at timestamp, n int"),
+        malformed="output",
+        starting="earliest",
+        event_time="at",
+        watermark_delay="10 seconds",
+        sequence=["n"],
+    )
+    orders.to(Table("k"), name="orders")
+    dead = orders.output("malformed")
+    dead.apply(GroupAggregate([count().alias("n")]), key="malformed", uid="dead").to(counts, name="dead")
+    messages = ['{"n": 1}', '{"at": "2026-01-01T00:00:00Z"}', '{"k": 1, "at": "2027-01-01T00:00:00Z"}']
+    kafka.produce(topic, [(b"x", text) for text in messages])
+    run(job)
+    assert counts.rows == {"column 'k' has no value": (2,)}
 
 
 def test_avro_whose_schema_changes(
@@ -215,6 +250,27 @@ def test_debezium_in_avro(
     orders.output("malformed").to(Table("offset"), name="dead")
     run(job)
     assert found.rows == {1: (Decimal("1.75"), dt.datetime(1970, 1, 1, 0, 0, 1))}
+
+
+def test_decimals_of_avro_that_are_declared_as_bytes(
+    spark: SparkSession, kafka: KafkaBroker, registry: FakeRegistry, make_job: MakeJob
+) -> None:
+    topic = kafka.create(f"job-{next(NUMBERS)}")
+    total = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 0}
+    row = {"type": "record", "name": "Value", "fields": [{"name": "total", "type": total}]}
+    fields = [{"name": "after", "type": row}, {"name": "op", "type": "string"}]
+    envelope = {"type": "record", "name": "Envelope", "fields": fields}
+    number = registry.add("shop-value", envelope)
+    kafka.produce(topic, [(b"k", avro(number, envelope, {"after": {"total": Decimal(1250)}, "op": "c"}))])
+    job = make_job()
+    given, changes = (
+        SchemaRegistry(registry.url, registry.options),
+        Debezium("total decimal(10)", decimals="base64"),
+    )
+    orders = job.kafka("orders", kafka.servers, topic, changes, registry=given, starting="earliest")
+    orders.to(Table("total"), name="found")
+    with pytest.raises(SchemaError, match="has decimals of Avro, which become texts; give decimals='text'"):
+        run(job)
 
 
 def test_what_is_refused(spark: SparkSession, make_job: MakeJob, registry: FakeRegistry) -> None:

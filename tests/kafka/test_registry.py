@@ -23,6 +23,9 @@ from tests.servers.registry import PASSWORD, FakeRegistry
 MOMENT = dt.datetime(2026, 3, 1, 12, 30, tzinfo=dt.UTC)
 
 
+FLOAT = {"type": "record", "name": "F", "fields": [{"name": "f", "type": "double"}]}
+
+
 def decoder(registry: FakeRegistry) -> Decoder:
     return Decoder(SchemaRegistry(registry.url, registry.options))
 
@@ -121,6 +124,23 @@ def test_protobuf(registry: FakeRegistry) -> None:
     assert found == {"id": str(2**60), "city": city, "at": "2026-03-01T12:30:00Z", "some_text": ""}
 
 
+def test_protobuf_with_files_that_every_registry_knows(registry: FakeRegistry) -> None:
+    """Converters of Connect write decimals so, and refer to no schema for them."""
+    from confluent_kafka.schema_registry.confluent.type import decimal_pb2
+
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(package="shop", syntax="proto3")
+    file.dependency.extend(["confluent/meta.proto", "confluent/type/decimal.proto"])
+    order = file.message_type.add(name="Order")
+    order.field.add(
+        name="total", number=1, type=field.TYPE_MESSAGE, type_name=".confluent.type.Decimal", label=1
+    )
+    number = registry.add("order", proto_file("order.proto", file), "PROTOBUF")
+    total = decimal_pb2.Decimal(value=b"\x04\xe2", precision=10, scale=2).SerializeToString()
+    message = b"\0" + number.to_bytes(4, "big") + b"\0" + b"\x0a" + bytes([len(total)]) + total
+    assert decoded(registry, message) == {"total": {"value": "BOI=", "precision": 10, "scale": 2}}
+
+
 def test_json_with_a_schema(registry: FakeRegistry) -> None:
     number = registry.add("r", {"type": "object"}, "JSON")
     assert decoded(registry, b"\0" + number.to_bytes(4, "big") + b'{"a": 1}') == {"a": 1}
@@ -140,11 +160,26 @@ def test_what_does_not_fit_has_a_reason(registry: FakeRegistry) -> None:
         (b"\0" + broken.to_bytes(4, "big"), f"schema {broken} (AVRO) cannot be read"),
         (b"\0" + strange.to_bytes(4, "big"), f"schema {strange} is of type THRIFT"),
     ]
+    head = protobuf_schema(registry)[0].to_bytes(4, "big")
+    cases.append((b"\0" + head + bytes([2, 1]), "the path of the message's type has -1"))
     one = decoder(registry)
     for message, expected in cases:
         text, reason = one.text_or_reason(message)
         assert text is None
         assert expected in (reason or "")
+
+
+def test_decimals_that_were_declared_as_bytes_are_not_read_as_such(registry: FakeRegistry) -> None:
+    """Debezium's precise mode: bytes in JSON, but texts once Avro is read. The text "1250" is valid base64."""
+    total = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 0}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "total", "type": total}]}
+    message = avro(registry.add("r", schema), schema, {"total": Decimal(1250)})
+    given = SchemaRegistry(registry.url, registry.options)
+    assert Decoder(given).text_or_reason(message) == ('{"total":"1250"}', None)
+    reason = "schema 1 has decimals of Avro, which become texts; give decimals='text'"
+    assert Decoder(given, no_decimals=True).text_or_reason(message) == (None, reason)
+    plain = avro(registry.add("f", FLOAT), FLOAT, {"f": 1.5})
+    assert Decoder(given, no_decimals=True).text_or_reason(plain) == ('{"f":1.5}', None)
 
 
 def test_a_registry_that_does_not_answer_is_an_error(registry: FakeRegistry) -> None:
@@ -167,9 +202,30 @@ def test_a_registry_that_does_not_answer_is_an_error(registry: FakeRegistry) -> 
     assert "hush" not in str(away.value)
 
 
+def test_a_schema_that_comes_later_is_found(registry: FakeRegistry) -> None:
+    """A registry may get it from another one; until then each task asks once."""
+    message = avro(1, ORDER, {"id": 1, "name": "x", "total": Decimal(1), "at": MOMENT})
+    one = decoder(registry)
+    for _ in range(3):
+        assert "is not in the registry" in (one.text_or_reason(message)[1] or "")
+    assert len(registry.asked) == 1
+    registry.add("r", ORDER)
+    one.forget_reasons()
+    assert one.text_or_reason(message)[1] is None
+
+
+def test_what_is_no_registry_is_an_error(registry: FakeRegistry) -> None:
+    """A wrong path answers 404 too; its messages must not count as malformed, which may be dropped."""
+    message = avro(registry.add("r", ORDER), ORDER, {"id": 1, "name": "x", "total": Decimal(1), "at": MOMENT})
+    registry.status = 404
+    with pytest.raises(StoreError, match="answers 404: as planned; check its address and rights"):
+        decoder(registry).text_or_reason(message)
+
+
 def test_a_registry_shows_no_secret(registry: FakeRegistry) -> None:
     one = SchemaRegistry("https://me:hush-hush@registry:8081", {"basic.auth.user.info": "me:hush-hush"})
     assert repr(one) == "SchemaRegistry('https://registry:8081')"
+    assert one.redacted("refused me:hush-hush, with hush-hush") == "refused *****, with *****"
     with pytest.raises(ConfigurationError, match="does not begin with http"):
         SchemaRegistry("registry:8081")
     with pytest.raises(ConfigurationError, match="SchemaRegistry") as unknown:

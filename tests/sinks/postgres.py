@@ -16,8 +16,9 @@ MISSING = "no PostgreSQL server on this machine (Debian: apt-get install postgre
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """Gives what to connect with. It listens on a socket in ``folder`` alone."""
+def server(folder: Path, port: int | None = None) -> Iterator[str]:
+    """Gives what to connect with. It listens on a socket in ``folder`` alone. With ``port`` it listens there, too, and
+    its log can be decoded, for tools that capture changes."""
     assert INITDB is not None
     assert PG_CTL is not None
     data = folder / "data"
@@ -26,10 +27,12 @@ def server(folder: Path) -> Iterator[str]:
         one.mkdir(exist_ok=True)
     user = _owner(folder)
     _run([INITDB, "-D", str(data), "-A", "trust", "-U", "tests", "--no-sync"], user)
-    options = f"-k {socket} -c listen_addresses='' -c fsync=off"
+    options = f"-k {socket} -c fsync=off "
+    captured = f"-c listen_addresses=127.0.0.1 -p {port} -c wal_level=logical"
+    options += "-c listen_addresses=''" if port is None else captured
     _run([PG_CTL, "-D", str(data), "-w", "-o", options, "-l", str(folder / "log"), "start"], user)
     try:
-        yield f"host={socket} user=tests dbname=postgres"
+        yield f"host={socket} user=tests dbname=postgres" + (f" port={port}" if port else "")
     finally:
         _run([PG_CTL, "-D", str(data), "-m", "immediate", "stop"], user)
 

@@ -125,6 +125,16 @@ def test_protobuf_is_read_back(kafka: KafkaBroker, registry: FakeRegistry) -> No
     ]
 
 
+def test_nested_names_do_not_collide(registry: FakeRegistry) -> None:
+    """The struct of column a_b, and that of field b of column a."""
+    inner = pa.struct([("n", pa.int64())])
+    schema = pa.schema([("a", pa.struct([("b", inner)])), ("a_b", inner)])
+    value = {"a": {"b": {"n": 1}}, "a_b": {"n": 2}}
+    encode = encoding(AvroMessages, registry).encoders("t", schema, schema).value
+    decoder = Decoder(SchemaRegistry(registry.url, registry.options))
+    assert json.loads(decoder.text_or_reason(encode(value))[0] or "") == value
+
+
 def written_and_read(kafka: KafkaBroker, registry: FakeRegistry, kind: type[Any]) -> list[Any]:
     topic = kafka.create(f"append-{next(NUMBERS)}")
     target = KafkaAppendTarget(kafka.servers, topic, encoding=encoding(kind, registry))
@@ -132,7 +142,7 @@ def written_and_read(kafka: KafkaBroker, registry: FakeRegistry, kind: type[Any]
     assert not registry.asked
     assert target.append("w", 0, table(ROW))
     assert target.append("w", 1, table(NULLS))
-    assert set(registry.subjects) == {f"{topic}-key", f"{topic}-value"}
+    assert set(registry.subjects) == {f"{topic}-value"}
     decoder = Decoder(SchemaRegistry(registry.url, registry.options))
     found = [decoder.text_or_reason(message.value()) for message in kafka.consume(topic)]
     assert [reason for _, reason in found] == [None, None]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncstate.errors import ConfigurationError
+from asyncstate.errors import ConfigurationError, SchemaError
 
 pytest.importorskip("pyspark")
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from asyncstate.spark import StreamingJob, read_state
 from asyncstate.spark.compatibility import (
@@ -24,6 +26,8 @@ from asyncstate.spark.compatibility import (
     session_settings,
     spark_type,
 )
+from asyncstate.spark.sinks import AppendSink
+from asyncstate.spark.sources.events import columns_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,6 +109,52 @@ def test_times_keep_their_zone_and_their_lack_of_one(spark: SparkSession) -> Non
     assert arrow_schema(frame.schema).types[:2] == schema.types[:2]
     assert arrow_table(frame).num_rows == 0
     assert arrow_table(frame).schema.names == ["at", "wall", "n"]
+
+
+def without(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> None:
+    """Take a method away that older Sparks do not have."""
+    for one in kind.__mro__:
+        if name in vars(one):
+            monkeypatch.delattr(one, name)
+
+
+def test_rows_are_appended_where_frames_have_no_arrow_of_their_own(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    rows = session.sql("select timestamp'2026-01-01 03:00:00Z' as at, map('a', now()) as m, '+I' as row_kind")
+    without(monkeypatch, type(rows), "toArrow")
+    log = Log()
+    AppendSink(log, changes=True).write(rows, 0)
+    (table,) = log.tables
+    assert table.schema.field("at").type == pa.timestamp("us", "UTC")
+    assert table.column("at").to_pylist() == [dt.datetime(2026, 1, 1, 3, tzinfo=dt.UTC)]
+    assert arrow_table(rows.where("false")).schema.types == table.schema.types
+
+
+class Log:
+    """A target of appended rows in this process."""
+
+    def __init__(self) -> None:
+        self.tables: list[pa.Table] = []
+
+    def check_append(self, schema: pa.Schema) -> None:
+        pass
+
+    def append(self, writer: str, batch_id: int, rows: pa.Table, origin: Any = None) -> bool:
+        self.tables.append(rows)
+        return True
+
+
+def test_types_are_read_from_ddl_where_structs_do_not_read_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, StructType, "fromDDL")
+    wanted = spark.sql("select 1L as id, array('a') as names where false").schema
+    assert columns_of("read", "id bigint, names array<string>").simpleString() == wanted.simpleString()
+    with pytest.raises(SchemaError, match="read: the schema 'id bigint,' cannot be read"):
+        columns_of("read", "id bigint,")
 
 
 def test_rows_arrive_in_the_order_of_their_partitions(spark: SparkSession) -> None:

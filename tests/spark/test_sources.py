@@ -30,6 +30,7 @@ from asyncstate.spark.sources import (
     canal_json,
     debezium_json,
     delta_change_feed,
+    json_rows,
     maxwell_json,
     operation_column,
 )
@@ -461,6 +462,19 @@ def test_kinds_that_are_no_mapping_of_texts_are_refused(spark: SparkSession, kin
         operation_column(spark.createDataFrame([("I",)], "op string"), "op", kinds)
 
 
+def test_bytes_that_are_no_text_are_malformed(spark: SparkSession) -> None:
+    """Spark would read U+FFFD in their place."""
+    latin, good = (
+        '{"id": 1, "name": "Z\u00fcrich"}'.encode("latin-1"),
+        '{"id": 2, "name": "Z\u00fcrich \ufffd"}',
+    )
+    given = [(0, latin), (1, good.encode()), (2, None)]
+    df = spark.createDataFrame(given, "n int, value binary")
+    for value in (df, df.selectExpr("n", "cast(value as string) as value")):
+        assert rows(json_rows(value, ITEMS, malformed="drop")) == [(2, "Z\u00fcrich \ufffd")]
+        assert reasons(json_rows(value, ITEMS, malformed="only")) == [(0, "the message is not text in UTF-8")]
+
+
 def test_numbers_beyond_the_largest_float_are_malformed(spark: SparkSession) -> None:
     pairs = [(1e39, 0), ("-1e39", 0), (0, "1e400"), ("Infinity", " -inf "), ("+Inf", "NaN"), (None, 1e300)]
     given = events(spark, *(change("c", None, {"f": f, "d": d}) for f, d in pairs))
@@ -490,17 +504,21 @@ def test_texts_of_numbers_and_times_in_any_session(spark: SparkSession) -> None:
     given = [
         '{"op":"c","after":{"price":1234567890123456789012.12345678,"at":"2024-02-29 12:00:00","b":"true"}}',
         change("c", None, {"price": "-0.5", "at": "2024-02-29T12:00:00Z", "day": "2024-02-29", "b": False}),
+        change(
+            "c", None, {"at": "2024-02-29T12:00:00.000000Z", "day": "2024-02-29Z"}
+        ),  # time.precision.mode=isostring
     ]
     read = debezium_json(events(session, *given), schema, decimals="text")
     noon = int(dt.datetime(2024, 2, 29, 12, tzinfo=dt.UTC).timestamp()) * 1_000_000
     assert rows(read.selectExpr("price", "unix_micros(at)", "day", "b")) == [
         (Decimal("1234567890123456789012.12345678"), noon, None, True),
         (Decimal("-0.50000000"), noon, dt.date(2024, 2, 29), False),
+        (None, noon, dt.date(2024, 2, 29), None),
     ]
     bad = [
         {"at": 1_700_000_000_000}, {"at": "12:00:00"}, {"at": "2024-02-30 12:00:00"}, {"day": "soon"}, {"b": "yes"},
         {"price": "a lot"}, {"price": 10**30}, {"at": "infinity"}, {"price": ""},
-        {"day": "2024-02-29 12:00:00"}, {"at": ""},
+        {"day": "2024-02-29 12:00:00"}, {"at": ""}, {"day": "2024-02-30Z"}, {"day": "2024-02-29ZZ"},
     ]  # fmt: skip
     found = debezium_json(
         events(session, *(change("c", None, row) for row in bad)), schema, decimals="text", malformed="only"

@@ -191,6 +191,30 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, max(r) as m from (select a, row_number() over (partition by a order by b, c) as r from t) group by a",
         "",
     ),
+    "group-struct": (
+        "select s, s.x as x, count(*) as n from (select if(a = 1, null, named_struct('x', b, 'y', if(c = 'x', null, named_struct('z', c)))) as s from t) group by s",
+        "select s, s.x as x, count(*) as n from (select case when a = 1 then null else {'x': b, 'y': case when c = 'x' then null else {'z': c} end} end as s from t) group by s",
+    ),
+    "distinct-struct": (
+        "select distinct named_struct('x', a, 'y', c) as s from t where b > 2",
+        "select distinct {'x': a, 'y': c} as s from t where b > 2",
+    ),
+    "join-struct": (
+        "select b, d from (select if(b = 1, null, named_struct('x', a, 'y', c)) as s, b from t) p join (select if(d = 2, null, named_struct('x', a, 'y', e)) as s, d from u) q on p.s = q.s",
+        "select b, d from t join u on t.a is not distinct from u.a and c is not distinct from e where b is distinct from 1 and d is distinct from 2",
+    ),
+    "left-join-struct": (
+        "select b, d from (select if(b = 1, null, named_struct('x', a, 'y', c)) as s, b from t) p left join (select if(d = 2, null, named_struct('x', a, 'y', e)) as s, d from u) q on p.s = q.s and b > 0",
+        "select b, d from t left join u on t.a is not distinct from u.a and c is not distinct from e and b is distinct from 1 and d is distinct from 2 and b > 0",
+    ),
+    "null-safe-struct": (
+        "select b, d from (select if(b = 1, null, named_struct('x', a)) as s, b from t) p join (select if(d = 2, null, named_struct('x', a)) as s, d from u) q on p.s <=> q.s",
+        "select b, d from t join u on (t.b is distinct from 1 and u.d is distinct from 2 and t.a is not distinct from u.a) or (b = 1 and d = 2)",
+    ),
+    "over-struct": (
+        "select a, b, count(*) over (partition by named_struct('x', a, 'y', c)) as n from t",
+        "select a, b, count(*) over (partition by a, c) as n from t",
+    ),
     "now-as-a-word": ("select a, 'right now()' as x, 'current_date()' as y from t", ""),
     "explode": (
         "select a, x from t lateral view explode(sequence(1, b)) as x where b between 1 and 3",
@@ -286,6 +310,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     ),
     "now": ("select a, current_timestamp() as x from t", r"current_timestamp\(\) changes without a row"),
     "random": ("select a, rand() as x from t", "rand"),
+    "array-key": (
+        "select array(a) as x, count(*) as n from t group by array(a)",
+        "type list.*cannot be a key",
+    ),
     "limit-0": ("select a from t limit 0", "no source"),
     "several-rows": ("select a, (select d from u where u.a = t.a) as x from t", "."),
     "syntax": ("select a,\nfrom where t", r"line 2"),

@@ -96,6 +96,8 @@ def comparable(value: Any) -> Any:
         )
     if isinstance(value, dt.date):
         return value.isoformat()
+    if isinstance(value, dict):
+        return tuple((name, comparable(one)) for name, one in value.items())
     return tuple(map(comparable, value)) if isinstance(value, list | tuple) else value
 
 

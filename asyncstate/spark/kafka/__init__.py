@@ -6,11 +6,15 @@ depends on Kafka's consumer groups. No error, log, plan or ``repr`` shows a secr
 Must not import runtime, storage or execution.
 """
 
-from asyncstate.spark.kafka.data_source import KafkaSource
+from typing import TYPE_CHECKING, Any
+
 from asyncstate.spark.kafka.formats import Debezium, Json, MessageFormat
 from asyncstate.spark.kafka.job_source import KafkaStream
 from asyncstate.spark.kafka.reading import read_kafka
 from asyncstate.spark.kafka.registry import SchemaRegistry, decoded
+
+if TYPE_CHECKING:
+    from asyncstate.spark.kafka.data_source import KafkaSource
 
 __all__ = [
     "Debezium",
@@ -22,3 +26,12 @@ __all__ = [
     "decoded",
     "read_kafka",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``KafkaSource``, when it is asked for: Spark 3.5 has no Python data sources, and reads topics nevertheless."""
+    if name == "KafkaSource":
+        from asyncstate.spark.kafka.data_source import KafkaSource
+
+        return KafkaSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """What a source asks Kafka's brokers: partitions, their ends, offsets of times; and the messages of a range.
 
-Owns: ``Brokers`` and ``read_range``.
+Owns: ``Brokers``, ``read_range`` and ``Failures``, what a client last failed with.
 Invariant: every wait is bounded by the source's timeout; an error names the source and what to do, and shows no secret.
 Must not import pyspark: workers import this module.
 
@@ -20,11 +20,13 @@ from asyncstate.spark.kafka.planned_offsets import Range
 from asyncstate.spark.kafka.source_options import EARLIEST, LATEST, Offsets, SourceOptions
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, Message, TopicPartition
+    from confluent_kafka import Consumer, Message
     from confluent_kafka.admin import AdminClient
 
 MESSAGES_AT_ONCE: Final = 10_000
 _STEP_SECONDS: Final = 0.1  # how long consume() may wait for a full batch
+_INTERNAL: Final = frozenset({"__consumer_offsets", "__share_group_state", "__transaction_state"})
+"""Kafka's own topics, which no pattern matches, as in Java's clients."""
 _RESTART: Final = (
     "If those messages are not needed, set failOnDataLoss=false; retractions among them would leave rows in the state. "
     "Otherwise load the data again into a new checkpoint"
@@ -38,7 +40,7 @@ class Brokers:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._failure: Any = None
+        self._failures = Failures()
         self._client: AdminClient = self._made()
 
     def partitions(self) -> dict[str, list[int]]:
@@ -46,15 +48,11 @@ class Brokers:
         options = self._options
         topics = self._metadata().topics
         if options.pattern is not None:
-            names = [name for name in topics if re.fullmatch(options.pattern, name)]
+            names = [name for name in topics.keys() - _INTERNAL if re.fullmatch(options.pattern, name)]
         else:
             names = list(options.topics or options.assigned or ())
         for name in names:
-            if name not in topics or topics[name].error is not None:
-                raise self._error(
-                    JobError,
-                    f"there is no topic '{name}', or this user may not see it; create it, or check its name and rights",
-                )
+            self._check_topic(name, topics.get(name))
         found = {name: sorted(topics[name].partitions) for name in names}
         for name, wanted in (options.assigned or {}).items():
             missing = sorted(set(wanted) - set(found[name]))
@@ -62,6 +60,23 @@ class Brokers:
                 raise self._error(JobError, f"topic '{name}' has no partition {missing[0]}; correct assign")
             found[name] = list(wanted)
         return found
+
+    def _check_topic(self, name: str, topic: Any) -> None:
+        from confluent_kafka import KafkaError
+
+        error = None if topic is None else topic.error
+        if topic is None or (
+            error is not None
+            and error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        ):
+            raise self._error(
+                JobError,
+                f"there is no topic '{name}', or this user may not see it; create it, or check its name and rights",
+            )
+        if error is not None:
+            raise self._error(
+                StoreError, f"topic '{name}' cannot be read now: {error.str()}; start the query again"
+            )
 
     def ends(self, partitions: Mapping[str, list[int]]) -> Offsets:
         """The offset after the last committed message of each partition."""
@@ -105,6 +120,7 @@ class Brokers:
         }
 
     def _from_time(self, partitions: Mapping[str, list[int]], time_ms: int) -> Offsets:
+        ends = self.ends(partitions)  # asked first: a message that comes in between is then read
         found = self._offsets(partitions, _offset_spec().for_timestamp(time_ms))
         missing = [(topic, number) for topic in found for number, at in found[topic].items() if at < 0]
         if missing and not self._options.is_latest_after:
@@ -114,7 +130,6 @@ class Brokers:
                 f"partition {number} of '{topic}' has no message from startingTimestamp {time_ms} on; give an earlier "
                 "one, or startingOffsetsByTimestampStrategy=latest",
             )
-        ends = self.ends(partitions) if missing else {}
         for topic, number in missing:
             found[topic][number] = ends[topic][number]
         return found
@@ -153,7 +168,7 @@ class Brokers:
                 return self._client.list_topics(timeout=max(0.001, min(1.0, left)))
             except KafkaException as error:
                 self._client.poll(0)
-                failure, last = self._failure, error.args[0]
+                failure, last = self._failures.last, error.args[0]
                 if failure is not None and failure.code() == KafkaError._AUTHENTICATION:
                     raise self._error(
                         ConfigurationError, f"the brokers refuse the login: {failure.str()}"
@@ -171,17 +186,24 @@ class Brokers:
     def _made(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
-        made: AdminClient = client_of(self._options, AdminClient, error_cb=self._failed)
+        made: AdminClient = client_of(self._options, AdminClient, error_cb=self._failures)
         return made
-
-    def _failed(self, error: Any) -> None:
-        from confluent_kafka import KafkaError
-
-        if self._failure is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._failure = error
 
     def _error(self, kind: type[AsyncStateError], what: str) -> AsyncStateError:
         return error_of(self._options, kind, what)
+
+
+class Failures:
+    """The last failure of a client, which goes on trying by itself; pass it as ``error_cb``."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def __call__(self, error: Any) -> None:
+        from confluent_kafka import KafkaError
+
+        if self.last is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.last = error
 
 
 def _offset_spec() -> Any:
@@ -217,93 +239,145 @@ def read_range(options: SourceOptions, part: Range) -> Iterator[list[Message]]:
     Raises JobError for offsets that the topic has lost, if the source fails on loss; StoreError where nothing comes
     within the timeout.
     """
-    from confluent_kafka import Consumer, TopicPartition
-
-    settings = {
-        "group.id": "asyncstate-source",
-        "isolation.level": "read_committed",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "error",
-        "fetch.wait.max.ms": 10,  # the range is there; after marks of transactions only its end is waited for
-    }
-    consumer: Consumer = client_of(options, lambda given: Consumer({**settings, **given}))
+    reader = _RangeReader(options, part)
     try:
-        first = part.start
-        if part.is_reset:
-            first = _first_there(options, consumer, part)
-        yield from _messages(options, consumer, part, first, TopicPartition)
+        yield from reader.messages()
     finally:
-        consumer.close()
+        reader.close()
 
 
-def _messages(
-    options: SourceOptions, consumer: Consumer, part: Range, first: int, place: type[TopicPartition]
-) -> Iterator[list[Message]]:
-    from confluent_kafka import KafkaError
+class _RangeReader:
+    """Reads a range with a consumer of its own."""
 
-    wanted, end = first, part.end
-    if wanted < end:
-        consumer.assign([place(part.topic, part.partition, wanted)])
-    deadline = time.monotonic() + options.timeout_ms / 1000
-    while wanted < end:
-        messages = consumer.consume(min(MESSAGES_AT_ONCE, end - wanted), _STEP_SECONDS)
-        if not messages and time.monotonic() > deadline:
-            raise error_of(
-                options,
-                StoreError,
-                f"partition {part.partition} of '{part.topic}' gave nothing within {options.timeout_ms / 1000:g} s at "
-                f"offset {wanted} of {end}; check the brokers, or raise timeoutMs. The micro-batch can be repeated",
-            )
-        kept: list[Message] = []
-        for message in messages:
-            error = message.error()
-            if error is None:
+    def __init__(self, options: SourceOptions, part: Range) -> None:
+        from confluent_kafka import Consumer
+
+        settings = {
+            "group.id": "asyncstate-source",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 10,  # the range is there; after marks of transactions only its end is waited for
+        }
+        self._options, self._part = options, part
+        self._failures = Failures()
+        self._consumer: Consumer = client_of(
+            options, lambda given: Consumer({**settings, **given}), error_cb=self._failures
+        )
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._consumer.close()
+
+    def messages(self) -> Iterator[list[Message]]:
+        """The messages, as ``read_range`` returns them."""
+        part = self._part
+        wanted = self._bounds()[0] if part.is_reset else part.start
+        if wanted < part.end:
+            self._assign(wanted)
+        deadline = self._deadline()
+        while wanted < part.end:
+            before, kept = wanted, []
+            for message in self._consumer.consume(min(MESSAGES_AT_ONCE, part.end - wanted), _STEP_SECONDS):
+                if message.error() is not None:
+                    wanted = self._after(message, wanted)
+                    continue
                 offset = message.offset()
                 assert offset is not None
                 wanted = offset + 1
-                if offset < end:
-                    kept.append(message)
-                else:
+                if offset >= part.end:
                     break
-            elif error.code() == KafkaError._PARTITION_EOF:  # what lies before it are marks of transactions
-                wanted = max(wanted, message.offset() or 0)
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                there = _first_there(options, consumer, part)
-                _check_loss(options, part, wanted, there)
-                wanted = max(wanted, there)
-                if wanted < end:
-                    consumer.assign([place(part.topic, part.partition, wanted)])
-                break
-            elif error.fatal() or not error.retriable():
-                raise error_of(
-                    options, StoreError, f"partition {part.partition} of '{part.topic}': {error.str()}"
-                )
-        if messages:
-            deadline = time.monotonic() + options.timeout_ms / 1000
-        if kept:
-            yield kept
+                kept.append(message)
+            if kept:
+                yield kept  # which may take any time
+            if wanted > before:
+                deadline = self._deadline()
+            elif time.monotonic() > deadline:
+                wanted = self._after_silence(wanted)
 
+    def _deadline(self) -> float:
+        return time.monotonic() + self._options.timeout_ms / 1000
 
-def _first_there(options: SourceOptions, consumer: Consumer, part: Range) -> int:
-    from confluent_kafka import KafkaException, TopicPartition
+    def _assign(self, offset: int) -> None:
+        from confluent_kafka import TopicPartition
 
-    try:
-        place = TopicPartition(part.topic, part.partition)
-        first, _ = consumer.get_watermark_offsets(place, options.timeout_ms / 1000)
-    except KafkaException as error:
-        what = f"partition {part.partition} of '{part.topic}' gave no offsets: {error.args[0].str()}"
-        raise error_of(options, StoreError, what) from None
-    return int(first)
+        self._consumer.assign([TopicPartition(self._part.topic, self._part.partition, offset)])
 
+    def _after(self, message: Message, wanted: int) -> int:
+        """The next offset to read after an error, ``wanted`` before it. Raises StoreError where it cannot go on."""
+        from confluent_kafka import KafkaError
 
-def _check_loss(options: SourceOptions, part: Range, wanted: int, first: int) -> None:
-    what = (
-        f"partition {part.partition} of '{part.topic}' begins at offset {first} now, and offset {wanted} was to be "
-        f"read: its retention has deleted messages, or the topic was created again"
-    )
-    report_loss(options, what)
+        error: Any = message.error()
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:  # what lies before it are marks of transactions
+            return max(wanted, message.offset() or 0)
+        if code == KafkaError._AUTO_OFFSET_RESET:
+            return self._after_reset(wanted)
+        goes_on = (
+            KafkaError._ALL_BROKERS_DOWN,
+            KafkaError._RESOLVE,
+            KafkaError._TIMED_OUT,
+            KafkaError._TRANSPORT,
+            KafkaError.GROUP_AUTHORIZATION_FAILED,  # offsets are Spark's: no group is needed
+            KafkaError.LEADER_NOT_AVAILABLE,
+            KafkaError.NOT_LEADER_FOR_PARTITION,
+        )
+        if error.fatal() or code not in goes_on:
+            raise error_of(self._options, StoreError, f"{self._place}: {error.str()}")
+        self._failures(error)
+        return wanted
+
+    def _after_reset(self, wanted: int) -> int:
+        """The next offset to read where the log does not have ``wanted``."""
+        first, last = self._bounds()
+        end = self._part.end
+        if first > wanted:
+            self._lose(f"begins at offset {first} now, and offset {wanted} was to be read")
+        elif last < wanted:
+            self._lose(f"ends at offset {last} now, and offset {wanted} was to be read")
+            return end
+        wanted = max(wanted, first)
+        if wanted < end:
+            self._assign(wanted)
+        return wanted
+
+    def _after_silence(self, wanted: int) -> int:
+        """The next offset to read where nothing came within the timeout: the end, where the log is shorter now."""
+        end, seconds = self._part.end, self._options.timeout_ms / 1000
+        _, last = self._bounds()
+        if last < end:
+            self._lose(f"ends at offset {last} now, and offsets up to {end} were to be read")
+            return end
+        failure = self._failures.last
+        raise error_of(
+            self._options,
+            StoreError,
+            f"{self._place} gave nothing within {seconds:g} s at offset {wanted} of {end}"
+            f"{'' if failure is None else f': {failure.str()}'}; check the brokers, or raise timeoutMs. The "
+            "micro-batch can be repeated",
+        )
+
+    def _bounds(self) -> tuple[int, int]:
+        """The first offset that the partition has, and the next one that it gets."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        try:
+            place = TopicPartition(self._part.topic, self._part.partition)
+            first, last = self._consumer.get_watermark_offsets(place, self._options.timeout_ms / 1000)
+        except KafkaException as error:
+            what = f"{self._place} gave no offsets: {error.args[0].str()}"
+            raise error_of(self._options, StoreError, what) from None
+        return int(first), int(last)
+
+    @property
+    def _place(self) -> str:
+        return f"partition {self._part.partition} of '{self._part.topic}'"
+
+    def _lose(self, what: str) -> None:
+        why = "its retention has deleted messages, or the topic was created again"
+        report_loss(self._options, f"{self._place} {what}: {why}")
 
 
 def report_loss(options: SourceOptions, what: str) -> None:

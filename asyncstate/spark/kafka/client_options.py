@@ -1,7 +1,8 @@
 """Options of Kafka's clients in both vocabularies, Java's and librdkafka's; what in them is secret.
 
-Owns: ``to_librdkafka``, ``to_java``, ``Redaction``.
-Invariant: what has no counterpart is refused, or passed on under its own name; a value is never guessed.
+Owns: ``to_librdkafka``, ``to_java``, ``check_client``, ``Redaction``.
+Invariant: what has no counterpart is refused, or passed on under its own name; a value is never guessed. What decides
+which messages are read is not the client's to say.
 Must not import pyspark: workers import this module.
 
 Source: Kafka's documentation of its clients, librdkafka's CONFIGURATION.md.
@@ -16,12 +17,28 @@ from typing import Final
 from asyncstate.errors import ConfigurationError
 
 _SECRET: Final = re.compile(
-    r"password|secret|token|jaas|credential|userinfo|user\.info|key\.pem|keystore\.key", re.I
+    r"pass(word|phrase)|secret|token|jaas|credential|userinfo|user\.info|key\.pem|keystore\.key|oauthbearer\.config",
+    re.I,
 )
 _LOGIN: Final = re.compile(r"\.(Plain|Scram)LoginModule\s+required\b(.*);\s*$", re.S)
 _FIELD: Final = re.compile(r"(\w+)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 _MODULES: Final = "org.apache.kafka.common.security"
 _HIDDEN: Final = "*****"
+_OURS: Final = {
+    "auto.offset.reset": "startingOffsets says where a query begins, and failOnDataLoss what follows lost messages",
+    "enable.auto.commit": "offsets are in the query's checkpoint",
+    "enable.auto.offset.store": "offsets are in the query's checkpoint",
+    "enable.partition.eof": "the source needs it",
+    "metadata.broker.list": "give bootstrap.servers",
+}
+_HOST_CHECK: Final = "ssl.endpoint.identification.algorithm"
+_LIBRDKAFKA_ONLY: Final = re.compile(
+    r"(ssl\.(ca|certificate|key)|https\.ca)\.pem|https\.ca\.location|enable\.(ssl|sasl)\..*"
+    r"|ssl\.(crl\.location|ca\.certificate\.stores|curves\.list|sigalgs\.list|providers|engine\..*)"
+    r"|sasl\.kerberos\.(principal|keytab|kinit\.cmd)"
+    r"|sasl\.oauthbearer\.(method|config|client\..*|scope|extensions|grant\.type|assertion\..*|metadata\..*)"
+)
+"""Of TLS and SASL. Java's clients would ignore them: a list of revoked certificates, for one."""
 _JAVA_ONLY: Final = (
     "key.deserializer",
     "value.deserializer",
@@ -59,12 +76,22 @@ def shown(options: Mapping[str, str]) -> dict[str, str]:
     return {name: _HIDDEN if is_secret(name) else str(value) for name, value in options.items()}
 
 
+def check_client(source: str, options: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for options of the client that would change which messages are read."""
+    for name in options:
+        if name.lower() in _OURS:
+            raise ConfigurationError(f"{source}: leave out the client's option {name}: {_OURS[name.lower()]}")
+
+
 def to_librdkafka(source: str, options: Mapping[str, str]) -> dict[str, str]:
     """The options for librdkafka. Java's names for SASL and PEM files are translated.
 
     Raises ConfigurationError for what only Java's clients have.
     """
+    check_client(source, options)
     found = dict(options)
+    if found.get(_HOST_CHECK) == "":
+        found[_HOST_CHECK] = "none"
     for name in _JAVA_ONLY:
         if name in found:
             raise ConfigurationError(f"{source}: kafka.{name} is an option of Java's clients; leave it out")
@@ -99,9 +126,18 @@ def _login(source: str, jaas: str) -> dict[str, str]:
 def to_java(source: str, options: Mapping[str, str]) -> dict[str, str]:
     """The options for Spark's own connector. librdkafka's names for SASL and TLS are translated.
 
-    Raises ConfigurationError for a user without password, and for what Spark would show.
+    Raises ConfigurationError for a user without password, and for what Java's clients would ignore.
     """
+    check_client(source, options)
     found = dict(options)
+    if found.get(_HOST_CHECK) == "none":
+        found[_HOST_CHECK] = ""
+    for name in found:
+        if _LIBRDKAFKA_ONLY.fullmatch(name):
+            raise ConfigurationError(
+                f"{source}: Spark's own connector has nothing for {name}, an option of librdkafka; give Java's options "
+                "for it, or connector='python'"
+            )
     mechanism = found.pop("sasl.mechanisms", None) or found.pop("sasl.mechanism", None)
     user, password = found.pop("sasl.username", None), found.pop("sasl.password", None)
     if mechanism is not None:

@@ -1,21 +1,20 @@
 """``job.kafka``: a topic as a source of a graph, with the messages that cannot be read as a side output.
 
 Owns: ``kafka_source`` and ``KafkaStream``.
-Invariant: a message gives rows, or one row of the side output, in one pass over the topic.
+Invariant: a message gives rows, or one row of the side output.
 Must not import runtime, storage or execution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pyspark.sql import functions as sf
 
-from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN
-from asyncstate.dataflow import Source, Stream
+from asyncstate.changelog import INSERT_ONLY, ROW_KIND_COLUMN, Changelog
+from asyncstate.dataflow import Source, Stream, Transform
 from asyncstate.dataflow.changelog_inference import source_changes
-from asyncstate.dataflow.nodes import Transform
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.facts import source_facts
@@ -75,7 +74,8 @@ def kafka_source(
         raise ConfigurationError(
             f"source '{name}': format is {message_format!r}; give Json(...) or Debezium(...) of asyncstate.spark.kafka"
         )
-    messages = df if registry is None else decoded(df, registry)
+    decimals = getattr(message_format, "decimals", None)
+    messages = df if registry is None else decoded(df, registry, decimals=decimals)
     if malformed != "output":
         return KafkaStream(job.source(name, message_format.rows(messages, malformed), **declared), None)
     return _with_output(job, name, message_format.rows(messages, "marked"), dict(declared))
@@ -100,14 +100,19 @@ def _with_output(job: StreamingJob, name: str, df: DataFrame, declared: dict[str
     def malformed_messages(rows: DataFrame) -> DataFrame:
         return rows.where(f"{quoted(MARKED)} is not null").select(f"{quoted(MARKED)}.*")
 
-    dead = Transform(
-        name=both._flow.named("transform"),
-        place=both.node.place,
-        inputs=(both.node,),
-        kind="transform",
-        expressions=(malformed_messages,),
-        changes=INSERT_ONLY,
-        inherits=False,
-    )
-    malformed = both._flow.add(dead)
-    return KafkaStream(both.transform(readable_messages, changes=changes), malformed)
+    def transformed(function: Callable[[DataFrame], DataFrame], changes: Changelog, **more: Any) -> Stream:
+        return both._flow.add(
+            Transform(
+                name=both._flow.named("transform"),
+                place=both.node.place,
+                inputs=(both.node,),
+                kind="transform",
+                expressions=(function,),
+                changes=changes,
+                **more,
+            )
+        )
+
+    # The columns that are declared for time and order are those of the format.
+    dead = transformed(malformed_messages, INSERT_ONLY, inherits=False)
+    return KafkaStream(transformed(readable_messages, changes, row_by_row=True), dead)

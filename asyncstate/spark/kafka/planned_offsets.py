@@ -32,7 +32,8 @@ def partitions_of(offsets: Offsets) -> Iterator[tuple[str, str, int]]:
 
 
 def limited(start: Offsets, last: Offsets, most: int) -> Offsets:
-    """The offsets up to which at most ``most`` messages are read, in proportion to what waits in each partition.
+    """The offsets up to which at most ``most`` messages are read: one of each partition where that is possible, so that
+    the watermark of the others does not pass its rows, and the rest in proportion to what waits in each.
 
     A partition that ``start`` does not have begins at 0.
     """
@@ -43,7 +44,10 @@ def limited(start: Offsets, last: Offsets, most: int) -> Offsets:
     total = sum(waiting.values())
     if total <= most:
         return last
-    share = {place: count * most // total for place, count in waiting.items()}
+    count_waiting = sum(count > 0 for count in waiting.values())
+    each = 1 if count_waiting <= most else 0
+    rest, more = most - each * count_waiting, total - each * count_waiting
+    share = {place: each + (count - each) * rest // more if count else 0 for place, count in waiting.items()}
     left = most - sum(share.values())
     for place in sorted(waiting, key=lambda place: (share[place] - waiting[place], place)):
         if left == 0:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark.kafka.client_options import Redaction, is_secret, to_java
-from asyncstate.spark.kafka.data_source import KafkaSource, checked_options
 from asyncstate.spark.kafka.source_options import NAME
 from asyncstate.spark.task_errors import own_mark
 
@@ -47,17 +46,17 @@ def read_kafka(
     (binary), ``topic``, ``partition``, ``offset``, ``timestamp``, ``timestampType``, and ``headers`` if asked for.
 
     ``topics``: one name, several, or a compiled pattern that matches whole names. ``starting``: where a query without a
-    checkpoint begins: "earliest", "latest", a datetime with a time zone, or ``{"orders": {0: 42}}`` with an offset for
-    each partition (-2 earliest, -1 latest). ``max_rows``: of one micro-batch. ``fail_on_data_loss``: fail where offsets
-    that were to be read are gone. ``options``: of librdkafka, such as ``{"security.protocol": "SASL_SSL"}``; those for
-    SASL and TLS are translated for Spark's own connector. Only committed messages are read, unless
-    ``isolation.level`` says otherwise.
+    checkpoint begins: "earliest", "latest", a datetime with a time zone (a partition without messages since then is
+    read from its end), or ``{"orders": {0: 42}}`` with an offset for each partition (-2 earliest, -1 latest).
+    ``max_rows``: of one micro-batch. ``fail_on_data_loss``: fail where offsets that were to be read are gone.
+    ``options``: of librdkafka, such as ``{"security.protocol": "SASL_SSL"}``; those for SASL and TLS are translated for
+    Spark's own connector. Only committed messages are read, unless ``isolation.level`` says otherwise.
 
     ``connector``: "auto" takes Spark's own connector where its jar is there, otherwise the Python data source, which
     needs Spark 4.0 and ``asyncstate[kafka]``. Raises ConfigurationError for invalid arguments, and where neither is
     there. Source: Spark's Structured Streaming + Kafka Integration Guide.
     """
-    client = {"isolation.level": "read_committed", **_texts(options), "bootstrap.servers": servers}
+    client = {"isolation.level": "read_committed", **_texts(options), "bootstrap.servers": _servers(servers)}
     own = {
         **_subscription(topics),
         **_starting(starting),
@@ -112,6 +111,8 @@ def _by_python(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
             "read_kafka needs Spark's own connector, in spark.jars.packages, or packages that are not there "
             f"({error}): pip install 'asyncstate[kafka]'"
         ) from error
+    from asyncstate.spark.kafka.data_source import KafkaSource, checked_options
+
     checked_options(options)
     spark.dataSource.register(KafkaSource)
     # Plans show options; Spark hides the values of those with "secret" in their name.
@@ -121,6 +122,14 @@ def _by_python(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     return spark.readStream.format(NAME).options(**shown, **more).load()
 
 
+def _servers(servers: object) -> str:
+    if not isinstance(servers, str) or not servers.strip():
+        raise ConfigurationError(
+            f"read_kafka: servers is {servers!r}; give host:port of brokers, separated by commas"
+        )
+    return servers
+
+
 def _texts(options: Mapping[str, Any] | None) -> dict[str, str]:
     found = {}
     for name, value in (options or {}).items():
@@ -128,6 +137,10 @@ def _texts(options: Mapping[str, Any] | None) -> dict[str, str]:
             raise ConfigurationError(
                 f"read_kafka: options has {name!r}; give the names of librdkafka, without 'kafka.'"
             )
+        if str(name).lower() == "bootstrap.servers":
+            raise ConfigurationError("read_kafka: options has bootstrap.servers; give them with servers")
+        if value is None:
+            raise ConfigurationError(f"read_kafka: option {name} is None; give a value, or leave it out")
         found[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return found
 
@@ -138,7 +151,7 @@ def _prefixed(client: Mapping[str, str]) -> dict[str, str]:
 
 def _subscription(topics: object) -> dict[str, str]:
     if isinstance(topics, re.Pattern):
-        return {"subscribePattern": topics.pattern}
+        return {"subscribePattern": _pattern(topics)}
     names = [topics] if isinstance(topics, str) else list(topics) if isinstance(topics, list | tuple) else []
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise ConfigurationError(
@@ -147,10 +160,26 @@ def _subscription(topics: object) -> dict[str, str]:
     return {"subscribe": ",".join(names)}
 
 
+def _pattern(topics: re.Pattern[Any]) -> str:
+    """The pattern's text, which says itself whether case counts. Raises ConfigurationError for other flags."""
+    text = topics.pattern
+    flags = topics.flags & ~re.compile(text).flags
+    if not isinstance(text, str) or flags & ~re.IGNORECASE:
+        raise ConfigurationError(
+            f"read_kafka: topics is {topics!r}; give a pattern of text, without flags other than re.IGNORECASE"
+        )
+    return f"(?i:{text})" if flags else text
+
+
 def _starting(starting: object) -> dict[str, str]:
     if isinstance(starting, dt.datetime) and starting.tzinfo is not None:
-        return {"startingTimestamp": str(int(starting.timestamp() * 1000))}
-    if isinstance(starting, Mapping):
+        if starting > dt.datetime.now(dt.UTC):
+            raise ConfigurationError(f"read_kafka: starting is {starting!r}, which is still to come")
+        return {
+            "startingTimestamp": str(int(starting.timestamp() * 1000)),
+            "startingOffsetsByTimestampStrategy": "latest",
+        }
+    if isinstance(starting, Mapping) and all(isinstance(parts, Mapping) for parts in starting.values()):
         return {
             "startingOffsets": json.dumps(
                 {t: {str(p): o for p, o in parts.items()} for t, parts in starting.items()}

@@ -35,7 +35,11 @@ Decode = Callable[[bytes], str]
 
 _HEAD_BYTES: Final = 5
 _TIMEOUT_SECONDS: Final = 30.0
+_NOT_THERE: Final = (40401, 40402, 40403)
+"""The registry's own codes for subjects, versions and schemas that it does not have. A 404 without one of them is from
+another program, or another path."""
 _FLOATS: Final = re.compile(r'"(float|double)"')
+_DECIMALS: Final = re.compile(r'"logicalType"\s*:\s*"decimal"')
 _USER: Final = re.compile(r"(?<=//)[^/@]*@")
 
 
@@ -85,15 +89,23 @@ class SchemaRegistry:
 
     def redacted(self, text: object) -> str:
         """``text`` without secrets."""
-        user = _USER.search(self.url)
         secrets = {name: str(value) for name, value in self.options.items()}
-        return Redaction({**secrets, **({"password": user.group()[:-1]} if user else {})})(text)
+        user = _USER.search(self.url)
+        logins = [user.group()[:-1]] if user else []
+        logins += [value for name, value in secrets.items() if name.endswith("user.info")]
+        for number, login in enumerate(logins):
+            secrets |= {f"userinfo {number}": login, f"password {number}": login.partition(":")[2]}
+        return Redaction(secrets)(text)
 
 
-def decoded(df: DataFrame, registry: SchemaRegistry, value: str = "value") -> DataFrame:
+def decoded(
+    df: DataFrame, registry: SchemaRegistry, value: str = "value", *, decimals: str | None = None
+) -> DataFrame:
     """``df`` with the JSON texts of the messages in the column ``value``, for ``json_rows`` and ``debezium_json``.
 
-    Raises SchemaError unless ``value`` is binary. A message that does not fit its schema is malformed there.
+    ``decimals``: what ``debezium_json`` is given, if it is; "base64" makes Avro's decimals malformed, since they are
+    texts, and a text such as "1250" is valid in both forms. Raises SchemaError unless ``value`` is binary. A message
+    that does not fit its schema is malformed there.
     """
     kinds = dict(df.dtypes)
     if kinds.get(value) != "binary":
@@ -103,7 +115,7 @@ def decoded(df: DataFrame, registry: SchemaRegistry, value: str = "value") -> Da
         )
     registry.client()
     schema = f"{_ddl(df)}, {DECODED} string, {UNDECODED} string"
-    return df.mapInArrow(_Decoding(registry, value, own_mark()), schema)
+    return df.mapInArrow(_Decoding(registry, value, decimals == "base64", own_mark()), schema)
 
 
 def _ddl(df: DataFrame) -> str:
@@ -113,11 +125,12 @@ def _ddl(df: DataFrame) -> str:
 class _Decoding:
     """The function that tasks run."""
 
-    def __init__(self, registry: SchemaRegistry, value: str, mark: str) -> None:
-        self._registry, self._value, self._mark = registry, value, mark
+    def __init__(self, registry: SchemaRegistry, value: str, no_decimals: bool, mark: str) -> None:
+        self._registry, self._value, self._no_decimals, self._mark = registry, value, no_decimals, mark
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        decoder = decoder_of(self._registry)
+        decoder = decoder_of(self._registry, self._no_decimals)
+        decoder.forget_reasons()
         for batch in batches:
             with marking(self._mark):
                 found = [decoder.text_or_reason(value) for value in batch.column(self._value).to_pylist()]
@@ -129,21 +142,25 @@ class _Decoding:
 
 
 @functools.cache
-def decoder_of(registry: SchemaRegistry) -> Decoder:
+def decoder_of(registry: SchemaRegistry, no_decimals: bool = False) -> Decoder:
     """The decoder of this process: what an id means never changes."""
-    return Decoder(registry)
+    return Decoder(registry, no_decimals)
 
 
 class Decoder:
-    """Decodes messages, and remembers their schemas by id."""
+    """Decodes messages, and remembers their schemas by id. ``no_decimals``: Avro's decimals cannot be read."""
 
-    def __init__(self, registry: SchemaRegistry) -> None:
-        self._registry = registry
+    def __init__(self, registry: SchemaRegistry, no_decimals: bool = False) -> None:
+        self._registry, self._no_decimals = registry, no_decimals
         self._client = registry.client()
         self._compiled = (
             registry.client()
         )  # a client of its own: it keeps schemas by id alone, in whatever form
         self._known: dict[int, Decode | str] = {}
+
+    def forget_reasons(self) -> None:
+        """Ask again for schemas that could not be read: a registry may get them later."""
+        self._known = {number: one for number, one in self._known.items() if not isinstance(one, str)}
 
     def text_or_reason(self, message: bytes | None) -> tuple[str | None, str | None]:
         """The JSON text, or why there is none; neither for no message (a tombstone)."""
@@ -173,7 +190,10 @@ class Decoder:
         kind = schema.schema_type or "AVRO"
         try:
             if kind == "AVRO":
-                return _avro(schema.schema_str, self._avro_references(schema))
+                texts = [schema.schema_str, *self._avro_references(schema)]
+                if self._no_decimals and any(map(_DECIMALS.search, texts)):
+                    return f"schema {number} has decimals of Avro, which become texts; give decimals='text'"
+                return _avro(texts)
             if kind == "PROTOBUF":
                 return self._protobuf(number)
         except AsyncStateError:
@@ -189,7 +209,7 @@ class Decoder:
         try:
             return ask()
         except SchemaRegistryError as error:
-            if error.http_status_code == 404:
+            if error.error_code in _NOT_THERE:
                 return None
             raise StoreError(
                 self._failed(f"answers {error.http_status_code}: {error.error_message}")
@@ -245,7 +265,7 @@ class Decoder:
 
     def _add(self, pool: Any, schema: Any, file: Any, added: set[str]) -> None:
         """Add the file and what it imports: from its references, or those that come with Protobuf."""
-        from google.protobuf import descriptor_pb2, descriptor_pool
+        from google.protobuf import descriptor_pb2
 
         references = {reference.name: reference for reference in schema.references or ()}
         for name in file.dependency:
@@ -258,29 +278,33 @@ class Decoder:
                 read.name = name
                 self._add(pool, other, read, added)
                 continue
-            _import_known(name)
             known = descriptor_pb2.FileDescriptorProto()
-            descriptor_pool.Default().FindFileByName(name).CopyToProto(known)
-            pool.Add(known)
+            _known_file(name).CopyToProto(known)
+            self._add(pool, schema, known, added)
         pool.Add(file)
 
 
-def _import_known(name: str) -> None:
-    """The files that come with Protobuf are known once their modules are imported."""
+def _known_file(name: str) -> Any:
+    """A file that comes with Protobuf, or with the registry's client, which every schema may import."""
     import importlib
 
-    importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+    module = name.removesuffix(".proto").replace("/", ".") + "_pb2"
+    if module.startswith("confluent."):
+        module = f"confluent_kafka.schema_registry.{module}"
+    return importlib.import_module(module).DESCRIPTOR
 
 
-def _avro(text: str, references: Sequence[str]) -> Decode:
+def _avro(texts: Sequence[str]) -> Decode:
+    """``texts``: the schema, then those that it refers to."""
     import fastavro
 
+    text, *references = texts
     named: dict[str, Any] = {}
     for other in references:
         fastavro.parse_schema(msgspec.json.decode(other), named_schemas=named)
     schema = fastavro.parse_schema(msgspec.json.decode(text), named_schemas=named)
     encode = msgspec.json.Encoder().encode
-    has_floats = any(_FLOATS.search(one) for one in (text, *references))
+    has_floats = any(map(_FLOATS.search, texts))
 
     def decode(message: bytes) -> str:
         stream = io.BytesIO(message)
@@ -325,6 +349,8 @@ def _path(message: bytes) -> tuple[tuple[int, ...], int]:
     path = []
     for _ in range(count):
         index, at = _number(message, at)
+        if index < 0:
+            raise ValueError(f"the path of the message's type has {index}")
         path.append(index)
     return tuple(path), at
 

@@ -93,9 +93,10 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
             f"{NAME}: option kafka.bootstrap.servers is missing; give host:port of a broker"
         )
     starting_ms = own.get("startingtimestamp")
+    translated = to_librdkafka(NAME, client)
     return SourceOptions(
-        client=to_librdkafka(NAME, client),
-        redacted=Redaction(given),
+        client=translated,
+        redacted=Redaction({**translated, **given}),
         **_topics(own),
         starting=_starting(own.get("startingoffsets", "latest")),
         starting_ms=None if starting_ms is None else _number("startingTimestamp", starting_ms, 0),

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
-from asyncstate.errors import AsyncStateError, SchemaError, StoreError
+from asyncstate.errors import ConfigurationError, SchemaError, StoreError
+from asyncstate.spark.kafka.client_options import Redaction
 from asyncstate.spark.sinks.column_checks import json_shape, plain
 from asyncstate.spark.sinks.kafka_messages import JsonMessages, MessageEncoding
 from asyncstate.spark.sinks.target import TargetChanges, check_keys, check_no_nan, check_text, extra
@@ -31,7 +32,17 @@ Message = tuple[bytes | None, bytes | None]
 
 _SECONDS: Final = 60.0  # librdkafka's default timeout of a request
 
+_ABORT_SECONDS: Final = 15.0
+_NOT_BEGUN: Final = "nothing was committed"
 _OPEN: Final = "the transaction was not committed"
+_COMMITTING: Final = "whether the transaction was committed is known when the micro-batch is repeated"
+_OURS: Final = {
+    "bootstrap.servers": "give servers",
+    "group.id": "the sink's mark is in a group of its own",
+    "metadata.broker.list": "give servers",
+    "partitioner": "keys go where Java's clients would send them",
+    "transactional.id": "it names the job and the sink",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +61,7 @@ class KafkaTarget:
         encoding: MessageEncoding | None = None,
     ) -> None:
         self.topic = check_text("KafkaTarget", "topic", topic)
-        self._options = {
-            "bootstrap.servers": check_text("KafkaTarget", "servers", servers),
-            **(options or {}),
-        }
+        self._options = _options("KafkaTarget", servers, options)
         self._encoding = encoding or JsonMessages()
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:
@@ -114,8 +122,7 @@ class KafkaAppendTarget:
     ) -> None:
         self.topic = check_text("KafkaAppendTarget", "topic", topic)
         self.keys = (keys,) if isinstance(keys, str) else tuple(keys)
-        servers = check_text("KafkaAppendTarget", "servers", servers)
-        self._options = {"bootstrap.servers": servers, **(options or {})}
+        self._options = _options("KafkaAppendTarget", servers, options)
         self._encoding = encoding or JsonMessages()
 
     @property
@@ -169,38 +176,87 @@ def write_once(
     with extra("kafka", "a sink of Kafka"):
         from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
     name = f"asyncstate-{origin.named(writer)}"
-    outcome = "nothing was committed"
-    producer = Producer({**options, "transactional.id": name, "partitioner": "murmur2_random"})
-    consumer = Consumer({**options, "group.id": name})
+    # Two topics do not share it: a producer that begins a transaction ends the open one of this id.
+    own = {"transactional.id": f"{name}/{topic}", "partitioner": "murmur2_random"}
+    producer = _client(place, Producer, {**options, **own})
+    consumer = _client(place, Consumer, {**options, "group.id": name})
+    state = _NOT_BEGUN
     try:
         # This ends a transaction of a killed driver, so that its offset is known.
         producer.init_transactions(_SECONDS)
         if is_written(place, writer, batch_id, origin, _mark(consumer, topic)):
             return False
         producer.begin_transaction()
-        outcome = _OPEN
+        state = _OPEN
         for key, value in messages():
             _produce(producer, topic, key, value)
         group = consumer.consumer_group_metadata()
         mark = mark_from(origin, batch_id).text()
         producer.send_offsets_to_transaction([TopicPartition(topic, 0, batch_id + 1, mark)], group, _SECONDS)
-        outcome = "whether the transaction was committed is known when the micro-batch is repeated"
+        state = _COMMITTING
         producer.commit_transaction(_SECONDS)
     except KafkaException as error:
-        raise StoreError(f"{place}: {error}; {outcome}") from error
-    except AsyncStateError:
-        if outcome == _OPEN:  # readers would wait for its end
-            producer.abort_transaction(_SECONDS)
+        failure = error.args[0]
+        if state == _OPEN or (state == _COMMITTING and failure.txn_requires_abort()):
+            state = _OPEN
+            _abort(place, producer)
+        text = Redaction(_texts(options))(f"{place}: {error}; {state}")
+        raise StoreError(text) from None
+    except BaseException:
+        if state == _OPEN:
+            _abort(place, producer)
         raise
     finally:
         consumer.close()
     return True
 
 
+def _abort(place: str, producer: Producer) -> None:
+    """End the transaction, for which readers would otherwise wait until the brokers do. The first failure counts."""
+    from confluent_kafka import KafkaException
+
+    try:
+        producer.abort_transaction(_ABORT_SECONDS)
+    except KafkaException as error:
+        _log.warning("%s: the transaction could not be aborted (%s); the brokers end it later", place, error)
+
+
+def _client(place: str, make: Callable[[dict[str, Any]], Any], options: Mapping[str, Any]) -> Any:
+    """A client. Raises ConfigurationError for options that librdkafka does not take."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return make(dict(options))
+    except (KafkaException, TypeError, ValueError) as error:
+        given = error.args[0] if error.args else error
+        text = given.str() if hasattr(given, "str") else str(given)
+        raise ConfigurationError(
+            Redaction(_texts(options))(
+                f"{place}: {text}; its options are those of librdkafka (CONFIGURATION.md)"
+            )
+        ) from None
+
+
+def _options(owner: str, servers: str, options: Options | None) -> dict[str, Any]:
+    """The options of all clients. Raises ConfigurationError for those that the sink sets."""
+    for name, value in (options or {}).items():
+        if name in _OURS:
+            raise ConfigurationError(f"{owner}: leave out the option {name}: {_OURS[name]}")
+        if value is None:  # of an environment that does not have it
+            raise ConfigurationError(f"{owner}: option {name} is None; give a value, or leave it out")
+    return {"bootstrap.servers": check_text(owner, "servers", servers), **(options or {})}
+
+
+def _texts(options: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in options.items()}
+
+
 def _mark(consumer: Consumer, topic: str) -> Mark | None:
-    from confluent_kafka import TopicPartition
+    from confluent_kafka import KafkaException, TopicPartition
 
     (found,) = consumer.committed([TopicPartition(topic, 0)], _SECONDS)
+    if found.error is not None:  # not the same as no mark
+        raise KafkaException(found.error)
     if found.offset <= 0:
         return None
     return mark_of(found.metadata) if found.metadata else Mark(found.offset - 1)
@@ -214,19 +270,19 @@ def _policy(place: str, options: Mapping[str, Any], topic: str) -> str | None:
     with extra("kafka", "a sink of Kafka"):
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # not in __all__
-    client = AdminClient(dict(options))
+    client = _client(place, AdminClient, options)
     try:
         topics = client.list_topics(timeout=_SECONDS).topics
     except KafkaException as error:
-        raise StoreError(f"{place}: {error}") from error
+        raise StoreError(Redaction(_texts(options))(f"{place}: {error}")) from None
     if topic not in topics:
         raise SchemaError(f"{place} does not exist; create it (for upserts with cleanup.policy=compact)")
     asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
     try:
         # A client that nothing refers to any more breaks off what it was asked.
         (answer,) = client.describe_configs([asked], request_timeout=_SECONDS).values()
-        return str(answer.result()["cleanup.policy"].value)
-    except (KafkaException, KeyError) as error:
+        return str(answer.result(_SECONDS + 5)["cleanup.policy"].value)
+    except (KafkaException, KeyError, TimeoutError) as error:
         _log.warning(
             "%s: cannot determine whether it is compacted (%s); a topic whose cleanup.policy is not compact loses "
             "rows that do not change for a while",

@@ -73,6 +73,10 @@ class JsonMessages:
         return Encoders(encode, encode)
 
 
+def _no_key(row: Mapping[str, Any]) -> bytes:
+    raise AssertionError("messages without keys have no bytes for them")
+
+
 class _Registered:
     """Messages whose schemas are registered as ``<topic>-key`` and ``<topic>-value`` when they are first written."""
 
@@ -84,6 +88,15 @@ class _Registered:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._registry!r})"
+
+    def encoders(self, topic: str, key: pa.Schema, value: pa.Schema) -> Encoders:
+        """Register both schemas, or that of the values alone where there are no keys. Raises StoreError if the registry
+        refuses one."""
+        keys = self._encoder(topic, "key", key) if key.names else _no_key
+        return Encoders(keys, self._encoder(topic, "value", value))
+
+    def _encoder(self, topic: str, part: str, schema: pa.Schema) -> Encode:
+        raise NotImplementedError
 
     def _head(self, subject: str, text: str) -> bytes:
         """Register the schema; returns the head of its messages."""
@@ -113,10 +126,6 @@ class AvroMessages(_Registered):
         """Raise SchemaError for columns that Avro cannot represent."""
         _avro_record(place, "Row", schema)
 
-    def encoders(self, topic: str, key: pa.Schema, value: pa.Schema) -> Encoders:
-        """Register both schemas. Raises StoreError if the registry refuses one."""
-        return Encoders(self._encoder(topic, "key", key), self._encoder(topic, "value", value))
-
     def _encoder(self, topic: str, part: str, schema: pa.Schema) -> Encode:
         with extra("kafka", "AvroMessages"):
             import fastavro
@@ -141,7 +150,7 @@ def _avro_record(place: str, name: str, schema: pa.Schema | pa.StructType) -> di
             raise SchemaError(
                 f"{place}: column '{field.name}' is no name in Avro (letters, digits, _); rename it before the sink"
             )
-        kind = _avro_type(place, f"{name}_{field.name}", field.type)
+        kind = _avro_type(place, f"{name}.{field.name}", field.type)  # no column's name has a dot
         fields.append({"name": field.name, "type": ["null", kind], "default": None})
     return {"type": "record", "name": name, "fields": fields}
 
@@ -188,10 +197,6 @@ class ProtobufMessages(_Registered):
     def check(self, place: str, schema: pa.Schema) -> None:
         """Raise SchemaError for columns that Protobuf cannot represent."""
         _proto_fields(place, schema)
-
-    def encoders(self, topic: str, key: pa.Schema, value: pa.Schema) -> Encoders:
-        """Register both schemas. Raises StoreError if the registry refuses one."""
-        return Encoders(self._encoder(topic, "key", key), self._encoder(topic, "value", value))
 
     def _encoder(self, topic: str, part: str, schema: pa.Schema) -> Encode:
         with extra("kafka", "ProtobufMessages"):

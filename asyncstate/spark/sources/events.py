@@ -130,7 +130,7 @@ def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> D
     said = df.selectExpr(
         *map(quoted, kept),
         f"cast({quoted(DECODED if is_decoded else asked.value)} as string) as {TEXT}",
-        f"{UNDECODED if is_decoded else 'cast(null as string)'} as {UNDECODED}",
+        f"{UNDECODED if is_decoded else _not_text(quoted(asked.value))} as {UNDECODED}",
     )
     parsed = said.withColumn(_PARSED, sf.from_json(sf.expr(array), StructType(fields), options))
     ends = f"size({_PARSED}.e) = 2 and {_PARSED}.e[0].{_END} is null and {_PARSED}.e[1].{_END}"
@@ -146,6 +146,15 @@ def _parsed(df: DataFrame, event: Event, asked: Asked, kept: Sequence[str]) -> D
         UNDECODED,
         *names,
     )
+
+
+def _not_text(value: str) -> str:
+    """In SQL: why the bytes are no text, null if they are. Spark would put U+FFFD in place of what it cannot read."""
+    if hasattr(sf, "is_valid_utf8"):
+        good = f"is_valid_utf8(cast({value} as string))"
+    else:  # before Spark 4.0
+        good = f"(encode(decode({value}, 'UTF-8'), 'UTF-8') = cast({value} as binary))"
+    return f"if({value} is null or {good}, null, 'the message is not text in UTF-8')"
 
 
 def _stated(event: Event, asked: Asked) -> list[str]:

@@ -25,7 +25,7 @@ REASON: Final = "malformed"
 EXAMPLE_CHARS: Final = 200
 MARKED: Final = "asyncstate:malformed"
 """The struct column that the internal mode ``marked`` adds: null in good rows; in the one row of a malformed message,
-the columns of the input and ``REASON``. With it one pass over the input serves both."""
+the columns of the input and ``REASON``. So both are in one DataFrame, which a source of a graph is."""
 
 
 def check_mode(source: str, mode: str) -> None:

@@ -45,7 +45,7 @@ _KNOWN: Final = (
     *_PLAIN, StringType, BooleanType, DateType, TimestampType, DecimalType, BinaryType,
 )  # fmt: skip
 _NUMBER: Final = "'^-?[0-9]+$'"
-_DATE: Final = "'^[+-]?[0-9]{4,}-[0-9]{2}-[0-9]{2}$'"
+_DATE: Final = "'^[+-]?[0-9]{4,}-[0-9]{2}-[0-9]{2}Z?$'"  # with Z: io.debezium.time.IsoDate
 # Without a day Spark takes today's, without a zone the session's.
 _TIMESTAMP: Final = "'^[+-]?[0-9]{4,}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:'"
 _INFINITE: Final = "'^ *[+-]?inf(inity)? *$'"
@@ -188,7 +188,7 @@ def _simple(kind: DataType, raw: str) -> str:
         return f"case when {lower} in ('true', '1') then true when {lower} in ('false', '0') then false end"
     if isinstance(kind, DateType):
         days = f"date_from_unix_date(try_cast({raw} as int))"
-        parsed = f"if({raw} rlike {_DATE}, try_cast({raw} as date), null)"
+        parsed = f"if({raw} rlike {_DATE}, try_cast(trim(TRAILING 'Z' FROM {raw}) as date), null)"
         return f"if({raw} rlike {_NUMBER}, {days}, {parsed})"
     if isinstance(kind, BinaryType):
         return f"try_to_binary({raw}, 'base64')"
