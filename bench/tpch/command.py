@@ -44,8 +44,8 @@ _COLUMNS = (
     Column("state MiB", "state_bytes", mib),
 )
 _NOTE = (
-    "first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit; again: the same "
-    "query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"
+    "first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit; again: the "
+    "same query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"
 )
 
 
