@@ -65,6 +65,9 @@ EVERY = [
 EXECUTOR = "ASYNCSTATE_TEST_EXECUTOR"
 """Where the operators of the tests run: by default on Spark's executors."""
 CONNECT = ["-m", "pytest", "-q", "-m", "spark", "tests/connect"]
+LAKES = [".ci/check_lakes.py"]
+LAKES_ON = "4.0"
+"""The newest Spark for which there are jars of both."""
 
 
 class Cell(NamedTuple):
@@ -103,6 +106,8 @@ def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
     cells.append(_run(python, name, "Nexmark q4, q9, q18", NEXMARK))
     if spark.connect:
         cells.append(_run(python, name, "Spark Connect", CONNECT))
+    if spark.line == LAKES_ON:
+        cells.append(_run(python, name, "Delta and Iceberg by Spark", LAKES))
     if spark in (OLDEST, NEWEST):
         cells.append(_run(python, name, "all tests with Spark", EVERY))
     if spark is NEWEST:

@@ -65,6 +65,7 @@ __all__ = [
     "InputSpec",
     "Key",
     "MissingRows",
+    "OnError",
     "Operator",
     "OperatorContext",
     "OrderTime",
@@ -99,6 +100,8 @@ class TimeDomain(enum.Enum):
     EVENT_TIME = "event time"
     PROCESSING_TIME = "processing time"
 
+
+OnError = Literal["fail", "output"]
 
 BelongsTo = tuple[str, str]
 """What a state was made for, as a name and a text: ``("window", "tumble(...)")``. A checkpoint that was written for
@@ -514,6 +517,13 @@ class Operator(NameHints, ABC, metaclass=Constructed):
 
 class RecordOperator(Operator):
     """Record grain: one call per row, chains of StateFutures, any logic."""
+
+    errors: OnError = "fail"
+    """What happens to a row for which ``process`` raises an exception, also in a callback or in ``ctx.call``. "fail":
+    the micro-batch fails. "output" (one insert-only input, besides a broadcast one): the row goes to the side output
+    ``errors``, with the columns ``error_type`` and ``error_message`` after its own, and what it has emitted is dropped;
+    a row that has changed state or used timers before fails the micro-batch all the same. The counter ``rows_failed``
+    counts them. An attribute of the class or of an object."""
 
     @abstractmethod
     def process(self, row: Row, ctx: RecordContext) -> Any:

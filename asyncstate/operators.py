@@ -6,8 +6,8 @@ themselves are ``asyncstate/operators/``, so that installing asyncstate does not
 Invariant: no module is loaded twice. ``asyncstate.operators.X is operators.X``, so ``isinstance`` holds and one process
 can unpickle what another has pickled, whichever name each of them has imported.
 
-This is the only module of asyncstate that may import ``operators``. Of asyncstate, only ``sql`` imports it,
-which stands above all else: to the rest the arrow is a name for users, not a dependency.
+This is the only module of asyncstate that may import ``operators``. Of asyncstate, only ``sql`` and ``relational``
+import it, which stand above all else: to the rest the arrow is a name for users, not a dependency.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .match.measures import first, last, match_number
 from .match.partial_match import MatchSoFar
 from .match.pattern import Pattern, variable
 from .match.skips import skip_past_last, skip_to_first, skip_to_last, skip_to_next
-from .over.frames import range_, rows, unbounded, whole
+from .over.frames import Frame, range_, rows, unbounded, whole
 from .over.over_aggregate import OverAggregate
 from .over.over_functions import (
     cume_dist,
@@ -67,7 +67,7 @@ from .window.window_aggregate import WindowAggregate
 from .window.window_join import WindowJoin
 from .window.window_rank import WindowDeduplicate, WindowRank
 from .window.window_table_function import WindowTableFunction
-from .window.windows import cumulate, hop, session, tumble
+from .window.windows import SessionWindow, SlicedWindow, cumulate, hop, session, tumble
 
 __all__ = [
     "Aggregate",
@@ -78,6 +78,7 @@ __all__ = [
     "CoProcess",
     "Deduplicate",
     "DynamicFilter",
+    "Frame",
     "GroupAggregate",
     "GroupTableAggregate",
     "GroupWindowAggregate",
@@ -100,6 +101,8 @@ __all__ = [
     "Pattern",
     "Rank",
     "Retry",
+    "SessionWindow",
+    "SlicedWindow",
     "Sort",
     "SortLimit",
     "StatelessLookupJoin",

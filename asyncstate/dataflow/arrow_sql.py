@@ -1,6 +1,7 @@
 """Translation of Spark SQL text to Arrow expressions, where both give the same answer for every row.
 
-Owns: ``arrow_condition`` and ``plain_columns``; ``plain_column``, what one text does with a column.
+Owns: ``arrow_condition`` and ``plain_columns``; ``plain_column``, what one text does with a column, and
+``column_of``.
 Invariant: what is not certain to give the same answer is None. Supported are conditions of columns and literals of one
 type, joined by AND, OR and NOT; no floats, whose NaN Spark orders, and no decimals.
 Must not import Spark.
@@ -26,6 +27,8 @@ _COMPARISONS: Final[Mapping[type[Any], str]] = {
     exp.GTE: "greater_equal",
 }
 
+
+_WORDS: Final = ("null", "true", "false", "current_date", "current_timestamp", "current_user")
 
 Expression = Callable[[pa.RecordBatch], Any]
 """Maps rows (n) to one value per row (n), or to one value for all rows."""
@@ -184,3 +187,11 @@ def parsed_sql(expression: Any) -> Any:
         return sqlglot.parse_one(expression, read="spark")
     except sqlglot.errors.SqlglotError:
         return None
+
+
+def column_of(text: str) -> str | None:
+    """The column that an expression is, if it is nothing else."""
+    if text.startswith("`") and text.endswith("`"):
+        name = text[1:-1]
+        return name.replace("``", "`") if "`" not in name.replace("``", "") else None
+    return text if text.isidentifier() and text.lower() not in _WORDS else None

@@ -1,7 +1,7 @@
 """Changelog inference: the changelog mode and the unique keys of each node's rows.
 
 Owns: ``node_changes``, which derives the properties of a node's output from those of its inputs, and the check of
-what a source declares.
+what a source declares; ``changes_by_itself``.
 Invariant: jobs and tests both infer here, from the same declarations; an invalid declaration is refused. A property
 that is not certain is left out.
 Must not import Spark.
@@ -36,6 +36,9 @@ _VARIES: Final = {
     *("Rand", "Randn", "Randstr", "Shuffle", "Uniform", "Uuid"),
 }
 """Nodes of sqlglot whose value differs between evaluations, in addition to those named ``Current...``."""
+
+_VARYING: Final = {"now", "rand", "random", "monotonically_increasing_id", "spark_partition_id"}
+"""Functions of Spark that sqlglot may not know."""
 
 
 def declared_mode(
@@ -226,6 +229,16 @@ def _passed_through(given: Changelog, passed: Mapping[str, Sequence[str]]) -> Ch
             f"SQL text ('{lost[0]}'), or {upserts_way_out(given)}"
         )
     return found
+
+
+def changes_by_itself(text: str) -> bool:
+    """Whether an expression has a function whose value is known to differ from one evaluation to the next."""
+    parsed = parsed_sql(text)
+    return parsed is not None and any(
+        (_varies(node) and not isinstance(node, exp.Anonymous | exp.Subquery))
+        or (isinstance(node, exp.Anonymous) and node.name.lower() in _VARYING)
+        for node in parsed.walk()
+    )
 
 
 def _columns_of(condition: Any, columns: Sequence[str]) -> set[str] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import pyarrow as pa
 
@@ -29,21 +29,56 @@ from asyncstate.dataflow.nodes import (
     Transform,
     Union,
 )
+from asyncstate.dataflow.sample import Sample, sample_text
 from asyncstate.errors import JobError
 from asyncstate.flink_names import stream_hint
 from asyncstate.operator import Operator
 from asyncstate.runtime import Delay, Keys, OrderBy, SequenceBy, check_is_operator
 
+if TYPE_CHECKING:
+    from asyncstate.relational.chain import Frame, Grouped, Ordering, Over
+
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1])
 
 
-class Dataflow:
-    """Nodes in the order in which they were declared; ``Stream``s add them."""
+Facts = tuple[pa.Schema, Changelog]
+"""The columns of a node's rows, without ``row_kind``, and their changelog properties."""
 
-    def __init__(self) -> None:
+
+class Dataflow:
+    """Nodes in the order in which they were declared; ``Stream``s add them.
+
+    ``infer``: how a job, or a harness, infers the facts of a node's rows. ``sample``: how it makes some of them, of the
+    rows given by source and at most so many others of each. Both raise JobError."""
+
+    def __init__(
+        self,
+        infer: Callable[[Node], Facts] | None = None,
+        sample: Callable[[Node, Mapping[str, Any], int], Sample] | None = None,
+    ) -> None:
         self.nodes: list[Node] = []
+        self._infer = infer
+        self._sample = sample
+        self._shown: set[Node] = set()
         self.superseded: set[str] = set()
         """The uids of operators of earlier programs whose stored state is dropped, as others have taken their place."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process nothing is declared any more.
+        return {**self.__dict__, "_infer": None, "_sample": None}
+
+    def facts_of(self, node: Node) -> Facts:
+        """What is known of a node's rows before any is read. Raises JobError with the problems of nodes upstream."""
+        if self._infer is None:
+            raise _of_no_job(node)
+        return self._infer(node)
+
+    def sample_of(self, node: Node, given: Mapping[str, Any], limit: int) -> Sample:
+        """Rows of a node over a sample of its sources. Raises JobError."""
+        if self._sample is None:
+            raise _of_no_job(node)
+        self._shown.add(node)
+        return self._sample(node, given, limit)
 
     def add_source(
         self,
@@ -92,7 +127,7 @@ class Dataflow:
     def unused(self, known: Collection[Node]) -> Iterator[str]:
         """Problems of those nodes of ``known`` whose rows nothing reads. Operators do not count, since others may read
         their state, and neither do sources, which may serve for their time alone."""
-        used = {one for node in self.nodes for one in node.inputs}
+        used = {one for node in self.nodes for one in node.inputs} | self._shown
         for node in self.nodes:
             if isinstance(node, Transform | Union | Output) and node in known and node not in used:
                 yield node.problem(
@@ -123,6 +158,34 @@ class Stream:
 
         def __getattr__(self, name):
             raise AttributeError(stream_hint(name))
+
+    @property
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """Names and types of the rows' columns, without ``row_kind``. No row is read: the graph upstream is checked, as
+        ``check()`` of the job does. Raises JobError with its problems."""
+        return {field.name: field.type for field in self._flow.facts_of(self.node)[0]}
+
+    def show(
+        self,
+        rows: Mapping[str, Any] | int | None = None,
+        n: int = 20,
+        *,
+        changes: bool = False,
+        sample: int = 1_000,
+    ) -> None:
+        """Print the first ``n`` rows of the stream over a sample, as a table, and how many rows were read for it.
+
+        ``rows``: the rows of sources by name, DataFrames or lists of tuples or dicts; ``show(5)`` is ``show(n=5)``. Of
+        other sources the first ``sample`` rows are read, from where the streaming DataFrame starts. The operators
+        upstream run once over all of them and then to the end of the input, in this process: windows close. The job's
+        checkpoint, its sinks and the position of its sources stay as they are. In a ``PipelineHarness`` all rows are
+        given.
+
+        Of changes it prints the table that they describe, with ``changes=True`` the changes with their row kinds. A
+        join of samples may lack partners. Raises JobError with the problems of the graph upstream.
+        """
+        given, n = ({}, rows) if isinstance(rows, int) else (rows or {}, n)
+        print(sample_text(self._flow.sample_of(self.node, given, sample), n, changes))
 
     def where(self, condition: str | ArrowFunction | Any) -> Stream:
         """Keep the rows for which ``condition`` is true: Spark SQL text, a Spark column, or a function of the rows'
@@ -212,9 +275,84 @@ class Stream:
         )
         return self._flow.add(node)
 
-    def join(self, other: Stream, operator: Operator, *, uid: str, **arguments: Any) -> Stream:
-        """``apply`` for an operator with two inputs."""
-        return self.apply(operator, other, uid=uid, **arguments)
+    @overload
+    def join(self, other: Stream, operator: Operator, *, uid: str, **arguments: Any) -> Stream: ...
+
+    @overload
+    def join(
+        self,
+        other: Stream,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        how: str = "inner",
+        uid: str | None = None,
+    ) -> Stream: ...
+
+    def join(
+        self,
+        other: Stream,
+        operator: Operator | None = None,
+        *,
+        uid: str | None = None,
+        on: str | Sequence[str] | Mapping[str, str] | None = None,
+        how: str = "inner",
+        **arguments: Any,
+    ) -> Stream:
+        """The rows of both streams with equal columns ``on``: names that both have, which the result has once, or
+        ``{name here: name there}``. ``how``: inner, left, right, full, semi or anti. Another column that both streams
+        have gets the suffix ``_right`` there. ``Join`` keeps the rows of both sides, one per key where the columns
+        include a unique key. ``uid``: by default made of both streams' names.
+
+        With an ``operator``: ``apply`` for an operator with two inputs.
+        """
+        if isinstance(operator, Operator) and on is None:
+            return self.apply(operator, other, uid=str(uid), **arguments)
+        if operator is not None or arguments or on is None:
+            given = ", ".join([repr(operator)] * (operator is not None) + [f"{name}=" for name in arguments])
+            raise JobError(
+                f"{caller()}: join got {given or 'no columns'}; give on= and how= for a join by equal columns, or an "
+                "operator with its arguments"
+            )
+        from asyncstate.relational.chain import joined
+
+        self._nodes("join", (self, other))
+        return joined(self, other, on, how, uid)
+
+    def group_by(self, *columns: str, **named: str) -> Grouped:
+        """The rows by the values of ``columns``: names or Spark SQL texts, those ``named`` under that name. Go on with
+        ``agg``, ``window`` or ``top``. Without columns all rows are one group."""
+        from asyncstate.relational.chain import Grouped
+
+        return Grouped.by(self, columns, named)
+
+    def over(
+        self,
+        partition_by: str | Sequence[str] = (),
+        order_by: Ordering | None = None,
+        frame: Frame | None = None,
+    ) -> Over:
+        """The rows, to get columns that depend on the other rows with the same ``partition_by``: go on with
+        ``with_columns``. All may be Spark SQL texts, ``order_by`` with a direction ("amount DESC").
+
+        ``frame``: the rows that count, such as ``rows(10)`` and ``range_("1 hour")``. As in SQL, by default all rows up
+        to this one in the order, and without an order all.
+        """
+        from asyncstate.relational.chain import Over
+
+        return Over(self, partition_by, order_by, frame)
+
+    def distinct(self, *, uid: str | None = None) -> Stream:
+        """Each row once, however often it comes, as SQL's SELECT DISTINCT: ``GroupAggregate`` by all columns."""
+        from asyncstate.relational.chain import distinct
+
+        return distinct(self, uid)
+
+    def top(self, n: int, by: Ordering, *, uid: str | None = None) -> Stream:
+        """The first ``n`` of all rows, the largest ``by`` first, kept up to date; ``asc(column)`` or "column ASC" for
+        the smallest. The operator is ``SortLimit``; ``group_by(...).top`` has the first rows of each group."""
+        from asyncstate.relational.chain import top
+
+        return top(self, n, by, uid)
 
     def output(self, name: str) -> Stream:
         """The rows that an operator emits to its side output ``name``; several calls return the same rows."""
@@ -282,6 +420,13 @@ def caller() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _of_no_job(node: Node) -> JobError:
+    return JobError(
+        f"{caller()}: nothing is known of the rows of '{node.name}', since its graph is of no job; declare it with "
+        "what StreamingJob.source returns, or inside the function that PipelineHarness gets"
+    )
 
 
 def _of_all(key: Any, operator: Operator, inputs: int) -> Any:

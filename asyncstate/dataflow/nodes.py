@@ -1,7 +1,7 @@
 """The nodes of a dataflow.
 
 Owns: ``Source``, ``Transform``, ``Union``, ``Apply``, ``Output``, ``Sink``; the time attributes that a stream inherits
-from its source; ``watermark_sources``, ``check_one_start``, ``same_destinations``, ``NEVER_PASSED``.
+from its source; ``upstream_of``, ``watermark_sources``, ``check_one_start``, ``same_destinations``, ``NEVER_PASSED``.
 Invariant: a node is immutable; its inputs were created before it.
 Must not import Spark.
 """
@@ -344,6 +344,20 @@ def expression_text(expression: object) -> str:
 def key_text(key: Any) -> str:
     """The key columns of all inputs."""
     return key if isinstance(key, str) else ", ".join(map(key_text, filter(None, key or ())))
+
+
+def upstream_of(node: Node) -> list[Node]:
+    """The nodes that the rows of ``node`` come through, inputs first, the last one ``node`` itself."""
+    found: dict[Node, None] = {}
+
+    def visit(one: Node) -> None:
+        for given in one.inputs:
+            if given not in found:
+                visit(given)
+        found[one] = None
+
+    visit(node)
+    return list(found)
 
 
 def watermark_sources(nodes: Iterable[Node]) -> dict[str, WatermarkSource]:

@@ -27,8 +27,9 @@ from asyncstate.dataflow import (
     check_one_start,
 )
 from asyncstate.dataflow.changelog_inference import node_changes, operator_changes, source_changes
+from asyncstate.dataflow.graph import Facts
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
-from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, upstream_of, watermark_sources
 from asyncstate.driver.executor import Executor, Feed, R
 from asyncstate.driver.fusion import FusedChain, call_of, places_of, plan_fusion
 from asyncstate.driver.micro_batch import MicroBatch
@@ -42,8 +43,8 @@ from asyncstate.operator import InputSpec, OutputSpec, unknown_output
 class JobGraph(Generic[R]):
     """The dataflow of a job. The ``shape`` of a source has the columns of its rows."""
 
-    def __init__(self, executor: Executor[R]) -> None:
-        self.flow = Dataflow()
+    def __init__(self, executor: Executor[R], flow: Dataflow | None = None) -> None:
+        self.flow = Dataflow() if flow is None else flow
         self._tails: dict[Apply, FusedChain] = {}
         self._empty_rows: dict[Node, R] = {}
         """For each node an empty frame with the columns of its rows; set by ``check``."""
@@ -228,29 +229,21 @@ class JobGraph(Generic[R]):
         self._watches = watches_of(self.flow, watermark_sources(self.flow.nodes), empty, self._executor)
         self.places = places_of(self._tails)
 
-    def facts_of(self, node: Node, batch: MicroBatch[R]) -> tuple[pa.Schema, Changelog]:
-        """The columns of a node's rows, without ``row_kind``, and their changelog properties. Raises JobError."""
+    def facts_of(self, node: Node, batch: MicroBatch[R]) -> Facts:
+        """The columns of a node's rows, without ``row_kind``, and their changelog properties. Raises JobError with the
+        problems of the nodes upstream."""
         found: dict[Node, R | None] = {}
-        problems = list(self._problems(batch, found))
+        problems = list(self._inferred(upstream_of(node), batch, found, []))
         rows = found.get(node)
         if rows is None:
-            raise JobError("\n  ".join(["the job's graph has problems:", *problems]))
+            what = f"the rows of '{node.name}' are not known, because of an error upstream:"
+            raise JobError("\n  ".join([what, *problems]))
         fields = [field for field in self._executor.schema(rows) if field.name != ROW_KIND_COLUMN]
         return pa.schema(fields), self.changes[node]
 
     def _problems(self, batch: MicroBatch[R], found: dict[Node, R | None]) -> Iterator[str]:
         waiting: list[Apply] = []
-        for node in self.flow.nodes:
-            inputs = [found.get(one) for one in node.inputs]
-            found[node] = None
-            if not isinstance(node, Source) and None in inputs:
-                continue  # the problem is upstream
-            try:
-                found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
-            except AsyncStateError as error:
-                yield node.problem(str(error))
-            except Exception as error:  # from the engine, or user code in bind or a function of columns
-                yield node.problem(self._executor.describe(error))
+        yield from self._inferred(self.flow.nodes, batch, found, waiting)
         known = {node: self.changes[node] for node, rows in found.items() if rows is not None}
         yield from self.flow.unused(known)
         yield from same_destinations(self.flow.sinks)
@@ -262,6 +255,22 @@ class JobGraph(Generic[R]):
             yield str(error)
         if waiting and not any(_has_delay(node) for node in self.flow.nodes):
             yield waiting[0].problem(NEVER_PASSED)
+
+    def _inferred(
+        self, nodes: Sequence[Node], batch: MicroBatch[R], found: dict[Node, R | None], waiting: list[Apply]
+    ) -> Iterator[str]:
+        """The problems of ``nodes``; adds empty rows of each node to ``found``, or None."""
+        for node in nodes:
+            inputs = [found.get(one) for one in node.inputs]
+            found[node] = None
+            if not isinstance(node, Source) and None in inputs:
+                continue  # the problem is upstream
+            try:
+                found[node] = self._empty(node, [df for df in inputs if df is not None], batch, waiting)
+            except AsyncStateError as error:
+                yield node.problem(str(error))
+            except Exception as error:  # from the engine, or user code in bind or a function of columns
+                yield node.problem(self._executor.describe(error))
 
     def _empty(self, node: Node, inputs: list[R], batch: MicroBatch[R], waiting: list[Apply]) -> R | None:
         executor = self._executor

@@ -7,6 +7,7 @@ Must not import runtime, Spark or operators.
 from asyncstate.execution.asynchronous import AsyncExecutionController, AsyncLimits
 from asyncstate.execution.completions import Completion, Completions
 from asyncstate.execution.controller import ControllerStatistics, ExecutionController
+from asyncstate.execution.failed_rows import GuardedRecord, keeping_errors, note_changes
 from asyncstate.execution.io_policy import AdaptiveReads
 from asyncstate.execution.outside_calls import CallLimits, OutsideCalls
 from asyncstate.execution.prefetch import BLOCK_ROWS, ComingRows, Interests
@@ -29,6 +30,7 @@ __all__ = [
     "Completions",
     "ControllerStatistics",
     "ExecutionController",
+    "GuardedRecord",
     "Interests",
     "ListGet",
     "OutputRow",
@@ -37,4 +39,6 @@ __all__ = [
     "Record",
     "SideRow",
     "SyncExecutionController",
+    "keeping_errors",
+    "note_changes",
 ]

@@ -21,6 +21,7 @@ from asyncstate.errors import OperatorError, StoreError
 from asyncstate.execution.bundle_reads import BundleReads
 from asyncstate.execution.completions import Completion
 from asyncstate.execution.controller import AsyncStatistics, ExecutionController
+from asyncstate.execution.failed_rows import GuardedRecord
 from asyncstate.execution.in_flight import InFlightRecords
 from asyncstate.execution.io_policy import AdaptiveReads
 from asyncstate.execution.outside_calls import OutsideCall, OutsideCalls
@@ -137,6 +138,11 @@ class AsyncExecutionController(ExecutionController):
         if self._unhandled:
             self.failures.raise_for(record)
         record.out = None
+
+    def submit_guarded(self, record: GuardedRecord) -> None:
+        """See ``ExecutionController``. Its rows are kept until it has ended."""
+        self._mailbox.take(record)
+        self._after_submit()
 
     def _after_submit(self) -> None:
         """Send reads that are due and wait while the limits are reached."""

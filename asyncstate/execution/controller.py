@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 from asyncstate.durations import Seconds
 from asyncstate.errors import FutureStateError, StateAccessError
+from asyncstate.execution.failed_rows import GuardedRecord
 from asyncstate.execution.outside_calls import CallStatistics, OutsideCall, OutsideCalls
 from asyncstate.execution.prefetch import ComingRows
 from asyncstate.execution.record import AnyRow, Record
@@ -155,6 +156,11 @@ class ExecutionController(StateBackend):
     @abstractmethod
     def submit(self, record: Record) -> None:
         """Accept a record; it runs now or when its key is free. Raises OperatorError if any record failed."""
+
+    @abstractmethod
+    def submit_guarded(self, record: GuardedRecord) -> None:
+        """Like ``submit``; if the record fails, its row goes to the side output of errors instead of its output. Raises
+        OperatorError if it has changed state before."""
 
     @abstractmethod
     def drain(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
+from asyncstate.execution.failed_rows import GuardedRecord
 from asyncstate.execution.record import AnyRow, Record
 from asyncstate.execution.record_failures import Failures, throw_into
 from asyncstate.futures import PENDING
@@ -129,6 +130,9 @@ class InFlightRecords:
         # Only the record's own callbacks could complete it, and none will run any more.
         if returned is not None and returned._state == PENDING:
             raise self._failures.never(record, "returned")
+        if record.error is not None:
+            assert isinstance(record, GuardedRecord)
+            record.out = [self._failures.failed_row(record)]
         self.in_flight -= 1
         record.pending = -1
         following = record.following

@@ -86,6 +86,8 @@ class Record:
     """One row, timer or watermark on its way through an operator."""
 
     may_write_broadcast: ClassVar[bool] = False
+    error: BaseException | None = None
+    """Why the row goes to the side output of rows that failed; None: it does not."""
 
     __slots__ = (
         "coroutine",
@@ -159,6 +161,10 @@ class Record:
     def timers(self) -> Timers:
         """Timers of this record's key."""
         return self.frame.timers
+
+    def accepts(self, error: BaseException) -> bool:
+        """Whether ``error`` is kept in ``error`` and does not fail the micro-batch."""
+        return False
 
     def emit(
         self, *values: Any, kind: RowKind = RowKind.INSERT, output: str | None = None, **columns: Any

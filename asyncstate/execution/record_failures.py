@@ -19,9 +19,10 @@ import pyarrow as pa
 from asyncstate.errors import AsyncStateError, FutureStateError, OperatorError, StoreError
 from asyncstate.execution.callbacks import Given, function_given, step_of
 from asyncstate.execution.completions import Outstanding
+from asyncstate.execution.failed_rows import CHANGED_HINT, GuardedRecord
 from asyncstate.execution.outside_calls import OutsideCall
 from asyncstate.execution.reads import ListGet
-from asyncstate.execution.record import Record
+from asyncstate.execution.record import Record, SideRow
 from asyncstate.futures import StateFuture
 from asyncstate.state.keyed.state_context import StateContext
 from asyncstate.state.timers import DueTimer
@@ -82,8 +83,15 @@ class Failures:
 
     def _raise_unless_handled(self, future: StateFuture[Any], record: Record | None) -> None:
         error = future.exception()
-        if error is not None and not future.failure_observed:
-            self.raise_named(error, record)
+        if error is None or future.failure_observed or (record is not None and record.accepts(error)):
+            return
+        self.raise_named(error, record)
+
+    def failed_row(self, record: GuardedRecord) -> SideRow:
+        """The row for the side output of one that failed. Raises OperatorError if it has changed anything."""
+        if record.changed and record.error is not None:
+            self.raise_named(record.error, record, CHANGED_HINT)
+        return record.failed_row()
 
     # -- names --------------------------------------------------------------------------------------------
 
@@ -95,8 +103,9 @@ class Failures:
         """Remember that ``error`` is of the outside call of a function called ``name``."""
         self._subjects.append((error, f"call of {name}"))
 
-    def raise_named(self, error: BaseException, record: Record | None) -> NoReturn:
-        """Raise ``error`` as an OperatorError or StoreError that says where it happened; once named, unchanged."""
+    def raise_named(self, error: BaseException, record: Record | None, hint: str = "") -> NoReturn:
+        """Raise ``error`` as an OperatorError or StoreError that says where it happened; once named, unchanged.
+        ``hint``: a sentence on what to do."""
         if error is self._named:
             raise error
         store = isinstance(error, StoreError)
@@ -110,7 +119,7 @@ class Failures:
                 ),
                 error,
             )
-        hint = f"{AWAIT_HINT[0].upper()}{AWAIT_HINT[1:]}. " if _looked_for_a_loop(error) else ""
+        hint = f"{AWAIT_HINT[0].upper()}{AWAIT_HINT[1:]}. " if _looked_for_a_loop(error) else hint
         hint = _ARRAY_HINT if _beyond_an_array(error) else hint
         self._raise(
             OperatorError(

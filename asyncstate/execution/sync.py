@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from asyncstate.errors import OperatorError
 from asyncstate.execution.controller import ExecutionController
+from asyncstate.execution.failed_rows import GuardedRecord
 from asyncstate.execution.outside_calls import OutsideCall
 from asyncstate.execution.record import Record
 from asyncstate.execution.record_failures import throw_into
@@ -33,6 +34,14 @@ class SyncExecutionController(ExecutionController):
         if self._unhandled:
             self.failures.raise_for(record)
         record.out = None
+
+    def submit_guarded(self, record: GuardedRecord) -> None:
+        """Submit a record whose row goes to the side output of errors if it fails."""
+        outputs = self.outputs
+        begin = len(outputs)
+        self.submit(record)
+        if record.error is not None:
+            outputs[begin:] = [self.failures.failed_row(record)]
 
     def drain(self) -> None:
         """Nothing is ever in flight."""

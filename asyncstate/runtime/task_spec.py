@@ -18,7 +18,9 @@ import pyarrow as pa
 
 from asyncstate.changelog import Changelog, late_changes
 from asyncstate.config import Config
-from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator, OutputSpec
+from asyncstate.errors import SchemaError
+from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator, OutputSpec, RecordOperator
+from asyncstate.specs import ERRORS_OUTPUT, with_error_columns
 from asyncstate.storage import OperatorManifest, PartitionManifest, StateSpec
 
 
@@ -109,12 +111,49 @@ def unpack_records(data: bytes) -> list[CommitRecord]:
     return msgspec.json.decode(data, type=list[CommitRecord])
 
 
-def with_late_changes(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
-    """``output`` whose side outputs for late rows have the inputs' changelog properties: the framework emits these rows
-    unchanged."""
+def sends_errors(operator: Operator) -> bool:
+    """Whether rows that fail go to the side output of errors."""
+    return isinstance(operator, RecordOperator) and operator.errors == "output"
+
+
+def with_own_outputs(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
+    """``output`` with what the framework itself emits: side outputs for late rows have the inputs' changelog
+    properties, since these rows are emitted unchanged; rows that fail get a side output.
+
+    Raises SchemaError if rows that fail cannot have one.
+    """
+    if isinstance(operator, RecordOperator):
+        output = _with_errors(operator, inputs, output)
+    elif getattr(operator, "errors", None) == "output":
+        raise SchemaError(
+            f"{type(operator).__name__}: errors='output' is not possible here: a bundle is processed as a whole, so "
+            "that no single row fails; use a RecordOperator, or emit such rows to a side output"
+        )
     late: dict[str, list[Changelog]] = {}
     for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False):
         if name is not None and name in output.side_outputs:
             late.setdefault(name, []).append(spec.changes)
     known = {name: late_changes(found) for name, found in late.items()}
     return replace(output, side_changes={**output.side_changes, **known}) if late else output
+
+
+def _with_errors(operator: RecordOperator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
+    owner = type(operator).__name__
+    if operator.errors not in ("fail", "output"):
+        raise SchemaError(f"{owner}: errors is {operator.errors!r}; choose 'fail' or 'output'")
+    if operator.errors == "fail":
+        return output
+    keyed = [spec for spec in inputs if not spec.broadcast]
+    problem = ""
+    if operator.stateless:
+        problem = "without state there are no side outputs; leave stateless = True out"
+    elif len(keyed) > 1:
+        problem = f"its {len(keyed)} inputs have different columns; give errors='fail', or union them before"
+    elif keyed[0].changelog:
+        problem = f"{keyed[0].name} is a changelog, whose rows need each other; give errors='fail', or insert-only rows"
+    elif ERRORS_OUTPUT in output.side_outputs:
+        problem = f"it has a side output '{ERRORS_OUTPUT}' of its own; rename that"
+    if problem:
+        raise SchemaError(f"{owner}: errors='output' is not possible here: {problem}")
+    columns = with_error_columns(owner, keyed[0].schema)
+    return replace(output, side_outputs={**output.side_outputs, ERRORS_OUTPUT: columns})

@@ -21,7 +21,8 @@ from pyspark.sql.types import StructType
 from asyncstate.changelog import ChangelogMode
 from asyncstate.clock import Clock, SystemClock
 from asyncstate.config import Config, own_settings, resolve
-from asyncstate.dataflow import NodeMetrics, Stream, draw, explain
+from asyncstate.dataflow import Dataflow, Node, NodeMetrics, Stream, draw, explain
+from asyncstate.dataflow.graph import Facts
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
 from asyncstate.driver.chain import RunPartition
@@ -58,13 +59,13 @@ from asyncstate.spark.task_errors import own_mark, restore
 from asyncstate.tracebacks import from_users_code
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark import StatusTracker
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from asyncstate.changelog import Changelog
     from asyncstate.codec import SchemaLike
+    from asyncstate.dataflow.sample import Sample
     from asyncstate.lookups import Lookup
     from asyncstate.spark.kafka import KafkaStream, MessageFormat, SchemaRegistry
     from asyncstate.spark.kafka.job_source import OnMalformed
@@ -134,7 +135,7 @@ class StreamingJob:
                 "of Spark 4.0 or newer; leave the key out"
             )
         self._executor = SparkExecutor(spark, _run, self.config.executor)
-        self._graph: JobGraph[DataFrame] = JobGraph(self._executor)
+        self._graph: JobGraph[DataFrame] = JobGraph(self._executor, Dataflow(self._facts_of, self._sample_of))
         frame = JobFrame(
             job_id=self._ledger.job_id,
             checkpoint=self._ledger.place,
@@ -143,7 +144,7 @@ class StreamingJob:
             executor=self._executor,
         )
         self._driver = JobDriver(frame, self._ledger, _clock or SystemClock(), on_progress, MicroBatch)
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "options": given,
             "name": name,
             "first_batch_id": first_batch_id,
@@ -431,7 +432,7 @@ class StreamingJob:
 
             latest = self._ledger.latest()
             committed = None if latest is None else latest.operators.keys()
-            self._statements = JobSql(self._spark, self._ledger.files, self._facts_of, committed, self._plans)
+            self._statements = JobSql(self._spark, self._ledger.files, committed, self._plans)
             flow = self._graph.flow
             for node in flow.sources:
                 if node.name in self._readable:
@@ -441,9 +442,42 @@ class StreamingJob:
                     self._statements.source(node.name, stream, self._sources.shape_of(node.name))
         return self._statements
 
-    def _facts_of(self, stream: Stream) -> tuple[pa.Schema, Changelog]:
+    def _facts_of(self, node: Node) -> Facts:
         with self._driver.dry_run() as batch:
-            return self._graph.facts_of(stream.node, batch)
+            return self._graph.facts_of(node, batch)
+
+    def _sample_of(self, node: Node, given: Mapping[str, Any], limit: int) -> Sample:
+        from asyncstate.spark.sample import sample_of
+
+        options = {
+            **self._arguments["options"],
+            "async-state.executor": "local",
+            "async-state.parallelism": 1,
+        }
+
+        def run(folder: str, *given: Any) -> Mapping[Node, Changelog]:
+            return StreamingJob(
+                self._spark, None, {**options, "async-state.checkpoint-dir": folder}, self.name
+            )._run_once(*given)
+
+        return sample_of(node, given, limit, self._sources, self._graph.initial, run)
+
+    def _run_once(
+        self,
+        flow: Dataflow,
+        shapes: Mapping[str, DataFrame],
+        initial: Mapping[str, Any],
+        rows: Mapping[str, DataFrame],
+    ) -> Mapping[Node, Changelog]:
+        """Become the job of ``flow``, whose sources have the columns of ``shapes``, process ``rows`` and finish.
+        Returns the changelog properties of its nodes. Raises JobError."""
+        self._graph.take(flow, shapes, initial)
+        self.check()
+        of_batch: list[Mapping[str, DataFrame]] = [rows, shapes]
+        self._function = lambda df, batch: self._graph.run(of_batch[batch.batch_id], batch)
+        for number, last in enumerate((False, True)):
+            self._run(next(iter(shapes.values())), number, final=last)
+        return self._graph.changes
 
     def check(self) -> None:
         """Raise JobError with all errors of the job's graph; no row is read. ``start`` calls it too."""

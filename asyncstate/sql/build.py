@@ -19,9 +19,11 @@ from asyncstate import operators as ops
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.codec import check_key_type, read_type
 from asyncstate.dataflow import Stream
+from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.dataflow.changelog_inference import node_changes, operator_changes
 from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operator import InputSpec, Operator, OutputSpec
+from asyncstate.relational.calls import aggregate_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
@@ -31,16 +33,6 @@ from asyncstate.sql.rules import WINDOW_COLUMNS, retained
 from asyncstate.state.expiring.ttl import Ttl
 
 _FOUND: Final = "__found"
-_NAMED: Final = {"sum": "sum_", "max": "max_", "min": "min_", "rank": "rank_"}
-_PLACED: Final[Mapping[str, Callable[..., ops.Aggregate]]] = {
-    "first_in_frame": lambda column, ignore: ops.nth_value(column, ignore_nulls=ignore),
-    "last_in_frame": lambda column, ignore: ops.nth_value(column, from_last=True, ignore_nulls=ignore),
-    "lag": lambda column, distance, default, ignore: ops.lag(column, distance, default, ignore_nulls=ignore),
-    "lead": lambda column, distance, default, ignore: ops.lead(
-        column, distance, default, ignore_nulls=ignore
-    ),
-    "nth_value": lambda column, n, ignore: ops.nth_value(column, n, ignore_nulls=ignore),
-}
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,7 @@ class Builder:
         texts = [
             _as(own, column.name) if own is not None else f"{text} AS {quoted(column.name)}"
             for text, column in zip(node.texts, node.columns, strict=True)
-            for own in [ir.column_of(text)]
+            for own in [column_of(text)]
         ]
         if texts == [quoted(name) for name in given.facts.schema.names]:
             return given
@@ -477,10 +469,7 @@ def _spread(given: Built) -> tuple[str, ...]:
 
 
 def _declared(call: ir.Call) -> ops.Aggregate:
-    make = _PLACED.get(call.function) or getattr(ops, _NAMED.get(call.function, call.function))
-    found: ops.Aggregate = make(*call.columns, *call.numbers)
-    found = found.distinct() if call.distinct else found
-    found = found.where(call.where) if call.where is not None else found
+    found = aggregate_of(call.function, call.columns, call.numbers, distinct=call.distinct, where=call.where)
     return found.alias(call.name)
 
 

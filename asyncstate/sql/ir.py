@@ -17,7 +17,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 FORMAT: Final = 2
-_WORDS: Final = ("null", "true", "false", "current_date")
 
 
 @dataclass(frozen=True)
@@ -319,14 +318,6 @@ def _value(name: str, value: Any) -> Any:
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def column_of(text: str) -> str | None:
-    """The column that an expression is, if it is nothing else."""
-    if text.startswith("`") and text.endswith("`"):
-        name = text[1:-1]
-        return name.replace("``", "`") if "`" not in name.replace("``", "") else None
-    return text if text.isidentifier() and text.lower() not in _WORDS else None
 
 
 class Named:

@@ -7,8 +7,8 @@ text is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -37,19 +37,17 @@ _PLANS: Final = "sql/"
 
 
 class JobSql:
-    """The tables and statements of one job. ``facts_of``: checks the graph and returns the columns and changelog
-    facts of a stream. ``committed``: the uids whose state the checkpoint has, None if it has none. ``plans``: the text
-    of compiled statements, which are run instead of compiling any."""
+    """The tables and statements of one job. ``committed``: the uids whose state the checkpoint has, None if there is
+    none. ``plans``: the text of compiled statements, which are run instead of compiling any."""
 
     def __init__(
         self,
         spark: SparkSession,
         files: CheckpointFiles,
-        facts_of: Callable[[Stream], Any],
         committed: Collection[str] | None,
         plans: str | None,
     ) -> None:
-        self._files, self._facts_of = files, facts_of
+        self._files = files
         self._stored = {name: files.get_bytes(name) for name in files.list(_PLANS)}
         stored = [Compiled.from_json(text.decode()) for text in self._stored.values() if is_readable(text)]
         # Others are compiled again.
@@ -87,7 +85,7 @@ class JobSql:
             raise SqlError(
                 f"'{stream.node.name}' is a source, and known by that name; use it in the statement"
             )
-        schema, changes = self._facts_of(stream)
+        schema, changes = stream._flow.facts_of(stream.node)
         times = stream.node.times
         event_time = times.event_time if times.event_time in schema.names else None
         has_delay, has_sequence = times.watermark_delay is not None, bool(times.sequence)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from asyncstate.changelog import ROW_KIND_COLUMN
+from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
@@ -388,7 +389,7 @@ class Reader:
             return None
         added: dict[str, tuple[str, str]] = {}
         text = self._typed(value, self.text(value, read.names))
-        column = ir.column_of(text)
+        column = column_of(text)
         if column is None:
             column = self.fresh("compared")
             added[column] = text, type_of(value)

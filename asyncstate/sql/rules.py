@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 
@@ -48,7 +49,7 @@ def _merged(node: ir.Project, picked: list[str], alone: bool) -> ir.Node:
 def picked_columns(node: ir.Project) -> list[str] | None:
     """The columns that a projection picks, if it does nothing else."""
     known = set(node.inputs[0].names)
-    found = [ir.column_of(text) for text in node.texts]
+    found = [column_of(text) for text in node.texts]
     return [one for one in found if one is not None] if known.issuperset(found) else None
 
 
@@ -70,11 +71,11 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
             given = replace(one, inputs=(given,), columns=given.columns)
             continue
         texts = dict(zip(one.columns, one.texts, strict=True))
-        picked = {column.name: ir.column_of(text) for column, text in texts.items()}
-        kept = {column: text for column, text in texts.items() if ir.column_of(text) not in windows}
+        picked = {column.name: column_of(text) for column, text in texts.items()}
+        kept = {column: text for column, text in texts.items() if column_of(text) not in windows}
         column = ir.Column(time, given.type_of(time))
         kept.setdefault(column, quoted(time))
-        if len({one.name for one in kept}) < len(kept) or ir.column_of(kept[column]) != time:
+        if len({one.name for one in kept}) < len(kept) or column_of(kept[column]) != time:
             return None
         if any(name in text for name in windows for text in kept.values()):
             return None
@@ -116,7 +117,7 @@ def event_time_source(node: ir.Node, column: str) -> tuple[str, str] | None:
     """The source and the column there that ``column`` is, if rows come from it without an operator."""
     while not isinstance(node, ir.Scan):
         if isinstance(node, ir.Project):
-            below = ir.column_of(node.texts[node.names.index(column)])
+            below = column_of(node.texts[node.names.index(column)])
         else:
             below = column if isinstance(node, ir.Filter) else None
         if below is None or below not in node.inputs[0].names:

@@ -34,8 +34,10 @@ from asyncstate.dataflow import (
     explain,
 )
 from asyncstate.dataflow.changelog_inference import node_changes, operator_changes, source_changes
+from asyncstate.dataflow.graph import Facts, caller
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
-from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, watermark_sources
+from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, upstream_of, watermark_sources
+from asyncstate.dataflow.sample import Sample
 from asyncstate.display import html_table, time_text
 from asyncstate.durations import Duration, microseconds
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
@@ -130,13 +132,13 @@ class PipelineHarness:
         """Build the dataflow as it is declared, its operators over the states ``saved`` by uid; ``stored``: those that
         have any. Raises JobError."""
         sources = self._declared_sources
-        self.flow = Dataflow()
+        self.flow = Dataflow(self._facts_of, self._sample_of)
         self._starts = {name: one.initial for name, one in sources.items() if one.initial is not None}
         self._initial: dict[Node, pa.RecordBatch] = {}
-        self._pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
         self._operators: dict[str, OperatorHarness] = {}
         self.changes: dict[Node, Changelog] = {}
         """The changelog facts of each node's rows."""
+        self._pipeline(**{name: self._declared(name, source) for name, source in sources.items()})
         self._schemas = self._opened(saved)
         choice = resolve(self._settings["options"], {}).unclaimed_state
         superseded = self.flow.superseded - self._operators.keys()
@@ -357,6 +359,61 @@ class PipelineHarness:
             raise JobError("\n  ".join(["the dataflow cannot run:", *problems]))
         return {node: rows.schema for node, rows in found.items() if rows is not None}
 
+    def _facts_of(self, node: Node) -> Facts:
+        """The columns and changelog facts of a node's rows, with operators that are closed again."""
+        kept = self._operators, self.changes
+        self._operators, self.changes = {}, {}
+        found: dict[Node, pa.RecordBatch] = {}
+        try:
+            for one in upstream_of(node):
+                try:
+                    found[one] = self._empty(one, [found[given] for given in one.inputs], {})
+                except AsyncStateError as error:
+                    what = f"the rows of '{node.name}' are not known, because of an error upstream:"
+                    raise JobError(f"{what}\n  {one.problem(str(error))}") from error
+            fields = [field for field in found[node].schema if field.name != ROW_KIND_COLUMN]
+            return pa.schema(fields), self.changes[node]
+        finally:
+            self.close()
+            self._operators, self.changes = kept
+
+    def _sample_of(self, node: Node, given: Mapping[str, Any], limit: int) -> Sample:
+        """See ``Stream.show``: what another harness makes of these rows."""
+        nodes = upstream_of(node)
+        changelogs = {one.name: one.changelog for one in nodes if isinstance(one, Source)}
+        own = list(changelogs)
+        missing = [name for name in own if name not in given and self._declared_sources[name].initial is None]
+        unknown = [name for name in given if name not in own]
+        if missing or unknown:
+            what = f"no rows of source '{missing[0]}'" if missing else f"rows of '{unknown[0]}'"
+            raise JobError(
+                f"{caller()}: show got {what}; give the rows of each source by its name, ({', '.join(own)}): "
+                f"show({{'{own[0]}': [...]}})"
+            )
+
+        def again(**streams: Stream) -> None:
+            flow = next(iter(streams.values()))._flow
+            flow.nodes = [*nodes, Sink(name="show", place=caller(), inputs=(node,), sink=_nowhere)]
+
+        sources = {name: self._declared_sources[name] for name in own}
+        settings = {name: self._settings[name] for name in ("async_enabled", "options", "tuning")}
+        with PipelineHarness(again, sources, spark=self._spark, **settings) as harness:
+            counts = dict[str, int]()
+            for name in own:
+                source, rows = sources[name], _given_rows(given.get(name, []))
+                kinds = changelogs[name]
+                batch = initial_rows(f"source '{name}'", rows, source.schema, kinds)
+                names = source.schema.names
+                texts = batch.column(ROW_KIND_COLUMN).to_pylist() if kinds else None
+                harness.push(name, batch.select(names), kinds=texts)
+                counts[name] = batch.num_rows + len(source.initial or ())
+            found = [*harness.end_batch()["show"], *harness.finish()["show"]]
+            schema, changes = harness._schemas[node], harness.changes[node]
+        columns = [field for field in schema if field.name != ROW_KIND_COLUMN]
+        made = record_batch([row[1:] for row in found], pa.schema(columns), "show")
+        made = made.append_column(_KIND, pa.array([row[0] for row in found], pa.string()))
+        return Sample(pa.Table.from_batches([made]), changes, counts, MAX_WATERMARK)
+
     def _empty(
         self, node: Node, inputs: Sequence[pa.RecordBatch], saved: Mapping[str, Path]
     ) -> pa.RecordBatch:
@@ -556,6 +613,16 @@ class PipelineHarness:
             operator = self._operators[uid]
             self._operators[uid] = operator.restore(snapshot, **changes)
             operator.close()
+
+
+def _nowhere(rows: Any, batch_id: int) -> None:
+    """A harness gives its sinks no rows."""
+
+
+def _given_rows(given: Any) -> Any:
+    """Rows as a harness takes them, of a table or of a DataFrame."""
+    given = given.toArrow() if callable(getattr(given, "toArrow", None)) else given
+    return given.combine_chunks().to_batches()[0] if isinstance(given, pa.Table) and len(given) else given
 
 
 def _started_at(committed: Manifest | None) -> int:

@@ -1,1 +1,1 @@
-"""TPC-H over tables that change: its queries kept up to date, beside computing them anew."""
+"""TPC-H over tables that change: its queries kept up to date, compared with computing them again."""

@@ -1,4 +1,4 @@
-"""``python -m bench tpch``: queries kept up to date by ``job.sql``, beside Spark's batch engine over all rows.
+"""``python -m bench tpch``: queries kept up to date by ``job.sql``, compared with Spark's batch engine over all rows.
 
 Owns: ``measure``.
 Invariant: both sides are Spark on the same cores in one session; the net of what was emitted equals the batch engine's
@@ -35,8 +35,8 @@ _COLUMNS = (
     Column("first s", "first_s"),
     Column("kept ms", "kept_s", ms),
     Column("CPU ms", "kept_cpu_s", ms),
-    Column("anew ms", "anew_s", ms),
-    Column("CPU ms", "anew_cpu_s", ms),
+    Column("again ms", "again_s", ms),
+    Column("CPU ms", "again_cpu_s", ms),
     Column("times quicker", "quicker", times, ""),
     Column("by CPU", "quicker_cpu", times),
     Column("changed rows", "changed_rows", short),
@@ -44,8 +44,8 @@ _COLUMNS = (
     Column("state MiB", "state_bytes", mib),
 )
 _NOTE = (
-    "first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit; anew: the same "
-    "query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"
+    "first: the micro-batch with all rows; kept: a later one, with the changes, from trigger to commit; again: the "
+    "same query by Spark's batch engine over all rows; changed: rows emitted in a later micro-batch; medians"
 )
 
 
@@ -67,7 +67,7 @@ def tpch(
         bool, typer.Option("--async-state.enabled/--no-async-state.enabled", help="Async state, or sync.")
     ] = True,
 ) -> None:
-    """Keep the queries of TPC-H up to date, and compare with computing each of them anew by Spark."""
+    """Keep the queries of TPC-H up to date, and compare with computing each of them again by Spark."""
     texts = queries({**PARAMETERS, "q11": {"share": f"{0.0001 / scale:.10f}"}})
     asked = chosen(names, texts, "--queries")
     report.tell("writing the tables and their changes")
@@ -82,7 +82,7 @@ def tpch(
         lost = [row.name for row in report.rows if row.facts.get("quicker", 1) < 1]
         report.say(
             f"geometric mean of {len(found)} queries: {times(statistics.geometric_mean(found))} quicker; "
-            f"slower than computing anew: {', '.join(lost) or 'none'}"
+            f"slower than computing again: {', '.join(lost) or 'none'}"
         )
 
 
@@ -94,12 +94,12 @@ def measure(
     for table in KEYS:
         spark.read.parquet(str(files.last / f"{table}.parquet")).createOrReplaceTempView(table)
     rounds = files.micro_batches - 1
-    anew = [_timed(lambda: _noop(spark.sql(sql))) for _ in range(rounds)][_WARM_UP:]
+    again = [_timed(lambda: _noop(spark.sql(sql))) for _ in range(rounds)][_WARM_UP:]
     spark.sql(sql).write.parquet(str(folder / "expected"))
-    facts["anew_s"], facts["anew_cpu_s"] = medians(anew, scale=1)
-    facts["quicker"] = facts["anew_s"] / facts["kept_s"]
-    if facts["kept_cpu_s"] and facts["anew_cpu_s"]:
-        facts["quicker_cpu"] = facts["anew_cpu_s"] / facts["kept_cpu_s"]
+    facts["again_s"], facts["again_cpu_s"] = medians(again, scale=1)
+    facts["quicker"] = facts["again_s"] / facts["kept_s"]
+    if facts["kept_cpu_s"] and facts["again_cpu_s"]:
+        facts["quicker_cpu"] = facts["again_cpu_s"] / facts["kept_cpu_s"]
     with duckdb.connect() as connection:
         expected = f"SELECT * FROM read_parquet('{folder}/expected/*.parquet')"
         found = compare(connection, expected, folder / "sink")

@@ -149,7 +149,14 @@ PAGES = (
         "dataflow",
         first=("StreamingJob", "MicroBatch", "apply_batch", "build_session"),
     ),
-    Page("stream", "Streams of a job", "asyncstate.dataflow", "dataflow", names=("Stream",)),
+    Page(
+        "stream",
+        "Streams of a job",
+        "asyncstate.dataflow",
+        "dataflow",
+        names=("Stream",),
+        besides=("asyncstate.relational.Grouped", "asyncstate.relational.Over"),
+    ),
     Page("sources", "Sources", "asyncstate.spark.sources", "sources"),
     Page("sinks", "Sinks", "asyncstate.spark.sinks", "sinks"),
     Page("lookups", "Places to look up", "asyncstate.lookups", "operators/lookup"),
@@ -168,6 +175,8 @@ ALIASES = {
     "Delay": "asyncstate.runtime.declarations.declared_inputs",
     "SequenceBy": "asyncstate.runtime.declarations.declared_inputs",
     "OrderBy": "operators.core.sort_orders",
+    "Ordering": "asyncstate.relational.chain",
+    "Window": "asyncstate.relational.chain",
     "Ttl": "asyncstate.state.expiring.ttl",
     "Duration": "asyncstate.durations",
     "Seconds": "asyncstate.durations",
@@ -191,7 +200,9 @@ Names that the signatures use for what an argument may be. They are not imported
 
 """
 
-MADE_BY_US = re.compile(r"asyncstate\.state\.\w+\.\w+State|StateFuture|StateIterator|MicroBatch|Stream$")
+MADE_BY_US = re.compile(
+    r"asyncstate\.state\.\w+\.\w+State|StateFuture|StateIterator|MicroBatch|Stream$|Grouped$|Over$"
+)
 """Classes that a user gets and does not make: their constructors say nothing."""
 
 INDEX = """\

@@ -33,6 +33,7 @@ from asyncstate.functions import (
 )
 from asyncstate.operator import (
     InputSpec,
+    OnError,
     OperatorContext,
     OutputSpec,
     RecordContext,
@@ -61,6 +62,8 @@ class KeyedMap(_PlainOperator):
     Rows have the kind of the row they come from; a changelog is accepted if the function's ``accepts_changelog``
     is True: the same row must then always give the same result, so that it can be retracted.
 
+    ``errors="output"``: rows for which the function raises go to the side output ``errors``; see ``RecordOperator``.
+
     >>> from asyncstate.testing import OperatorHarness
     >>> lengths = KeyedMap(lambda row: (row.word, len(row.word)), "word string, length bigint")
     >>> with OperatorHarness(lengths, "word string", ["word"]) as harness:
@@ -72,8 +75,14 @@ class KeyedMap(_PlainOperator):
     function_type: ClassVar[type[Function]] = MapFunction
     plain_method = "map"
 
-    def __init__(self, function: MapFunction | Callable[[Row], Any], output: SchemaLike | OutputSpec) -> None:
-        super().__init__(function, output)
+    def __init__(
+        self,
+        function: MapFunction | Callable[[Row], Any],
+        output: SchemaLike | OutputSpec,
+        *,
+        errors: OnError = "fail",
+    ) -> None:
+        super().__init__(function, output, errors=errors)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """Handle one row."""
@@ -83,16 +92,21 @@ class KeyedMap(_PlainOperator):
 class KeyedFlatMap(_PlainOperator):
     """Any number of rows of ``output`` for each row: ``function`` is a FlatMapFunction or a plain function of the row.
 
-    It returns an iterable of rows, a generator, a StateIterator, a future of one, or None. Kinds as with ``KeyedMap``.
+    It returns an iterable of rows, a generator, a StateIterator, a future of one, or None. Kinds and ``errors`` as with
+    ``KeyedMap``.
     """
 
     function_type: ClassVar[type[Function]] = FlatMapFunction
     plain_method = "flat_map"
 
     def __init__(
-        self, function: FlatMapFunction | Callable[[Row], Any], output: SchemaLike | OutputSpec
+        self,
+        function: FlatMapFunction | Callable[[Row], Any],
+        output: SchemaLike | OutputSpec,
+        *,
+        errors: OnError = "fail",
     ) -> None:
-        super().__init__(function, output)
+        super().__init__(function, output, errors=errors)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """Handle one row."""
@@ -102,14 +116,14 @@ class KeyedFlatMap(_PlainOperator):
 class KeyedFilter(_PlainOperator):
     """The rows for which ``function``, a FilterFunction or a plain function of the row, returns True.
 
-    Output: the input's columns. Kinds as with ``KeyedMap``.
+    Output: the input's columns. Kinds and ``errors`` as with ``KeyedMap``.
     """
 
     function_type: ClassVar[type[Function]] = FilterFunction
     plain_method = "filter"
 
-    def __init__(self, function: FilterFunction | Callable[[Row], Any]) -> None:
-        super().__init__(function, None)
+    def __init__(self, function: FilterFunction | Callable[[Row], Any], *, errors: OnError = "fail") -> None:
+        super().__init__(function, None, errors=errors)
 
     def _changes(self, inputs: Sequence[InputSpec]) -> Changelog:
         return inputs[0].changes.filtered(None)
@@ -134,7 +148,7 @@ class KeyedReduce(FunctionOperator):
     ``function`` is a ReduceFunction or a plain function of two rows. Output: the input's columns, and for each row of
     the input one row ``+I`` with the current value. With ``changelog=True`` the value is updated instead: ``+I`` first,
     then ``-U`` of the old and ``+U`` of the new value; nothing when they are equal. The input must be insert-only: a
-    reduced row cannot be retracted.
+    reduced row cannot be retracted. ``errors`` as with ``KeyedMap``.
 
     State: ``_reduced``, a row of the input's columns for each key, kept forever.
 
@@ -153,9 +167,13 @@ class KeyedReduce(FunctionOperator):
     takes_rows_back = False
 
     def __init__(
-        self, function: ReduceFunction | Callable[[Row, Row], Any], *, changelog: bool = False
+        self,
+        function: ReduceFunction | Callable[[Row, Row], Any],
+        *,
+        changelog: bool = False,
+        errors: OnError = "fail",
     ) -> None:
-        super().__init__(function, None)
+        super().__init__(function, None, errors=errors)
         self.changelog = changelog
 
     def _changes(self, inputs: Sequence[InputSpec]) -> Changelog:
@@ -200,7 +218,8 @@ class KeyedProcess(_TimedOperator):
     """Runs a KeyedProcessFunction: rows, timers, ``ctx.emit``. ``output``: the columns of the emitted rows.
 
     ``side_outputs``: further outputs by name, for ``ctx.emit(..., output=name)``. ``late_output``, with ``order_by`` of
-    the input: the side output for rows that arrive too late for the order, which are dropped otherwise.
+    the input: the side output for rows that arrive too late for the order, which are dropped otherwise. ``errors`` as
+    with ``KeyedMap``; a failing ``on_timer`` fails the micro-batch.
     """
 
     function_type: ClassVar[type[Function]] = KeyedProcessFunction
@@ -214,8 +233,9 @@ class KeyedProcess(_TimedOperator):
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
+        errors: OnError = "fail",
     ) -> None:
-        super().__init__(function, output, side_outputs, late_output)
+        super().__init__(function, output, side_outputs, late_output, errors)
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         """Handle one row."""
@@ -288,7 +308,7 @@ class CoProcess(_TimedOperator):
 class BroadcastProcess(_TimedOperator):
     """Runs a KeyedBroadcastProcessFunction over a keyed input (0) and a broadcast input (1, without a key).
 
-    ``side_outputs`` and ``late_output``, for the keyed input, as ``KeyedProcess``.
+    ``side_outputs``, ``late_output`` and ``errors``, for the keyed input, as ``KeyedProcess``.
     """
 
     num_inputs: ClassVar[int] = 2
@@ -304,8 +324,9 @@ class BroadcastProcess(_TimedOperator):
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
+        errors: OnError = "fail",
     ) -> None:
-        super().__init__(function, output, side_outputs, late_output)
+        super().__init__(function, output, side_outputs, late_output, errors)
         self.notify_stateful_sets = function.notify_stateful_sets
 
     def process(self, row: Row, ctx: RecordContext) -> Any:

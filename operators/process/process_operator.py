@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from types import CoroutineType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import pyarrow as pa
 
@@ -22,11 +22,18 @@ from asyncstate.codec import SchemaLike, read_schema, read_schemas
 from asyncstate.errors import SchemaError
 from asyncstate.functions import Function
 from asyncstate.futures import StateFuture
-from asyncstate.operator import InputSpec, OperatorContext, OutputSpec, RecordContext, RecordOperator
+from asyncstate.operator import (
+    InputSpec,
+    OnError,
+    OperatorContext,
+    OutputSpec,
+    RecordContext,
+    RecordOperator,
+)
 from asyncstate.row_shape import RowShape
 
 from ..core.late_rows import check_late_output, check_not_own
-from ..core.operator_checks import Named
+from ..core.operator_checks import Named, check_choice
 
 Emit = Callable[[Any], None]
 """Emits one row as a function returned it."""
@@ -53,9 +60,12 @@ class FunctionOperator(Named, RecordOperator):
         output: SchemaLike | OutputSpec | None,
         side_outputs: Mapping[str, SchemaLike] | None = None,
         late_output: str | None = None,
+        errors: OnError = "fail",
     ) -> None:
         """``side_outputs``: the names for ``ctx.emit(..., output=name)`` in the function, with their columns.
-        ``late_output``: see ``late_outputs``."""
+        ``late_output``: see ``late_outputs``; ``errors``: see ``RecordOperator``."""
+        check_choice(errors, get_args(OnError), "errors", self.owner)
+        self.errors = errors
         self.function = function
         self.declared = output if isinstance(output, OutputSpec) else None
         if isinstance(output, OutputSpec):

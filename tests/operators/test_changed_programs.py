@@ -238,6 +238,7 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "output": free(TEXT, OTHER_NAME, function=_Broadcast()),
         "side_outputs": free(None, {"aside": TEXT}, function=_Broadcast(), output=TEXT),
         "late_output": free(*LATE, function=_Broadcast(), output=TEXT, harness={"order_by": ["at", None]}),
+        "errors": free("fail", "output", function=_Broadcast(), output=TEXT),
     },
     "ChangelogNormalize": {
         # What is stored has been put out: "another condition after a restart holds from then on".
@@ -324,20 +325,26 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
         "mark": free("mark", "found", kind="mark"),
         "null_aware": meaning(False, True, kind="mark", condition=R5),
     },
-    "KeyedFilter": {"function": free(lambda row: row.v > 10, lambda row: row.v < 100)},
+    "KeyedFilter": {
+        "function": free(lambda row: row.v > 10, lambda row: row.v < 100),
+        "errors": free("fail", "output", function=lambda row: row.v > 10),
+    },
     "KeyedFlatMap": {
         "function": free(lambda row: [(row.k,)], lambda row: [(row.k * 2,)], output=TEXT),
         "output": free(TEXT, OTHER_NAME, function=lambda row: [(row.k,)]),
+        "errors": free("fail", "output", function=lambda row: [(row.k,)], output=TEXT),
     },
     "KeyedMap": {
         "function": free(lambda row: (row.k,), lambda row: (row.k * 2,), output=TEXT),
         "output": free(TEXT, OTHER_NAME, function=lambda row: (row.k,)),
+        "errors": free("fail", "output", function=lambda row: (row.k,), output=TEXT),
     },
     "KeyedProcess": {
         "function": free(_Process(), _Process("new"), output=TEXT),
         "output": free(TEXT, OTHER_NAME, function=_Process()),
         "side_outputs": free(None, {"aside": TEXT}, function=_Process(), output=TEXT),
         "late_output": free(*LATE, function=_Process(), output=TEXT, harness={"order_by": "at"}),
+        "errors": free("fail", "output", function=_Process(), output=TEXT),
     },
     "KeyedReduce": {
         # The function goes on from what the one before it has stored.
@@ -347,6 +354,7 @@ DECISIONS: Mapping[str, Mapping[str, Change]] = {
             [("+I", *THEN[0]), ("+I", *THEN[1]), ("+I", *THEN[2])],
         ),
         "changelog": free(False, True, function=lambda one, other: other),
+        "errors": free("fail", "output", function=lambda one, other: other),
     },
     "Limit": {"n": meaning(2, 3), "offset": meaning(0, 1, n=2)},
     "LookupJoin": {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,23 +87,31 @@ def test_a_job_that_fails_behind_its_sinks_writes_once(
     assert marks == {("totals", "totals", BATCHES - 1), ("best", "best", BATCHES - 1)}
 
 
+def twice_some(row: Any) -> list[Any]:
+    if row.v in (5, 115):
+        raise ValueError(f"not {row.v}")
+    return [row, row] if row.v % 10 == 0 else [row]
+
+
 @ASYNC
 def test_rows_are_appended_once_and_read_by_spark(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, tmp_path: Path
 ) -> None:
-    """Into files and a database, by a job that fails behind its sinks; a changelog is refused by name."""
+    """Into files and a database, with rows that failed, by a job that fails behind its sinks; a changelog is refused by
+    name."""
     path, stream, fails = tmp_path / "log.db", source(spark, tmp_path), FailsOnce(2)
-    files, changes = str(tmp_path / "lake"), str(tmp_path / "changes")
+    files, changes, dead = (str(tmp_path / name) for name in ("lake", "changes", "dead"))
     with sqlite3.connect(path) as made:
         made.execute("CREATE TABLE log (k bigint, v bigint)")
 
     def run() -> None:
         job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
         numbers = job.source("numbers", stream)
-        doubled = KeyedFlatMap(lambda row: [row, row] if row.v % 10 == 0 else [row], "k long, v long")
+        doubled = KeyedFlatMap(twice_some, "k long, v long", errors="output")
         twice = numbers.apply(doubled, key="k", uid="twice")
         twice.to(AppendSink(ParquetTarget(files)), name="files")
         twice.to(AppendSink(SqliteTarget(path, "log")), name="log")
+        twice.output("errors").to(AppendSink(ParquetTarget(dead)), name="dead")
         counted = numbers.apply(GroupAggregate([count().alias("n")]), key="k", uid="counted")
         counted.to(AppendSink(ParquetTarget(changes), changes=True), name="changes")
         numbers.to(fails, name="fails")
@@ -110,11 +119,14 @@ def test_rows_are_appended_once_and_read_by_spark(
 
     with pytest.raises(Exception, match="behind the sinks"):
         run()
-    assert spark.read.parquet(files).count() == 3 * 33
+    assert spark.read.parquet(files).count() == 3 * 33 - 1
     run()
-    expected = sorted((v % 7, v) for v in range(30 * BATCHES) for _ in range(2 if v % 10 == 0 else 1))
+    given = [v for v in range(30 * BATCHES) if v not in (5, 115)]
+    expected = sorted((v % 7, v) for v in given for _ in range(2 if v % 10 == 0 else 1))
     with sqlite3.connect(path) as database:
         assert sorted(database.execute("SELECT k, v FROM log")) == expected
+    failed = sorted(map(tuple, spark.read.parquet(dead).collect()))
+    assert failed == [(v % 7, v, "ValueError", f"not {v}") for v in (115, 5)]
     found = spark.read.parquet(files)
     assert found.columns == ["k", "v"]
     assert sorted(map(tuple, found.collect())) == expected

@@ -275,9 +275,8 @@ def test_a_source_needs_a_name(name: Any) -> None:
     [
         ("filter", r"where\("),
         ("withColumn", r"with_columns\("),
-        ("groupBy", "GroupAggregate"),
-        ("show", r"to\(print\)"),
-        ("columns", "explain"),
+        ("groupBy", r"group_by\("),
+        ("printSchema", "use columns$"),
         ("nothing", "a stream has no 'nothing'$"),
     ],
 )

@@ -55,7 +55,9 @@ from asyncstate import (
     table_function,
     to_iterable,
 )
-from asyncstate.operators import GroupAggregate, Join, count, sum_, triggers
+from asyncstate.dataflow import Stream
+from asyncstate.operators import GroupAggregate, Join, asc, count, rows, sum_, triggers, tumble
+from asyncstate.relational import Grouped, Over
 from asyncstate.testing import OperatorHarness
 
 OUTPUT = pa.schema([("n", pa.int64())])
@@ -287,6 +289,28 @@ def operators() -> None:
     assert_type(triggers.purging(triggers.count(2)), Trigger)
     with OperatorHarness(grouped, OUTPUT, ["n"]) as harness:
         assert_type(harness, OperatorHarness)
+
+
+def chains(orders: Stream, customers: Stream) -> None:
+    """Relational methods return streams, by way of groups and frames."""
+    groups = orders.group_by("customer", day="date(ts)")
+    assert_type(groups, Grouped)
+    assert_type(groups.agg(count(), total=sum_("amount"), n="count(*)", uid="totals"), Stream)
+    assert_type(groups.window(tumble("1 minute")).agg(n=count()), Stream)
+    assert_type(groups.top(3, by=["amount", asc("id")], number="place"), Stream)
+    assert_type(orders.over("customer", order_by="ts DESC", frame=rows(3)), Over)
+    assert_type(orders.over(["a", "b"]).with_columns(s=sum_("amount")), Stream)
+    assert_type(orders.distinct().top(3, by="amount"), Stream)
+    assert_type(orders.join(customers, on={"customer": "id"}, how="left"), Stream)
+    assert_type(orders.join(customers, Join("left"), uid="joined", key="customer"), Stream)
+    assert_type(list(orders.columns), list[str])
+    orders.show(5)
+    orders.show({"orders": [("ann", 1)]}, changes=True)
+    orders.join(customers)  # type: ignore[call-overload]
+    orders.join(customers, Join("left"))  # type: ignore[call-overload]
+    orders.group_by(3)  # type: ignore[arg-type]
+    groups.agg(n=3)  # type: ignore[arg-type]
+    groups.window("1 minute")  # type: ignore[arg-type]
 
 
 def rate_of(country: str, day: int = 0) -> float:

@@ -31,7 +31,7 @@ from asyncstate.runtime.declarations.meaning import check_meaning
 from asyncstate.runtime.partition.task_context import TaskContext, closed_at_the_end
 from asyncstate.runtime.rows.sequence_filter import check_sequences
 from asyncstate.runtime.rows.sorted_inputs import check_ordered
-from asyncstate.runtime.task_spec import with_late_changes
+from asyncstate.runtime.task_spec import sends_errors, with_own_outputs
 from asyncstate.state.versions import without_meaning
 from asyncstate.state_backend import StateBackend, WriteBackCache
 from asyncstate.storage import OperatorManifest, StateSpec
@@ -121,6 +121,8 @@ def _pruned(uid: str, operator: Operator, inputs: tuple[InputSpec, ...]) -> tupl
             f"operator '{uid}' ({type(operator).__name__}): required_columns() has {len(required)} entries for "
             f"{len(inputs)} inputs; return one for each, None where all columns are needed"
         )
+    if sends_errors(operator):  # with all of the row's columns
+        return inputs
     return tuple(
         spec if columns is None else _with_columns(spec, columns)
         for spec, columns in zip(inputs, required, strict=True)
@@ -299,7 +301,7 @@ def bound(uid: str, operator: Operator, inputs: Sequence[InputSpec]) -> OutputSp
         returned = operator.bind(inputs)
         output = OutputSpec.of(returned)
         _check_outputs(operator, output, returned)
-        return with_late_changes(operator, inputs, output)
+        return with_own_outputs(operator, inputs, output)
     except SchemaError as error:
         if f"'{uid}'" in str(error):
             raise

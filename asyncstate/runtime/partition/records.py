@@ -7,7 +7,7 @@ ended; within a phase the records of a key run in order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -19,9 +19,11 @@ from asyncstate.execution import (
     AnyRow,
     BatchFrame,
     ExecutionController,
+    GuardedRecord,
     OutputRow,
     Record,
     SideRow,
+    keeping_errors,
 )
 from asyncstate.operator import MIN_WATERMARK, RecordOperator, Row, TimeDomain, key_type, row_type
 from asyncstate.runtime.partition.broadcast_inputs import BroadcastRows
@@ -37,6 +39,7 @@ from asyncstate.runtime.rows.prepared_rows import (
     rows_batch,
 )
 from asyncstate.runtime.task_spec import InputBatch, OutBatch, SideBatch, TaskSpec
+from asyncstate.specs import ERRORS_OUTPUT
 from asyncstate.state import DueTimer, KeyedTimers
 
 _OUTPUT_ROWS: Final = 10_000
@@ -71,6 +74,11 @@ class RecordRunner(Runner):
             controller,
             self._side_outputs,
             key_type(context.key_schema),
+        )
+        self._guards = operator.errors == "output"
+        self._process = keeping_errors(operator.process) if self._guards else operator.process
+        self._submit_record: Callable[[Record], None] = (
+            self._submit_any if self._guards else controller.submit
         )
         self._row_types: list[type[Row]] = [row_type(given.schema) for given in spec.inputs]
         self._key_values = key_values(context.key_schema.types)
@@ -121,10 +129,17 @@ class RecordRunner(Runner):
     def _submit(self, records: Iterator[Record]) -> int:
         """Submit records, each before the next one is created; returns their number."""
         count = 0
+        submit = self._submit_record
         for record in records:
-            self.controller.submit(record)
+            submit(record)
             count += 1
         return count
+
+    def _submit_any(self, record: Record) -> None:
+        if isinstance(record, GuardedRecord):
+            self.controller.submit_guarded(record)
+        else:
+            self.controller.submit(record)
 
     def _deliver_ordered(self) -> Iterator[OutBatch]:
         """Without timers, rows follow each other immediately; with timers, each waits for everything earlier."""
@@ -144,7 +159,10 @@ class RecordRunner(Runner):
     def _deliver_between_timers(self) -> Iterator[OutBatch]:
         groups, watermark = self.context.key_groups, self.spec.watermark
         timers = self._timers.between_rows(groups, watermark, self.context.page_size)
-        for count in EventTimeMerge(self.controller, self._due_rows(), timers, self._timer_record).run():
+        merge = EventTimeMerge(
+            self.controller, self._due_rows(), timers, self._timer_record, self._submit_record
+        )
+        for count in merge.run():
             self.controller.bound_writes(count)
             yield from self._outputs(_OUTPUT_ROWS)
         self._timers.end_rounds()
@@ -161,7 +179,8 @@ class RecordRunner(Runner):
         keys, key_groups, values_of_keys = self._keys(prepared)
         times: list[Any] = prepared.times.tolist() if prepared.times is not None else [None] * len(keys)
         rows = map(self._row_types[index], python_rows(prepared.batch))
-        frame, work = self._frame, self._operator.process
+        frame, work = self._frame, self._process
+        made_as = GuardedRecord if self._guards else Record
         self.keys += len(set(keys))
         groups = [group.to_bytes(_GROUP_BYTES, "big") for group in range(self.spec.max_parallelism)]
         groups_of_rows = list(map(groups.__getitem__, key_groups))
@@ -171,7 +190,7 @@ class RecordRunner(Runner):
             for start in range(0, len(keys), BLOCK_ROWS):
                 coming.at(start)
                 for key, group, values, row, kind, time in islice(made, BLOCK_ROWS):
-                    yield Record(frame, group, key, values, work, row, index, kind, time)
+                    yield made_as(frame, group, key, values, work, row, index, kind, time)
         finally:
             coming.done()
 
@@ -266,6 +285,8 @@ class RecordRunner(Runner):
         for name, rows in _rows_by_output(self.controller.take_outputs(), self._side_outputs):
             schema = self.context.output_schema if name is None else self._side_outputs[name]
             self.rows_out += len(rows)
+            if self._guards and name == ERRORS_OUTPUT:
+                self.context.counter("rows_failed").add(len(rows))
             changes = self.context.output.changes_of(name)
             batch = rows_batch(self.spec.uid, schema, rows, self._key_of, changes)
             yield batch if name is None else SideBatch(name, batch)

@@ -54,7 +54,14 @@ from asyncstate.runtime.statistics import (
     WorkerStatistics,
     sum_records,
 )
-from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch, TaskSpec, with_late_changes
+from asyncstate.runtime.task_spec import (
+    CommitRecord,
+    InputBatch,
+    OutBatch,
+    TaskSpec,
+    sends_errors,
+    with_own_outputs,
+)
 from asyncstate.state import ColumnCache
 from asyncstate.storage import (
     EmptyStore,
@@ -163,7 +170,7 @@ def _opened_context(
     context = TaskContext(
         spec.uid,
         spec.inputs,
-        with_late_changes(spec.operator, spec.inputs, OutputSpec.of(spec.operator.bind(spec.inputs))),
+        with_own_outputs(spec.operator, spec.inputs, OutputSpec.of(spec.operator.bind(spec.inputs))),
         spec.config,
         controller,
         spec.base.states if spec.base is not None else (),
@@ -173,6 +180,7 @@ def _opened_context(
         spec.previous_watermark,
         lambda state: memory.policy(spec, partition, state),
         columns,
+        sends_errors(spec.operator),
     )
     spec.operator.open(context)
     states = context.opened()

@@ -17,6 +17,7 @@ import msgspec
 
 from asyncstate.config import Config
 from asyncstate.errors import OperatorError, StateDeclarationError
+from asyncstate.execution import note_changes
 from asyncstate.flink_names import hint_for
 from asyncstate.locations import redact
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
@@ -69,8 +70,11 @@ class TaskContext:
         previous_watermark: int = MIN_WATERMARK,
         admission_of: Callable[[str], AdmissionPolicy] | None = None,
         columns: CachedColumns | None = None,
+        notes_changes: bool = False,
     ) -> None:
+        """``notes_changes``: states note in a GuardedRecord that it has changed them."""
         self.uid = uid
+        self.notes_changes = notes_changes
         self.inputs = tuple(inputs)
         self.output = output
         self.output_schema = output.schema
@@ -129,6 +133,8 @@ class TaskContext:
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))
+        if self.notes_changes:
+            note_changes(state)
         return state
 
     if not TYPE_CHECKING:  # a type checker should report missing attributes

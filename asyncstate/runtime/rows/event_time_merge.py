@@ -42,10 +42,12 @@ class EventTimeMerge:
         rows: Iterator[Record],
         timers: TimersBetweenRows,
         record_of: Callable[[DueTimer], Record],
+        submit: Callable[[Record], None],
     ) -> None:
         self._controller = controller
         self._timers = timers
         self._record_of = record_of
+        self._submit = submit
         self._rows = rows
         self._row = next(rows, None)
 
@@ -56,7 +58,7 @@ class EventTimeMerge:
                 wave = [turns.pop(0).record for turns in waiting.values()]
                 waiting = {key: turns for key, turns in waiting.items() if turns}
                 for record in wave:
-                    self._controller.submit(record)
+                    self._submit(record)
                 self._controller.drain()
                 self._put_in_order(waiting)
                 yield len(wave)

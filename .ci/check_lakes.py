@@ -1,0 +1,155 @@
+"""Do Spark's own connectors read what the sinks write into tables of Delta and Iceberg?
+
+    VENV/bin/python .ci/check_lakes.py    with a pyspark for which `CONNECTORS` has the jars
+
+Owns: the versions of the connectors. Spark downloads their jars as it does for a user, by `spark.jars.packages`. The
+tables are written by deltalake and pyiceberg in this process: upserts over several micro-batches, and appends into a
+partitioned table.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sqlite3
+import sys
+import tempfile
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+
+from asyncstate.spark.sinks import DeltaTarget, IcebergTarget
+from tests.sinks.places import Place, changes
+
+CONNECTORS = {
+    "4.0": ("io.delta:delta-spark_2.13:4.0.0", "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.1")
+}
+"""By the line of Spark. No release of both runs on Spark 4.3."""
+SQLITE = "org.xerial:sqlite-jdbc:3.46.1.3"
+EVENTS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+DAY, MOMENT = dt.date(2026, 3, 1), dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+FIRST = pa.table([[1, 2], [DAY, None], [MOMENT, None], [["a"], None]], schema=EVENTS)
+SECOND = pa.table([[3], [DAY], [MOMENT], [[]]], schema=EVENTS)
+TOTALS = [(2, "zwei", Decimal("-0.01")), (3, "three", None)]
+LOGGED = [(1, DAY, MOMENT, ["a"]), (2, None, None, None), (3, DAY, MOMENT, [])]
+
+
+def write(folder: Path) -> None:
+    """Tables of totals, which are upserted, and of events, which are appended, of both formats."""
+    for kind in ("delta", "iceberg"):
+        (folder / kind).mkdir()
+        place = Place(kind, str(folder / kind))
+        place.create()
+        target = place.target()
+        target.write("w", 0, changes([(1, "one", Decimal("1.50")), (2, "two", None)]))
+        target.write("w", 1, changes(TOTALS, [1]))
+    for events in (_delta_events(folder), _iceberg_events(folder)):
+        events.check_append(EVENTS)
+        assert events.append("w", 0, FIRST)
+        assert not events.append("w", 0, FIRST)
+        assert events.append("w", 1, SECOND)
+
+
+def _delta_events(folder: Path) -> DeltaTarget:
+    from deltalake import write_deltalake
+
+    place = str(folder / "delta" / "events")
+    write_deltalake(place, EVENTS.empty_table(), partition_by=["day"])
+    return DeltaTarget(place)
+
+
+def _iceberg_events(folder: Path) -> IcebergTarget:
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.transforms import DayTransform
+
+    place = folder / "iceberg"
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{place}/catalog.db",
+        "warehouse": f"file://{place}",
+    }
+    with load_catalog("tests", **catalog).create_table("shop.events", EVENTS).update_spec() as spec:
+        spec.add_field("at", DayTransform(), "at_day")
+    return IcebergTarget("shop.events", "tests", catalog)
+
+
+def session(folder: Path, jars: tuple[str, ...]) -> SparkSession:
+    """Spark with the connectors, and the catalog of pyiceberg as `tests`."""
+    catalog = "spark.sql.catalog.tests"
+    conf = {
+        "spark.jars.packages": ",".join((*jars, SQLITE)),
+        "spark.jars.excludes": "com.google.code.findbugs:jsr305",
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
+        "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        catalog: "org.apache.iceberg.spark.SparkCatalog",
+        f"{catalog}.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+        f"{catalog}.uri": f"jdbc:sqlite:{folder}/iceberg/catalog.db",
+        f"{catalog}.warehouse": f"file://{folder}/iceberg",
+    }
+    builder = SparkSession.builder.master("local[1]")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def rows(df: DataFrame) -> list[tuple[Any, ...]]:
+    """The rows in order of their ids, with times in UTC."""
+    found = df.orderBy("id").collect()
+    return [
+        tuple(value.replace(tzinfo=dt.UTC) if isinstance(value, dt.datetime) else value for value in row)
+        for row in found
+    ]
+
+
+def main() -> int:
+    """0 if Spark reads what was written."""
+    line = ".".join(pyspark.__version__.split(".")[:2])
+    if line not in CONNECTORS:
+        print(f"lakes: no connectors are known for Spark {line}, only for {', '.join(CONNECTORS)}")
+        return 1
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        write(folder)
+        with sqlite3.connect(folder / "iceberg" / "catalog.db") as catalog:
+            assert catalog.execute("SELECT count(*) FROM iceberg_tables").fetchone() == (2,)
+        catalog.close()
+        spark = session(folder, CONNECTORS[line])
+        read = {
+            "Delta, upserts": (spark.read.format("delta").load(f"{folder}/delta/totals"), TOTALS),
+            "Delta, appends": (spark.read.format("delta").load(f"{folder}/delta/events"), LOGGED),
+            "Iceberg, upserts": (spark.table("tests.shop.totals"), TOTALS),
+            "Iceberg, appends": (spark.table("tests.shop.events"), LOGGED),
+            "Delta, one partition": (
+                spark.read.format("delta").load(f"{folder}/delta/events").where("day is null"),
+                LOGGED[1:2],
+            ),
+            "Iceberg, one partition": (
+                spark.table("tests.shop.events").where("at is null"),
+                LOGGED[1:2],
+            ),
+        }
+        wrong = 0
+        for what, (df, expected) in read.items():
+            found = rows(df)
+            wrong += found != expected
+            print(f"lakes: {what}: {'right' if found == expected else f'WRONG: {found}, not {expected}'}")
+        spark.stop()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

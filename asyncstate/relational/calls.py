@@ -1,0 +1,253 @@
+"""Aggregates and window functions as SQL texts: the operators' functions that they are.
+
+Owns: ``aggregate_of``, which SQL statements use as well; ``Expressions``.
+Invariant: a text is cut into parts and never rewritten. A column that is computed for an operator is named by its text,
+so stored state is found again only by the same expression.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import sqlglot
+from sqlglot import Token, TokenType
+
+from asyncstate import operators as ops
+from asyncstate.dataflow.arrow_sql import column_of
+from asyncstate.errors import SchemaError
+from asyncstate.operators import Aggregate
+from asyncstate.spark.column_types import quoted
+
+_FUNCTIONS: Final = (
+    "approx_count_distinct avg bit_and bit_or bit_xor bool_and bool_or corr count covar_pop covar_samp cume_dist "
+    "dense_rank first_value kurtosis lag last_value lead max max_by median min min_by mode nth_value ntile "
+    "percent_rank percentile percentile_disc rank row_number skewness stddev_pop stddev_samp sum var_pop var_samp"
+)
+"""Functions of operators that have the same name in SQL."""
+_UNDERSCORED: Final = ("max", "min", "rank", "sum")
+"""Those with an underscore after their name, since Python or another function has it."""
+_OF_PLACES: Final[Mapping[str, Callable[..., Aggregate]]] = {
+    "first_in_frame": lambda column, ignore: ops.nth_value(column, ignore_nulls=ignore),
+    "lag": lambda column, distance, default, ignore: ops.lag(column, distance, default, ignore_nulls=ignore),
+    "last_in_frame": lambda column, ignore: ops.nth_value(column, from_last=True, ignore_nulls=ignore),
+    "lead": lambda column, distance, default, ignore: ops.lead(
+        column, distance, default, ignore_nulls=ignore
+    ),
+    "nth_value": lambda column, n, ignore: ops.nth_value(column, n, ignore_nulls=ignore),
+}
+_OF_A_FRAME: Final = {"first_value": "first_in_frame", "last_value": "last_in_frame"}
+_OTHER_NAMES: Final = {
+    "any": "bool_or",
+    "any_value": "first_value",
+    "array_agg": "collect",
+    "collect_list": "collect",
+    "collect_set": "collect",
+    "every": "bool_and",
+    "first": "first_value",
+    "last": "last_value",
+    "mean": "avg",
+    "some": "bool_or",
+    "std": "stddev_samp",
+    "stddev": "stddev_samp",
+    "variance": "var_samp",
+}
+_NAMES: Final = {name: name for name in _FUNCTIONS.split()} | _OTHER_NAMES
+_LITERALS: Final = {
+    "first_in_frame": (1, (False,)),
+    "lag": (1, (1, None, False)),
+    "last_in_frame": (1, (False,)),
+    "lead": (1, (1, None, False)),
+    "nth_value": (1, (1, False)),
+    "ntile": (0, ()),
+    "percentile": (1, ()),
+    "percentile_disc": (1, ()),
+}
+"""Functions with literal arguments: the position of the first one, and what they are if they are left out."""
+
+
+def aggregate_of(
+    function: str,
+    columns: Sequence[str],
+    literals: Sequence[Any] = (),
+    *,
+    distinct: bool = False,
+    where: str | None = None,
+) -> Aggregate:
+    """A call of the function with this name in SQL, over columns of the input; ``where``: a boolean column."""
+    own = f"{function}_" if function in _UNDERSCORED else function
+    make = _OF_PLACES.get(function) or getattr(ops, own)
+    found: Aggregate = make(*columns, *literals)
+    found = found.distinct() if distinct else found
+    return found if where is None else found.where(where)
+
+
+class Expressions:
+    """What goes before an operator, into it and after it.
+
+    ``over``: the calls are those of OVER. ``computed``: columns to compute before it, by name. ``calls``: its
+    aggregates, by the name of their result. ``results``: the texts of the columns that are wanted of it, by name."""
+
+    def __init__(self, over: bool = False) -> None:
+        self._over = over
+        self.computed: dict[str, str] = {}
+        self.calls: dict[str, Aggregate] = {}
+        self.results: dict[str, str] = {}
+
+    def column(self, text: str) -> str:
+        """The column of the input that has the value of ``text``."""
+        plain = column_of(text.strip())
+        if plain is not None:
+            return plain
+        name = " ".join(text.split())
+        self.computed[name] = text
+        return name
+
+    def add(self, given: Aggregate | str, name: str | None = None) -> None:
+        """Add a result. Raises SchemaError for what is not an aggregate, and for a name that is taken."""
+        if isinstance(given, str) and name is not None:
+            found = self._of_text(given, name)
+        elif isinstance(given, Aggregate):
+            name = given.name if name is None else name
+            columns = tuple(map(self.column, given.columns))
+            condition = None if given.condition is None else self.column(given.condition)
+            self.calls[name] = replace(given, columns=columns, condition=condition, output=name)
+            found = quoted(name)
+        else:
+            raise SchemaError(
+                f"{given!r} is not an aggregate with a name; write name='sum(column)', name=sum_('column') or "
+                "sum_('column')"
+            )
+        if name in self.results:
+            raise SchemaError(f"there are two results '{name}'; give one of them another name")
+        self.results[name] = found
+
+    def _of_text(self, text: str, name: str) -> str:
+        calls = list(_calls(text))
+        if not calls:
+            raise SchemaError(
+                f"{name}='{text}' has no aggregate function; there are {', '.join(sorted(_NAMES))}"
+            )
+        if len(calls) == 1 and calls[0].text == text.strip() and not calls[0].is_list:
+            self.calls[name] = self._declared(calls[0]).alias(name)
+            return quoted(name)
+        parts, at = [], 0
+        for call in calls:
+            result = " ".join(call.text.split())
+            self.calls[result] = self._declared(call).alias(result)
+            own = f"coalesce({quoted(result)}, array())" if call.is_list else quoted(result)
+            parts += [text[at : call.start], own]
+            at = call.end
+        return "".join([*parts, text[at:]])
+
+    def _declared(self, call: _Call) -> Aggregate:
+        function = _NAMES[call.name]
+        function = _OF_A_FRAME.get(function, function) if self._over else function
+        first, defaults = _LITERALS.get(function, (len(call.arguments), ()))
+        given = [_literal(one, call) for one in call.arguments[first:]]
+        texts = [one for one in call.arguments[:first] if not (function == "count" and one in ("*", "1"))]
+        where = None if call.where is None else self.column(call.where)
+        distinct = call.distinct or call.name == "collect_set"
+        try:
+            return aggregate_of(
+                function,
+                [self.column(one) for one in texts],
+                [*given, *defaults[len(given) :]],
+                distinct=distinct,
+                where=where,
+            )
+        except TypeError as error:
+            raise SchemaError(
+                f"'{call.text}': {call.name}() does not take {len(call.arguments)} arguments"
+            ) from error
+
+
+class _Call(NamedTuple):
+    """A call of an aggregate function in a text, from ``start`` to ``end``."""
+
+    name: str
+    arguments: tuple[str, ...]
+    distinct: bool
+    where: str | None
+    text: str
+    start: int
+    end: int
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it collects values: SQL's list of no values is empty, and that of an operator null."""
+        return _NAMES[self.name] == "collect"
+
+
+def _calls(text: str) -> Iterator[_Call]:
+    """The calls of aggregate functions in a text, from left to right."""
+    try:
+        tokens = sqlglot.tokenize(text, read="spark")
+    except sqlglot.errors.SqlglotError as error:
+        raise SchemaError(f"'{text}' is not Spark SQL: {str(error).splitlines()[0]}") from error
+    at = 0
+    while at < len(tokens):
+        if not _is_call(tokens, at):
+            at += 1
+            continue
+        close = _closing(tokens, at + 1, text)
+        inside = tokens[at + 2 : close]
+        nested = next((inside[n].text for n in range(len(inside)) if _is_call(inside, n)), None)
+        if nested is not None:
+            raise SchemaError(
+                f"'{text}': {nested}() is inside another aggregate; compute it with an agg() before"
+            )
+        distinct = bool(inside) and inside[0].token_type is TokenType.DISTINCT
+        arguments = tuple(_arguments(inside[1:] if distinct else inside, text))
+        where, end = None, close
+        if [one.text.lower() for one in tokens[close + 1 : close + 4]] == ["filter", "(", "where"]:
+            end = _closing(tokens, close + 2, text)
+            where = text[tokens[close + 3].end + 1 : tokens[end].start].strip()
+        if end + 1 < len(tokens) and tokens[end + 1].text.lower() == "over":
+            raise SchemaError(f"'{text}': write over(...).with_columns(...) of the stream for OVER")
+        start, stop = tokens[at].start, tokens[end].end + 1
+        name = tokens[at].text.lower()
+        yield _Call(name, arguments, distinct, where, text[start:stop], start, stop)
+        at = end + 1
+
+
+def _is_call(tokens: Sequence[Token], at: int) -> bool:
+    known = tokens[at].text.lower() in _NAMES and tokens[at].token_type is not TokenType.STRING
+    return known and at + 1 < len(tokens) and tokens[at + 1].token_type is TokenType.L_PAREN
+
+
+def _closing(tokens: Sequence[Token], opening: int, text: str) -> int:
+    depth = 0
+    for at in range(opening, len(tokens)):
+        depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(tokens[at].token_type, 0)
+        if depth == 0:
+            return at
+    raise SchemaError(f"'{text}' is not Spark SQL: a parenthesis is not closed")
+
+
+def _arguments(tokens: Sequence[Token], text: str) -> Iterator[str]:
+    """The texts between the commas."""
+    depth, first = 0, 0
+    for at, one in enumerate(tokens):
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(one.text, 0)
+        if depth == 0 and one.token_type is TokenType.COMMA:
+            yield text[tokens[first].start : tokens[at - 1].end + 1]
+            first = at + 1
+    if tokens[first:]:
+        yield text[tokens[first].start : tokens[-1].end + 1]
+
+
+def _literal(text: str, call: _Call) -> Any:
+    tokens = sqlglot.tokenize(text, read="spark")
+    if len(tokens) == 1 and tokens[0].token_type is TokenType.STRING:
+        return tokens[0].text
+    if text.lower() in ("null", "true", "false"):
+        return {"null": None, "true": True, "false": False}[text.lower()]
+    if re.fullmatch(r"[+-]?\s*\d+", text):
+        return int(text.replace(" ", ""))
+    if re.fullmatch(r"[+-]?\s*(\d+\.\d*|\.\d+)", text):
+        return float(text.replace(" ", ""))
+    raise SchemaError(f"'{call.text}': {text} has to be a literal here")
