@@ -194,6 +194,9 @@ def _folder(checkpoint: str | None) -> Iterator[str]:
         yield folder
 
 
+_VIEW: Final = re.compile(r"CREATE\s+MATERIALIZED\s+VIEW\s+`?([^\s`]+)", re.I)
+
+
 def _job(
     spark: Any,
     place: _Place,
@@ -216,20 +219,24 @@ def _job(
             job.sink(table.name, ShownSink(sink) if shown else sink)
         else:
             declare_source(job, spark, script, table)
+    names: dict[int, str] = {}
+    for number, one in enumerate(script.statements):
+        if isinstance(one, Statement) and one.target is not None:
+            counts[one.target] = counts.get(one.target, 0) + 1
+            names[number] = one.target if counts[one.target] == 1 else f"{one.target}-{counts[one.target]}"
+        elif isinstance(one, Statement) and (view := _VIEW.match(one.text)):
+            names[number] = view[1]
     anew, ttl = set(start_anew or ()), None
-    for one in script.statements:
+    if unknown := anew - set(names.values()):
+        raise SqlError(f"`--start-anew`: there is no statement '{min(unknown)}'")
+    for number, one in enumerate(script.statements):
         if isinstance(one, Option):
             ttl = (one.value or None) if one.name == "state-ttl" else ttl
             continue
-        name = None
-        if one.target is not None:
-            counts[one.target] = counts.get(one.target, 0) + 1
-            name = one.target if counts[one.target] == 1 else f"{one.target}-{counts[one.target]}"
-        _run(job, spark, script, one, name, ttl, anew)
+        name = names.get(number)
+        _run(job, spark, script, one, name, ttl, name in anew)
         if one.target is not None:
             _check_columns(job, script, one, str(name))
-    if anew:
-        raise SqlError(f"`--start-anew`: there is no statement '{min(anew)}'")
     return job
 
 
@@ -240,7 +247,7 @@ def _run(
     one: Statement,
     name: str | None,
     ttl: str | None,
-    anew: set[str],
+    anew: bool,
 ) -> None:
     kind = one.text.split(None, 1)[0].upper()
     if kind in ("SELECT", "WITH", "VALUES", "FROM", "TABLE", "("):
@@ -251,12 +258,9 @@ def _run(
         if one.in_spark:
             spark.sql(one.text)
             return
-        view = re.match(r"CREATE\s+MATERIALIZED\s+VIEW\s+`?([^\s`]+)", one.text, re.I)
-        own = name or (view[1] if view else None)
-        changed = "start-anew" if own in anew else None
-        anew.discard(own or "")
-        keeps = kind == "INSERT" or view is not None
-        found = job.sql(one.text, name, ttl if keeps else None, changed if keeps else None)  # type: ignore[arg-type]
+        # A materialized view has its name in its text.
+        given = name if one.target is not None else None
+        found = job.sql(one.text, given, ttl if name else None, "start-anew" if anew else None)
         if isinstance(found, str):
             say(found)
     except AsyncStateError as error:
