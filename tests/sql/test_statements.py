@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from asyncstate.dataflow import Dataflow
 from asyncstate.dataflow.nodes import Times
+from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.errors import SqlError
 from asyncstate.sql import ir, plans
 from asyncstate.sql.pipeline import table_of
@@ -216,4 +217,4 @@ def test_a_ranking_with_a_scalar_subquery_beside_its_bound(spark: SparkSession) 
     [("`a``b`", "a`b"), ("a", "a"), ("`a` + `b`", None), ("null", None), ("`a``", None), ("a.b", None)],
 )
 def test_the_column_that_a_text_is(text: str, column: str | None) -> None:
-    assert ir.column_of(text) == column
+    assert column_of(text) == column
