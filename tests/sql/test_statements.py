@@ -13,10 +13,10 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 
 from asyncstate.dataflow import Dataflow
-from asyncstate.dataflow.nodes import Times
 from asyncstate.dataflow.arrow_sql import column_of
+from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import SqlError
-from asyncstate.sql import ir, plans
+from asyncstate.sql import plans
 from asyncstate.sql.pipeline import table_of
 from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness, PipelineSource, net
