@@ -68,7 +68,7 @@ class MatchOf:
 @dataclass
 class _Clause:
     """The reading of MEASURES or DEFINE. ``variables``: how many rows are before each at least; ``columns``: computed
-    of each row, by their texts; ``values``: by the names that stand for them; ``used``: how many there are."""
+    of each row, by their texts; ``values``: by their names in the text; ``used``: how many there are."""
 
     words: Words
     time: str
@@ -276,7 +276,7 @@ def _depth(pattern: Any, before: int, found: dict[str, int]) -> int:
 
 
 def _types(syntax: Syntax, schema: StructType, values: Mapping[str, Value]) -> list[StructField]:
-    """The columns that stand for values."""
+    """The columns in place of values."""
     texts = []
     for name, one in values.items():
         column = "1" if one.column is None else quoted(one.column)

@@ -1,4 +1,4 @@
-"""Reads the tables that stand for parts of a statement, and joins with what another table says at a time.
+"""Reads the tables in place of parts of a statement, and joins with what another table says at a time.
 
 Owns: ``read_part``; ``as_of_join``, for lookups and for versions.
 Invariant: no condition on the right side of such a join reaches its rows before the join: it would choose others.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_part(reader: Reader, plan: Any, part: Part, needed: Needed) -> Read:
-    """The rows of a leaf that stands for ``part``."""
+    """The rows of a leaf in place of ``part``."""
     from asyncstate.sql.plans import Read
 
     if part.what == "versions":
