@@ -75,6 +75,7 @@ def test_a_worker_remembers_answers_over_micro_batches(
     place = Place(tmp_path)
     place.name.write_text("name")
     options = {"async-state.enabled": async_enabled, "async-state.parallelism": 1}
+    options["async-state.executor"] = "spark"  # the driver remembers answers of its own
     join = LookupJoin(place, NAMES, cache=LookupCache(seconds=3600))
     for batch_id in range(4):
         keys = spark.range(1, 4, 1, 1).withColumnRenamed("id", "k")
