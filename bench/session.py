@@ -1,6 +1,6 @@
 """The Spark session of a benchmark: local, quiet, everything it writes below one folder.
 
-Owns: ``session``, ``local_session`` and ``local_conf``; ``JobSide``.
+Owns: ``session``, ``local_session`` and ``local_conf``; ``changelog_writer`` and ``batch_seconds``; ``JobSide``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from bench.frame.report import LOG
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PROGRESS_UPDATES = 100_000
@@ -74,6 +75,25 @@ def _stderr_to(path: Path) -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+def changelog_writer(folder: Path | None) -> Callable[[DataFrame, int], None]:
+    """A sink that writes the rows of a micro-batch into a folder named by it, or nowhere. One that is repeated counts
+    once."""
+
+    def write(changelog: DataFrame, batch_id: int) -> None:
+        if folder is None:
+            changelog.write.format("noop").mode("overwrite").save()
+        else:
+            changelog.write.mode("overwrite").parquet(str(folder / f"batch={batch_id:06d}"))
+
+    return write
+
+
+def batch_seconds(query: StreamingQuery) -> list[float]:
+    """Seconds of each micro-batch of a query, from trigger to commit, in their order."""
+    found = {one["batchId"]: one["durationMs"]["triggerExecution"] / 1e3 for one in query.recentProgress}
+    return [found[batch_id] for batch_id in sorted(found)]
 
 
 class JobSide:

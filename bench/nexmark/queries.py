@@ -45,7 +45,7 @@ def inserts(rows: Stream) -> Stream:
     return rows.with_columns(row_kind=f"'{RowKind.INSERT.text}'")
 
 
-_SIDES = 10_000
+SIDES = 10_000
 _EUROS = "CAST(0.908BD * price AS DECIMAL(23, 3)) AS price"
 _CHANNEL = """CASE lower(channel) WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2'
     WHEN 'baidu' THEN '3' ELSE nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '') END"""
@@ -92,13 +92,13 @@ def _chosen(where: str, columns: list[str]) -> Plan:
 
 def q13(events: Stream) -> Stream:
     """Each bid with the text of its auction number modulo 10,000, looked up in a bounded table."""
-    sides = pa.table({"key": range(_SIDES), "value": [str(key) for key in range(_SIDES)]})
+    sides = pa.table({"key": range(SIDES), "value": [str(key) for key in range(SIDES)]})
     lookup = TableLookup(sides, ["key"], ["value"])
     # All keys of a bundle go into one request: the table is in memory.
     join = ops.StatelessLookupJoin(
-        lookup, pa.schema([("value", pa.string())]), on=["side"], how="inner", batch=_SIDES
+        lookup, pa.schema([("value", pa.string())]), on=["side"], how="inner", batch=SIDES
     )
-    asked = bids(events).select("auction", "bidder", "price", "dateTime", f"auction % {_SIDES} AS side")
+    asked = bids(events).select("auction", "bidder", "price", "dateTime", f"auction % {SIDES} AS side")
     return asked.apply(join, uid="sides").drop("side")
 
 
@@ -109,7 +109,7 @@ _AT: dict[str, Any] = {**_DELAY, "event_time": "at"}
 _MILLISECOND = "date_trunc('millisecond', dateTime)"
 KIND = "row_kind"
 _DAY_TEXT = "date_format(day, 'yyyy-MM-dd')"
-_RANKS = {
+RANKS = {
     "rank1": "price < 10000",
     "rank2": "price >= 10000 AND price < 1000000",
     "rank3": "price >= 1000000",
@@ -247,35 +247,33 @@ def _statistics() -> list[ops.Aggregate]:
     """Bids, bidders and auctions, of all prices and of three ranges."""
     columns = {"bidders": ops.count("bidder").distinct(), "auctions": ops.count("auction").distinct()}
     return [
-        *(ops.count().where(rank).alias(f"{rank}_bids") for rank in _RANKS),
+        *(ops.count().where(rank).alias(f"{rank}_bids") for rank in RANKS),
         ops.count().alias("total_bids"),
         *(one.alias(f"total_{name}") for name, one in columns.items()),
-        *(one.where(rank).alias(f"{rank}_{name}") for name, one in columns.items() for rank in _RANKS),
+        *(one.where(rank).alias(f"{rank}_{name}") for name, one in columns.items() for rank in RANKS),
     ]
 
 
 def q15(events: Stream) -> Stream:
     """Twelve counts of each day, eight of them of distinct values, each value kept once for all four filters."""
-    bid = bids(events).select("auction", "bidder", "to_date(dateTime) AS day", **_RANKS)
+    bid = bids(events).select("auction", "bidder", "to_date(dateTime) AS day", **RANKS)
     days = bid.apply(ops.GroupAggregate(_statistics()), key="day", uid="days")
     return days.with_columns(day=_DAY_TEXT)
 
 
 def q16(events: Stream) -> Stream:
     """As q15 for each channel, with the minute of its last bid."""
-    bid = bids(events).select(
-        "channel", "auction", "bidder", "dateTime", "to_date(dateTime) AS day", **_RANKS
-    )
+    bid = bids(events).select("channel", "auction", "bidder", "dateTime", "to_date(dateTime) AS day", **RANKS)
     aggregates = [*_statistics(), ops.max_("dateTime").alias("last")]
     days = bid.apply(ops.GroupAggregate(aggregates), key=("channel", "day"), uid="days")
     return days.with_columns(day=_DAY_TEXT, minute="date_format(last, 'HH:mm')").drop("last")
 
 
 def q17(events: Stream) -> Stream:
-    bid = bids(events).select("auction", "to_date(dateTime) AS day", "price", **_RANKS)
+    bid = bids(events).select("auction", "to_date(dateTime) AS day", "price", **RANKS)
     aggregates = [
         ops.count().alias("total_bids"),
-        *(ops.count().where(rank).alias(f"{rank}_bids") for rank in _RANKS),
+        *(ops.count().where(rank).alias(f"{rank}_bids") for rank in RANKS),
         ops.min_("price").alias("min_price"),
         ops.max_("price").alias("max_price"),
         ops.sum_("price").alias("sum_price"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,10 +32,10 @@ from bench.nexmark.queries import ALL_PLANS
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, narrow, write_events
 from bench.nexmark.statements import statement
 from bench.processor_time import Spent, TreeClocks, tree_times
-from bench.session import local_session
+from bench.session import batch_seconds, changelog_writer, local_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from asyncstate.spark import Progress
 
@@ -172,7 +171,7 @@ class NexmarkRunner:
     def explain(self, query: str) -> str:
         few = self._write("few", _WARM_UP_BATCHES, 1)
         job = StreamingJob(self._spark, str(self._settings.folder / "unused"))
-        self._declare(job, query, few).to(_writer(None), name="result")
+        self._declare(job, query, few).to(changelog_writer(None), name="result")
         return job.explain()
 
     def close(self) -> None:
@@ -202,14 +201,13 @@ class NexmarkRunner:
         job = StreamingJob(
             self._spark, str(folder / "state"), own, f"nexmark-{query}", _clock=clock, on_progress=keep
         )
-        self._declare(job, query, source).to(_writer(sink), name="result")
+        self._declare(job, query, source).to(changelog_writer(sink), name="result")
         clocks = TreeClocks()
         stream = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
         job.await_termination(stream)
         job.finish()
         spent = clocks.spent()
-        by_batch = {one["batchId"]: one["durationMs"]["triggerExecution"] for one in stream.recentProgress}
-        return _Run(spent, [float(by_batch[batch_id]) for batch_id in sorted(by_batch)], figures)
+        return _Run(spent, [1e3 * one for one in batch_seconds(stream)], figures)
 
     def _declare(self, job: StreamingJob, query: str, source: EventFiles) -> Stream:
         events = file_stream(self._spark, source)
@@ -234,18 +232,6 @@ class _Run(NamedTuple):
 def declare(query: str, events: Stream) -> Stream:
     """The query's changelog, with its columns in their order."""
     return ALL_PLANS[query](events).select(*QUERIES[query].columns)
-
-
-def _writer(sink: Path | None) -> Callable[[DataFrame, int], None]:
-    """Writes the changelog to a folder named by the batch, or nowhere."""
-
-    def write(changelog: DataFrame, batch_id: int) -> None:
-        if sink is None:
-            changelog.write.format("noop").mode("overwrite").save()
-        else:
-            changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch_id:06d}"))
-
-    return write
 
 
 def _reset_worker_peaks(spark: SparkSession) -> None:

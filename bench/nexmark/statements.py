@@ -7,29 +7,29 @@ Invariant: a statement's columns are those of its ``QuerySpec``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from asyncstate.dataflow import Stream
 from asyncstate.spark import StreamingJob
-from bench.nexmark.generator import AUCTION, BID, PERSON
 from bench.nexmark.oracle import QUERIES
+from bench.nexmark.queries import RANKS, SIDES, auctions, bids, people
 from bench.nexmark.sources import narrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_KINDS = {"person": PERSON, "auction": AUCTION, "bid": BID}
+_ROWS: Mapping[str, Callable[[Any], Any]] = {"person": people, "auction": auctions, "bid": bids}
+"""By table its rows among the events, of a DataFrame as of a Stream."""
 _TIMED = ("q5", "q7", "q8", "q11")
 """Those that wait for the watermark: each of their tables is a source of its own."""
-_RANKS = ("price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000")
 _COUNTS = "count(*) AS total_bids, " + ", ".join(
-    f"count(*) FILTER (WHERE {rank}) AS rank{number}_bids" for number, rank in enumerate(_RANKS, 1)
+    f"count(*) FILTER (WHERE {rank}) AS {name}_bids" for name, rank in RANKS.items()
 )
 _DISTINCT = ", ".join(
     f"count(DISTINCT {one}) AS total_{one}s, "
     + ", ".join(
-        f"count(DISTINCT {one}) FILTER (WHERE {rank}) AS rank{number}_{one}s"
-        for number, rank in enumerate(_RANKS, 1)
+        f"count(DISTINCT {one}) FILTER (WHERE {rank}) AS {name}_{one}s" for name, rank in RANKS.items()
     )
     for one in ("bidder", "auction")
 )
@@ -72,8 +72,8 @@ STATEMENTS = {
             date_format(dateTime, 'HH:mm') AS hm FROM bid""",
     "q11": """SELECT bidder, count(*) AS bid_count, w.start AS starttime, w.end AS endtime
         FROM (SELECT bidder, session_window(dateTime, '10 seconds') AS w FROM bid) GROUP BY bidder, w""",
-    "q13": """SELECT B.auction, B.bidder, B.price, B.dateTime, S.value
-        FROM bid B JOIN side_input S ON B.auction % 10000 = S.key""",
+    "q13": f"""SELECT B.auction, B.bidder, B.price, B.dateTime, S.value
+        FROM bid B JOIN side_input S ON B.auction % {SIDES} = S.key""",
     "q14": """SELECT auction, bidder, CAST(0.908BD * price AS DECIMAL(23, 3)) AS price,
             CASE WHEN hour(dateTime) >= 8 AND hour(dateTime) <= 18 THEN 'dayTime'
                 WHEN hour(dateTime) <= 6 OR hour(dateTime) >= 20 THEN 'nightTime' ELSE 'otherTime' END AS bidTimeType,
@@ -100,7 +100,6 @@ STATEMENTS = {
     "q22": """SELECT auction, bidder, price, channel, split_part(url, '/', 4) AS dir1, split_part(url, '/', 5) AS dir2,
             split_part(url, '/', 6) AS dir3 FROM bid""",
 }
-_SIDES = 10_000
 
 
 def statement(job: StreamingJob, query: str, events: DataFrame) -> Stream:
@@ -108,20 +107,15 @@ def statement(job: StreamingJob, query: str, events: DataFrame) -> Stream:
     spec = QUERIES[query]
     if query in _TIMED:
         for table in spec.needs:
-            rows = _rows_of(narrow(events, spec), table)
+            rows = _ROWS[table](narrow(events, spec))
             job.source(table, rows, event_time="dateTime", watermark_delay="4 seconds")
     else:
         stream = job.source("events", narrow(events, spec))
         for table in spec.needs:
-            of_kind = stream.where(f"event_type = {_KINDS[table]}").select(f"{table}.*")
-            job.view(table, of_kind)
+            job.view(table, _ROWS[table](stream))
     if query == "q13":
-        sides = events.sparkSession.range(_SIDES).selectExpr("id AS key", "CAST(id AS STRING) AS value")
+        sides = events.sparkSession.range(SIDES).selectExpr("id AS key", "CAST(id AS STRING) AS value")
         sides.createOrReplaceTempView("side_input")
     found = job.sql(STATEMENTS[query], name=query)
     assert isinstance(found, Stream)
     return found
-
-
-def _rows_of(events: DataFrame, table: str) -> DataFrame:
-    return events.where(f"event_type = {_KINDS[table]}").select(f"{table}.*")

@@ -20,12 +20,12 @@ from bench.frame import Column, Report, Row, WrongResult, medians
 from bench.frame.report import Cores, benchmark, chosen, mib, ms, short, times
 from bench.nexmark.comparison import compare
 from bench.processor_time import Spent, TreeClocks
-from bench.session import session
+from bench.session import batch_seconds, changelog_writer, session
 from bench.tpch.data import KEYS, ChangeFiles, write_changes
 from bench.tpch.queries import PARAMETERS, queries
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from asyncstate.spark import Progress
 
@@ -94,7 +94,7 @@ def measure(
     for table in KEYS:
         spark.read.parquet(str(files.last / f"{table}.parquet")).createOrReplaceTempView(table)
     rounds = files.micro_batches - 1
-    again = [_timed(lambda: _noop(spark.sql(sql))) for _ in range(rounds)][_WARM_UP:]
+    again = [_timed(lambda: changelog_writer(None)(spark.sql(sql), 0)) for _ in range(rounds)][_WARM_UP:]
     spark.sql(sql).write.parquet(str(folder / "expected"))
     facts["again_s"], facts["again_cpu_s"] = medians(again, scale=1)
     facts["quicker"] = facts["again_s"] / facts["kept_s"]
@@ -128,11 +128,10 @@ def _kept(
         schema = spark.read.parquet(str(path)).schema
         stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(path))
         job.source(table, stream, changelog=True, primary_key=keys)
-    job.sql(sql, name=name).to(_writer(folder / "sink"), name="result")
+    job.sql(sql, name=name).to(changelog_writer(folder / "sink"), name="result")
     query = job.start(trigger={"availableNow": True}, query_checkpoint=str(folder / "checkpoint"))
     job.await_termination(query)
-    seconds = {one["batchId"]: one["durationMs"]["triggerExecution"] / 1e3 for one in query.recentProgress}
-    by_batch = [seconds[batch] for batch in range(len(spent))]
+    by_batch = batch_seconds(query)
     measured = [Spent(one, used.cpu_seconds) for one, used in zip(by_batch, spent, strict=True)][
         1 + _WARM_UP :
     ]
@@ -149,14 +148,3 @@ def _timed(work: Callable[[], None]) -> Spent:
     clocks = TreeClocks()
     work()
     return clocks.spent()
-
-
-def _noop(rows: DataFrame) -> None:
-    rows.write.format("noop").mode("overwrite").save()
-
-
-def _writer(sink: Path) -> Callable[[DataFrame, int], None]:
-    def write(changelog: DataFrame, batch_id: int) -> None:
-        changelog.write.mode("overwrite").parquet(str(sink / f"batch={batch_id:06d}"))
-
-    return write
