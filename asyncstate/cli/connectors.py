@@ -1,6 +1,6 @@
 """Tables of a file of statements as sources and sinks of a job: the connectors, and their options.
 
-Owns: ``declare_source``, ``sink_of``, ``shown_sink``; ``check_options``, ``secrets_of``.
+Owns: ``declare_source``, ``sink_of``, ``ShownSink``; ``check_options``, ``secrets_of``.
 Invariant: an option that no connector knows is refused, with its line and the nearest name; no value of an option is in
 a message.
 """
@@ -122,6 +122,13 @@ _SINKS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     **{name: {"path": ("path",)} for name in _SPARK_FILES},
 }
 _PREFIXES: Final = {"kafka": _CLIENT, "delta": ("storage.",), "iceberg": ("catalog.",)}
+_OF_FORMATS: Final = {
+    "database": ("debezium",),
+    "decimals": ("debezium",),
+    "timestamps": ("json", "debezium", "avro", "protobuf"),
+    "registry": ("json", "debezium", "avro", "protobuf"),
+}
+"""Options of Kafka's messages, and the formats that use them."""
 _STARTING: Final = {"earliest-offset": "earliest", "latest-offset": "latest"}
 _IN_VALUE: Final = re.compile(r"password\s*=\s*('(?:[^'\\]|\\.)*'|[^\s;&]+)|://[^:/@\s]*:([^@/\s]+)@", re.I)
 
@@ -147,8 +154,8 @@ class _Options:
         return self.own[name].value
 
     def number(self, name: str) -> int | None:
-        """A whole number."""
-        found: int | None = self._read(name, int, "a whole number")
+        """A whole number from 1 on."""
+        found: int | None = self._read(name, _positive, "a whole number from 1 on")
         return found
 
     def flag(self, name: str, default: bool) -> bool:
@@ -176,6 +183,13 @@ class _Options:
     def error(self, what: str) -> SqlError:
         """An error about the table."""
         return self.script.error(self.table.line, f"table '{self.table.name}': {what}")
+
+
+def _positive(text: str) -> int:
+    found = int(text)
+    if found < 1:
+        raise ValueError
+    return found
 
 
 def _read_options(script: Script, table: TableDeclaration, is_sink: bool) -> _Options:
@@ -296,6 +310,13 @@ def _kafka_source(job: StreamingJob, options: _Options) -> None:
     ]
     if kind != "raw" and not table.columns:
         raise options.error("messages need the columns of the table, or the option 'format' = 'raw'")
+    for name, formats in _OF_FORMATS.items():
+        if name in options.own and kind not in formats:
+            option = options.own[name]
+            raise options.script.error(
+                option.line,
+                f"option '{option.name}' has no effect on messages of the format '{kind}'; leave it out",
+            )
     made: Any = None
     timestamps = options.text("timestamps", "iso")
     if kind == "debezium":
@@ -352,6 +373,8 @@ def _sink(options: _Options) -> Any:
     if kind == "console":
         return ConsoleSink(options.table.name, options.number("rows") or 20)
     if kind in _SPARK_FILES:
+        if keys:
+            raise options.error(f"a sink of {kind} files only adds rows; leave PRIMARY KEY out")
         return FilesSink(options.needed("path"), kind)
     changes = options.flag("changes", False)
     if not keys:

@@ -89,12 +89,14 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement for Spark or for ``job.sql``; ``target``: of INSERT INTO."""
+    """A statement for Spark or for ``job.sql``. ``target``: of INSERT INTO; ``name``: of INSERT INTO that of its table,
+    and a number from the second one on; of CREATE MATERIALIZED VIEW that of the view."""
 
     text: str
     line: int
     in_spark: bool
     target: str | None
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def read_script(name: str, text: str) -> Script:
     script = Script(name)
     tables: list[TableDeclaration] = []
     statements: list[Statement | Option] = []
+    counts: dict[str, int] = {}
     for tokens in _statements(script, text):
         words = [token.upper for token in tokens]
         if words[0] == "SET":
@@ -157,7 +160,12 @@ def read_script(name: str, text: str) -> Script:
         else:
             whole = text[tokens[0].start : tokens[-1].end]
             in_spark = _IN_SPARK.match(" ".join(words)) is not None
-            statements.append(Statement(whole, tokens[0].line, in_spark, _target(tokens)))
+            target = _target(tokens)
+            own = _view(tokens) if target is None else target
+            if target is not None:
+                number = counts[target] = counts.get(target, 0) + 1
+                own = target if number == 1 else f"{target}-{number}"
+            statements.append(Statement(whole, tokens[0].line, in_spark, target, own))
     for number, table in enumerate(tables):
         if table.name.lower() in {one.name.lower() for one in tables[:number]}:
             raise script.error(table.line, f"there is a table '{table.name}' already")
@@ -229,8 +237,21 @@ def _option(script: Script, name: str, tokens: Sequence[Token], text: str, line:
 def _target(tokens: Sequence[Token]) -> str | None:
     if [token.upper for token in tokens[:2]] != ["INSERT", "INTO"] or len(tokens) < 3:
         return None
-    at = 3 if tokens[2].upper == "TABLE" and len(tokens) > 3 else 2
-    return tokens[at].value
+    return _last_name(tokens, 3 if tokens[2].upper == "TABLE" and len(tokens) > 3 else 2)
+
+
+def _view(tokens: Sequence[Token]) -> str | None:
+    words = [token.upper for token in tokens[:6]]
+    if words[:3] != ["CREATE", "MATERIALIZED", "VIEW"]:
+        return None
+    return _last_name(tokens, 6 if words[3:] == ["IF", "NOT", "EXISTS"] else 3)
+
+
+def _last_name(tokens: Sequence[Token], at: int) -> str | None:
+    """The last part of the name with dots that begins at ``at``."""
+    while at + 2 < len(tokens) and tokens[at + 1].text == ".":
+        at += 2
+    return tokens[at].value if at < len(tokens) else None
 
 
 class _Reader:

@@ -34,6 +34,7 @@ group = typer.Typer(
 
 _OWN: Final = ("trigger", "checkpoint", "name", "state-ttl")
 _LINE: Final = re.compile(r"\bline (\d+)")
+_QUERY: Final = re.compile(r"(SELECT|WITH|VALUES|FROM|TABLE)\b|\(", re.I)
 _POLL_SECONDS: Final = 1
 
 File = Annotated[
@@ -194,9 +195,6 @@ def _folder(checkpoint: str | None) -> Iterator[str]:
         yield folder
 
 
-_VIEW: Final = re.compile(r"CREATE\s+MATERIALIZED\s+VIEW\s+`?([^\s`]+)", re.I)
-
-
 def _job(
     spark: Any,
     place: _Place,
@@ -209,7 +207,7 @@ def _job(
     from asyncstate.cli.connectors import ShownSink, declare_source, sink_of
     from asyncstate.spark import StreamingJob
 
-    script, counts = place.script, dict[str, int]()
+    script = place.script
     job = StreamingJob(spark, checkpoint, place.options, place.name)
     if plans is not None:
         job.load_plans(plans)
@@ -219,24 +217,16 @@ def _job(
             job.sink(table.name, ShownSink(sink) if shown else sink)
         else:
             declare_source(job, spark, script, table)
-    names: dict[int, str] = {}
-    for number, one in enumerate(script.statements):
-        if isinstance(one, Statement) and one.target is not None:
-            counts[one.target] = counts.get(one.target, 0) + 1
-            names[number] = one.target if counts[one.target] == 1 else f"{one.target}-{counts[one.target]}"
-        elif isinstance(one, Statement) and (view := _VIEW.match(one.text)):
-            names[number] = view[1]
     anew, ttl = set(start_anew or ()), None
-    if unknown := anew - set(names.values()):
+    if unknown := anew - {one.name for one in script.statements if isinstance(one, Statement)}:
         raise SqlError(f"`--start-anew`: there is no statement '{min(unknown)}'")
-    for number, one in enumerate(script.statements):
+    for one in script.statements:
         if isinstance(one, Option):
             ttl = (one.value or None) if one.name == "state-ttl" else ttl
             continue
-        name = names.get(number)
-        _run(job, spark, script, one, name, ttl, name in anew)
+        _run(job, spark, script, one, ttl, one.name in anew)
         if one.target is not None:
-            _check_columns(job, script, one, str(name))
+            _check_columns(job, script, one)
     return job
 
 
@@ -245,12 +235,10 @@ def _run(
     spark: Any,
     script: Script,
     one: Statement,
-    name: str | None,
     ttl: str | None,
     anew: bool,
 ) -> None:
-    kind = one.text.split(None, 1)[0].upper()
-    if kind in ("SELECT", "WITH", "VALUES", "FROM", "TABLE", "("):
+    if _QUERY.match(one.text):
         raise script.error(
             one.line, "nothing reads the rows of this query; write INSERT INTO a table, or a view"
         )
@@ -259,8 +247,8 @@ def _run(
             spark.sql(one.text)
             return
         # A materialized view has its name in its text.
-        given = name if one.target is not None else None
-        found = job.sql(one.text, given, ttl if name else None, "start-anew" if anew else None)
+        given = one.name if one.target is not None else None
+        found = job.sql(one.text, given, ttl if one.name else None, "start-anew" if anew else None)
         if isinstance(found, str):
             say(found)
     except AsyncStateError as error:
@@ -271,12 +259,12 @@ def _run(
         raise _placed(script, one, str(error).splitlines()[0]) from error
 
 
-def _check_columns(job: StreamingJob, script: Script, one: Statement, name: str) -> None:
+def _check_columns(job: StreamingJob, script: Script, one: Statement) -> None:
     """Raise SqlError unless the rows of an INSERT have the columns that its table declares."""
     table = next(table for table in script.tables if table.name.lower() == str(one.target).lower())
     if not table.columns:
         return
-    plan = next(plan for plan in json.loads(job.compiled_plans()) if plan["name"] == name)
+    plan = next(plan for plan in json.loads(job.compiled_plans()) if plan["name"] == one.name)
     given = {column: kind for column, kind in plan["nodes"][-1]["columns"]}
     declared = {column: kind for column, kind, _ in table.columns}
     if given.keys() != declared.keys():

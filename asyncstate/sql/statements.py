@@ -260,6 +260,10 @@ class SqlContext:
         for one in self._given.values():
             if one.text == text and name in (None, one.name):
                 return Statement(one.kind, one.name, text, None, one.target)
+        if text.lstrip()[:7].upper() == "EXPLAIN":
+            raise SqlError(
+                "EXPLAIN compiles a statement, and this job runs by compiled plans; leave it out, or run without them"
+            )
         other = "" if name not in self._given else f" (of '{name}' they have another text)"
         raise SqlError(
             f"the compiled plans do not have this statement{other}; compile the statements again: "

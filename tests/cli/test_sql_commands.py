@@ -129,6 +129,8 @@ def test_a_plan_for_other_columns_is_refused_by_their_table(spark: SparkSession,
     ("statement", "message"),
     [
         ("SELECT * FROM orders", "job.sql:6: nothing reads the rows of this query"),
+        ("SELECT* FROM orders", "job.sql:6: nothing reads the rows of this query"),
+        ("(SELECT id FROM orders)", "job.sql:6: nothing reads the rows of this query"),
         (
             "INSERT INTO totals\n  SELECT country,\n  nothing FROM orders",
             "job.sql:[678]: .*cannot be resolved",

@@ -182,6 +182,18 @@ def test_changes_are_appended_if_that_is_asked_for_and_files_are_folders() -> No
             "(a INT) USING kafka OPTIONS (servers 'a', topic 'u',\n max-rows 'x')",
             "job.sql:2: option 'max-rows' is not a whole number",
         ),
+        (
+            "(a INT) USING kafka OPTIONS (servers 'a', topic 'u', max-rows 0)",
+            "is not a whole number from 1 on",
+        ),
+        (
+            "(a INT) USING kafka OPTIONS (servers 'a', topic 'u',\n decimals 'base64')",
+            "job.sql:2: option 'decimals' has no effect on messages of the format 'json'",
+        ),
+        (
+            "USING kafka OPTIONS (servers 'a', topic 'u', value.format 'raw', timestamps 'millis')",
+            "option 'timestamps' has no effect on messages of the format 'raw'",
+        ),
         ("(a INT) USING filesystem OPTIONS (path 'p')", "give the option 'format'"),
         ("(a INT) USING json OPTIONS (path 'p', path 'q')", "'path' is given as 'path' as well"),
     ],
@@ -189,6 +201,22 @@ def test_changes_are_appended_if_that_is_asked_for_and_files_are_folders() -> No
 def test_sources_that_cannot_be_are_refused(table: str, message: str) -> None:
     with pytest.raises(SqlError, match=message):
         declared(table)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            "(a INT PRIMARY KEY) USING csv OPTIONS (path 'p')",
+            "csv files only adds rows; leave PRIMARY KEY out",
+        ),
+        ("(a INT) USING console OPTIONS (rows '-1')", "option 'rows' is not a whole number from 1 on"),
+    ],
+)
+def test_sinks_that_cannot_be_are_refused(table: str, message: str) -> None:
+    given = script(table, is_sink=True)
+    with pytest.raises(SqlError, match=message):
+        sink_of(given, given.tables[0])
 
 
 def test_secrets_are_values_of_secret_options_parts_of_texts_and_variables(

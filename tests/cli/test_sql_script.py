@@ -94,6 +94,21 @@ def test_tables_in_the_words_of_spark_and_of_flink(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("INSERT INTO t SELECT 1; INSERT INTO t SELECT 2", ["t", "t-2"]),
+        ("INSERT INTO db.t SELECT 1; INSERT INTO TABLE `a b` SELECT 2", ["t", "a b"]),
+        ("CREATE MATERIALIZED /* of */ VIEW v AS SELECT 1", ["v"]),
+        ("CREATE MATERIALIZED VIEW IF NOT EXISTS db.`v w` AS SELECT 1", ["v w"]),
+        ("CREATE VIEW v AS SELECT 1", [None]),
+    ],
+)
+def test_a_statement_has_the_name_of_its_table_or_view(text: str, names: list[str | None]) -> None:
+    found = read_script("job.sql", text).statements
+    assert [one.name for one in found if isinstance(one, Statement)] == names
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("SELECT 'a", "job.sql:1: the ' that begins here does not end"),

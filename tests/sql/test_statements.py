@@ -218,3 +218,12 @@ def test_a_ranking_with_a_scalar_subquery_beside_its_bound(spark: SparkSession) 
 )
 def test_the_column_that_a_text_is(text: str, column: str | None) -> None:
     assert column_of(text) == column
+
+
+def test_a_job_of_compiled_plans_says_that_it_explains_nothing() -> None:
+    context = SqlContext(None)
+    context.give({})
+    with pytest.raises(SqlError, match="EXPLAIN compiles a statement, .* leave it out"):
+        context.run("  explain SELECT 1")
+    with pytest.raises(SqlError, match="the compiled plans do not have this statement"):
+        context.run("SELECT 1")
