@@ -22,10 +22,10 @@ SECRET = "keep-this-to-yourself"
 
 
 class Client:
-    """A producer and a consumer. ``fails``: by the name of a call, what it raises."""
+    """A producer and a consumer. ``fails``: by the name of a call, what it raises the first ``times`` times."""
 
-    def __init__(self, fails: dict[str, BaseException], mark: Any = None) -> None:
-        self.fails, self.mark = fails, mark or TopicPartition("t", 0, -1001)
+    def __init__(self, fails: dict[str, BaseException], mark: Any = None, times: int = 1_000) -> None:
+        self.fails, self.mark, self.times = fails, mark or TopicPartition("t", 0, -1001), times
         self.calls: list[str] = []
         self.made: list[dict[str, Any]] = []
 
@@ -36,7 +36,7 @@ class Client:
     def __getattr__(self, name: str) -> Any:
         def call(*given: Any) -> Any:
             self.calls.append(name)
-            if name in self.fails:
+            if name in self.fails and self.calls.count(name) <= self.times:
                 raise self.fails[name]
             return [self.mark] if name == "committed" else None
 
@@ -88,11 +88,39 @@ def test_the_first_failure_is_the_one_that_is_raised(monkeypatch: pytest.MonkeyP
 
 
 def test_a_mark_that_cannot_be_read_is_not_no_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = KafkaError(KafkaError.UNSTABLE_OFFSET_COMMIT, "as planned")
+    failed = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "as planned")
     client = Client({}, SimpleNamespace(offset=-1001, metadata=None, error=failed))
     with pytest.raises(StoreError, match="as planned.*nothing was committed"):
         written(monkeypatch, client)
     assert "begin_transaction" not in client.calls
+
+
+STEPS = ("init_transactions", "committed", "send_offsets_to_transaction", "commit_transaction")
+PASSING = (
+    KafkaError(KafkaError.NOT_COORDINATOR),
+    KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS),
+    KafkaError(KafkaError.CONCURRENT_TRANSACTIONS, retriable=True),
+)
+
+
+@pytest.mark.parametrize("call", STEPS)
+@pytest.mark.parametrize("failure", PASSING, ids=lambda failure: failure.name())
+def test_what_passes_is_asked_again(monkeypatch: pytest.MonkeyPatch, call: str, failure: KafkaError) -> None:
+    """As the group's coordinator moves from one broker to another."""
+    monkeypatch.setattr("asyncstate.spark.sinks.kafka._RETRY_SECONDS", 0.001)
+    client = written(monkeypatch, Client({call: KafkaException(failure)}, times=2))
+    assert [client.calls.count(step) for step in STEPS] == [3 if step == call else 1 for step in STEPS]
+    assert "abort_transaction" not in client.calls
+
+
+@pytest.mark.parametrize("call", STEPS)
+def test_what_never_passes_is_bounded(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    monkeypatch.setattr("asyncstate.spark.sinks.kafka._RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("asyncstate.spark.sinks.kafka._SECONDS", 0.02)
+    client = Client({call: KafkaException(PASSING[0])})
+    with pytest.raises(StoreError, match="NOT_COORDINATOR"):
+        written(monkeypatch, client)
+    assert client.calls.count(call) > 1
 
 
 def test_sinks_of_two_topics_do_not_end_each_others_transactions(monkeypatch: pytest.MonkeyPatch) -> None:

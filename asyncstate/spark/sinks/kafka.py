@@ -10,8 +10,9 @@ Source: KIP-98 (transactions), upsert-kafka of Flink (a tombstone is a deletion)
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -30,8 +31,9 @@ Options = Mapping[str, str | int | float | bool]
 Message = tuple[bytes | None, bytes | None]
 """Key and value."""
 
+_T = TypeVar("_T")
 _SECONDS: Final = 60.0  # librdkafka's default timeout of a request
-
+_RETRY_SECONDS: Final = 0.2
 _ABORT_SECONDS: Final = 15.0
 _NOT_BEGUN: Final = "nothing was committed"
 _OPEN: Final = "the transaction was not committed"
@@ -183,7 +185,7 @@ def write_once(
     state = _NOT_BEGUN
     try:
         # This ends a transaction of a killed driver, so that its offset is known.
-        producer.init_transactions(_SECONDS)
+        _retried(producer.init_transactions)
         if is_written(place, writer, batch_id, origin, _mark(consumer, topic)):
             return False
         producer.begin_transaction()
@@ -192,9 +194,10 @@ def write_once(
             _produce(producer, topic, key, value)
         group = consumer.consumer_group_metadata()
         mark = mark_from(origin, batch_id).text()
-        producer.send_offsets_to_transaction([TopicPartition(topic, 0, batch_id + 1, mark)], group, _SECONDS)
+        marks = [TopicPartition(topic, 0, batch_id + 1, mark)]
+        _retried(lambda seconds: producer.send_offsets_to_transaction(marks, group, seconds))
         state = _COMMITTING
-        producer.commit_transaction(_SECONDS)
+        _retried(producer.commit_transaction)
     except KafkaException as error:
         failure = error.args[0]
         if state == _OPEN or (state == _COMMITTING and failure.txn_requires_abort()):
@@ -209,6 +212,34 @@ def write_once(
     finally:
         consumer.close()
     return True
+
+
+def _retried(step: Callable[[float], _T]) -> _T:
+    """Call ``step`` with the seconds it may take until it does not fail for a while only.
+
+    Brokers that start, stop or elect a coordinator answer so, and librdkafka leaves it to its caller to ask again.
+    Raises KafkaException: any other failure at once, one that passes after ``_SECONDS``.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    passing = (
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError._TRANSPORT,
+        KafkaError._WAIT_COORD,
+    )
+    deadline = time.monotonic() + _SECONDS
+    while True:
+        try:
+            return step(max(0.001, deadline - time.monotonic()))
+        except KafkaException as error:
+            failure = error.args[0]
+            passes = failure.retriable() or failure.code() in passing
+            if not passes or time.monotonic() + _RETRY_SECONDS >= deadline:
+                raise
+            time.sleep(_RETRY_SECONDS)
 
 
 def _abort(place: str, producer: Producer) -> None:
@@ -254,9 +285,13 @@ def _texts(options: Mapping[str, Any]) -> dict[str, str]:
 def _mark(consumer: Consumer, topic: str) -> Mark | None:
     from confluent_kafka import KafkaException, TopicPartition
 
-    (found,) = consumer.committed([TopicPartition(topic, 0)], _SECONDS)
-    if found.error is not None:  # not the same as no mark
-        raise KafkaException(found.error)
+    def asked(seconds: float) -> TopicPartition:
+        (found,) = consumer.committed([TopicPartition(topic, 0)], seconds)
+        if found.error is not None:  # not the same as no mark
+            raise KafkaException(found.error)
+        return found
+
+    found = _retried(asked)
     if found.offset <= 0:
         return None
     return mark_of(found.metadata) if found.metadata else Mark(found.offset - 1)
