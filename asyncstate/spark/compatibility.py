@@ -212,6 +212,17 @@ def leaf_schemas(df: DataFrame) -> list[str]:
     return [str(type(frame)(plan, frame.sparkSession).schema.json()) for plan in found.values()]
 
 
+def local_checkpoint(df: DataFrame) -> DataFrame:
+    """``df.localCheckpoint()``, in the session of ``df``: pyspark's client of Spark Connect puts the DataFrame into the
+    active session, whose server may not have its rows."""
+    kept: Any = df.localCheckpoint()
+    if is_connect(df) and kept.sparkSession is not df.sparkSession:
+        kept._plan._spark_session = df.sparkSession
+        kept = type(kept)(kept._plan, df.sparkSession)
+    found: DataFrame = kept
+    return found
+
+
 def free_checkpoint(kept: DataFrame) -> None:
     """Free the memory of a local checkpoint's rows. Over Spark Connect the server does that when the DataFrame and all
     that was made of it are gone."""
