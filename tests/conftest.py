@@ -6,6 +6,7 @@ Invariant: importing this file starts nothing and imports neither Spark nor Rock
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -196,24 +197,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     if java.returncode != 0:
         pytest.fail(f"tests that need Spark cannot run on this machine.\n{java.stderr}", pytrace=False)
     if os.environ.get(REMOTE):
-        yield from _remote_spark(tmp_path_factory.mktemp("connect"))
+        yield _remote_spark(tmp_path_factory.mktemp("connect"))
         return
     session = _start_spark(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
 
 
-def _remote_spark(folder: Path) -> Iterator[SparkSession]:
+def _remote_spark(folder: Path) -> SparkSession:
     from asyncstate.spark.session import remote_session
     from tests.connect.server import ConnectServer
 
     server = ConnectServer(folder)
-    try:
-        session = remote_session(server.url, {"spark.async-state.executor": "spark"})
-        yield session
-        session.stop()  # while there is a server: the end of this process would wait for it
-    finally:
-        server.kill()
+    atexit.register(server.kill)  # after Spark's clients, which would wait for it
+    return remote_session(server.url, {"spark.async-state.executor": "spark"})
 
 
 def _start_spark(folder: Path) -> SparkSession:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import functions as sf
 
 from asyncstate import RecordOperator, ValueStateDescriptor
-from asyncstate.errors import JobError, OperatorError, SqlError
+from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import InputSpec, RecordContext, Row
-from asyncstate.operators import GroupAggregate, LookupJoin, WindowAggregate, count, sum_, tumble
+from asyncstate.operators import Deduplicate, GroupAggregate, LookupJoin, WindowAggregate, count, sum_, tumble
 from asyncstate.spark import StreamingJob, apply_batch, read_state
 from asyncstate.spark.connect_files import ConnectFiles
+from asyncstate.spark.facts import known_changes
 from asyncstate.spark.prometheus import PrometheusProgress
 from asyncstate.spark.sinks import AppendSink, ParquetTarget, SqliteTarget, UpsertSink
 from asyncstate.spark.sources import debezium_json
@@ -246,11 +248,14 @@ def function(spark: SparkSession, folder: Path) -> Any:
 
 
 def initial(spark: SparkSession, folder: Path) -> Any:
-    """A source that starts from a table."""
+    """A source that starts from a table, and a table that does not stream."""
     job = _job(spark, folder)
     before = spark.sql("SELECT k, 1000L AS v, timestamp_seconds(0) AS at FROM range(5) AS t(k)")
     numbers = job.source("numbers", _numbers(spark, folder, 1), initial=before)
-    numbers.apply(_sums(), key="k", uid="sums").to(UpsertSink("k", _new_table(folder)))
+    more = job.table(
+        "more", spark.createDataFrame([(k, 5, None) for k in range(KEYS)], "k long, v long, at timestamp")
+    )
+    numbers.union(more).apply(_sums(), key="k", uid="sums").to(UpsertSink("k", _new_table(folder)))
     job.await_termination(_started(job.start))
     return dict(_table(folder))
 
@@ -328,7 +333,7 @@ def batch(spark: SparkSession, folder: Path) -> Any:
     from pyspark.sql import SparkSession
 
     newest = SparkSession.builder.remote(os.environ[URL]).create()
-    assert SparkSession.active() is newest
+    assert type(newest).active() is newest
     rows = spark.range(ROWS).selectExpr(f"id % {KEYS} as k", "id as v")
     found = apply_batch(_sums(), rows, key="k")
     totals = {str(row["k"]): row["total"] for row in found.where("row_kind = '+I'").collect()}
@@ -344,6 +349,44 @@ def batch(spark: SparkSession, folder: Path) -> Any:
     except OperatorError as error:
         failed = str(error)
     return {"totals": totals, "ended": ended, "failed": failed}
+
+
+def modes(spark: SparkSession, folder: Path) -> Any:
+    """What is known of rows that Spark has derived from the output of operators."""
+    return modes_of(spark)
+
+
+def modes_of(spark: SparkSession) -> dict[str, str]:
+    """The same in any session."""
+    sales = spark.createDataFrame([("a", 1), ("a", 2), ("b", 3)], "k string, v long")
+    upserts = apply_batch(GroupAggregate([sum_("v").alias("v")], emit_update_before=False), sales, key="k")
+    firsts = apply_batch(Deduplicate(time="processing"), sales, key="k")
+    other = spark.createDataFrame([("c", 1, "-D")], "k string, v long, row_kind string")
+    made = {
+        "filtered upserts": upserts.where("v > 2"),
+        "moved upserts": upserts.repartition(3),
+        "upserts and others": upserts.select("k", "v", "row_kind").union(other),
+        "others and upserts": other.union(upserts.select("k", "v", "row_kind")),
+        "joined upserts": other.join(
+            upserts.selectExpr("k AS own", "row_kind AS kind"), other.k == sf.col("own")
+        ),
+        "filtered insertions": firsts.where("v > 1").withColumn("w", firsts.v + 1),
+        "insertions and others": firsts.select("k", "v", "row_kind").union(other),
+        "others and insertions": other.union(firsts.select("k", "v", "row_kind")),
+        "insertions and their own": firsts.union(firsts.withColumn("row_kind", sf.lit("-D"))),
+        "insertions and upserts": firsts.select("k", "v", "row_kind").union(
+            upserts.select("k", "v", "row_kind")
+        ),
+        "other kinds": firsts.withColumn("row_kind", firsts.k),
+    }
+    return {name: _mode(df) for name, df in made.items()}
+
+
+def _mode(df: DataFrame) -> str:
+    try:
+        return known_changes(df).text
+    except SchemaError:
+        return "refused"
 
 
 def stopped(spark: SparkSession, folder: Path) -> Any:
@@ -563,11 +606,8 @@ def statements(spark: SparkSession, folder: Path) -> Any:
     job.source("numbers", numbers)
     job.load_plans((folder / "plan.json").read_text())
     job.sink("totals", UpsertSink("k", _new_table(folder)))
-    refused = ""
-    try:
-        job.sql("INSERT INTO totals SELECT k, max(v) AS total FROM numbers GROUP BY k")
-    except SqlError as error:
-        refused = str(error)
+    unknown = "INSERT INTO totals SELECT k, max(v) AS total FROM numbers GROUP BY k"
+    refused = [_refusal(functools.partial(job.sql, text)) for text in (unknown, f"EXPLAIN {STATEMENT}")]
     job.sql(STATEMENT)
     job.await_termination(_started(job.start))
     return {"table": dict(_table(folder)), "refused": refused}
@@ -581,6 +621,7 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "errors": errors,
     "refused": refused,
     "batch": batch,
+    "modes": modes,
     "lookups": lookups,
     "elsewhere": elsewhere,
     "watched": watched,

@@ -20,7 +20,7 @@ pytest.importorskip("pyspark")
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.sinks import SqliteTarget, UpsertSink
 from tests.conftest import ROOT
-from tests.connect.programs import KEYS, PAUSED, RESUME, ROWS, STATEMENT, _totals
+from tests.connect.programs import KEYS, PAUSED, RESUME, ROWS, STATEMENT, _totals, modes_of
 from tests.connect.server import ConnectServer
 
 if TYPE_CHECKING:
@@ -104,8 +104,10 @@ def test_a_function_uses_frames_and_session_of_the_client(
     assert found["batches"] == [0, 1, 2]
 
 
-def test_a_source_starts_from_a_table(server: ConnectServer, tmp_path: Path, mode: str) -> None:
-    expected = {k: total + 1000 for k, total in _totals(range(ROWS)).items()}
+def test_a_source_starts_from_a_table_and_another_is_one(
+    server: ConnectServer, tmp_path: Path, mode: str
+) -> None:
+    expected = {k: total + 1005 for k, total in _totals(range(ROWS)).items()}
     assert result("initial", server, tmp_path, mode) == expected
 
 
@@ -182,7 +184,10 @@ def test_statements_run_by_the_plans_of_a_classic_session(
     (tmp_path / "plan.json").write_text(job.compiled_plans())
     found = result("statements", server, tmp_path, mode)
     assert found["table"] == _totals(range(2 * ROWS))
-    assert "the compiled plans do not have this statement" in found["refused"]
+    unknown, explained = found["refused"]
+    assert unknown[0] == explained[0] == "SqlError"
+    assert "the compiled plans do not have this statement" in unknown[1]
+    assert "EXPLAIN" in explained[1]
 
 
 def test_an_operator_over_a_bounded_frame(server: ConnectServer, tmp_path: Path, mode: str) -> None:
@@ -190,6 +195,17 @@ def test_an_operator_over_a_bounded_frame(server: ConnectServer, tmp_path: Path,
     assert found["totals"] == _totals(range(ROWS))
     assert "after unpersist()" in found["ended"]
     assert "amount -30 of account 0" in found["failed"]
+
+
+def test_what_is_known_of_derived_rows_is_that_of_a_classic_session(
+    server: ConnectServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    found = result("modes", server, tmp_path, "sync")
+    assert found == modes_of(spark)
+    assert found["filtered insertions"] == "insert-only"
+    refused = {name for name, mode in found.items() if mode == "refused"}
+    assert refused == {name for name in found if "upserts" in name}
+    assert {found[name] for name in found.keys() - refused - {"filtered insertions"}} == {"retract"}
 
 
 def test_a_stopped_query_breaks_no_micro_batch_off(server: ConnectServer, tmp_path: Path, mode: str) -> None:
