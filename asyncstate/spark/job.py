@@ -692,19 +692,19 @@ class StreamingJob:
             raise JobError(f"job '{self.name}' has not been started; call start(), or name the query")
         if self._client is not None:
             self._client.follow(query)
-        lost = None
+        is_lost = False
         try:
             with suppress_log(context_of(self._spark), query.runId):
                 return query.awaitTermination(timeout)
         except Exception as failure:
             if self._is_refused:  # another thread has called stop()
                 return None if timeout is None else True
-            lost = None if self._client is None else lost_server(self.name, failure)
-            error = lost or self._own(failure)
+            error = self._own(failure)
             if error is None:
                 raise
+            is_lost = error.__cause__ is failure  # as lost_server says
         finally:
-            self._awaited(query, is_lost=lost is not None)
+            self._awaited(query, is_lost=is_lost)
         raise error  # outside the except clause it keeps its own context, not Spark's
 
     def _awaited(self, query: StreamingQuery, *, is_lost: bool) -> None:
@@ -726,9 +726,9 @@ class StreamingJob:
     def _own(self, failure: Exception) -> Exception | None:
         """The error that caused Spark's exception: that of the last micro-batch, or of a task."""
         if self._client is not None:  # the micro-batch has failed in another process
-            restored = restore(str(failure))
-            self._driver.last_error = restored or failure
-            return restored
+            found = restore(str(failure)) or lost_server(self.name, failure)
+            self._driver.last_error = found or failure
+            return found
         error = self.last_error
         if error is None:
             return restore(str(failure))

@@ -12,8 +12,9 @@ pytest.importorskip("pyspark")
 
 from asyncstate.driver.job_driver import HISTORY_BATCHES_MAX
 from asyncstate.driver.progress import Progress
-from asyncstate.errors import CheckpointError, EnvironmentSetupError
+from asyncstate.errors import CheckpointError, EnvironmentSetupError, JobError
 from asyncstate.spark.connect_batch import ServerBatch
+from asyncstate.spark.connect_client import lost_server, server_named
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.storage import LocalFiles
 
@@ -114,3 +115,21 @@ def test_a_server_with_another_version_is_refused() -> None:
         EnvironmentSetupError, match=r"has asyncstate .*, and the client 0\.0\.1; install the same"
     ):
         batch(SimpleNamespace(sparkSession=None), 0)  # type: ignore[arg-type]
+
+
+def test_a_lost_server_is_named() -> None:
+    for text in (
+        "[RETRIES_EXCEEDED] The maximum number of retries has been exceeded.",
+        "<_InactiveRpcError of RPC that terminated with: status = StatusCode.UNAVAILABLE",
+        "[INVALID_HANDLE.SESSION_CHANGED] The handle 1 is invalid. The existing Spark server driver has restarted.",
+        "[INVALID_HANDLE.SESSION_NOT_FOUND] The handle 1 is invalid. Session not found.",
+    ):
+        lost = lost_server("job", RuntimeError(text))
+        assert lost is not None
+        assert "job 'job': the server of Spark Connect has ended" in str(lost)
+        assert str(lost.__cause__) == text
+        with pytest.raises(JobError, match="the server of Spark Connect has ended"), server_named("job"):
+            raise RuntimeError(text)
+    assert lost_server("job", RuntimeError("[PATH_NOT_FOUND] no such folder")) is None
+    with pytest.raises(RuntimeError, match="no such folder"), server_named("job"):
+        raise RuntimeError("no such folder")
