@@ -158,7 +158,7 @@ def lost_server(name: str, error: Exception) -> JobError | None:
     if not _LOST.search(f"{type(error).__name__} {error}"):
         return None
     lost = JobError(
-        f"job '{name}': the server of Spark Connect has ended or was started anew, or cannot be reached; what it had "
+        f"job '{name}': the server of Spark Connect has ended or was started again, or cannot be reached; what it had "
         "not committed is replayed. When it is there, make a new session and the job again, and start it"
     )
     lost.__cause__ = error

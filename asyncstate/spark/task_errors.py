@@ -156,8 +156,8 @@ def _restored(sent: _Sent) -> Exception:
 
 
 def _class_of(name: str) -> type[Exception] | None:
-    """The class of exceptions of this name. Other names, such as those of functions, have none: whoever can write into
-    an error's text must not be able to call them."""
+    """The class of exceptions of this name. Other names, such as those of functions, have none: a text in an error must
+    not be able to call them."""
     found = getattr(errors, name, None) or getattr(builtins, name, None)
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 

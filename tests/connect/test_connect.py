@@ -261,7 +261,7 @@ def test_a_server_killed_in_the_middle_of_a_micro_batch_loses_nothing(
         server.start()
         told = ended(running, server)
         assert told["error"][0] == told["last"] == "JobError"
-        assert "job 'job': the server of Spark Connect has ended or was started anew" in told["error"][1]
+        assert "job 'job': the server of Spark Connect has ended or was started again" in told["error"][1]
         assert told["batches"] == [0]
         found = result("resumed", server, tmp_path, mode)
         assert found["table"] == _totals(range(4 * ROWS))
