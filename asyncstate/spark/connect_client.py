@@ -108,11 +108,14 @@ class ConnectClient:
 
     def end(self, query: StreamingQuery) -> None:
         """Record what has not been recorded, and delete the files, after ``query`` has ended."""
-        with self._lock, suppress(Exception):
-            if self._files is not None and not query.isActive:
-                self.refresh()
-                self._refused = self.is_refused
-                self._files.end()
+        with suppress(Exception):  # the server is gone
+            if query.isActive:  # asked without the lock: the answer may take long
+                return
+            with self._lock:
+                if self._files is not None:
+                    self.refresh()
+                    self._refused = self.is_refused
+                    self._files.end()
 
     def seconds_at_work(self, query: StreamingQuery) -> float | None:
         """Since the last micro-batch has ended; None if the query waits for rows."""

@@ -116,8 +116,8 @@ class ConnectFiles:
             self._files.delete(self._stop)
 
     def end(self) -> None:
-        """Delete the files, after the query has ended. The one of ``begin`` stays: the same writer can start another
-        query."""
+        """Delete what has been read, and the request to stop, after the query has ended. The file of ``begin`` stays:
+        the same writer can start another query."""
         with suppress(Exception):  # the next start tries again
-            found = self._files.list(self._own)
-            self._files.delete_files([name for name in found if name != self._begun])
+            found = self._files.list(self._progress)
+            self._files.delete_files([self._stop, *(name for name in found if name <= self._read)])
