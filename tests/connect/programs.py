@@ -329,11 +329,12 @@ def _fail(rows: DataFrame, batch_id: int) -> None:
 
 
 def batch(spark: SparkSession, folder: Path) -> Any:
-    """An operator over all rows of a DataFrame, in a session that is not the newest one."""
+    """An operator over all rows of a DataFrame, in a session that is not the active one."""
     from pyspark.sql import SparkSession
 
-    newest = SparkSession.builder.remote(os.environ[URL]).create()
-    assert type(newest).active() is newest
+    another = SparkSession.builder.remote(os.environ[URL]).create()
+    spark = spark if type(spark).active() is another else another
+    assert type(spark).active() is not spark
     rows = spark.range(ROWS).selectExpr(f"id % {KEYS} as k", "id as v")
     found = apply_batch(_sums(), rows, key="k")
     totals = {str(row["k"]): row["total"] for row in found.where("row_kind = '+I'").collect()}
