@@ -18,6 +18,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark.column_types import quoted
+from asyncstate.spark.facts import without
 from asyncstate.spark.sources.events import (
     DELETE,
     EVENT,
@@ -145,7 +146,7 @@ def json_rows(
         typing=typing,
     )
     given = map(names_of, (None, keep, None))
-    return changelog_of(df, event, Asked(source, value, malformed, *given)).drop(ROW_KIND_COLUMN)
+    return without(changelog_of(df, event, Asked(source, value, malformed, *given)), ROW_KIND_COLUMN)
 
 
 def _fields(row: str, typing: Typing) -> str:
