@@ -158,7 +158,7 @@ class LocalExecutor:
         return highest_event_time(rows.batch.column(event_time))
 
     def kept(self, rows: LocalRows, name: str) -> LocalRows:
-        """See ``Executor``."""
+        """``rows`` without those that are marked as dropped; counts these."""
         if DROPPED not in rows.schema.names:
             return rows
         self._observed[name] = self.dropped(rows)
@@ -166,7 +166,7 @@ class LocalExecutor:
         return _selected(good, [column for column in rows.schema.names if column != DROPPED])
 
     def dropped(self, rows: LocalRows) -> Observed:
-        """See ``Executor``."""
+        """The number of rows that are marked as dropped, and one mark."""
         marks = pc.drop_null(rows.batch.column(DROPPED))
         return Observed(len(marks), pc.min(marks).as_py())
 

@@ -53,7 +53,7 @@ _PROBLEM: Final = "__asyncstate_problem"
 _ROW: Final = "__asyncstate_row"
 
 _BOTH: Final = {"marked": MARKED, "counted": DROPPED}
-"""The modes that return good and malformed rows, and the column that tells them apart."""
+"""The modes that return good and malformed rows, and the column that distinguishes them."""
 
 INSERT, UPDATE, DELETE = "I", "U", "D"
 DECODED: Final = "__asyncstate_decoded"
