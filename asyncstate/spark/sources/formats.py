@@ -58,8 +58,8 @@ _SOURCE: Final = ("lsn", "file", "pos", "row", "commit_lsn", "change_lsn", "even
 POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
     name: (*places, PHASE) if name == "mysql" else (PHASE, *places) for name, places in _PLACES.items()
 }
-"""The columns that order the changes of a row, by connector: pass them as ``sequence``. The log of MySQL and MariaDB has
-whole transactions in the order of their commits, and a snapshot its place among them."""
+"""The columns that order the changes of a row, by connector: pass them as ``sequence``. The log of MySQL and MariaDB
+has whole transactions in the order of their commits, and a snapshot its place among them."""
 
 
 def debezium_json(
