@@ -78,7 +78,7 @@ def test_a_stage_counts_what_it_reads(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     again = counts_again(monkeypatch)
-    totals: list[Any] = []
+    totals, twice = list[Any](), list[Any]()
 
     def declared() -> StreamingJob:
         options = {"async-state.enabled": async_enabled, "async-state.executor": executor}
@@ -92,6 +92,8 @@ def test_a_stage_counts_what_it_reads(
             sink(totals), name="totals"
         )
         items.where("v > 100").apply(GroupAggregate(sums), key="k", uid="more").to(sink([]), name="more")
+        both = items.select("k", "v").union(items.select("k", "v"))
+        both.apply(GroupAggregate([count().alias("n")]), key="k", uid="twice").to(sink(twice), name="twice")
         return job
 
     put(spark, tmp_path / "in", "1", [*GOOD, *BAD], BROKERS_COLUMNS)
@@ -107,6 +109,7 @@ def test_a_stage_counts_what_it_reads(
     assert "topic orders, partition 3, offset 10" in warnings(caplog)[0]
     caplog.clear()
     assert sorted(row[:3] for row in totals) == [(1, 2, 5), (2, 1, 5)]
+    assert sorted(row[:2] for row in twice) == [(1, 4), (2, 2)]
     put(spark, tmp_path / "in", "2", GOOD, BROKERS_COLUMNS)
     with caplog.at_level(logging.WARNING):
         assert run(declared()) == {"items": {"rows": 0, "example": None}}
