@@ -92,7 +92,7 @@ class Program:
 
 def change(database: Any, chance: random.Random) -> None:
     """One change of either table; also of a key."""
-    customer, order, new = chance.randint(1, 60), chance.randint(1, 320), chance.randint(1_000, 10**6)
+    customer, order, new = chance.randint(1, 220), chance.randint(1, 320), chance.randint(1_000, 10**6)
     city = f"city{chance.randint(0, 9)}"
     statements: list[tuple[str, tuple[Any, ...]]] = [
         ("INSERT INTO customers VALUES (%s, %s)", (new, city)),
@@ -145,9 +145,11 @@ def test_the_page(kafka: KafkaBroker, tmp_path: Path) -> None:
                 "INSERT INTO cities SELECT 'city' || n, 'region' || n % 3 FROM generate_series(0, 7) n"
             )
             database.execute("INSERT INTO cities VALUES (%s, 'end'), ('Clocktown', 'time')", (LAST,))
-            database.execute("INSERT INTO customers SELECT n, 'city' || n % 10 FROM generate_series(1, 50) n")
             database.execute(
-                "INSERT INTO orders SELECT n, n % 60 + 1, n * 0.75 FROM generate_series(1, 300) n"
+                "INSERT INTO customers SELECT n, 'city' || n % 10 FROM generate_series(1, 200) n"
+            )
+            database.execute(
+                "INSERT INTO orders SELECT n, n % 220 + 1, n * 0.75 FROM generate_series(1, 300) n"
             )
         program = Program(folder, kafka.servers, place)
         with capture_of(tmp_path / "debezium", kafka, port) as capture:
