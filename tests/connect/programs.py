@@ -19,7 +19,16 @@ from pyspark.sql import functions as sf
 from asyncstate import RecordOperator, ValueStateDescriptor
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import InputSpec, RecordContext, Row
-from asyncstate.operators import Deduplicate, GroupAggregate, LookupJoin, WindowAggregate, count, sum_, tumble
+from asyncstate.operators import (
+    Deduplicate,
+    GroupAggregate,
+    LookupJoin,
+    WindowAggregate,
+    count,
+    max_,
+    sum_,
+    tumble,
+)
 from asyncstate.spark import StreamingJob, apply_batch, read_state
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import known_changes
@@ -563,7 +572,9 @@ def _pausing(spark: SparkSession, folder: Path, where: str) -> StreamingJob:
     operator.pause_in = folder if where == "operator" else None
     balances = job.source("numbers", _numbers(spark, folder, 4)).select("k", "v")
     target = PausingTarget(_new_table(folder).path, "totals", folder if where == "sink" else None)
-    balances.apply(operator, key="k", uid="balance").to(UpsertSink("k", target))
+    balances = balances.apply(operator, key="k", uid="balance")
+    last = balances.apply(GroupAggregate([max_("total").alias("total")]), key="k", uid="last")
+    last.to(UpsertSink("k", target))
     return job
 
 

@@ -225,14 +225,14 @@ def test_stop_raises_the_error_of_the_micro_batch(server: ConnectServer, tmp_pat
     assert found["left"] == ["begun"]
 
 
-def paused(folder: Path) -> int:
-    """The process that waits in the middle of a micro-batch."""
+def paused(folder: Path, running: subprocess.Popen[str]) -> int:
+    """The process that waits in the middle of a micro-batch of a running client."""
     never, deadline = threading.Event(), time.monotonic() + SECONDS_MAX
-    while time.monotonic() < deadline:
+    while running.poll() is None and time.monotonic() < deadline:
         if (folder / PAUSED).exists() and (text := (folder / PAUSED).read_text()).endswith("\n"):
             return int(text)
         never.wait(0.05)
-    pytest.fail("no micro-batch waits")
+    pytest.fail(f"no micro-batch waits: {running.communicate()}")
 
 
 def await_end(process: int) -> None:
@@ -256,7 +256,7 @@ def test_a_server_killed_in_the_middle_of_a_micro_batch_loses_nothing(
     server = ConnectServer(tmp_path / "server")
     try:
         running = client("operator" if where == "operator" else "sink", server, tmp_path, mode)
-        process = paused(tmp_path)
+        process = paused(tmp_path, running)
         server.kill(with_micro_batches=where != "JVM alone")
         server.start()
         told = ended(running, server)
@@ -279,7 +279,7 @@ def test_a_server_killed_in_the_middle_of_a_micro_batch_loses_nothing(
 
 def test_a_client_that_ends_leaves_its_query(server: ConnectServer, tmp_path: Path, mode: str) -> None:
     running = client("sink", server, tmp_path, mode)
-    paused(tmp_path)
+    paused(tmp_path, running)
     running.kill()
     running.communicate()
     (tmp_path / RESUME).touch()
