@@ -305,8 +305,8 @@ def errors(spark: SparkSession, folder: Path) -> Any:
     assert job._client is not None
     assert job._client._thread is not None
     job._client._thread.join(SECONDS_MAX)  # nobody awaits the query
-    error = job.last_error
-    found.append([type(error).__name__, str(error), ""])
+    last = job.last_error
+    found.append([type(last).__name__, str(last), ""])
     found.append([str(query.isActive), "", "\n".join(_left(folder / "source"))])
     return found
 
