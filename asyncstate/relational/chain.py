@@ -13,8 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import sqlglot
-
 from asyncstate.dataflow import Apply, Source, Stream
 from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.dataflow.changelog_inference import changes_by_itself
@@ -37,7 +35,7 @@ from asyncstate.operators import (
     unbounded,
     whole,
 )
-from asyncstate.relational.calls import Expressions
+from asyncstate.relational.calls import Expressions, words_of
 from asyncstate.runtime.declarations.uids import FILE_NAME_RULE, names_files
 from asyncstate.spark.column_types import quoted
 from asyncstate.state.expiring.ttl import Ttl
@@ -310,9 +308,9 @@ def _named(text: Any) -> tuple[str, Any]:
     """The name of a column and its text: ``"a"``, ``"date(at)"`` or ``"date(at) AS day"``."""
     if not isinstance(text, str):
         return str(text), text
-    tokens = sqlglot.tokenize(text, read="spark")
-    if len(tokens) > 2 and tokens[-2].text.lower() == "as":
-        return tokens[-1].text, text[: tokens[-2].start].strip()
+    words = words_of(text)
+    if len(words) > 2 and words.words[-2] == "AS":
+        return words.tokens[-1].value, text[: words.spans[-2][0]].strip()
     return column_of(text.strip()) or " ".join(text.split()), text
 
 
@@ -368,5 +366,5 @@ class _Placed:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SchemaError | sqlglot.errors.SqlglotError):
+        if isinstance(error, SchemaError):
             raise JobError(f"{caller()}: {self._method}: {str(error).splitlines()[0]}") from error

@@ -29,7 +29,7 @@ from asyncstate.sql import ir
 from asyncstate.sql.constant_join import ConstantJoin
 from asyncstate.sql.looking import is_met
 from asyncstate.sql.residual import arrow_condition
-from asyncstate.sql.rules import WINDOW_COLUMNS, retained
+from asyncstate.sql.rules import retained
 from asyncstate.state.expiring.ttl import Ttl
 
 _FOUND: Final = "__found"
@@ -157,7 +157,9 @@ class Builder:
 
     def _windowtable(self, node: ir.WindowTable, given: Built) -> Built:
         operator, key = ops.WindowTableFunction(_window(node.window)), [node.key or None]
-        made = [replace(one, name=name) for one, name in zip(node.columns[-3:], WINDOW_COLUMNS, strict=True)]
+        made = [
+            replace(one, name=name) for one, name in zip(node.columns[-3:], ir.WINDOW_COLUMNS, strict=True)
+        ]
         columns, time = (*node.columns[:-3], *made), node.time
         found = self._applied("windows", operator, [given], node, key, columns, event_time=time)
         return self._renamed(found, node)
@@ -291,6 +293,16 @@ class Builder:
         return self._renamed(self._applied("lookup-join", operator, [given], node, [key], columns), node)
 
     def _rank(self, node: ir.Rank, given: Built) -> Built:
+        operator: ops.Rank | ops.WindowRank
+        if node.windows:
+            operator = ops.WindowRank(
+                _orders(node.order),
+                node.limit,
+                offset=node.offset,
+                function=node.function,  # type: ignore[arg-type]
+                rank_column=node.number,
+            )
+            return self._applied("window-rank", operator, [given], node, [node.key])
         operator = ops.Rank(
             _orders(node.order),
             node.limit,

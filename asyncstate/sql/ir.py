@@ -17,6 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 FORMAT: Final = 2
+WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,8 @@ class LookupJoin(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rank(Node):
-    """The rows of each key with numbers in (offset, offset + limit]; ``number``: the column of the number."""
+    """The rows of each key with numbers in (offset, offset + limit]; ``number``: the column of the number;
+    ``windows``: of each window that closes, too, by the columns ``window_start`` and ``window_end``."""
 
     key: tuple[str, ...]
     order: tuple[Order, ...]
@@ -235,6 +237,7 @@ class Rank(Node):
     offset: int = 0
     function: str = "row_number"
     number: str | None = None
+    windows: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

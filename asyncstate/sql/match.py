@@ -24,7 +24,7 @@ from asyncstate.sql.build import skip_of
 from asyncstate.sql.catalyst import items, sql_errors
 from asyncstate.sql.expressions import id_of, ids_in, kind_of, type_of, walk
 from asyncstate.sql.residual import ResidualReader
-from asyncstate.sql.words import Words, unquoted
+from asyncstate.sql_words import Words, unquoted
 
 if TYPE_CHECKING:
     from asyncstate.sql.plans import Read, Reader

@@ -14,7 +14,6 @@ from asyncstate.sql import ir
 from asyncstate.sql.catalyst import COLUMN, items, option
 from asyncstate.sql.expressions import conjuncts, id_of, ids_in, is_only_valid, kind_of, refusal, type_of
 from asyncstate.sql.match import columns_read, read_match
-from asyncstate.sql.rules import WINDOW_COLUMNS
 from asyncstate.sql.syntax import Part
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _windows(
     time = own[part.time]
     if part.window[0] == "session":
         _check_closes(reader, node, own, part, plan)
-    made = tuple(ir.Column(reader.fresh(name), node.type_of(time)) for name in WINDOW_COLUMNS)
+    made = tuple(ir.Column(reader.fresh(name), node.type_of(time)) for name in ir.WINDOW_COLUMNS)
     node = ir.WindowTable(
         inputs=(node,),
         columns=(*node.columns, *made),
@@ -72,7 +71,7 @@ def _windows(
         window=part.window,
         sql=part.place,
     )
-    return node, {**own, **{name: one.name for name, one in zip(WINDOW_COLUMNS, made, strict=True)}}
+    return node, {**own, **{name: one.name for name, one in zip(ir.WINDOW_COLUMNS, made, strict=True)}}
 
 
 def _check_closes(reader: Reader, node: ir.Node, own: dict[str, str], part: Part, plan: Any) -> None:

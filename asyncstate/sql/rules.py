@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
+from asyncstate.sql.rankings import best_rows, of_closed_windows
 
-WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
-
-def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool]) -> ir.Node:
+def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool], keeps_all: bool = True) -> ir.Node:
     """The same plan with fewer nodes: a projection that only picks columns goes into the scan or projection below;
-    groups by windows of event time that close, see ``is_final``, become window aggregates."""
+    groups by windows of event time that close, see ``is_final``, become window aggregates; a join with the best of
+    each group becomes a ranking, unless rows are forgotten (not ``keeps_all``)."""
     readers = Counter(one for node in ir.walk(root) for one in node.inputs)
     done: dict[ir.Node, ir.Node] = {}
     for node in ir.walk(root):
@@ -31,6 +30,12 @@ def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool]) -> ir.Nod
             new = _merged(new, picked, readers[node.inputs[0]] == 1)
         if isinstance(new, ir.Aggregate):
             new = _closed(new, is_final) or new
+        if isinstance(new, ir.Rank):
+            new = of_closed_windows(new) or new
+        if keeps_all and isinstance(new, ir.Join):
+            new = best_rows(new) or new
+        if keeps_all and isinstance(new, ir.Filter) and readers[node.inputs[0]] == 1:
+            new = best_rows(new.inputs[0], new.conditions) or new
         done[node] = new
     return done[root]
 
@@ -62,7 +67,7 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
     if not isinstance(table, ir.WindowTable) or not is_final(table.inputs[0], table.time):
         return None
     (given,), time = table.inputs, table.time
-    windows = dict(zip(table.names[-3:], WINDOW_COLUMNS, strict=True))
+    windows = dict(zip(table.names[-3:], ir.WINDOW_COLUMNS, strict=True))
     key = {name: name for name in table.key}
     for one in reversed(chain):
         if isinstance(one, ir.Filter):
@@ -86,12 +91,12 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
     is_session = table.window[0] == "session"
     read = {name for call in node.calls for name in (*call.columns, call.where)}
     if (
-        not set(WINDOW_COLUMNS[:2]) <= {windows.get(name) for name in node.keys}
+        not set(ir.WINDOW_COLUMNS[:2]) <= {windows.get(name) for name in node.keys}
         or read & set(windows)
         or (is_session and {key.get(name) for name in keys} != set(table.key))
     ):
         return None
-    made = [ir.Column(name, given.type_of(time)) for name in WINDOW_COLUMNS]
+    made = [ir.Column(name, given.type_of(time)) for name in ir.WINDOW_COLUMNS]
     columns = [ir.Column(name, node.type_of(name)) for name in keys]
     found = ir.WindowAggregate(
         inputs=(given,),

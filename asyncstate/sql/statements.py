@@ -321,12 +321,12 @@ class SqlContext:
             return self._insert(read, state_ttl, changed)
         return self.query(read, state_ttl, changed).stream
 
-    def compile(self, parsed: Any, text: str, name: str) -> Compiled:
-        """Compile a parsed query."""
+    def compile(self, parsed: Any, text: str, name: str, keeps_all: bool = True) -> Compiled:
+        """Compile a parsed query; ``keeps_all``: no operator forgets rows."""
         analyzed = self.catalyst.analyzed(parsed, text)
         plan = self.catalyst.optimized(analyzed)
         reader = Reader(self.catalyst, self._is_final, self._syntax, self.lookups)
-        root = compacted(reader.read(plan), self._is_final)
+        root = compacted(reader.read(plan), self._is_final, keeps_all)
         self._check_volatile(reader, root)
         return Compiled(name, text, root, tuple(dict.fromkeys(reader.notes)))
 
@@ -370,7 +370,7 @@ class SqlContext:
                 f"{_COMPILE}. {'. '.join(differing)}"
             )
         else:
-            compiled = self.compile(read.query, read.text, name)
+            compiled = self.compile(read.query, read.text, name, state_ttl is None)
             compiled = replace(compiled, made_from=now, kind=read.kind, target=read.target)
         built = self.build(compiled, state_ttl, changed, keys)
         if read.kind == "view":

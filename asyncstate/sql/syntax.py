@@ -18,11 +18,11 @@ from pyspark.sql.types import StructField, StructType
 
 from asyncstate.errors import SqlError, StateDeclarationError
 from asyncstate.spark.column_types import quoted
+from asyncstate.sql import ir
 from asyncstate.sql.catalyst import sql_errors
 from asyncstate.sql.expressions import kind_of, type_of
 from asyncstate.sql.match import MatchOf, match_table
-from asyncstate.sql.rules import WINDOW_COLUMNS
-from asyncstate.sql.words import Words, unquoted
+from asyncstate.sql_words import Words, unquoted
 from asyncstate.state.expiring.ttl import StateTtl
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Syntax:
             or "timestamp" not in time.dataType.typeName()
         ):
             raise words.refusal(begin, end, "no column of times", "give DESCRIPTOR(time) of a timestamp")
-        clash = [name for name in WINDOW_COLUMNS if name in columns]
+        clash = [name for name in ir.WINDOW_COLUMNS if name in columns]
         lost = [name for name in key if name not in columns]
         if clash or lost or (key and kind != "SESSION"):
             raise words.refusal(
@@ -182,7 +182,7 @@ class Syntax:
             key=tuple(columns[name].name for name in key),
             window=(kind.lower(), *lengths),
         )
-        made = [StructField(name, time.dataType) for name in WINDOW_COLUMNS]
+        made = [StructField(name, time.dataType) for name in ir.WINDOW_COLUMNS]
         name, wrapped = self.add(part, StructType([*schema, *made])), words.has(at - 2, "TABLE (")
         wrapped &= words.word(close + 1) == ")"
         return words.replaced((at - 2 * wrapped, close + 1 + wrapped, name))
