@@ -95,12 +95,12 @@ def refusal(what: str, remedy: str, node: Any = None) -> SqlError:
     return SqlError(f"{where or 'the statement'}: not kept up to date: {what}; {remedy}")
 
 
-def leaves(text: str, kind: Any, is_nullable: bool = True) -> list[tuple[str, Any]]:
+def leaves(text: str, kind: Any, is_nullable: bool = True) -> list[tuple[str, str, Any]]:
     """Values that are the same where two of a type are, and can be keys: of a struct whether it is null, which is no
-    type of Spark but None, and those of its fields. (text, type)"""
+    type of Catalyst but None, and those of its fields. (text, type, type of Catalyst)"""
     if str(kind.typeName()) != "struct":
-        return [(text, kind)]
-    found: list[tuple[str, Any]] = [(f"({text}) IS NULL", None)] if is_nullable else []
+        return [(text, str(kind.catalogString()), kind)]
+    found: list[tuple[str, str, Any]] = [(f"({text}) IS NULL", "boolean", None)] if is_nullable else []
     for field in items(kind.toSeq()):
         found += leaves(f"({text}).{quoted(str(field.name()))}", field.dataType())
     return found

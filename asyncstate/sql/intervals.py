@@ -18,7 +18,8 @@ from asyncstate.sql.catalyst import items, option
 from asyncstate.sql.expressions import children, conjuncts, id_of, kind_of, type_of
 
 if TYPE_CHECKING:
-    from asyncstate.sql.plans import Read, Reader
+    from asyncstate.sql.plans import Reader
+    from asyncstate.sql.rows import Read
 
 _DAY_US: Final = 86_400_000_000
 _STRICT: Final = {

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from asyncstate.errors import SqlError
 
 if TYPE_CHECKING:
-    from asyncstate.sql.plans import Read, Reader
+    from asyncstate.sql.plans import Reader
+    from asyncstate.sql.rows import Given
 
 _COMPARED: Final = {
     "EqualTo": "=",
@@ -46,38 +47,27 @@ _PYTHON: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 class ResidualReader:
-    """Reads the conditions of a join; ``added`` gets the columns that they need of each side."""
+    """Reads the conditions of a join of two sides."""
 
     refused = (
         "reads both sides of a join that keeps or leaves out rows without a partner",
         "compute it of one side, or compare columns of both",
     )
 
-    def __init__(
-        self,
-        reader: Reader,
-        sides: Sequence[Read],
-        outputs: Sequence[set[int]],
-        added: Sequence[dict[str, tuple[str, str]]],
-    ) -> None:
-        self._reader, self._sides, self._outputs, self._added = reader, sides, outputs, added
+    def __init__(self, reader: Reader, sides: Sequence[Given], outputs: Sequence[set[int]]) -> None:
+        self._reader, self._sides, self._outputs = reader, sides, outputs
 
     def read(self, conditions: Sequence[Any]) -> Any:
         """The conditions, all of which must be true."""
         return functools.reduce(lambda one, two: ("and", one, two), map(self._condition, conditions))
 
     def _condition(self, e: Any) -> Any:
-        from asyncstate.sql.expressions import children, id_of, ids_in, kind_of, refusal, type_of
+        from asyncstate.sql.expressions import children, ids_in, kind_of, refusal, type_of
 
         read_by, kind = ids_in(e), kind_of(e)
-        for side, own in enumerate(self._outputs):
+        for side, own in zip(self._sides, self._outputs, strict=True):
             if read_by and read_by <= own:
-                names = self._sides[side].names
-                if kind == "AttributeReference":
-                    return "field", names[id_of(e)], type_of(e)
-                column = self._reader.fresh("condition")
-                self._added[side][column] = self._reader.text(e, names), type_of(e)
-                return "field", column, type_of(e)
+                return "field", side.column("condition", e), type_of(e)
         parts = [self._condition(one) for one in children(e)]
         if kind in ("And", "Or"):
             return kind.lower(), *parts
@@ -90,9 +80,8 @@ class ResidualReader:
         if kind in _COUNTED and type_of(e) in ("int", "bigint", "double"):
             return _COUNTED[kind], *parts
         if not read_by:
-            column = self._reader.fresh("condition")
-            self._added[0][column] = self._reader.text(e, {}), type_of(e)
-            return "field", column, type_of(e)
+            text = self._reader.text(e, {})
+            return "field", self._sides[0].computed("condition", text, type_of(e)), type_of(e)
         raise refusal(f"{e.sql()} {self.refused[0]}", self.refused[1], e)
 
 

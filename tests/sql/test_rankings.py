@@ -26,7 +26,7 @@ BEST = "(SELECT a, max(b) AS m FROM t GROUP BY a)"
 COUNTED = "(SELECT a, c, count(*) AS n, min(b) AS lo FROM t WHERE b > 1 GROUP BY a, c)"
 RANKINGS: dict[str, str] = {
     "equal": f"SELECT t.*, m FROM t JOIN {BEST} g ON t.a = g.a AND t.b = g.m",
-    "at least": f"SELECT t.a, b, c, g.a AS k FROM t JOIN {BEST} g ON t.a = g.a AND t.b >= g.m WHERE c <> 'x'",
+    "at least": f"SELECT t.a, b, c, g.a AS k FROM t JOIN {BEST} g ON t.a = g.a AND t.b >= g.m",
     "the other way round": f"SELECT b, c, m + 1 AS m FROM {BEST} g JOIN t ON g.a = t.a AND g.m <= t.b",
     "smallest text": "SELECT t.b, t.c FROM t, (SELECT b, min(c) AS m FROM t GROUP BY b) g WHERE t.b = g.b AND t.c <= m",
     "equal nulls": f"SELECT t.a, b, m FROM t JOIN {BEST} g ON t.a <=> g.a AND t.b >= m",
@@ -38,9 +38,10 @@ RANKINGS: dict[str, str] = {
     "joins": "WITH j AS (SELECT t.a, b, d FROM t JOIN u ON t.a = u.a) SELECT j.a, b, d FROM j JOIN (SELECT a, max(b) AS m FROM j GROUP BY a) g ON j.a = g.a AND b = m",
 }
 OTHERS: dict[str, str] = {
+    "chosen rows": f"SELECT t.a, b, c FROM t JOIN {BEST} g ON t.a = g.a AND t.b = g.m WHERE c <> 'x'",
     "other rows": "SELECT t.* FROM t JOIN (SELECT a, max(b) AS m FROM t WHERE c > 'x' GROUP BY a) g ON t.a = g.a AND t.b = m",
     "another table": "SELECT t.* FROM t JOIN (SELECT a, max(d) AS m FROM u GROUP BY a) g ON t.a = g.a AND t.b = m",
-    "another value": "SELECT t.* FROM t JOIN (SELECT a, max(b + 1) AS m FROM t GROUP BY a) g ON t.a = g.a AND t.b = m",
+    "another value": "SELECT t.* FROM t JOIN (SELECT a, max(greatest(b, 3)) AS m FROM t GROUP BY a) g ON t.a = g.a AND t.b = m",
     "another key": "SELECT t.* FROM t JOIN (SELECT b, max(a) AS m FROM t GROUP BY b) g ON t.a = g.b AND t.b = m",
     "the key's own": "SELECT t.* FROM t JOIN (SELECT b, max(b) AS m FROM t GROUP BY b) g ON t.a = g.b AND t.b = m",
     "a part of the key": "SELECT t.* FROM t JOIN (SELECT a, c, max(b) AS m FROM t GROUP BY a, c) g ON t.a = g.a AND t.b = m",
@@ -59,7 +60,8 @@ def test_rows_with_the_best_value_of_their_group_are_a_ranking(spark: SparkSessi
     assert " Rank" in operators(flow, tables, sql)
     assert operators(flow, tables, sql).count("Join") == (name == "joins")
     begins_async = list(RANKINGS).index(name) % 2 == 1
-    assert kept_right(flow, tables, sql, sql, async_enabled=begins_async) > 0
+    oracle = sql.replace("<=>", "IS NOT DISTINCT FROM")
+    assert kept_right(flow, tables, sql, oracle, async_enabled=begins_async) > 0
 
 
 @pytest.mark.parametrize("name", OTHERS)
