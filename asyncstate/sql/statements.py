@@ -124,7 +124,7 @@ class Table:
     def facts(self) -> list[Any]:
         """All that a plan over it depends on."""
         built = self.built
-        schema, changes = str(built.facts.schema.remove_metadata()), built.changes.text
+        schema, changes = str(built.schema.remove_metadata()), built.changes.text
         return [schema, changes, self.event_time, self.has_delay, self.has_sequence]
 
 
@@ -167,7 +167,7 @@ class SqlContext:
                 raise SqlError("a statement is compiled by a Spark session; give one, or run a stored plan")
             self._catalyst = Catalyst(self._spark)
             for name, table in self.tables.items():
-                self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
+                self._catalyst.add(name, from_arrow_schema(table.built.schema))
             for name, lookup in self.lookups.items():
                 self._catalyst.add(name, from_arrow_schema(lookup.schema))
         return self._catalyst
@@ -182,7 +182,7 @@ class SqlContext:
         self.check_free(name)
         self.tables[name] = table
         if self._catalyst is not None:
-            self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
+            self._catalyst.add(name, from_arrow_schema(table.built.schema))
 
     def add_lookup(
         self, name: str, lookup: Any, key: SchemaLike, columns: SchemaLike, options: Mapping[str, Any]
