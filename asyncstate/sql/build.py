@@ -26,9 +26,8 @@ from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.relational.calls import aggregate_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
+from asyncstate.sql.conditions import arrow_condition, is_met
 from asyncstate.sql.constant_join import ConstantJoin
-from asyncstate.sql.looking import is_met
-from asyncstate.sql.residual import arrow_condition
 from asyncstate.sql.rules import retained
 from asyncstate.state.expiring.ttl import Ttl
 

@@ -25,6 +25,15 @@ _TRANSPARENT: Final = {
     *("KnownNotContainsNull", "ArrayDistinctKey", "Alias"),
 }
 _SUBQUERIES: Final = {"Exists", "ListQuery", "InSubquery", "DynamicPruningSubquery", "LateralSubquery"}
+COMPARISONS: Final = {
+    "EqualTo": "=",
+    "EqualNullSafe": "<=>",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+}
+"""Catalyst's comparisons, and their signs."""
 _LAMBDA: Final = "lambdafunction("
 _ID: Final = re.compile(r"#\d+L?")
 

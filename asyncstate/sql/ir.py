@@ -156,7 +156,7 @@ class WindowTable(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Match(Node):
     """A row for each run of a key's rows that matches ``pattern``. ``define``: (variable, whether its condition looks
-    back, the condition, see ``looking``, or a column); ``calls``: the measures, with a variable in ``where``;
+    back, the condition, see ``conditions``, or a column); ``calls``: the measures, with a variable in ``where``;
     ``after``: the words of AFTER MATCH."""
 
     key: tuple[str, ...]
@@ -179,7 +179,7 @@ class Kept(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Join(Node):
     """``how``: inner, left, right, full, semi, anti, or mark, which adds a boolean column, whether there is a partner.
-    ``condition``: what the join itself checks of candidate rows, see ``residual``."""
+    ``condition``: what the join itself checks of candidate rows, see ``conditions``."""
 
     how: str
     left_key: tuple[str, ...] = ()

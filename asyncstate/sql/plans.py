@@ -25,7 +25,9 @@ from asyncstate.sql import ir
 from asyncstate.sql.aggregates import read_aggregate
 from asyncstate.sql.build import LookupTable
 from asyncstate.sql.catalyst import Catalyst, items, option, sql_errors
+from asyncstate.sql.conditions import FLIPPED
 from asyncstate.sql.expressions import (
+    COMPARISONS,
     Expressions,
     children,
     conjuncts,
@@ -59,19 +61,6 @@ _JOINS: Final = {
 }
 _RANKS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 _SHARED: Final = {"Aggregate", "Join", "Window"}
-_FLIPPED: Final = {
-    "LessThan": "GreaterThan",
-    "LessThanOrEqual": "GreaterThanOrEqual",
-    "GreaterThan": "LessThan",
-    "GreaterThanOrEqual": "LessThanOrEqual",
-}
-_SIGNS: Final = {
-    "LessThan": "<",
-    "LessThanOrEqual": "<=",
-    "GreaterThan": ">",
-    "GreaterThanOrEqual": ">=",
-    "EqualTo": "=",
-}
 _ORDERED: Final = {
     *("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
     *("string", "date", "timestamp", "timestamp_ntz"),
@@ -299,12 +288,12 @@ class Reader:
 
     def _compared_with_one_row(self, read: Read, condition: Any) -> Read | None:
         """The rows whose value compares with one that is computed of a scalar subquery alone; None for another form."""
-        kind = kind_of(condition)
-        if kind not in (*_FLIPPED, "EqualTo"):
+        sign = COMPARISONS.get(kind_of(condition))
+        if sign not in FLIPPED:
             return None
         value, bound = condition.left(), condition.right()
         if _scalar_subqueries(value):
-            value, bound, kind = bound, value, _FLIPPED.get(kind, kind)
+            value, bound, sign = bound, value, FLIPPED[sign]
         of_value, of_bound = map(_scalar_subqueries, (value, bound))
         simple = not of_value and ids_in(value) and len(of_bound) == 1 and not ids_in(bound)
         if not simple or type_of(value) != type_of(bound) or type_of(value).split("(")[0] not in _ORDERED:
@@ -320,7 +309,7 @@ class Reader:
             inputs=(rows, ir.Project(inputs=(sub.node,), columns=(limit,), texts=(text,))),
             columns=rows.columns,
             column=column,
-            comparison=_SIGNS[kind],
+            comparison=sign,
             bound=limit.name,
             sql=fragment(condition),
         )
@@ -669,18 +658,13 @@ def _bound(condition: Any, own: int) -> tuple[int | None, int | None] | None:
         and id_of(condition.child()) == own
     ):
         return None, None
-    if kind not in (*_FLIPPED, "EqualTo"):
+    sign = COMPARISONS.get(kind)
+    if sign not in FLIPPED:
         return None
     a, b = condition.left(), condition.right()
     if kind_of(a) == "Literal":
-        a, b, kind = b, a, _FLIPPED.get(kind, kind)
+        a, b, sign = b, a, FLIPPED[sign]
     if kind_of(a) != "AttributeReference" or id_of(a) != own or kind_of(b) != "Literal":
         return None
     n = int(b.toString())
-    return {
-        "LessThan": (None, n - 1),
-        "LessThanOrEqual": (None, n),
-        "EqualTo": (n, n),
-        "GreaterThan": (n + 1, None),
-        "GreaterThanOrEqual": (n, None),
-    }[kind]
+    return {"<": (None, n - 1), "<=": (None, n), "=": (n, n), ">": (n + 1, None), ">=": (n, None)}[sign]

@@ -2,87 +2,30 @@
 
 Owns: ``best_rows``, rows that are joined with the largest or smallest value of their own group; ``of_closed_windows``,
 rankings of windows that the watermark closes.
-Invariant: two nodes have the same rows only if they read the same ones in the same way; what is not certain is left as
-it is.
+Invariant: what is not certain to have the same rows is left as it is.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
-from asyncstate.sql_words import Words, unquoted
+from asyncstate.sql.conditions import FLIPPED
+from asyncstate.sql.lineage import is_valid, origin_of
 
 _COMPARED: Final = re.compile(r"\(`?(\w+)`? (>=|<=) `?(\w+)`?\)")
 _VALID: Final = re.compile(r"\(`?(\w+)`? IS NOT NULL\)")
-_FIELD: Final = re.compile(r"\(*named_struct\('start', (`\w+`), 'end', (`\w+`)\)+\.`?(start|end)`?")
 _ORDERED: Final = {
     *("tinyint", "smallint", "int", "bigint", "decimal", "string", "date", "timestamp", "timestamp_ntz")
 }
 """Types whose equal values are one value: of floats, 0.0 and -0.0 are two."""
 _BEST: Final = {"max": ">=", "min": "<="}
-_FLIPPED: Final = {">=": "<=", "<=": ">="}
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """Which rows a node has, whatever their columns are called: those of ``rows`` for which the ``conditions`` are
-    true. ``columns``: what each column is, in the same words for all nodes with these ``rows``."""
-
-    rows: Any
-    conditions: frozenset[str]
-    columns: Mapping[str, str]
-
-
-def _origin(node: ir.Node) -> _Origin:
-    if isinstance(node, ir.Scan):
-        own = dict(zip(node.names, map(quoted, node.own), strict=True))
-        return _Origin(("Scan", node.source), frozenset(), own)
-    if not isinstance(node, ir.Project | ir.Filter | ir.Aggregate | ir.WindowAggregate):
-        return _Origin(node, frozenset(), {name: quoted(name) for name in node.names})
-    below = _origin(node.inputs[0])
-    if isinstance(node, ir.Project):
-        made = [_renamed(text, below.columns) for text in node.texts]
-        made = [text if column_of(text) else f"({text})" for text in made]
-        return replace(below, columns=dict(zip(node.names, made, strict=True)))
-    if isinstance(node, ir.Filter):
-        conditions = {_renamed(text, below.columns) for text in node.conditions}
-        return replace(below, conditions=below.conditions | conditions)
-    how = (node.window, below.columns[node.time]) if isinstance(node, ir.WindowAggregate) else ()
-    keys = {name: below.columns[name] for name in node.keys}
-    columns = {name: quoted(name) for name in ir.WINDOW_COLUMNS if name in node.names} | keys
-    valid = [columns[name] for name in ir.WINDOW_COLUMNS if how and name in columns]
-    for call in node.calls:
-        read = [None if name is None else below.columns[name] for name in (*call.columns, call.where)]
-        columns[call.name] = f"({call.function}{(call.distinct, *call.numbers, *read)})"
-        valid += [columns[call.name]] if call.function == "count" else []
-    rows = type(node).__name__, below.rows, below.conditions, frozenset(keys.values()), how
-    return _Origin(rows, frozenset(map(_is_valid, valid)), columns)
-
-
-def _renamed(text: str, columns: Mapping[str, str]) -> str:
-    """A text with other texts in place of its columns; of a window that is made of two columns, one of them."""
-    words, known = Words(text), {name.lower(): one for name, one in columns.items()}
-    names = [(at, unquoted(words.cut(at, at + 1))) for at in range(len(words)) if words.is_name(at)]
-    is_column = [words.word(at - 1) != "." and words.word(at + 1) != "(" for at, _ in names]
-    parts = [
-        (at, at + 1, known[name])
-        for (at, name), is_one in zip(names, is_column, strict=True)
-        if is_one and name in known
-    ]
-    found = words.replaced(*parts)
-    field = _FIELD.fullmatch(found)
-    return found if field is None else field[1 if field[3] == "start" else 2]
-
-
-def _is_valid(text: str) -> str:
-    return f"({text} IS NOT NULL)"
 
 
 def best_rows(join: ir.Node, conditions: Sequence[str] = ()) -> ir.Node | None:
@@ -126,7 +69,7 @@ def _best_rows(
         parts = _COMPARED.fullmatch(text)
         name, sign, bound = ("", "", "") if parts is None else parts.groups()
         if name in names:
-            name, sign, bound = bound, _FLIPPED[sign], name
+            name, sign, bound = bound, FLIPPED[sign], name
         is_bound = name in rows.names and names.get(bound) not in (None, *group.keys)
         values += [(name, names.get(bound), sign)] if is_bound else []
         rest += [] if is_bound else [text]
@@ -147,11 +90,11 @@ def _best_rows(
         or not_null - {call.name, *(() if join.null_safe else group.keys)}
     ):
         return None
-    left, right = _origin(rows), _origin(group.inputs[0])
+    left, right = origin_of(rows), origin_of(group.inputs[0])
     same[call.columns[0]] = value
     if left.rows != right.rows or any(left.columns[one] != right.columns[two] for two, one in same.items()):
         return None
-    checked = {_is_valid(left.columns[one]): one for one in ([value] if join.null_safe else same.values())}
+    checked = {is_valid(left.columns[one]): one for one in ([value] if join.null_safe else same.values())}
     if left.conditions - set(checked) != right.conditions - set(checked):
         return None
     shown = {name: same[one] for name, one in names.items() if one in group.keys}
@@ -169,7 +112,7 @@ def _best_rows(
         sql=join.sql,
     )
     ranked = of_closed_windows(rank) or rank
-    nulls = [_is_valid(quoted(one)) for text, one in checked.items() if text not in left.conditions]
+    nulls = [is_valid(quoted(one)) for text, one in checked.items() if text not in left.conditions]
     if nulls:
         ranked = ir.Filter(inputs=(ranked,), columns=ranked.columns, conditions=tuple(nulls))
     texts = tuple(quoted(shown[name]) for name in join.names)
@@ -186,7 +129,7 @@ def of_closed_windows(rank: ir.Rank) -> ir.Node | None:
     while isinstance(below, ir.Project):
         chain.append(below)
         (below,) = below.inputs
-    above, origin = _origin(rank.inputs[0]).columns, _origin(below)
+    above, origin = origin_of(rank.inputs[0]).columns, origin_of(below)
     names = {text: name for name, text in origin.columns.items()}
     key = [names.get(above[name]) for name in rank.key]
     order = [replace(one, column=names.get(above[one.column], "")) for one in rank.order]

@@ -1,7 +1,7 @@
 """Rules over compiled plans.
 
 Owns: ``compacted``, which leaves out projections that another one can take over, and makes one operator of windows and
-their aggregation; ``event_time_source``; ``retained``.
+their aggregation; ``retained``.
 Must not import Spark.
 """
 
@@ -116,16 +116,3 @@ def retained(node: ir.Node) -> ir.Kept | None:
     while isinstance(node, ir.Project | ir.Filter | ir.Explode):
         (node,) = node.inputs
     return node if isinstance(node, ir.Kept) else None
-
-
-def event_time_source(node: ir.Node, column: str) -> tuple[str, str] | None:
-    """The source and the column there that ``column`` is, if rows come from it without an operator."""
-    while not isinstance(node, ir.Scan):
-        if isinstance(node, ir.Project):
-            below = column_of(node.texts[node.names.index(column)])
-        else:
-            below = column if isinstance(node, ir.Filter) else None
-        if below is None or below not in node.inputs[0].names:
-            return None
-        (node,), column = node.inputs, below
-    return node.source, node.own[node.names.index(column)]

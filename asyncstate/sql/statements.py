@@ -25,8 +25,9 @@ from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
 from asyncstate.sql.changes import Operators, digests
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
+from asyncstate.sql.lineage import event_time_source
 from asyncstate.sql.plans import Reader
-from asyncstate.sql.rules import compacted, event_time_source
+from asyncstate.sql.rules import compacted
 from asyncstate.sql.syntax import Syntax
 from asyncstate.state.expiring.ttl import Ttl
 
