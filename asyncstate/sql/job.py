@@ -87,6 +87,5 @@ class JobSql:
             )
         schema, changes = stream._flow.facts_of(stream.node)
         times = stream.node.times
-        event_time = times.event_time if times.event_time in schema.names else None
-        has_delay, has_sequence = times.watermark_delay is not None, bool(times.sequence)
-        self.context.add(name, Table(Built(stream, schema, changes), event_time, has_delay, has_sequence))
+        times = times._replace(event_time=times.event_time if times.event_time in schema.names else None)
+        self.context.add(name, Table(Built(stream, schema, changes), times))

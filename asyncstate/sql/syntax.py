@@ -116,7 +116,7 @@ class Syntax:
         table, alias = self._context.table(unquoted(own)), alias or own
         if is_now and unquoted(own) in map(str.lower, self._context.lookups):
             return words.replaced((begin, end, f"{own} AS {alias}"))
-        if table is None or not time or not (is_now or table.event_time):
+        if table is None or not time or not (is_now or table.times.event_time):
             raise words.refusal(
                 begin,
                 end,
@@ -131,11 +131,13 @@ class Syntax:
         if is_now:
             name = self.add(part, self.schema_of(part.query))
             return words.replaced((begin, end, f"{name} AS {alias}"))
-        part = Part(part.what, part.query, part.place, time=table.event_time)
+        part = Part(part.what, part.query, part.place, time=table.times.event_time)
         stop = words.condition_end(end + 1)
         if words.word(end) != "ON" or stop == end + 1:
             raise words.refusal(begin, end, "a temporal join without ON", "write ON l.key = t.key after it")
-        condition = f"({words.cut(end + 1, stop)}) AND {time} >= {alias}.{quoted(str(table.event_time))}"
+        condition = (
+            f"({words.cut(end + 1, stop)}) AND {time} >= {alias}.{quoted(str(table.times.event_time))}"
+        )
         name = self.add(part, self.schema_of(part.query))
         return words.replaced((begin, end, f"{name} AS {alias}"), (end + 1, stop, condition))
 
