@@ -214,7 +214,7 @@ def _window(reader: Reader, plan: Any, grouping: list[Any], below: set[int]) -> 
                 raise refusal(
                     "a window of several columns of time", "compute the time in a subquery first", plan
                 )
-            with reader.raw_times({id_of(one): times[0]}, plan.child()):
+            with reader.raw_times(id_of(one), times[0], plan.child()):
                 child = reader.plan(plan.child(), below)
             time = child.names[id_of(one)]
             if reader.is_final(child.node, time):

@@ -71,12 +71,11 @@ def interval_join(node: ir.Join, interval: Interval) -> ir.Node:
         if interval.nullable[side]:
             timed = ir.Filter(inputs=(given,), columns=given.columns, conditions=(f"{time} IS NOT NULL",))
             inputs[side] = timed
-            texts = (
-                quoted(one.name) if one in given.columns else f"CAST(NULL AS {one.type})"
+            made = {
+                one: quoted(one.name) if one in given.columns else f"CAST(NULL AS {one.type})"
                 for one in node.columns
-            )
-            alone = replace(timed, conditions=(f"{time} IS NULL",))
-            around.append(ir.Project(inputs=(alone,), columns=node.columns, texts=tuple(texts)))
+            }
+            around.append(ir.Project.of(replace(timed, conditions=(f"{time} IS NULL",)), made))
     joined = ir.IntervalJoin(
         inputs=tuple(inputs),
         columns=node.columns,

@@ -102,6 +102,11 @@ class Project(Node):
 
     texts: tuple[str, ...]
 
+    @classmethod
+    def of(cls, node: Node, made: Mapping[Column, str], sql: str = "") -> Project:
+        """Columns, each with its text, of the rows of a node."""
+        return cls(inputs=(node,), columns=tuple(made), texts=tuple(made.values()), sql=sql)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Filter(Node):

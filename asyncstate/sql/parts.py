@@ -85,11 +85,8 @@ def _check_closes(reader: Reader, node: ir.Node, own: dict[str, str], part: Part
 def _picked(reader: Reader, node: ir.Node, own: dict[str, str], wanted: Collection[Any]) -> Read:
     """These columns of a leaf, under names of their own: the same rows may be read twice."""
     names = {id_of(one): reader.name(one) for one in wanted}
-    columns = tuple(reader.column(one, reader.name(one)) for one in wanted)
-    texts = tuple(quoted(own[own_name(one)]) for one in wanted)
-    if not wanted:
-        return Read(node, {})
-    return Read(ir.Project(inputs=(node,), columns=columns, texts=texts), names)
+    made = {reader.column(one): quoted(own[own_name(one)]) for one in wanted}
+    return Read(ir.Project.of(node, made) if made else node, names)
 
 
 # -- joins ---------------------------------------------------------------------------------------------------
@@ -221,7 +218,7 @@ def _looked_up(
     names, rows = {id_of(one): reader.name(one) for one in found}, given.node()
     node = ir.LookupJoin(
         inputs=(rows,),
-        columns=(*rows.columns, *(reader.column(one, reader.name(one)) for one in found)),
+        columns=(*rows.columns, *(reader.column(one) for one in found)),
         source=name,
         how=how,
         key=tuple(sent[column] for column in lookup.key.names),

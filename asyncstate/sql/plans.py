@@ -100,18 +100,17 @@ class Reader:
             raise SqlError(
                 "the statement reads no source; its rows never change, so there is nothing to keep up to date"
             )
-        texts, columns, used = [], [], dict[str, int]()
+        made, used = dict[ir.Column, str](), set[str]()
         for attribute in items(plan.output()):
             own = str(attribute.name())
-            used[own.lower()] = used.get(own.lower(), 0) + 1
             if own.lower() == ROW_KIND_COLUMN:
                 raise refusal(f"'{own}' is the changelog's own column", "give the column another name", plan)
-            if used[own.lower()] > 1:
+            if own.lower() in used:
                 raise refusal(f"two columns are called '{own}'", "give each a name of its own with AS", plan)
-            texts.append(quoted(found.names[id_of(attribute)]))
-            columns.append(ir.Column(own, type_of(attribute)))
+            used.add(own.lower())
+            made[ir.Column(own, type_of(attribute))] = quoted(found.names[id_of(attribute)])
         self.expressions.check()
-        return ir.Project(inputs=(found.node,), columns=tuple(columns), texts=tuple(texts))
+        return ir.Project.of(found.node, made)
 
     # -- names and columns --------------------------------------------------------------------------------
 
@@ -126,15 +125,14 @@ class Reader:
         """A name for a column that the statement does not have."""
         return self._named.of(f"__{what}")
 
-    def column(self, expression: Any, name: str) -> ir.Column:
-        """A column of the type of the expression."""
-        return ir.Column(name, type_of(expression))
+    def column(self, attribute: Any) -> ir.Column:
+        """The column that is named after an attribute."""
+        return ir.Column(self.name(attribute), type_of(attribute))
 
     @contextmanager
-    def raw_times(self, windows: dict[int, Any], plan: Any) -> Iterator[None]:
+    def raw_times(self, own: int, time: Any, plan: Any) -> Iterator[None]:
         """Meanwhile a column of windows has the time that they are made of, wherever it is renamed in ``plan``."""
-        (own, time), before = next(iter(windows.items())), self._raw_times
-        found = {own: time}
+        found, before = {own: time}, self._raw_times
         while kind_of(plan) in ("Project", "Filter"):
             for one in items(plan.projectList()) if kind_of(plan) == "Project" else ():
                 if (
@@ -181,17 +179,15 @@ class Reader:
 
     def _again(self, read: Read, output: list[int], plan: Any, needed: Needed) -> Read | None:
         """A subplan that was read before, under the names of this one; None if it lacks a column."""
-        texts, columns, names = [], [], {}
+        made, names = dict[ir.Column, str](), dict[int, str]()
         for old, attribute in zip(output, items(plan.output()), strict=True):
             if old in read.names:
-                new = self.name(attribute)
-                names[id_of(attribute)] = new
-                texts.append(quoted(read.names[old]))
-                columns.append(ir.Column(new, read.node.type_of(read.names[old])))
+                names[id_of(attribute)] = new = self.name(attribute)
+                made[ir.Column(new, read.node.type_of(read.names[old]))] = quoted(read.names[old])
             elif needed is None or id_of(attribute) in needed:
                 return None
         self.notes.append(f"{fragment(plan) or kind_of(plan)} is computed once")
-        return Read(ir.Project(inputs=(read.node,), columns=tuple(columns), texts=tuple(texts)), names)
+        return Read(ir.Project.of(read.node, made), names)
 
     def _reads_source(self, plan: Any) -> bool:
         """Whether a plan reads a source, also in subqueries. Each node is asked once, and tagged with the answer."""
@@ -215,7 +211,7 @@ class Reader:
                 "declare it with job.table(...), or join it by a lookup",
                 plan,
             )
-        return Read(ir.Constant.of(table, tuple(self.column(one, self.name(one)) for one in output)), names)
+        return Read(ir.Constant.of(table, tuple(map(self.column, output))), names)
 
     def _logicalrdd(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
@@ -232,7 +228,7 @@ class Reader:
         wanted = [one for one in output if needed is None or id_of(one) in needed] or output[:1]
         names = {id_of(one): self.name(one) for one in wanted}
         node = ir.Scan(
-            columns=tuple(self.column(one, self.name(one)) for one in wanted),
+            columns=tuple(map(self.column, wanted)),
             source=source,
             own=tuple(map(own_name, wanted)),
         )
@@ -246,10 +242,10 @@ class Reader:
 
     def projected(self, below: Read, wanted: Sequence[Any], replaced: dict[int, str]) -> Read:
         """The named expressions ``wanted`` over a node."""
-        texts, columns, names = [], [], {}
+        made, names = dict[ir.Column, str](), dict[int, str]()
         for one in wanted:
             bare = one.child() if kind_of(one) == "Alias" else one
-            new = self.name(one)
+            names[id_of(one)] = new = self.name(one)
             if id_of(one) in self._raw_times:
                 raw = self._raw_times[id_of(one)]
                 bare = raw if id_of(raw) in below.names else bare
@@ -257,12 +253,11 @@ class Reader:
                 raise refusal(
                     "session_window that is not grouped by", "group by it and the columns of a session", one
                 )
-            texts.append(self.text(bare, below.names, replaced))
-            columns.append(self.column(self._raw_times.get(id_of(one), bare), new))
-            names[id_of(one)] = new
-        if not texts:  # only the number of rows is read
-            texts, columns = ["1"], [ir.Column(self.fresh("row"), "int")]
-        return Read(ir.Project(inputs=(below.node,), columns=tuple(columns), texts=tuple(texts)), names)
+            column = ir.Column(new, type_of(self._raw_times.get(id_of(one), bare)))
+            made[column] = self.text(bare, below.names, replaced)
+        if not made:  # only the number of rows is read
+            made[ir.Column(self.fresh("row"), "int")] = "1"
+        return Read(ir.Project.of(below.node, made), names)
 
     def _filter(self, plan: Any, needed: Needed) -> Read:
         conditions = [one for one in conjuncts(plan.condition()) if not is_only_valid(one, self._raw_times)]
@@ -299,14 +294,14 @@ class Reader:
         if not simple or type_of(value) != type_of(bound) or type_of(value).split("(")[0] not in _ORDERED:
             return None
         given = Given(self, read)
-        text = self._typed(value, given.text(value))
+        text = _exact(value, given.text(value))
         column = column_of(text) or given.computed("compared", text, type_of(value))
         sub, own = self._one_row(of_bound[0])
         limit = ir.Column(self.fresh("bound"), type_of(bound))
-        text = self._typed(bound, self.text(bound, {}, {id_of(of_bound[0]): quoted(own)}))
+        text = _exact(bound, self.text(bound, {}, {id_of(of_bound[0]): quoted(own)}))
         rows = given.node()
         node = ir.DynamicFilter(
-            inputs=(rows, ir.Project(inputs=(sub.node,), columns=(limit,), texts=(text,))),
+            inputs=(rows, ir.Project.of(sub.node, {limit: text})),
             columns=rows.columns,
             column=column,
             comparison=sign,
@@ -314,11 +309,6 @@ class Reader:
             sql=fragment(condition),
         )
         return Read(node, read.names).only(read.node.names)
-
-    def _typed(self, expression: Any, text: str) -> str:
-        """The text with its type, where engines count the digits of decimals in different ways."""
-        kind = type_of(expression)
-        return f"CAST({text} AS {kind})" if kind.startswith("decimal") else text
 
     def _one_row(self, subquery: Any) -> tuple[Read, str]:
         """The rows of a scalar subquery, and the name of its column."""
@@ -338,35 +328,24 @@ class Reader:
                 if id_of(one) in replaced:
                     continue
                 sub, own = self._one_row(one)
-                column = self.fresh("scalar")
-                kind = ir.Column(column, type_of(one))
-                value = ir.Project(inputs=(sub.node,), columns=(kind,), texts=(quoted(own),))
+                column = ir.Column(self.fresh("scalar"), type_of(one))
                 node = ir.Join(
-                    inputs=(read.node, value),
-                    columns=(*read.node.columns, kind),
+                    inputs=(read.node, ir.Project.of(sub.node, {column: quoted(own)})),
+                    columns=(*read.node.columns, column),
                     how="single",
                     sql=fragment(one),
                 )
                 read = Read(node, read.names)
-                replaced[id_of(one)] = quoted(column)
+                replaced[id_of(one)] = quoted(column.name)
         return read, replaced
 
-    def _aggregate(self, plan: Any, needed: Needed) -> Read:
-        return read_aggregate(self, plan, needed)
-
-    def _window(self, plan: Any, needed: Needed) -> Read:
-        return read_over(self, plan, needed)
+    _aggregate, _window = read_aggregate, read_over
 
     def _sort(self, plan: Any, needed: Needed) -> Read:
         return self.plan(plan.child(), needed)
 
-    def _locallimit(self, plan: Any, needed: Needed) -> Read:
-        return self.plan(plan.child(), needed)
-
-    def _repartitionbyexpression(self, plan: Any, needed: Needed) -> Read:
-        return self.plan(plan.child(), needed)
-
-    _rebalancepartitions = _repartition = _resolvedhint = _subqueryalias = _repartitionbyexpression
+    _locallimit = _repartition = _repartitionbyexpression = _rebalancepartitions = _sort
+    _resolvedhint = _subqueryalias = _sort
 
     def _globallimit(self, plan: Any, needed: Needed) -> Read:
         limit, below, offset = int(plan.limitExpr().toString()), plan.child(), 0
@@ -400,7 +379,7 @@ class Reader:
 
     def _union(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
-        columns = tuple(self.column(one, f"{self.name(one)}_u") for one in output)
+        columns = [ir.Column(f"{self.name(one)}_u", type_of(one)) for one in output]
         parts = []
         for below in items(plan.children()):
             child = self.plan(below, None)
@@ -410,13 +389,9 @@ class Reader:
                     "write these rows into one of the sources, or declare them with job.table(...)",
                     below,
                 )
-            texts = (
-                _cast(quoted(child.names[id_of(one)]), one, column.type)
-                for one, column in zip(items(below.output()), columns, strict=True)
-            )
-            parts.append(ir.Project(inputs=(child.node,), columns=columns, texts=tuple(texts)))
-        names = {id_of(one): column.name for one, column in zip(output, columns, strict=True)}
-        return Read(ir.Union(inputs=tuple(parts), columns=columns), names)
+            given = [(quoted(child.names[id_of(one)]), type_of(one)) for one in items(below.output())]
+            parts.append(_typed(child.node, columns, given))
+        return _united(parts, output)
 
     def _expand(self, plan: Any, _: Needed) -> Read:
         output = items(plan.output())
@@ -429,41 +404,30 @@ class Reader:
         }
         if raw:  # one row for all windows of a row
             projections = [[raw.get(number, one) for number, one in enumerate(projections[0])]]
-        columns = tuple(
-            self.column(raw.get(number, one), self.name(one)) for number, one in enumerate(output)
-        )
+        columns = [
+            ir.Column(self.name(one), type_of(raw.get(number, one))) for number, one in enumerate(output)
+        ]
         parts = []
         for part in projections:
-            texts = (
-                _cast(self.text(one, child.names), one, column.type)
-                for one, column in zip(part, columns, strict=True)
-            )
-            parts.append(ir.Project(inputs=(child.node,), columns=columns, texts=tuple(texts)))
-        names = {id_of(one): column.name for one, column in zip(output, columns, strict=True)}
-        if len(parts) == 1:
-            return Read(parts[0], names)
-        return Read(ir.Union(inputs=tuple(parts), columns=columns), names)
+            given = [(self.text(one, child.names), type_of(one)) for one in part]
+            parts.append(_typed(child.node, columns, given))
+        return _united(parts, output)
 
     def _generate(self, plan: Any, _: Needed) -> Read:
         child, generator = self.plan(plan.child(), None), plan.generator()
         output = items(plan.generatorOutput())
-        made = tuple(self.column(one, self.name(one)) for one in output)
+        made = tuple(map(self.column, output))
         names = {id_of(one): self.name(one) for one in output}
         if kind_of(generator) == "ReplicateRows":
             count, *values = children(generator)
-            hidden = self.fresh("copy")
-            columns = (*made, ir.Column(hidden, "bigint"))
-            inner = ir.Project(
-                inputs=(child.node,),
-                columns=columns,
-                texts=(*(self.text(one, child.names) for one in values), self.text(count, child.names)),
-            )
-            copies = ir.Column(self.fresh("copy"), "bigint")
+            copies, copy = (ir.Column(self.fresh("copy"), "bigint") for _ in range(2))
+            given = [self.text(one, child.names) for one in (*values, count)]
+            inner = ir.Project.of(child.node, dict(zip((*made, copies), given, strict=True)))
             node = ir.Explode(
                 inputs=(inner,),
-                columns=(*columns, copies),
-                text=f"explode(sequence(1L, {quoted(hidden)}))",
-                made=(copies.name,),
+                columns=(*inner.columns, copy),
+                text=f"explode(sequence(1L, {quoted(copies.name)}))",
+                made=(copy.name,),
             )
             return Read(node, names).only([one.name for one in made])
         text = self.expressions.generator(generator, child.names)
@@ -645,8 +609,26 @@ def _scalar_subqueries(e: Any) -> list[Any]:
     return [one for one in walk(e) if kind_of(one) == "ScalarSubquery"]
 
 
-def _cast(text: str, e: Any, kind: str) -> str:
-    return text if type_of(e) == kind else f"CAST({text} AS {kind})"
+def _exact(expression: Any, text: str) -> str:
+    """The text with its type, where engines count the digits of decimals in different ways."""
+    kind = type_of(expression)
+    return f"CAST({text} AS {kind})" if kind.startswith("decimal") else text
+
+
+def _typed(node: ir.Node, columns: Sequence[ir.Column], texts: Sequence[tuple[str, str]]) -> ir.Project:
+    """Columns of texts, each of which has a type."""
+    made = {
+        column: text if kind == column.type else f"CAST({text} AS {column.type})"
+        for column, (text, kind) in zip(columns, texts, strict=True)
+    }
+    return ir.Project.of(node, made)
+
+
+def _united(parts: Sequence[ir.Node], output: Sequence[Any]) -> Read:
+    names = {id_of(one): name for one, name in zip(output, parts[0].names, strict=True)}
+    if len(parts) == 1:
+        return Read(parts[0], names)
+    return Read(ir.Union(inputs=tuple(parts), columns=parts[0].columns), names)
 
 
 def _bound(condition: Any, own: int) -> tuple[int | None, int | None] | None:

@@ -115,8 +115,7 @@ def _best_rows(
     nulls = [is_valid(quoted(one)) for text, one in checked.items() if text not in left.conditions]
     if nulls:
         ranked = ir.Filter(inputs=(ranked,), columns=ranked.columns, conditions=tuple(nulls))
-    texts = tuple(quoted(shown[name]) for name in join.names)
-    ranked = ir.Project(inputs=(ranked,), columns=join.columns, texts=texts)
+    ranked = ir.Project.of(ranked, {one: quoted(shown[one.name]) for one in join.columns})
     if rest:
         ranked = ir.Filter(inputs=(ranked,), columns=join.columns, conditions=tuple(rest))
     return ranked
@@ -146,6 +145,6 @@ def of_closed_windows(rank: ir.Rank) -> ir.Node | None:
         windows=True,
     )
     for one in reversed(chain):
-        texts = (*one.texts, *(quoted(column.name) for column in more))
-        found = replace(one, inputs=(found,), columns=(*one.columns, *more), texts=texts)
+        texts = dict(zip(one.columns, one.texts, strict=True))
+        found = ir.Project.of(found, texts | {column: quoted(column.name) for column in more}, one.sql)
     return found

@@ -44,9 +44,8 @@ class Read:
         """The rows with these columns alone."""
         if tuple(names) == self.node.names:
             return self
-        columns = tuple(ir.Column(name, self.node.type_of(name)) for name in names)
-        texts = tuple(map(quoted, names))
-        return Read(ir.Project(inputs=(self.node,), columns=columns, texts=texts), self.names)
+        made = {ir.Column(name, self.node.type_of(name)): quoted(name) for name in names}
+        return Read(ir.Project.of(self.node, made), self.names)
 
 
 class Given:
@@ -64,13 +63,13 @@ class Given:
         given = self.read.node
         if not self.added:
             return given
-        columns = (*given.columns, *(ir.Column(name, kind) for name, (_, kind) in self.added.items()))
-        texts = (*map(quoted, given.names), *(text for text, _ in self.added.values()))
+        made = {one: quoted(one.name) for one in given.columns}
+        made |= {ir.Column(name, kind): text for name, (text, kind) in self.added.items()}
         if isinstance(given, ir.Constant):
             rows = self.reader.catalyst.session.createDataFrame(given.table)
-            named = [f"{text} AS {quoted(one.name)}" for text, one in zip(texts, columns, strict=True)]
-            return ir.Constant.of(rows.selectExpr(*named).toArrow(), columns)
-        return ir.Project(inputs=(given,), columns=columns, texts=texts)
+            named = [f"{text} AS {quoted(one.name)}" for one, text in made.items()]
+            return ir.Constant.of(rows.selectExpr(*named).toArrow(), tuple(made))
+        return ir.Project.of(given, made)
 
     def text(self, e: Any) -> str:
         """The text of an expression."""

@@ -86,7 +86,7 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
             return None
         windows = {name: windows[own] for name, own in picked.items() if own in windows}
         key = {name: key[own] for name, own in picked.items() if own in key}
-        given = replace(one, inputs=(given,), columns=tuple(kept), texts=tuple(kept.values()))
+        given = ir.Project.of(given, kept, one.sql)
     keys = tuple(name for name in node.keys if name not in windows)
     is_session = table.window[0] == "session"
     read = {name for call in node.calls for name in (*call.columns, call.where)}
@@ -107,8 +107,7 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
         window=table.window,
         sql=node.sql or table.sql,
     )
-    texts_above = tuple(quoted(windows.get(name, name)) for name in node.names)
-    return ir.Project(inputs=(found,), columns=node.columns, texts=texts_above)
+    return ir.Project.of(found, {one: quoted(windows.get(one.name, one.name)) for one in node.columns})
 
 
 def retained(node: ir.Node) -> ir.Kept | None:
