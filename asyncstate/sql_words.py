@@ -173,6 +173,16 @@ class Words:
                 cuts.append(place)
         return ((one + 1, two) for one, two in pairwise([*cuts, end])) if begin < end else iter(())
 
+    def ordered(self, begin: int, end: int) -> tuple[int, str, str]:
+        """An expression in ORDER BY: the place after it, then ASC or DESC, FIRST or LAST; empty if they are not
+        there."""
+        nulls = direction = ""
+        if end - begin > 2 and self.word(end - 2) == "NULLS" and self.word(end - 1) in ("FIRST", "LAST"):
+            nulls, end = self.word(end - 1), end - 2
+        if end - begin > 1 and self.word(end - 1) in ("ASC", "DESC"):
+            direction, end = self.word(end - 1), end - 1
+        return end, direction, nulls
+
     def path(self, at: int) -> int:
         """The place after a name with dots that begins at ``at``; ``at`` if there is none."""
         if not self.is_name(at):

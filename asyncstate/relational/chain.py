@@ -47,9 +47,6 @@ Window = SlicedWindow | SessionWindow
 Ordering = str | OrderColumn | Sequence[str | OrderColumn]
 """A column or Spark SQL text, with or without a direction ("amount DESC"), ``asc(...)``, ``desc(...)``, or a list."""
 
-_DIRECTED: Final = re.compile(
-    r"(?P<text>.+?)(\s+(?P<direction>asc|desc))?(\s+nulls\s+(?P<nulls>first|last))?\s*", re.I | re.S
-)
 _PLACES: Final = {
     "row_number",
     "rank",
@@ -324,16 +321,16 @@ def _order(given: Ordering, wanted: Expressions, descending: bool) -> list[Order
         if isinstance(one, OrderColumn):
             found.append(one._replace(column=wanted.column(one.column)))
             continue
-        parts = _DIRECTED.fullmatch(one) if isinstance(one, str) else None
-        if parts is None:
+        words = words_of(one if isinstance(one, str) else "")
+        if not len(words):
             raise SchemaError(
                 f"{one!r} is not a column to order by; give 'name', 'name DESC' or desc('name')"
             )
-        direction, nulls = parts["direction"], parts["nulls"]
-        falls = descending if direction is None else direction.lower() == "desc"
-        first = not falls if nulls is None else nulls.lower() == "first"
+        after, direction, nulls = words.ordered(0, len(words))
+        falls = descending if not direction else direction == "DESC"
+        first = not falls if not nulls else nulls == "FIRST"
         make = desc if falls else asc
-        found.append(make(wanted.column(parts["text"]), nulls="first" if first else "last"))
+        found.append(make(wanted.column(words.cut(0, after)), nulls="first" if first else "last"))
     return found
 
 

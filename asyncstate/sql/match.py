@@ -240,13 +240,12 @@ def _clauses(words: Words, begin: int, end: int) -> dict[str, tuple[int, int]]:
 
 
 def _order(words: Words, begin: int, end: int) -> ir.Order:
-    said = words.words[begin + 1 : end]
-    descending = "DESC" in said
-    rest = [one for one in said if one not in ("ASC", "DESC")]
-    if rest not in ([], ["NULLS", "FIRST"], ["NULLS", "LAST"]) or not words.is_name(begin):
+    after, direction, nulls = words.ordered(begin, end)
+    if after != begin + 1 or not words.is_name(begin):
         raise words.refusal(begin, end, "this order", "name columns of the table")
-    first = rest[1] == "FIRST" if rest else not descending
-    return ir.Order(unquoted(words.cut(begin, begin + 1)), descending, first)
+    descending = direction == "DESC"
+    first = nulls == "FIRST" if nulls else not descending
+    return ir.Order(unquoted(words.cut(begin, after)), descending, first)
 
 
 def _condition(define: _Clause, begin: int, end: int) -> tuple[str, str, bool]:
