@@ -37,7 +37,7 @@ def said(node: ir.Node, read: str = "") -> str:
     for name in ("texts", "own"):
         if name in values:  # of a lookup, the columns that it adds
             given = values.pop(name)
-            made = zip(given, node.names[-len(given) :], strict=True)
+            made = zip(given, node.names[len(node.names) - len(given) :], strict=True)
             values["columns"] = tuple(one if one == new else f"{one} AS {new}" for one, new in made)
     parts = [_said(name, value) for name, value in values.items()]
     source = f"  -- {node.sql}" if node.sql else ""
