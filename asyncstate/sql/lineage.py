@@ -17,26 +17,28 @@ from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql_words import Words, unquoted
 
-_FIELD: Final = re.compile(r"\(*named_struct\('start', (`\w+`), 'end', (`\w+`)\)+\.`?(start|end)`?")
+_FIELD: Final = re.compile(r"\(*named_struct\('start', (`[^`]+`), 'end', (`[^`]+`)\)+\.`?(start|end)`?")
 
 
 @dataclass(frozen=True)
 class Origin:
     """Which rows a node has, whatever their columns are called: those of ``rows`` for which the ``conditions`` are
-    true. ``columns``: what each column is, in the same words for all nodes with these ``rows``."""
+    true. ``columns``: what each column is, in the same words for all nodes with these ``rows``; ``valid``: those that
+    are never null; ``depth``: how many aggregations there are, one of another."""
 
     rows: Any
-    conditions: frozenset[str]
     columns: Mapping[str, str]
+    conditions: frozenset[str] = frozenset()
+    valid: frozenset[str] = frozenset()
+    depth: int = 0
 
 
 def origin_of(node: ir.Node) -> Origin:
     """The origin of a node's rows."""
     if isinstance(node, ir.Scan):
-        own = dict(zip(node.names, map(quoted, node.own), strict=True))
-        return Origin(("Scan", node.source), frozenset(), own)
+        return Origin(("Scan", node.source), dict(zip(node.names, map(quoted, node.own), strict=True)))
     if not isinstance(node, ir.Project | ir.Filter | ir.Aggregate | ir.WindowAggregate):
-        return Origin(node, frozenset(), {name: quoted(name) for name in node.names})
+        return Origin(node, {name: quoted(name) for name in node.names})
     below = origin_of(node.inputs[0])
     if isinstance(node, ir.Project):
         made = [_renamed(text, below.columns) for text in node.texts]
@@ -45,16 +47,22 @@ def origin_of(node: ir.Node) -> Origin:
     if isinstance(node, ir.Filter):
         conditions = {_renamed(text, below.columns) for text in node.conditions}
         return replace(below, conditions=below.conditions | conditions)
-    how = (node.window, below.columns[node.time]) if isinstance(node, ir.WindowAggregate) else ()
     keys = {name: below.columns[name] for name in node.keys}
-    columns = {name: quoted(name) for name in ir.WINDOW_COLUMNS if name in node.names} | keys
-    valid = [columns[name] for name in ir.WINDOW_COLUMNS if how and name in columns]
-    for call in node.calls:
-        read = [None if name is None else below.columns[name] for name in (*call.columns, call.where)]
-        columns[call.name] = f"({call.function}{(call.distinct, *call.numbers, *read)})"
-        valid += [columns[call.name]] if call.function == "count" else []
+    calls = {call.name: called(call, below) for call in node.calls}
+    counts = [calls[call.name] for call in node.calls if call.function == "count"]
+    windows, how = dict[str, str](), tuple[Any, ...]()
+    if isinstance(node, ir.WindowAggregate):
+        windows = {name: quoted(f"{name}\0") for name in ir.WINDOW_COLUMNS if name in node.names}
+        how = node.window, below.columns[node.time]
     rows = type(node).__name__, below.rows, below.conditions, frozenset(keys.values()), how
-    return Origin(rows, frozenset(map(is_valid, valid)), columns)
+    valid = frozenset([*windows.values(), *counts])
+    return Origin(rows, windows | keys | calls, valid=valid, depth=below.depth + 1)
+
+
+def called(call: ir.Call, given: Origin) -> str:
+    """What the result of a function of ``given`` rows is."""
+    read = [None if name is None else given.columns[name] for name in (*call.columns, call.where)]
+    return f"({call.function}{(given.depth, call.distinct, *call.numbers, *read)})"
 
 
 def _renamed(text: str, columns: Mapping[str, str]) -> str:

@@ -13,19 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.conditions import FLIPPED
-from asyncstate.sql.lineage import is_valid, origin_of
+from asyncstate.sql.lineage import called, is_valid, origin_of
 
 _COMPARED: Final = re.compile(r"\(`?(\w+)`? (>=|<=) `?(\w+)`?\)")
-_VALID: Final = re.compile(r"\(`?(\w+)`? IS NOT NULL\)")
+_BEST: Final = {"max": ("=", ">="), "min": ("=", "<=")}
+"""How a value is compared with the best one, if it is to be that."""
 _ORDERED: Final = {
     *("tinyint", "smallint", "int", "bigint", "decimal", "string", "date", "timestamp", "timestamp_ntz")
 }
 """Types whose equal values are one value: of floats, 0.0 and -0.0 are two."""
-_BEST: Final = {"max": ">=", "min": "<="}
 
 
 def best_rows(join: ir.Node, conditions: Sequence[str] = ()) -> ir.Node | None:
@@ -46,76 +45,65 @@ def _best_rows(
     best: ir.Node,
     best_key: Sequence[str],
 ) -> ir.Node | None:
-    group, names, not_null = best, {name: name for name in best.names}, set[str | None]()
-    while isinstance(group, ir.Project | ir.Filter):
-        if isinstance(group, ir.Project):
-            below: dict[str | None, str | None] = dict(
-                zip(group.names, map(column_of, group.texts), strict=True)
-            )
-            names = {name: own for name, old in names.items() if (own := below[old]) is not None}
-            not_null = {below.get(name) for name in not_null}
+    left, right = origin_of(rows), origin_of(best)
+    if not isinstance(right.rows, tuple) or right.rows[0] != "Aggregate":
+        return None
+    _, group_rows, group_conditions, group_key, _ = right.rows
+    by_key, values, rest = dict[str, str](), list[tuple[str, str, str]](), list[str]()
+    for one, two in zip(key, best_key, strict=True):
+        text = right.columns[two]
+        if text not in group_key:
+            values.append((one, text, "="))
+        elif by_key.setdefault(text, one) != one or left.columns[one] != text:
+            return None
+    for condition in conditions:
+        found = _COMPARED.fullmatch(condition)
+        one, sign, two = ("", "", "") if found is None else found.groups()
+        if one in right.columns:
+            one, sign, two = two, FLIPPED[sign], one
+        bound = right.columns.get(two)
+        if one in left.columns and bound is not None and bound not in group_key:
+            values.append((one, bound, sign))
         else:
-            found = [_VALID.fullmatch(text) for text in group.conditions]
-            not_null |= {None if one is None else one[1] for one in found}
-        (group,) = group.inputs
-    if not isinstance(group, ir.Aggregate) or not group.keys:
+            rest.append(condition)
+    if not group_key or set(by_key) != group_key or len(values) != 1:
         return None
-    pairs = [(name, names.get(one)) for name, one in zip(key, best_key, strict=True)]
-    by_key = [(one, name) for name, one in pairs if one in group.keys]
-    same = dict(by_key)
-    values = [(name, one, "=") for name, one in pairs if one not in group.keys]
-    rest = []
-    for text in conditions:
-        parts = _COMPARED.fullmatch(text)
-        name, sign, bound = ("", "", "") if parts is None else parts.groups()
-        if name in names:
-            name, sign, bound = bound, FLIPPED[sign], name
-        is_bound = name in rows.names and names.get(bound) not in (None, *group.keys)
-        values += [(name, names.get(bound), sign)] if is_bound else []
-        rest += [] if is_bound else [text]
-    calls = {call.name: call for call in group.calls}
-    if set(same) != set(group.keys) or len(same) < len(by_key):
-        return None
-    if len(values) != 1 or values[0][1] not in calls:
-        return None
-    value, (call, sign) = values[0][0], (calls[str(values[0][1])], values[0][2])
-    kind = rows.type_of(value).split("(")[0]
+    ((value, text, sign),) = values
+    functions = [
+        name for name in _BEST if text == called(ir.Call("", name, (value,)), left) and sign in _BEST[name]
+    ]
+    not_null = [value] if join.null_safe else [*by_key.values(), value]
+    checked = {is_valid(left.columns[one]): one for one in not_null}
     if (
-        sign not in ("=", _BEST.get(call.function))
-        or call.function not in _BEST
-        or call.where is not None
-        or kind not in _ORDERED
+        not functions
+        or rows.type_of(value).split("(")[0] not in _ORDERED
         or (sign == "=" and join.null_safe)
-        or call.columns[0] in group.keys
-        or not_null - {call.name, *(() if join.null_safe else group.keys)}
+        or left.rows != group_rows
+        or left.conditions - set(checked) != group_conditions - set(checked)
+        or right.conditions - {*checked, is_valid(text)}
     ):
         return None
-    left, right = origin_of(rows), origin_of(group.inputs[0])
-    same[call.columns[0]] = value
-    if left.rows != right.rows or any(left.columns[one] != right.columns[two] for two, one in same.items()):
-        return None
-    checked = {is_valid(left.columns[one]): one for one in ([value] if join.null_safe else same.values())}
-    if left.conditions - set(checked) != right.conditions - set(checked):
-        return None
-    shown = {name: same[one] for name, one in names.items() if one in group.keys}
-    shown |= {name: value for name, one in names.items() if one == call.name}
-    shown = {name: name for name in rows.names} | shown
-    if not set(join.names) <= set(shown):
+    shown = {name: (by_key | {text: value}).get(own) for name, own in right.columns.items()}
+    shown |= {name: name for name in rows.names}
+    if None in [shown[name] for name in join.names]:
         return None
     rank = ir.Rank(
         inputs=(rows,),
         columns=rows.columns,
-        key=tuple(dict.fromkeys(same[one] for one in group.keys)),
-        order=(ir.Order(value, call.function == "max", nulls_first=False),),
+        key=tuple(by_key.values()),
+        order=(ir.Order(value, functions == ["max"], nulls_first=False),),
         limit=1,
         function="rank",
         sql=join.sql,
     )
     ranked = of_closed_windows(rank) or rank
-    nulls = [is_valid(quoted(one)) for text, one in checked.items() if text not in left.conditions]
+    may_be_null = [one for one in not_null if left.columns[one] not in left.valid]
+    nulls = [
+        is_valid(quoted(one)) for one in may_be_null if is_valid(left.columns[one]) not in left.conditions
+    ]
     if nulls:
         ranked = ir.Filter(inputs=(ranked,), columns=ranked.columns, conditions=tuple(nulls))
-    ranked = ir.Project.of(ranked, {one: quoted(shown[one.name]) for one in join.columns})
+    ranked = ir.Project.of(ranked, {one: quoted(str(shown[one.name])) for one in join.columns})
     if rest:
         ranked = ir.Filter(inputs=(ranked,), columns=join.columns, conditions=tuple(rest))
     return ranked

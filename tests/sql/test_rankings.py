@@ -49,6 +49,7 @@ OTHERS: dict[str, str] = {
     "only some": "SELECT t.* FROM t JOIN (SELECT a, max(b) FILTER (WHERE c = 'x') AS m FROM t GROUP BY a) g ON t.a = g.a AND t.b = m",
     "more values": "SELECT t.*, n FROM t JOIN (SELECT a, max(b) AS m, count(*) AS n FROM t GROUP BY a) g ON t.a = g.a AND t.b = m",
     "groups that are chosen": "SELECT t.* FROM t JOIN (SELECT a, max(b) AS m FROM t GROUP BY a HAVING count(c) > 1) g ON t.a = g.a AND t.b = m",
+    "a number of groups": "WITH x AS (SELECT a, b, count(*) AS n FROM t GROUP BY a, b) SELECT x.* FROM x JOIN (SELECT n, count(*) AS k, max(a) AS m FROM x GROUP BY n) g ON x.n = g.k AND x.a = m",
     "kept rows": f"SELECT t.* FROM t LEFT JOIN {BEST} g ON t.a = g.a AND t.b = m",
 }
 
