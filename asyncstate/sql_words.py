@@ -153,25 +153,30 @@ class Words:
         """Whether the word can be the name of a table or a column."""
         return _NAME.fullmatch(self.word(at)) is not None
 
+    def outside(self, begin: int, end: int) -> Iterator[int]:
+        """The places outside of brackets, without those of closing ones. A bracket that closes none is the last."""
+        depth = 0
+        for place in range(begin, end):
+            closes = self.words[place] in (")", "]", "}")
+            depth -= closes
+            if depth < 0 or not (depth or closes):
+                yield place
+            if depth < 0:
+                return
+            depth += self.words[place] in ("(", "[", "{")
+
     def close(self, at: int) -> int:
         """The place of the bracket that closes the one at ``at``. Raises SqlError if there is none."""
-        depth = 0
-        for place in range(at, len(self)):
-            depth += self.words[place] == "("
-            depth -= self.words[place] == ")"
-            if not depth:
-                return place
-        raise self.refusal(at, len(self), "a bracket that is not closed", "close it")
+        last = max(self.outside(at + 1, len(self)), default=-1)
+        if self.word(last) != ")":
+            raise self.refusal(at, len(self), "a bracket that is not closed", "close it")
+        return last
 
     def split(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts between commas outside of brackets."""
-        depth, cuts = 0, [begin - 1]
-        for place in range(begin, end):
-            depth += self.words[place] in ("(", "[", "{")
-            depth -= self.words[place] in (")", "]", "}")
-            if self.words[place] == "," and not depth:
-                cuts.append(place)
-        return ((one + 1, two) for one, two in pairwise([*cuts, end])) if begin < end else iter(())
+        commas = [place for place in self.outside(begin, end) if self.words[place] == ","]
+        cuts = pairwise([begin - 1, *commas, end])
+        return ((one + 1, two) for one, two in cuts) if begin < end else iter(())
 
     def ordered(self, begin: int, end: int) -> tuple[int, str, str]:
         """An expression in ORDER BY: the place after it, then ASC or DESC, FIRST or LAST; empty if they are not
@@ -221,14 +226,11 @@ class Words:
 
     def condition_end(self, at: int) -> int:
         """The place after the condition that begins at ``at``."""
-        depth = 0
-        for place in range(at, len(self)):
+        for place in self.outside(at, len(self)):
             word, after = self.words[place], self.word(place + 1)
             is_call = word in ("LEFT", "RIGHT") and after == "("
-            if not depth and _ENDS.fullmatch(word) and self.word(place - 1) != "." and not is_call:
+            if _ENDS.fullmatch(word) and self.word(place - 1) != "." and not is_call:
                 return place
-            depth += word == "("
-            depth -= word == ")"
         return len(self)
 
 

@@ -219,11 +219,12 @@ def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
 
 def _clauses(words: Words, begin: int, end: int) -> dict[str, tuple[int, int]]:
     """Where each clause begins and ends, after its own words."""
-    depth, found = 0, list[tuple[int, str]]()
-    for place in range(begin, end):
-        is_first = not depth and words.word(place - 1) != "."
-        found += [(place, one) for one in _CLAUSES if is_first and words.has(place, one)]
-        depth += (words.words[place] == "(") - (words.words[place] == ")")
+    found = [
+        (place, one)
+        for place in words.outside(begin, end)
+        for one in _CLAUSES
+        if words.word(place - 1) != "." and words.has(place, one)
+    ]
     stops = [place for place, _ in found[1:]] + [end]
     ranges = {one: (place + len(one.split()), stop) for (place, one), stop in zip(found, stops, strict=True)}
     lacks = [one for one in ("ORDER BY", "MEASURES", "PATTERN (") if one not in ranges]

@@ -264,17 +264,14 @@ class Syntax:
 def _relations(words: Words, at: int) -> Sequence[tuple[int, int, str, int]]:
     """The tables and subqueries in FROM of the query block around a place: where each begins and ends, its name, and
     where its alias begins."""
-    found, depth, is_from = [], 0, False
-    for place in range(at, len(words)):
+    found, is_from = [], False
+    for place in words.outside(at, len(words)):
         word = words.words[place]
-        depth += word == "("
-        depth -= word == ")"
-        if depth < 0 or (not depth and word in ("UNION", "INTERSECT", "EXCEPT", "MINUS")):
+        if word in ("UNION", "INTERSECT", "EXCEPT", "MINUS"):
             break
         begins = word in ("FROM", "JOIN") and words.word(place - 1) != "DISTINCT"  # IS DISTINCT FROM
-        if not depth:
-            is_from = (is_from or begins) and word not in ("WHERE", "GROUP", "HAVING")
-        if depth or not (begins or (word == "," and is_from)):
+        is_from = (is_from or begins) and word not in ("WHERE", "GROUP", "HAVING")
+        if not (begins or (word == "," and is_from)):
             continue
         begin = place + 1
         stop = words.close(begin) + 1 if words.word(begin) == "(" else words.path(begin)
