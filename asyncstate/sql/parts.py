@@ -6,7 +6,7 @@ Invariant: no condition on the right side of such a join reaches its rows before
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncstate.spark.column_types import quoted
@@ -107,9 +107,9 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
     outputs = [{id_of(one): one for one in items(side.output())} for side in sides]
     pairs, rest = equalities(conjuncts(option(plan.condition())), outputs)
     rest += [one for one in filters if not is_only_valid(one, outputs[1])]
-    time = None
+    times: tuple[Any, ...] = ()
     if part is not None and part.time is not None:
-        time, rest = _time(plan, part.time, rest, outputs)
+        times, rest = _times(plan, part.time, rest, outputs)
     if rest and how == "left":
         raise _refused(
             plan, "conditions other than the key in a LEFT JOIN", "put them into WHERE, or into CASE"
@@ -119,7 +119,7 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
             plan, "this condition", "write ON l.key = r.key, with a column of the right side alone"
         )
     after = set().union(*map(ids_in, rest))
-    below = after.union(*(ids_in(one) for one, _, _ in pairs), [] if time is None else [id_of(time[0])])
+    below = after.union(*map(ids_in, [*(one for one, _, _ in pairs), *times[:1]]))
     left = reader.plan(sides[0], None if needed is None else needed & set(outputs[0]) | below)
     if left.is_constant:
         raise _refused(plan, "rows that no source changes at the left side", "declare them as a source")
@@ -129,10 +129,11 @@ def as_of_join(reader: Reader, plan: Any, how: str, needed: Needed) -> Read | No
     if part is None:
         found = _looked_up(reader, plan, name, how, given, keys, wanted)
     else:
-        found = _versions(reader, part, how, given, keys, wanted, time)
-    read = found.where(reader.text(one, found.names) for one in rest)
-    shown = [*left.node.names, *(read.names[id_of(one)] for one in wanted)]
-    return read.only(list(dict.fromkeys(shown)))
+        read = {id_of(one): one for one in [*wanted, *(two for _, two in keys), *times[1:]]}
+        versions = _picked(reader, *_rows(reader, part, set(map(own_name, read.values()))), read.values())
+        found = temporal_join(given, versions, how, keys, times, part.place)
+    shown = [*left.node.names, *(found.names[id_of(one)] for one in wanted)]
+    return found.where(reader.text(one, found.names) for one in rest).only(list(dict.fromkeys(shown)))
 
 
 def _leaf(plan: Any) -> tuple[str, list[Any]]:
@@ -151,7 +152,7 @@ def _refused(plan: Any, what: str, remedy: str) -> Exception:
     return refusal(f"{what} of a join with a lookup or FOR SYSTEM_TIME AS OF", remedy, plan)
 
 
-def _time(
+def _times(
     plan: Any, name: str, conditions: list[Any], outputs: list[dict[int, Any]]
 ) -> tuple[tuple[Any, Any], list[Any]]:
     """The left and the right time, of a condition that the rewritten text has, and the other conditions."""
@@ -168,29 +169,27 @@ def _time(
     raise _refused(plan, "the time", "name a column of the left side")
 
 
-def _versions(
-    reader: Reader,
-    part: Part,
-    how: str,
+def temporal_join(
     given: Given,
-    keys: list[tuple[str, Any]],
-    wanted: list[Any],
-    time: tuple[Any, Any] | None,
+    versions: Read,
+    how: str,
+    keys: Sequence[tuple[str, Any]],
+    times: Sequence[Any],
+    sql: str = "",
 ) -> Read:
-    more = [] if time is None else [time[1]]
-    wanted = list({id_of(one): one for one in [*wanted, *(two for _, two in keys), *more]}.values())
-    versions = _picked(reader, *_rows(reader, part, set(map(own_name, wanted))), wanted)
-    rows, left = given.node(), given.read.names
+    """Rows with the versions that they choose. ``keys``: columns of the rows, and of the versions; ``times``: of both,
+    none for the newest versions."""
+    rows, names = given.node(), {**given.read.names, **versions.names}
     node = ir.TemporalJoin(
         inputs=(rows, versions.node),
         columns=(*rows.columns, *versions.node.columns),
         how=how,
         left_key=tuple(key for key, _ in keys),
         right_key=tuple(versions.names[id_of(two)] for _, two in keys),
-        times=() if time is None else (left[id_of(time[0])], versions.names[id_of(time[1])]),
-        sql=part.place,
+        times=tuple(names[id_of(one)] for one in times),
+        sql=sql,
     )
-    return Read(node, {**left, **versions.names})
+    return Read(node, names)
 
 
 def _looked_up(

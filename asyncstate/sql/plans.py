@@ -43,7 +43,7 @@ from asyncstate.sql.expressions import (
 )
 from asyncstate.sql.intervals import interval_join, interval_of
 from asyncstate.sql.over import read_over
-from asyncstate.sql.parts import as_of_join, read_part
+from asyncstate.sql.parts import as_of_join, read_part, temporal_join
 from asyncstate.sql.residual import ResidualReader
 from asyncstate.sql.rows import Given, Needed, Read, equalities, own_name, source_of
 from asyncstate.sql.syntax import Syntax
@@ -547,17 +547,9 @@ class Reader:
                 "write ASOF [LEFT] JOIN r MATCH_CONDITION (l.time >= r.time) ON l.key = r.key, with columns alone",
                 plan,
             )
-        sides = [self.plan(plan.left(), None), self.plan(plan.right(), None)]
-        keys = [tuple(sides[n].names[id_of(pair[n])] for pair in pairs) for n in (0, 1)]
-        node = ir.TemporalJoin(
-            inputs=(sides[0].node, sides[1].node),
-            columns=(*sides[0].node.columns, *sides[1].node.columns),
-            how=how,
-            left_key=keys[0],
-            right_key=keys[1],
-            times=(sides[0].names[id_of(times[0])], sides[1].names[id_of(times[1])]),
-        )
-        return Read(node, {**sides[0].names, **sides[1].names})
+        given, versions = Given(self, self.plan(plan.left(), None)), self.plan(plan.right(), None)
+        keys = [(given.column("key", one), two) for one, two, _ in pairs]
+        return temporal_join(given, versions, how, keys, times)
 
     # -- rankings and windows -----------------------------------------------------------------------------
 
