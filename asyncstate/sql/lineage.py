@@ -41,11 +41,13 @@ def origin_of(node: ir.Node) -> Origin:
         return Origin(node, {name: quoted(name) for name in node.names})
     below = origin_of(node.inputs[0])
     if isinstance(node, ir.Project):
-        made = [_renamed(text, below.columns) for text in node.texts]
-        made = [text if column_of(text) else f"({text})" for text in made]
-        return replace(below, columns=dict(zip(node.names, made, strict=True)))
+        made = {
+            name: below.columns.get(column_of(text) or "") or _renamed(text, below.columns)
+            for name, text in zip(node.names, node.texts, strict=True)
+        }
+        return replace(below, columns=made)
     if isinstance(node, ir.Filter):
-        conditions = {_renamed(text, below.columns) for text in node.conditions}
+        conditions = {_renamed(text, below.columns)[1:-1] for text in node.conditions}
         return replace(below, conditions=below.conditions | conditions)
     keys = {name: below.columns[name] for name in node.keys}
     calls = {call.name: called(call, below) for call in node.calls}
@@ -77,7 +79,7 @@ def _renamed(text: str, columns: Mapping[str, str]) -> str:
     ]
     found = words.replaced(*parts)
     field = _FIELD.fullmatch(found)
-    return found if field is None else field[1 if field[3] == "start" else 2]
+    return f"({found})" if field is None else field[1 if field[3] == "start" else 2]
 
 
 def is_valid(text: str) -> str:

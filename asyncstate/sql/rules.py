@@ -26,8 +26,6 @@ def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool], keeps_all
     for node in ir.walk(root):
         inputs = tuple(done[one] for one in node.inputs)
         new = node if inputs == node.inputs else replace(node, inputs=inputs)
-        if isinstance(new, ir.Project) and (picked := picked_columns(new)) is not None:
-            new = _merged(new, picked, readers[node.inputs[0]] == 1)
         if isinstance(new, ir.Aggregate):
             new = _closed(new, is_final) or new
         if isinstance(new, ir.Rank):
@@ -36,19 +34,24 @@ def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool], keeps_all
             new = best_rows(new) or new
         if keeps_all and isinstance(new, ir.Filter) and readers[node.inputs[0]] == 1:
             new = best_rows(new.inputs[0], new.conditions) or new
-        done[node] = new
+        while isinstance(new, ir.Project) and (merged := _merged(new, readers)) is not None:
+            new = merged
+        done[node], readers[new] = new, readers[node]
     return done[root]
 
 
-def _merged(node: ir.Project, picked: list[str], alone: bool) -> ir.Node:
-    (below,) = node.inputs
+def _merged(node: ir.Project, readers: Counter[ir.Node]) -> ir.Node | None:
+    """A projection that only picks columns, and the node below as one; None if they stay two."""
+    (below,), picked = node.inputs, picked_columns(node)
+    if picked is None:
+        return None
     if isinstance(below, ir.Scan):
         own = dict(zip(below.names, below.own, strict=True))
         return replace(below, columns=node.columns, own=tuple(own[name] for name in picked))
-    if isinstance(below, ir.Project) and (alone or picked_columns(below) is not None):
+    if isinstance(below, ir.Project) and (readers[below] < 2 or picked_columns(below) is not None):
         texts = dict(zip(below.names, below.texts, strict=True))
         return replace(node, inputs=below.inputs, texts=tuple(texts[name] for name in picked))
-    return node
+    return None
 
 
 def picked_columns(node: ir.Project) -> list[str] | None:
