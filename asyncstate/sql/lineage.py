@@ -47,7 +47,7 @@ def origin_of(node: ir.Node) -> Origin:
         }
         return replace(below, columns=made)
     if isinstance(node, ir.Filter):
-        conditions = {_renamed(text, below.columns)[1:-1] for text in node.conditions}
+        conditions = {_renamed(text, below.columns) for text in node.conditions}
         return replace(below, conditions=below.conditions | conditions)
     keys = {name: below.columns[name] for name in node.keys}
     calls = {call.name: called(call, below) for call in node.calls}
@@ -68,7 +68,8 @@ def called(call: ir.Call, given: Origin) -> str:
 
 
 def _renamed(text: str, columns: Mapping[str, str]) -> str:
-    """A text with other texts in place of its columns; of a window that is made of two columns, one of them."""
+    """A text, in brackets, with other texts in place of its columns; of a window that is made of two columns, one of
+    them."""
     words, known = Words(text), {name.lower(): one for name, one in columns.items()}
     names = [(at, unquoted(words.cut(at, at + 1))) for at in range(len(words)) if words.is_name(at)]
     is_column = [words.word(at - 1) != "." and words.word(at + 1) != "(" for at, _ in names]
@@ -79,7 +80,10 @@ def _renamed(text: str, columns: Mapping[str, str]) -> str:
     ]
     found = words.replaced(*parts)
     field = _FIELD.fullmatch(found)
-    return f"({found})" if field is None else field[1 if field[3] == "start" else 2]
+    if field is not None:
+        return field[1 if field[3] == "start" else 2]
+    is_whole = words.word(0) == "(" and words.close(0) == len(words) - 1
+    return found if is_whole else f"({found})"
 
 
 def is_valid(text: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
+from asyncstate.sql.lineage import is_valid
 from asyncstate.sql.rankings import best_rows, of_closed_windows
 
 
@@ -74,9 +75,12 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
     key = {name: name for name in table.key}
     for one in reversed(chain):
         if isinstance(one, ir.Filter):
-            if any(name in text for name in windows for text in one.conditions):
+            valid = {is_valid(name) for name in windows}  # as joins by windows say, and no window is null
+            conditions = tuple(text for text in one.conditions if text not in valid)
+            if any(name in text for name in windows for text in conditions):
                 return None
-            given = replace(one, inputs=(given,), columns=given.columns)
+            if conditions:
+                given = replace(one, inputs=(given,), columns=given.columns, conditions=conditions)
             continue
         texts = dict(zip(one.columns, one.texts, strict=True))
         picked = {column.name: column_of(text) for column, text in texts.items()}

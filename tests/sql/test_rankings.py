@@ -35,7 +35,6 @@ RANKINGS: dict[str, str] = {
     "of computed values": "SELECT x.k, x.v, c FROM (SELECT a % 2 AS k, b * a AS v, c FROM t) x JOIN (SELECT a % 2 AS k, max(b * a) AS m FROM t GROUP BY a % 2) g ON x.k = g.k AND v = m",
     "groups": f"SELECT x.a, x.c, x.n FROM {COUNTED} x JOIN (SELECT a, max(n) AS m FROM {COUNTED} GROUP BY a) g ON x.a = g.a AND x.n = m",
     "groups with another value": f"SELECT x.a, x.lo, x.n FROM {COUNTED} x JOIN (SELECT c, min(lo) AS m FROM {COUNTED} GROUP BY c) g ON x.c = g.c AND x.lo = m",
-    "joins": "WITH j AS (SELECT t.a, b, d FROM t JOIN u ON t.a = u.a) SELECT j.a, b, d FROM j JOIN (SELECT a, max(b) AS m FROM j GROUP BY a) g ON j.a = g.a AND b = m",
 }
 OTHERS: dict[str, str] = {
     "chosen rows": f"SELECT t.a, b, c FROM t JOIN {BEST} g ON t.a = g.a AND t.b = g.m WHERE c <> 'x'",
@@ -43,13 +42,14 @@ OTHERS: dict[str, str] = {
     "another table": "SELECT t.* FROM t JOIN (SELECT a, max(d) AS m FROM u GROUP BY a) g ON t.a = g.a AND t.b = m",
     "another value": "SELECT t.* FROM t JOIN (SELECT a, max(greatest(b, 3)) AS m FROM t GROUP BY a) g ON t.a = g.a AND t.b = m",
     "another key": "SELECT t.* FROM t JOIN (SELECT b, max(a) AS m FROM t GROUP BY b) g ON t.a = g.b AND t.b = m",
-    "the key's own": "SELECT t.* FROM t JOIN (SELECT b, max(b) AS m FROM t GROUP BY b) g ON t.a = g.b AND t.b = m",
+    "the key's own": "SELECT t.* FROM t JOIN (SELECT b, max(b) AS m FROM t GROUP BY b) g ON t.a = g.b AND t.b >= m",
     "a part of the key": "SELECT t.* FROM t JOIN (SELECT a, c, max(b) AS m FROM t GROUP BY a, c) g ON t.a = g.a AND t.b = m",
     "not the best": f"SELECT t.* FROM t JOIN {BEST} g ON t.a = g.a AND t.b <= m",
     "only some": "SELECT t.* FROM t JOIN (SELECT a, max(b) FILTER (WHERE c = 'x') AS m FROM t GROUP BY a) g ON t.a = g.a AND t.b = m",
     "more values": "SELECT t.*, n FROM t JOIN (SELECT a, max(b) AS m, count(*) AS n FROM t GROUP BY a) g ON t.a = g.a AND t.b = m",
     "groups that are chosen": "SELECT t.* FROM t JOIN (SELECT a, max(b) AS m FROM t GROUP BY a HAVING count(c) > 1) g ON t.a = g.a AND t.b = m",
     "a number of groups": "WITH x AS (SELECT a, b, count(*) AS n FROM t GROUP BY a, b) SELECT x.* FROM x JOIN (SELECT n, count(*) AS k, max(a) AS m FROM x GROUP BY n) g ON x.n = g.k AND x.a = m",
+    "rows of a join": "WITH j AS (SELECT t.a, b, d FROM t JOIN u ON t.a = u.a) SELECT j.a, b, d FROM j JOIN (SELECT a, max(b) AS m FROM j GROUP BY a) g ON j.a = g.a AND b = m",
     "kept rows": f"SELECT t.* FROM t LEFT JOIN {BEST} g ON t.a = g.a AND t.b = m",
 }
 
@@ -59,7 +59,7 @@ def test_rows_with_the_best_value_of_their_group_are_a_ranking(spark: SparkSessi
     sql, tables = RANKINGS[name], changing_tables(seed=3)
     flow = sql_pipeline(sql, spark=spark)
     assert " Rank" in operators(flow, tables, sql)
-    assert operators(flow, tables, sql).count("Join") == (name == "joins")
+    assert "Join" not in operators(flow, tables, sql)
     begins_async = list(RANKINGS).index(name) % 2 == 1
     oracle = sql.replace("<=>", "IS NOT DISTINCT FROM")
     assert kept_right(flow, tables, sql, oracle, async_enabled=begins_async) > 0
@@ -88,8 +88,8 @@ OF_WINDOWS: dict[str, tuple[str, str]] = {
         f"SELECT k, n, s FROM ({IN_DUCKDB}) QUALIFY n = min(n) OVER (PARTITION BY s)",
     ),
     "numbers": (
-        f"SELECT k, n, s, p FROM (SELECT *, row_number() OVER (PARTITION BY s, e ORDER BY n DESC, k) AS p FROM {COUNTS} WHERE n < 4) WHERE p <= 2",
-        f"SELECT k, n, s, row_number() OVER (PARTITION BY s ORDER BY n DESC, k NULLS FIRST) AS p FROM ({IN_DUCKDB}) WHERE n < 4 QUALIFY p <= 2",
+        f"SELECT k, n, s, p FROM (SELECT *, row_number() OVER (PARTITION BY s, e ORDER BY n DESC, k) AS p FROM {COUNTS}) WHERE p <= 2 AND n < 4",
+        f"SELECT k, n, s, row_number() OVER (PARTITION BY s ORDER BY n DESC, k NULLS FIRST) AS p FROM ({IN_DUCKDB}) QUALIFY p <= 2 AND n < 4",
     ),
     "of keys": (
         f"SELECT k, n, s FROM (SELECT *, rank() OVER (PARTITION BY k, e, s ORDER BY n) AS p FROM {COUNTS}) WHERE p = 1",
