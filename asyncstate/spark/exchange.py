@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, Changelog, Key
 from asyncstate.driver.sent_columns import sent_schema
 from asyncstate.errors import JobError, SchemaError
+from asyncstate.metrics import Observed
 from asyncstate.operator import InputSpec, OutputSpec
 from asyncstate.spark.column_types import (
     ATTEMPT_BYTES,
@@ -50,6 +51,7 @@ from asyncstate.spark.compatibility import (
     collation_of,
     context_of,
     free_checkpoint,
+    local_checkpoint,
     observed_metrics,
     replace_plan,
     spark_type,
@@ -340,7 +342,7 @@ class StageRows:
     rows: DataFrame
     owner: str
     sides: Mapping[str, DataFrame]
-    observed: Mapping[str, int | None]
+    observed: Mapping[str, Observed]
 
     def side(self, name: str) -> DataFrame:
         """The rows of a side output. Raises JobError that lists the names for an unknown one."""
@@ -419,7 +421,7 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     spec = tasks.task.spec
     with ReportAccumulator(context_of(tasks.exchanged.sparkSession), spec.parallelism) as accumulator:
         planned = _through(tasks, replace(tasks.task, reports=accumulator.reports), schema)
-        stage = planned.localCheckpoint()
+        stage = local_checkpoint(planned)
         found = accumulator.found()
     try:
         found = _reports_in(stage) if found is None else found
