@@ -1,7 +1,7 @@
 """A KeyedStore on RocksDB: large deltas are ingested as SST files, small ones are written to RocksDB's memtable.
 
 Owns: RocksDBStore, and writing such files. Invariants: the write-ahead log stays empty, so what is in the memtable is
-lost with the process: ``unflushed`` says so, and whoever reads the files, or records what they hold, calls ``flush``
+lost with the process: ``unflushed`` says so, and code that reads the files, or records what they hold, calls ``flush``
 first; no iterator outlives the call that made it, so ``close`` really closes. Must not import checkpoint, lease or
 anything above.
 """
