@@ -1,0 +1,105 @@
+"""Turns the statements of other engines into those of DuckDB and of Spark.
+
+Owns: ``parsed``, ``for_duckdb``, ``for_spark``, ``NotTranslatedError``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+
+import sqlglot
+import sqlglot.expressions as exp
+from sqlglot.optimizer.annotate_types import annotate_types
+from sqlglot.optimizer.qualify import qualify
+
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
+_ONLY_RISINGWAVE = re.compile(
+    r"\bappend\s+only\b|,?\s*watermark\s+for\s+\w+\s+as\s+\w+(\s*-\s*interval\s*'[^']*'(\s*\w+)?)?",
+    re.IGNORECASE,
+)
+_EMITS = re.compile(r"\bemit\s+on\s+window\s+close\b", re.IGNORECASE)
+_WINDOWS = {"tumble": 1, "hop": 2}
+_TYPES = exp.DataType.Type
+_WHOLE = {_TYPES.INT, _TYPES.SMALLINT, _TYPES.TINYINT, _TYPES.BIGINT, _TYPES.MEDIUMINT}
+
+
+class NotTranslatedError(Exception):
+    """A statement that has no equal in the other dialect; says why."""
+
+
+def parsed(sql: str, engine: str) -> exp.Expression:
+    """A statement of an engine. Raises NotTranslatedError."""
+    if engine == "risingwave":
+        if _EMITS.search(sql):
+            raise NotTranslatedError("EMIT ON WINDOW CLOSE")
+        if re.match(r"create\s+table", sql, re.IGNORECASE):
+            sql = _ONLY_RISINGWAVE.sub("", sql)
+    try:
+        found = sqlglot.parse_one(sql, read=engine)
+    except Exception as error:
+        raise NotTranslatedError("sqlglot does not parse it") from error
+    if isinstance(found, exp.Command):
+        raise NotTranslatedError("sqlglot does not parse it")
+    return found
+
+
+def for_duckdb(statement: exp.Expression, engine: str) -> str:
+    """The statement in DuckDB's words, with types that Spark has."""
+    return str(statement.copy().transform(_with_spark_types, engine).sql(dialect="duckdb"))
+
+
+def _with_spark_types(node: exp.Expression, engine: str) -> exp.Expression:
+    if isinstance(node, exp.DataType):
+        if engine == "sqlite" and node.this in _WHOLE:
+            return exp.DataType.build("bigint")
+        if node.this is _TYPES.DECIMAL and not node.expressions:
+            return exp.DataType.build("decimal(18, 6)" if engine == "risingwave" else "decimal(18, 3)")
+    return node
+
+
+def for_spark(query: exp.Expression, engine: str, schemas: Mapping[str, Mapping[str, str]]) -> str:
+    """The query in Spark's words; ``schemas``: the type of each column, by table. Raises NotTranslatedError."""
+    query = query.copy()
+    if query.find(exp.Div) and engine != "duckdb":  # a division of whole numbers is whole
+        known = {table: dict(columns) for table, columns in schemas.items()}
+        try:
+            typed = qualify(
+                query.copy(),
+                schema=known,
+                dialect=engine,
+                expand_stars=False,
+                expand_alias_refs=False,
+                validate_qualify_columns=False,
+                quote_identifiers=False,
+            )
+            query = annotate_types(typed, schema=known, dialect=engine).transform(_divided)
+        except Exception as error:
+            raise NotTranslatedError("sqlglot does not find the types of a division") from error
+    return str(query.transform(_table_function).sql(dialect="spark"))
+
+
+def _divided(node: exp.Expression) -> exp.Expression:
+    if isinstance(node, exp.Div) and node.args.get("typed"):
+        kinds = [one.type.this if one.type else None for one in (node.left, node.right)]
+        if all(one in _WHOLE for one in kinds):
+            divisor = node.right
+            if node.args.get("safe"):
+                divisor = exp.func("nullif", exp.paren(divisor), exp.Literal.number(0))
+            return exp.Paren(this=exp.IntDiv(this=exp.paren(node.left), expression=exp.paren(divisor)))
+    return node
+
+
+def _table_function(node: exp.Expression) -> exp.Expression:
+    """Windows of a table, as Flink has them."""
+    if not (isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous)):
+        return node
+    call = node.this
+    lengths = _WINDOWS.get(str(call.this).lower())
+    if lengths is None or len(call.expressions) != 2 + lengths:
+        return node
+    table, time, *sizes = (one.sql(dialect="spark") for one in call.expressions)
+    arguments = [f"TABLE {table}", f"DESCRIPTOR({time})", *sizes]
+    made = exp.Anonymous(this=str(call.this).upper(), expressions=[exp.Var(this=one) for one in arguments])
+    return exp.Table(this=made, alias=node.args.get("alias"), joins=node.args.get("joins"))
