@@ -70,21 +70,27 @@ def test_a_file_is_read_record_by_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "lines", "same"),
+    ("engine", "rows", "lines", "same"),
     [
-        ([(1, None), (2, "")], ["2 (empty)", "1 NULL"], True),
-        ([(1, "a b")], ["1 a b"], True),
-        ([(1, 2), (3, 4)], ["1", "2", "3", "4"], True),
-        ([(1, 2), (3, 4)], ["1", "3", "2", "4"], False),
-        ([(True, Decimal("1.50"), 0.1 + 0.2)], ["t 1.5 0.3"], True),
-        ([([1, None, 3],)], ["{1,NULL,3}"], True),
-        ([([1, 3],)], ["[1, 2]"], False),
-        ([(dt.datetime(2024, 1, 2, 3, 4, 5),)], ["2024-01-02 03:04:05"], True),
-        ([(1,), (1,)], ["1"], False),
-        ([], ["1"], False),
-        ([], [], True),
+        ("risingwave", [(1, None), (2, "")], ["2 (empty)", "1 NULL"], True),
+        ("risingwave", [(1, "a b")], ["1 a b"], True),
+        ("sqlite", [(1, 2), (3, 4)], ["1", "2", "3", "4"], True),
+        ("sqlite", [(1, 2), (3, 4)], ["1", "3", "2", "4"], False),
+        ("risingwave", [(True, Decimal("1.50"), 0.1 + 0.2)], ["t 1.5 0.3"], True),
+        ("risingwave", [([1, None, 3],)], ["{1,NULL,3}"], True),
+        ("duckdb", [([1, 3],)], ["[1, 2]"], False),
+        ("duckdb", [(dt.datetime(2024, 1, 2, 3, 4, 5),)], ["2024-01-02 03:04:05"], True),
+        ("sqlite", [(1,), (1,)], ["1"], False),
+        ("sqlite", [], ["1"], False),
+        ("sqlite", [], [], True),
+        ("sqlite", [(3.7,)], ["3"], True),
+        ("duckdb", [(3.7,)], ["3"], False),
+        ("risingwave", [({"a": 1, "b": None},)], ["(1,NULL)"], True),
+        ("duckdb", [({"a": 1},)], ["{'a': 1}"], True),
     ],
 )
-def test_rows_are_compared_with_lines(rows: list[tuple[object, ...]], lines: list[str], same: bool) -> None:
-    assert (disagreement(rows, lines, "I", "nosort") is None) == same
-    assert (disagreement(rows[::-1], lines, "I", "nosort") is None) == same
+def test_rows_are_compared_with_lines(
+    engine: str, rows: list[tuple[object, ...]], lines: list[str], same: bool
+) -> None:
+    assert (disagreement(rows, lines, "I", "nosort", engine) is None) == same
+    assert (disagreement(rows[::-1], lines, "I", "nosort", engine) is None) == same

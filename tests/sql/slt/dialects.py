@@ -34,6 +34,8 @@ def parsed(sql: str, engine: str) -> exp.Expression:
     if engine == "risingwave":
         if _EMITS.search(sql):
             raise NotTranslatedError("EMIT ON WINDOW CLOSE")
+        if re.search(r"\basof\s+(left\s+)?join\b", sql, re.IGNORECASE):
+            raise NotTranslatedError("ASOF JOIN without MATCH_CONDITION")
         if re.match(r"create\s+table", sql, re.IGNORECASE):
             sql = _ONLY_RISINGWAVE.sub("", sql)
     try:
@@ -61,7 +63,9 @@ def _with_spark_types(node: exp.Expression, engine: str) -> exp.Expression:
 
 def for_spark(query: exp.Expression, engine: str, schemas: Mapping[str, Mapping[str, str]]) -> str:
     """The query in Spark's words; ``schemas``: the type of each column, by table. Raises NotTranslatedError."""
-    query = query.copy()
+    query = query.copy().transform(_with_spark_types, engine)
+    if any(one.args.get("with_ties") for one in query.find_all(exp.LimitOptions)):
+        raise NotTranslatedError("FETCH ... WITH TIES")
     if query.find(exp.Div) and engine != "duckdb":  # a division of whole numbers is whole
         known = {table: dict(columns) for table, columns in schemas.items()}
         try:
@@ -74,18 +78,19 @@ def for_spark(query: exp.Expression, engine: str, schemas: Mapping[str, Mapping[
                 validate_qualify_columns=False,
                 quote_identifiers=False,
             )
-            query = annotate_types(typed, schema=known, dialect=engine).transform(_divided)
+            query = annotate_types(typed, schema=known, dialect=engine).transform(_divided, engine)
         except Exception as error:
             raise NotTranslatedError("sqlglot does not find the types of a division") from error
-    return str(query.transform(_table_function).sql(dialect="spark"))
+    text = query.transform(_table_function).transform(_percentile).sql(dialect="spark")
+    return text.replace("TIMESTAMP AS OF PROCTIME()", "FOR SYSTEM_TIME AS OF PROCTIME()")
 
 
-def _divided(node: exp.Expression) -> exp.Expression:
+def _divided(node: exp.Expression, engine: str) -> exp.Expression:
     if isinstance(node, exp.Div) and node.args.get("typed"):
         kinds = [one.type.this if one.type else None for one in (node.left, node.right)]
         if all(one in _WHOLE for one in kinds):
             divisor = node.right
-            if node.args.get("safe"):
+            if node.args.get("safe") or engine == "risingwave":  # where a view has NULL for an error
                 divisor = exp.func("nullif", exp.paren(divisor), exp.Literal.number(0))
             return exp.Paren(this=exp.IntDiv(this=exp.paren(node.left), expression=exp.paren(divisor)))
     return node
@@ -99,7 +104,23 @@ def _table_function(node: exp.Expression) -> exp.Expression:
     lengths = _WINDOWS.get(str(call.this).lower())
     if lengths is None or len(call.expressions) != 2 + lengths:
         return node
-    table, time, *sizes = (one.sql(dialect="spark") for one in call.expressions)
-    arguments = [f"TABLE {table}", f"DESCRIPTOR({time})", *sizes]
+    table, time, *sizes = call.expressions
+    arguments = [
+        f"TABLE {table.sql()}",
+        f"DESCRIPTOR({time.name})",
+        *(one.sql(dialect="spark") for one in sizes),
+    ]
     made = exp.Anonymous(this=str(call.this).upper(), expressions=[exp.Var(this=one) for one in arguments])
-    return exp.Table(this=made, alias=node.args.get("alias"), joins=node.args.get("joins"))
+    alias = node.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name))
+    return exp.Table(this=made, alias=alias, joins=node.args.get("joins"))
+
+
+def _percentile(node: exp.Expression) -> exp.Expression:
+    """Exact percentiles, for which sqlglot has approximate ones."""
+    if isinstance(node, exp.PercentileCont | exp.PercentileDisc):
+        name = "PERCENTILE_CONT" if isinstance(node, exp.PercentileCont) else "PERCENTILE_DISC"
+        if node.expression is None:  # within WITHIN GROUP
+            return exp.Anonymous(this=name, expressions=[node.this])
+        call = exp.Anonymous(this=name, expressions=[node.expression])
+        return exp.WithinGroup(this=call, expression=exp.Order(expressions=[exp.Ordered(this=node.this)]))
+    return node

@@ -52,19 +52,21 @@ def _of_sqlite(value: Any, kind: str) -> str:
 
 
 def disagreement(
-    rows: Sequence[Row], lines: Sequence[str], columns: str, sort: str, cut: bool = False
+    rows: Sequence[Row],
+    lines: Sequence[str],
+    columns: str,
+    sort: str,
+    engine: str,
 ) -> tuple[list[Any], list[Any]] | None:
-    """The rows that are too many, and the lines that are missing; None if there are none. ``cut``: a column
-    of the letter I has numbers without their fraction."""
-    cut = cut and "I" in columns
-    have = [[one for value in row for one in _texts(value)] for row in rows]
+    """The rows that are too many, and the lines that are missing; None if there are none. A line of RisingWave
+    is a row; of the others it may be a value. In SQLite's columns of the letter I numbers have no fraction."""
+    cut, by_value = engine == "sqlite" and "I" in columns, engine != "risingwave"
+    have = [[one for value in row for one in _texts(value, engine)] for row in rows]
     want = [_split(one) for one in lines]
     width = len(rows[0]) if rows else max(len(columns), 1)
-    if any("\t" in one for one in lines):
-        pass
-    elif len(lines) == len(rows) * width and width > 1:  # a line for each value
+    if by_value and not any("\t" in one for one in lines) and len(lines) == len(rows) * width > len(rows):
         if sort == "valuesort":
-            have = [list(_texts(value)) for row in rows for value in row]
+            have = [_texts(value, engine) for row in rows for value in row]
         else:
             want = [[*chain(*want[at : at + width])] for at in range(0, len(want), width)]
     left = sorted(want)
@@ -89,8 +91,8 @@ def _plain(text: str) -> list[str]:
     return [one for one in [text.translate(_BRACKETS) if text != "(empty)" else "(empty)"] if one]
 
 
-def _texts(value: Any) -> list[str]:
-    """A value as the words that a file has for it."""
+def _texts(value: Any, engine: str) -> list[str]:
+    """A value as the words that a file has for it. Structs of RisingWave have no names."""
     if value is None:
         return ["NULL"]
     if isinstance(value, float):
@@ -100,9 +102,11 @@ def _texts(value: Any) -> list[str]:
     if isinstance(value, dt.datetime):
         return _split(value.replace(tzinfo=None).isoformat(" "))
     if isinstance(value, list | tuple):
-        return ["".join(one for part in value for one in _texts(part))]
+        return ["".join(one for part in value for one in _texts(part, engine))]
     if isinstance(value, dict):
-        return ["".join(one for name, part in value.items() for one in (name, *_texts(part)))]
+        names = engine != "risingwave"
+        parts = (one for name, part in value.items() for one in (name * names, *_texts(part, engine)))
+        return ["".join(parts)]
     if isinstance(value, bytes):
         return [f"\\x{value.hex()}"]
     return _split(str(value)) if str(value).strip() else ["(empty)"]

@@ -104,7 +104,7 @@ def _block(lines: Sequence[tuple[int, str]], at: int) -> tuple[list[str], int]:
 
 def _record(path: Path, number: int, words: list[str], body: list[str]) -> Record:
     rule = next((at for at, one in enumerate(body) if one.strip() == "----"), len(body))
-    sql = "\n".join(body[:rule]).strip().rstrip(";").strip()
+    sql = re.sub(r"[;\s]*(--[^\n]*)?\s*$", "", "\n".join(body[:rule])).strip()
     if words[0] == "statement" or (len(words) > 1 and words[1] in ("error", "ok")):
         kind = "error" if len(words) > 1 and words[1] in ("error", "maybe") else "ok"
         return Record(path, number, kind, re.sub(r"\s*<REGEX>.*", "", sql))
