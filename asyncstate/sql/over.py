@@ -23,7 +23,7 @@ _NUMBERS: Final = {
     "PercentRank": "percent_rank",
     "CumeDist": "cume_dist",
 }
-_OFFSETS: Final = {"Lag": "lag", "Lead": "lead"}
+_OFFSETS: Final = ("Lag", "Lead")
 _PLACES: Final = {"First": "first_in_frame", "Last": "last_in_frame", "AnyValue": "first_in_frame"}
 _NULLS: Final = (*_PLACES, *_OFFSETS, "NthValue")
 _PYTHON: Final = ("boolean", "int", "bigint", "double", "string")
@@ -97,9 +97,10 @@ class OverReader:
         if kind == "NTile":
             return calls.call("ntile", type_of(function), numbers=(int(function.buckets().toString()),))
         if kind in _OFFSETS:
-            offset = abs(int((function.inputOffset() if kind == "Lag" else function.offset()).toString()))
-            numbers = offset, self._default(function), ignore
-            return calls.call(_OFFSETS[kind], type_of(function), column(function.input()), numbers=numbers)
+            offset = int((function.inputOffset() if kind == "Lag" else function.offset()).toString())
+            name = "lag" if (kind == "Lag") == (offset >= 0) else "lead"
+            numbers = abs(offset), self._default(function), ignore
+            return calls.call(name, type_of(function), column(function.input()), numbers=numbers)
         raise refusal(
             f"{function.prettyName()}() OVER has no operator", "use an aggregate or a ranking", function
         )

@@ -277,6 +277,10 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, b, sum(n) as n from (select a, b, ntile(3) over (partition by a order by b) as n from t) group by a, b",
         "select a, b, sum(n) as n from (select a, b, ntile(3) over (partition by a order by b nulls first) as n from t) group by a, b",
     ),
+    "lag-negative": (
+        "select a, b, lag(b, -1) over (partition by a order by b, c) as p, lead(b, -2, 9) over (partition by a order by b, c) as q from t",
+        "select a, b, lead(b, 1) over (partition by a order by b nulls first, c nulls first) as p, lag(b, 2, 9) over (partition by a order by b nulls first, c nulls first) as q from t",
+    ),
     "lag-default": (
         "select a, b, lag(b, 1, -1) over (partition by a order by b, c) as p from t",
         "select a, b, lag(b, 1, -1) over (partition by a order by b nulls first, c nulls first) as p from t",
