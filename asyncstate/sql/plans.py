@@ -195,17 +195,24 @@ class Reader:
     def order(
         self, specs: Sequence[Any], names: dict[int, str], added: dict[str, tuple[str, str]]
     ) -> tuple[ir.Order, ...]:
-        """The columns of an ORDER BY."""
+        """The columns of an ORDER BY. A struct becomes its leaves, of which nulls come before all other values."""
         found = []
         for spec in specs:
             one = spec.child()
-            if kind_of(one) == "AttributeReference":
-                column = names[id_of(one)]
-            else:
-                column = self.fresh("order")
-                added[column] = self.text(one, names), type_of(one)
             descending = spec.direction().toString() != "Ascending"
-            found.append(ir.Order(column, descending, "NullsFirst" in spec.nullOrdering().toString()))
+            first = "NullsFirst" in spec.nullOrdering().toString()
+            if kind_of(one) == "AttributeReference" and not type_of(one).startswith("struct<"):
+                found.append(ir.Order(names[id_of(one)], descending, first))
+                continue
+            is_leaf = not type_of(one).startswith("struct<")
+            for text, kind in leaves(self.text(one, names), one.dataType()):
+                column = self.fresh("order")
+                added[column] = text, "boolean" if kind is None else str(kind.catalogString())
+                if kind is None:  # whether a struct is null
+                    found.append(ir.Order(column, first))
+                    first = not descending
+                else:
+                    found.append(ir.Order(column, descending, first if is_leaf else not descending))
         return tuple(
             {one.column: one for one in reversed(found)}[one]
             for one in dict.fromkeys(o.column for o in found)

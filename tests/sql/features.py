@@ -211,6 +211,14 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select b, d from (select if(b = 1, null, named_struct('x', a)) as s, b from t) p join (select if(d = 2, null, named_struct('x', a)) as s, d from u) q on p.s <=> q.s",
         "select b, d from t join u on (t.b is distinct from 1 and u.d is distinct from 2 and t.a is not distinct from u.a) or (b = 1 and d = 2)",
     ),
+    "order-struct": (
+        "select a, b, row_number() over (partition by c order by named_struct('x', a, 'y', b) desc) as n from t",
+        "select a, b, row_number() over (partition by c order by a desc nulls last, b desc nulls last) as n from t",
+    ),
+    "limit-struct": (
+        "select a, b from t order by if(c = 'x', null, named_struct('x', b, 'y', named_struct('z', c))) nulls last, a, b limit 6",
+        "select a, b from t order by coalesce(c = 'x', false), case when c = 'x' then null else b end nulls first, case when c = 'x' then null else c end nulls first, a nulls first, b nulls first limit 6",
+    ),
     "over-struct": (
         "select a, b, count(*) over (partition by named_struct('x', a, 'y', c)) as n from t",
         "select a, b, count(*) over (partition by a, c) as n from t",
