@@ -674,8 +674,8 @@ def _named(query: exp.Expression) -> None:
         return
     for at, one in enumerate(query.expressions):
         inner = one.this if isinstance(one, exp.Cast | exp.Window | exp.Filter) else one
-        if not one.alias_or_name and not isinstance(one, exp.Star):
-            name = inner.sql_name().lower() if isinstance(inner, exp.Func) else f"column_{at}"
+        if not one.alias and not isinstance(one, exp.Column | exp.Dot | exp.Star):
+            name = inner.sql_name().lower() if isinstance(inner, exp.Func) else inner.name or f"column_{at}"
             query.expressions[at] = exp.alias_(one.copy(), name if name.isidentifier() else f"column_{at}")
     query.set("expressions", query.expressions)
 
