@@ -36,7 +36,9 @@ def test_a_file_is_kept_right(
     with SltRun(FILES / name, engine, spark) as run:
         found = list(run.outcomes())
     kinds = Counter(one.kind for one in found)
-    assert {" ".join(f"{one.kind}: {one.why}".split()[:7]) for one in found if one.kind != "right"} == other, found
+    assert {
+        " ".join(f"{one.kind}: {one.why}".split()[:7]) for one in found if one.kind != "right"
+    } == other, found
     assert kinds["right"] == right
 
 
