@@ -204,6 +204,8 @@ class AggregateReader:
         calls = Calls(self._reader, child, replaced)
         keys, texts = self._keys(grouping, child, replaced, calls.added)
         texts |= {own: calls.aggregate(one) for own, one in aggregates.items()}
+        if not keys and not calls.calls:  # one row, of which nothing is read
+            calls.call("count", "bigint")
         names = [
             *keys,
             *(one for call in calls.calls for one in (*call.columns, *([call.where] if call.where else []))),

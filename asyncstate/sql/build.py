@@ -148,8 +148,8 @@ class Builder:
                 [_declared(one) for one in node.calls], ttl=self._ttl_of(node.inputs[0])
             )
             return self._applied("group", operator, [given], node, [node.keys])
-        calls = [_declared(one) for one in node.calls] or [ops.count().alias("__count")]
-        return self._applied("group", ops.GroupAggregate(calls, empty_row=True), [given], node, [()])
+        operator = ops.GroupAggregate([_declared(one) for one in node.calls], empty_row=True)
+        return self._applied("group", operator, [given], node, [()])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
         operator = ops.WindowAggregate(_window(node.window), [_declared(one) for one in node.calls])

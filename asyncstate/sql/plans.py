@@ -292,18 +292,22 @@ class Reader:
 
     def _constant(self, plan: Any) -> Read:
         """The rows of a plan that reads no source, as they are now."""
-        rows = self.catalyst.rows(plan)
-        output = items(plan.output())
+        rows, output = self.catalyst.rows(plan), items(plan.output())
         names = {id_of(one): self.name(one) for one in output}
+        columns = tuple(self.column(one, self.name(one)) for one in output)
+        if not output:  # an Arrow table without columns has no rows
+            rows, columns = rows.selectExpr("1"), (ir.Column(self.fresh("row"), "int"),)
         with sql_errors():
-            table: pa.Table = rows.toDF(*names.values()).limit(_CONSTANT_ROWS_MAX + 1).toArrow()
+            table: pa.Table = (
+                rows.toDF(*(one.name for one in columns)).limit(_CONSTANT_ROWS_MAX + 1).toArrow()
+            )
         if table.num_rows > _CONSTANT_ROWS_MAX:
             raise refusal(
                 f"a table that no source changes has more than {_CONSTANT_ROWS_MAX} rows",
                 "declare it with job.table(...), or join it by a lookup",
                 plan,
             )
-        return Read(ir.Constant.of(table, tuple(self.column(one, self.name(one)) for one in output)), names)
+        return Read(ir.Constant.of(table, columns), names)
 
     def _logicalrdd(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
@@ -362,6 +366,8 @@ class Reader:
     def _filtered(self, read: Read, conditions: Sequence[Any]) -> Read:
         """The rows for which all conditions are true. Those without subqueries come first: they need no state."""
         subqueries = [any(kind_of(part) == "ScalarSubquery" for part in walk(one)) for one in conditions]
+        if read.is_constant:  # until a subquery is joined
+            subqueries = [True for _ in conditions]
         plain = [one for one, has in zip(conditions, subqueries, strict=True) if not has]
         if plain:
             texts = tuple(self.text(one, read.names) for one in plain)
@@ -370,7 +376,7 @@ class Reader:
             )
         rest = []
         for one in (one for one, has in zip(conditions, subqueries, strict=True) if has):
-            found = self._compared_with_one_row(read, one)
+            found = None if read.is_constant else self._compared_with_one_row(read, one)
             rest += [one] if found is None else []
             read = found or read
         if not rest:
@@ -442,10 +448,16 @@ class Reader:
                 column = self.fresh("scalar")
                 kind = ir.Column(column, type_of(one))
                 value = ir.Project(inputs=(sub.node,), columns=(kind,), texts=(quoted(own),))
+                if read.is_constant and not _has_one_row(sub.node):
+                    raise refusal(
+                        "a subquery that may have no row, next to rows that no source changes",
+                        "select an aggregate such as max(x), or declare these rows with job.table(...)",
+                        one,
+                    )
                 node = ir.Join(
                     inputs=(read.node, value),
                     columns=(*read.node.columns, kind),
-                    how="single",
+                    how="inner" if read.is_constant else "single",
                     sql=fragment(one),
                 )
                 read = Read(node, read.names)
@@ -501,6 +513,9 @@ class Reader:
     def _union(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
         columns = tuple(self.column(one, f"{self.name(one)}_u") for one in output)
+        row = (
+            () if output else (ir.Column(self.fresh("row"), "int"),)
+        )  # where only the number of rows is read
         parts = []
         for below in items(plan.children()):
             child = self.plan(below, None)
@@ -514,9 +529,10 @@ class Reader:
             for given, column in zip(items(below.output()), columns, strict=True):
                 text = quoted(child.names[id_of(given)])
                 texts.append(text if type_of(given) == column.type else f"CAST({text} AS {column.type})")
-            parts.append(ir.Project(inputs=(child.node,), columns=columns, texts=tuple(texts)))
+            project = ir.Project(inputs=(child.node,), columns=columns or row, texts=tuple(texts) or ("1",))
+            parts.append(project)
         names = {id_of(one): column.name for one, column in zip(output, columns, strict=True)}
-        return Read(ir.Union(inputs=tuple(parts), columns=columns), names)
+        return Read(ir.Union(inputs=tuple(parts), columns=columns or row), names)
 
     def _expand(self, plan: Any, _: Needed) -> Read:
         output = items(plan.output())
@@ -716,6 +732,8 @@ class Reader:
         window = plan.child()
         if kind_of(window) != "Window" or len(items(window.windowExpressions())) != 1:
             return None
+        if not self._reads_source(window):
+            return None
         (alias,) = items(window.windowExpressions())
         own, order = id_of(alias), items(window.orderSpec())
         function = _RANKS.get(kind_of(alias.child().windowFunction()))
@@ -761,6 +779,13 @@ class Reader:
         from asyncstate.sql.over import OverReader
 
         return OverReader(self, plan, needed).read()
+
+
+def _has_one_row(node: ir.Node) -> bool:
+    """Whether there is always one row, also without input."""
+    while isinstance(node, ir.Project):
+        (node,) = node.inputs
+    return isinstance(node, ir.Aggregate) and not node.keys
 
 
 def source_of(leaf: Any) -> str | None:

@@ -239,6 +239,24 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select t.a, b, k.name from t join (values (1, 'one'), (2, 'two')) as k(id, name) on t.a = k.id",
         "",
     ),
+    "scalar-alone": ("select (select max(a) from t) as m, (select count(*) from u where d > 1) as n", ""),
+    "constant-compared": (
+        "select k.id, k.name from (values (1L, 'one'), (3L, 'three'), (30L, 'many')) as k(id, name) where id > 1 and id <= (select max(a) from t)",
+        "select k.id, k.name from (values (1, 'one'), (3, 'three'), (30, 'many')) as k(id, name) where id > 1 and id <= (select max(a) from t)",
+    ),
+    "constant-ranked": (
+        "select id from (select id, row_number() over (order by id) as n from (values (1L), (2L), (3L)) as k(id)) where n <= 2 and id <= (select max(a) from t)",
+        "select id from (values (1), (2)) as k(id) where id <= (select max(a) from t)",
+    ),
+    "aggregate-unread": ("select count(*) + cast(null as bigint) as n from t", ""),
+    "count-of-aggregate": ("select count(*) as n from (select max(a) as m from t)", ""),
+    "count-of-union": ("select count(*) as n from (select a from t union all select d from u)", ""),
+    "count-of-limit": ("select count(*) as n from (select a from t order by b, a, c limit 3)", ""),
+    "count-of-explode": (
+        "select count(*) as n from (select explode(array(1, 2)) from t)",
+        "select 2 * count(*) as n from t",
+    ),
+    "count-of-cross": ("select count(*) as n from t cross join u", ""),
     "group-constant": ("select count(*) as n from t group by 1=1", ""),
     "collect": (
         "select a, array_sort(collect_list(b)) as l from t group by a",
@@ -319,6 +337,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "constant-kept": (
         "select k.id, t.b from (values (1), (2)) as k(id) left join t on t.a = k.id",
         "left join that keeps rows of a table that no source changes; ",
+    ),
+    "constant-and-none": (
+        "select (select a from t order by a limit 1) as m",
+        "line 1: .*a subquery that may have no row, next to rows that no source changes; .*max",
     ),
     "now": ("select a, current_timestamp() as x from t", r"current_timestamp\(\) changes without a row"),
     "random": ("select a, rand() as x from t", "rand"),
