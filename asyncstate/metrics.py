@@ -150,3 +150,16 @@ def max_metrics(metrics: Iterable[Mapping[str, float]]) -> Metrics:
         for name, value in one.items():
             found[name] = max(found.get(name, value), value)
     return found
+
+
+class Observed(NamedTuple):
+    """What a stage has observed in rows that it has read: the highest event time, microseconds, None if there was no
+    time; or the number of rows that a reader drops, and one of them in words."""
+
+    value: int | None
+    example: str | None = None
+
+
+DROPPED: Final = "asyncstate:dropped"
+"""The string column by which the reader of a source marks rows to drop, until they are counted: their place and the
+reason; null in the others."""

@@ -566,6 +566,15 @@ class RecordOperator(Operator):
 class BundleOperator(Operator):
     """Bundle grain: one call per Arrow batch, state as columns, no loop over rows."""
 
+    errors: OnError = "fail"
+    """What happens if ``process_bundle`` raises an exception, also in a step, a callback or in ``ctx.call``. "fail":
+    the micro-batch fails. "output" (one insert-only input, besides a broadcast one, whose rows do not wait for the
+    watermark): what the call has emitted and counted is dropped, and the bundle is processed again in halves, down to
+    the single rows that fail. These go to the side output ``errors``, with the columns ``error_type`` and
+    ``error_message`` after their own. A call that has changed state before it raises fails the micro-batch all the
+    same. Rows arrive whole, without partial aggregation, and are not prefetched. The counter ``rows_failed`` counts
+    them. An attribute of the class or of an object."""
+
     local_aggregation: Literal["auto", "always", "never"] = "auto"
     """Whether what ``partial_aggregation`` and ``partial_limit`` return runs before the exchange: "auto" where the
     previous micro-batches show that it pays. An attribute of the class or of an object."""

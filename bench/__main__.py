@@ -17,6 +17,7 @@ COMMANDS = {
     "checkpoints": "bench.checkpoints.command",
     "compare": "bench.compare",
     "growth": "bench.large_states",
+    "kafka-read": "bench.kafka_read",
     "latency": "bench.latency.command",
     "lookup": "bench.lookup",
     "micro": "bench.micro.command",

@@ -1,26 +1,32 @@
 """Messages per second from one partition: the Python data source compared with Spark's own connector.
 
-``python -m bench.kafka_read --servers 127.0.0.1:9092 --jars a.jar,b.jar`` fills a topic of one partition; then each
-reader reads it in turns, in one Spark session. Without ``--jars`` there is the Python one alone. The rows are counted
-and their values summed, so that both read all columns. Exit code 1 if a reader does not read every message.
+Owns: ``bench kafka-read``. Invariant: both read all columns of every message of one topic, in turns, in one session;
+only the time of the micro-batch counts, not that of the query's start.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
 import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncstate.spark import build_session
 from asyncstate.spark.kafka import read_kafka
+from bench.frame import Report, Row, WrongResult, turns
+from bench.frame.measure import Side
+from bench.frame.report import Rounds, benchmark, costs, sides
+from bench.processor_time import Spent
+from bench.session import session
 
-_QUIET = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_JARS = Path(__file__).resolve().parents[1] / "build" / "servers" / "spark-kafka"
+_SPARK, _PYTHON = "Spark's connector", "Python data source"
+_CONNECTORS = {_SPARK: "spark", _PYTHON: "python"}
 
 
 def fill(servers: str, messages: int) -> str:
@@ -46,10 +52,10 @@ def fill(servers: str, messages: int) -> str:
     return topic
 
 
-def seconds(spark: Any, servers: str, topic: str, connector: Any, messages: int) -> float:
-    """The time of one query over the whole topic, without its start: that of its micro-batch."""
+def seconds(spark: SparkSession, servers: str, topic: str, connector: Any, messages: int) -> Spent:
+    """The time of the micro-batches of one query over the whole topic."""
     df = read_kafka(spark, servers, topic, starting="earliest", connector=connector)
-    took = []
+    took: list[tuple[int, float]] = []
 
     def read(rows: Any, batch_id: int) -> None:
         began = time.perf_counter()
@@ -60,35 +66,37 @@ def seconds(spark: Any, servers: str, topic: str, connector: Any, messages: int)
         writer = df.writeStream.foreachBatch(read).option("checkpointLocation", str(Path(folder, "q")))
         writer.trigger(availableNow=True).start().awaitTermination()
     if sum(count for count, _ in took) != messages:
-        sys.exit(f"{connector}: read {took}, and there are {messages} messages")
-    return sum(spent for _, spent in took)
+        raise WrongResult(f"{connector}: read {took}, and there are {messages} messages")
+    return Spent(sum(spent for _, spent in took), None)
 
 
-def main(
-    servers: Annotated[str, typer.Option(help="bootstrap servers")],
-    jars: Annotated[str, typer.Option(help="of Spark's own connector, with commas")] = "",
-    messages: Annotated[int, typer.Option(min=1)] = 500_000,
-    rounds: Annotated[int, typer.Option(min=1)] = 3,
-) -> None:
-    """Compare the readers of Kafka."""
-    spark = build_session("bench-kafka", "local[1]", {**_QUIET, **({"spark.jars": jars} if jars else {})})
+def measure(
+    spark: SparkSession, servers: str, messages: int, rounds: int, connectors: list[str]
+) -> list[Row]:
     topic = fill(servers, messages)
-    connectors = ["python", *(["spark"] if jars else [])]
-    found: dict[str, list[float]] = {name: [] for name in connectors}
-    for turn in range(rounds + 1):  # the first one warms up
-        for name in connectors:
-            spent = seconds(spark, servers, topic, name, messages)
-            if turn:
-                found[name].append(messages / spent)
-    for name, rates in found.items():
-        print(
-            f"{name:8} {statistics.median(rates):12,.0f} messages/s   {', '.join(f'{rate:,.0f}' for rate in rates)}"
-        )
-    if jars:
-        pairs = [mine / theirs for mine, theirs in zip(found["python"], found["spark"], strict=True)]
-        print(f"ratio    {statistics.median(pairs):12.2f}")
-    spark.stop()
+
+    def side(name: str) -> Side:
+        return lambda _: seconds(spark, servers, topic, _CONNECTORS[name], messages)
+
+    spent = turns({name: side(name) for name in connectors}, rounds)
+    return sides(spent, messages, connectors[0], speed=True)
 
 
-if __name__ == "__main__":
-    typer.run(main)
+@benchmark(messages=2_000, rounds=1)
+def kafka_read(
+    report: Report,
+    servers: Annotated[str, typer.Option(help="Bootstrap servers of a Kafka to make a topic in.")],
+    jars: Annotated[
+        str, typer.Option(help="Jars of Spark's connector, with commas; by default those in build/servers.")
+    ] = "",
+    messages: Annotated[int, typer.Option(min=1, help="Messages in the topic.")] = 500_000,
+    rounds: Rounds = 5,
+) -> None:
+    """Read a topic of one partition by Spark's connector and by the Python data source; the ratio is the speed by
+    that of Spark's connector, or of the only reader, if its jars are not there."""
+    found = jars or ",".join(map(str, sorted(_JARS.glob("*.jar"))))
+    connectors = [*([_SPARK] if found else []), _PYTHON]
+    with session("bench kafka-read", report.folder, 1, {"spark.jars": found} if found else {}) as spark:
+        title = f"{messages:,} messages of some 100 bytes in one partition, medians of {rounds}"
+        report.section(title, costs("us", "a message"))
+        report.case("kafka-read", measure, spark, servers, messages, rounds, connectors)

@@ -293,6 +293,13 @@ def _file_source(job: StreamingJob, spark: Any, options: _Options) -> None:
             raise options.error("files need the columns of the table")
         options.needed("path")
         reader = reader.schema(table.schema)
+    how = options.own.get("mode")
+    if how is not None and how.value.strip().upper() == "DROPMALFORMED":
+        raise options.script.error(
+            how.line,
+            "option 'mode' = 'DROPMALFORMED': Spark drops rows that it cannot read, and nothing counts them; take "
+            "'FAILFAST', or 'PERMISSIVE' with 'columnNameOfCorruptRecord'",
+        )
     given = {name: one.value for name, one in options.own.items() if name not in _DECLARED}
     df = reader.options(**given).load()
     names = [name.lower() for name, _, _ in table.columns]

@@ -18,6 +18,7 @@ import pyarrow as pa
 from asyncstate.changelog import Changelog, Key
 from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.driver.operator_manifests import Fingerprint
+from asyncstate.metrics import Observed
 from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.runtime import CommitRecord, OutputPipeline, TaskSpec
 
@@ -77,8 +78,8 @@ class Stage(Protocol[R_co]):
         """Whether its tasks ran in the driver's process."""
 
     @property
-    def observed(self) -> Mapping[str, int | None]:
-        """The result of each ``Executor.observe`` whose rows the stage has read, by name; None if there was no time."""
+    def observed(self) -> Mapping[str, Observed]:
+        """The result of each ``Executor.observe`` and ``Executor.kept`` whose rows the stage has read, by name."""
 
     def side(self, name: str) -> R_co:
         """The rows of a side output. Raises JobError for an undeclared name."""
@@ -139,6 +140,13 @@ class Executor(Protocol[R]):
 
     def highest(self, rows: R, event_time: str) -> int | None:
         """The highest event time that may advance a watermark, in microseconds; reads the rows."""
+
+    def kept(self, rows: R, name: str) -> R:
+        """``rows`` without those that ``DROPPED`` marks, and without this column; the stage that reads them records the
+        number of marked rows and one mark. Rows without the column are unchanged."""
+
+    def dropped(self, rows: R) -> Observed:
+        """The number of rows that ``DROPPED`` marks, and one mark; reads the rows."""
 
     def without_kinds(self, rows: R) -> R:
         """The rows without ``row_kind``."""

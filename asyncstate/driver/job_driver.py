@@ -20,6 +20,7 @@ from asyncstate.driver.executor import R
 from asyncstate.driver.micro_batch import JobFrame, MicroBatch, check_watermark
 from asyncstate.driver.operator_manifests import left_out
 from asyncstate.driver.progress import (
+    DroppedRows,
     OnProgress,
     Progress,
     ProgressReports,
@@ -225,6 +226,10 @@ class JobDriver(Generic[R]):
                 SourceProgress(name=name, watermark_us=time_shown(reached), idle=name in self.committed.idle)
                 for name, reached in self.committed.sources.items()
             ],
+            dropped={
+                name: DroppedRows(rows=found.value or 0, example=found.example)
+                for name, found in batch.dropped.items()
+            },
             total_seconds=seconds,
             function_seconds=function_seconds,
             commit_seconds=commit_seconds,

@@ -30,6 +30,7 @@ from asyncstate.dataflow.changelog_inference import node_changes, operator_chang
 from asyncstate.dataflow.graph import Facts
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
 from asyncstate.dataflow.nodes import NEVER_PASSED, Times, same_destinations, upstream_of, watermark_sources
+from asyncstate.driver.dropped_rows import counted_where, dropped_metric
 from asyncstate.driver.executor import Executor, Feed, R
 from asyncstate.driver.fusion import FusedChain, call_of, places_of, plan_fusion
 from asyncstate.driver.micro_batch import MicroBatch
@@ -37,6 +38,7 @@ from asyncstate.driver.operator_call import Downstream, FusedTask, Upstream
 from asyncstate.driver.source_times import Watch, metric_name, watches_of
 from asyncstate.errors import AsyncStateError, JobError, SchemaError
 from asyncstate.growth import StateGrowth
+from asyncstate.metrics import DROPPED, Observed
 from asyncstate.operator import InputSpec, OutputSpec, unknown_output
 
 
@@ -66,6 +68,9 @@ class JobGraph(Generic[R]):
         """The initial rows of sources, by name."""
         self._watches: dict[Source, Watch] = {}
         """How the event times of sources are observed; set by ``check``."""
+        self._dropping: dict[Source, bool] = {}
+        """The sources whose rows are marked where they are to be dropped, and whether a stage counts them; set by
+        ``check``."""
 
     def source(
         self,
@@ -126,6 +131,9 @@ class JobGraph(Generic[R]):
         batch.superseded = self.flow.superseded
         batch.sources = watermark_sources(self.flow.nodes)
         batch.graph = graph_manifest(self.flow, self.changes, self.initial, batch.graph_before)
+        for source, counted in self._dropping.items():
+            if not batch.final:
+                batch.dropped[source.name] = self._dropped(source, counted, batch, read[source.name])
         for source, watch in self._watches.items():
             parts = [frames[source] for frames in (rows, first) if source in frames]
             batch.event_times[source.name] = self._highest(source, watch, batch, parts)
@@ -154,10 +162,15 @@ class JobGraph(Generic[R]):
             records = batch.applied[watch.uid].records
             times = [record.max_event_times[watch.input_index] for record in records]
         elif watch.consumer is not None and all(name in batch.observed for name in names):
-            times = [batch.observed[name] for name in names]
+            times = [batch.observed[name].value for name in names]
         else:
             times = [self._executor.highest(part, str(source.times.event_time)) for part in parts]
         return max((time for time in times if time is not None), default=None)
+
+    def _dropped(self, source: Source, counted: bool, batch: MicroBatch[R], rows: R) -> Observed:
+        """The rows of the source that are dropped; ``rows``: all of them."""
+        found = batch.observed.get(dropped_metric(source)) if counted else None
+        return self._executor.dropped(rows) if found is None else found
 
     def _apply(
         self,
@@ -193,6 +206,8 @@ class JobGraph(Generic[R]):
 
     def _source_rows(self, source: Source, rows: R) -> R:
         """The rows of a source, with row kinds if they are changes; upserts may come without."""
+        if source in self._dropping:
+            rows = self._executor.kept(rows, dropped_metric(source))
         changes = self.changes[source]
         return self._known(source, rows if changes.is_insert_only else self._executor.with_kinds(rows))
 
@@ -277,6 +292,10 @@ class JobGraph(Generic[R]):
         if isinstance(node, Source):
             shape = self._shapes[node.name]
             columns = executor.columns(shape)
+            if DROPPED in columns:
+                self._dropping[node] = counted_where(self.flow, node)
+                shape = executor.kept(executor.no_rows_like(shape), dropped_metric(node))
+                columns = executor.columns(shape)
             _check_source(node, columns)
             self.changes[node] = source_changes(node, columns, has_kinds(columns))
             if node.watermark is not None:

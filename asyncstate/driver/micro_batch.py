@@ -50,6 +50,7 @@ from asyncstate.driver.progress import metrics_of, operator_progress
 from asyncstate.driver.write_marks import UNKNOWN, Origin
 from asyncstate.errors import JobError
 from asyncstate.growth import StateGrowth
+from asyncstate.metrics import Observed
 from asyncstate.operator import MAX_WATERMARK, InputSpec, Operator, OutputSpec
 from asyncstate.runtime import (
     FIRST_ARRIVAL,
@@ -168,8 +169,10 @@ class MicroBatch(Generic[R]):
         """The graph's entry for the manifest; None in a function."""
         self.event_times: dict[str, int | None] = {}
         """The highest event time of each source in ``sources``, microseconds; None if it has none."""
-        self.observed: dict[str, int | None] = {}
-        """What the executor has observed in the stages that ran, by name."""
+        self.observed: dict[str, Observed] = {}
+        """What the executor has observed in the stages that ran, by name; the highest value if several have."""
+        self.dropped: dict[str, Observed] = {}
+        """The rows that the readers of sources have dropped, by source."""
         self._stateless_changes: dict[str, Changelog] = {}
 
     def apply(
@@ -330,7 +333,14 @@ class MicroBatch(Generic[R]):
         before = sum(one.plan_seconds for one in planned.all[:-1])
         ended = time.perf_counter()
         stage, records = self._frame.executor.run(planned, self.stateless)
-        self.observed |= stage.observed
+        for name, found in stage.observed.items():
+            known = self.observed.get(name)
+            if (
+                known is None
+                or known.value is None
+                or (found.value is not None and found.value > known.value)
+            ):
+                self.observed[name] = found
         ran = [replace(self._applied(one, reported), in_driver=stage.in_driver) for one, reported in records]
         plan, run = before + ended - started, time.perf_counter() - ended
         ran[-1] = replace(ran[-1], stage=stage, plan_seconds=plan, stage_seconds=run)

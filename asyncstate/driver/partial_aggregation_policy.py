@@ -12,7 +12,7 @@ Source: the adaptive partial aggregation of Trino, which also depends on how muc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeGuard
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from asyncstate.errors import SchemaError
 from asyncstate.operator import BundleOperator, InputSpec, Operator
 from asyncstate.partial_aggregation import LocalFunction, PartialAggregation, PartialLimit
 from asyncstate.runtime.statistics import TaskStatistics, statistics_before
+from asyncstate.runtime.task_spec import sends_errors
 from asyncstate.storage import OperatorManifest
 
 ROWS_MIN: Final = 50_000
@@ -68,7 +69,7 @@ def task_partial_aggregation(operator: Operator, inputs: Sequence[InputSpec]) ->
 
 def _phase(operator: Operator, inputs: Sequence[InputSpec]) -> PartialAggregation | None:
     """The operator's partial aggregation; None for rows with a sequence, which aggregation would lose."""
-    if len(inputs) != 1 or not isinstance(operator, BundleOperator) or operator.local_aggregation == "never":
+    if len(inputs) != 1 or not _may_run_before(operator):
         return None
     phase = None if inputs[0].sequence else operator.partial_aggregation(inputs)
     if phase is not None and not _has_step(operator):
@@ -78,6 +79,12 @@ def _phase(operator: Operator, inputs: Sequence[InputSpec]) -> PartialAggregatio
             f"{name}.partial_step, or leave partial_aggregation out"
         )
     return phase
+
+
+def _may_run_before(operator: Operator) -> TypeGuard[BundleOperator]:
+    """Whether something may be done to its rows before they arrive; rows that can fail must arrive whole."""
+    never = not isinstance(operator, BundleOperator) or operator.local_aggregation == "never"
+    return not never and not sends_errors(operator)
 
 
 def _always(operator: Operator) -> bool:
@@ -108,7 +115,7 @@ def task_partial_limit(operator: Operator, inputs: Sequence[InputSpec]) -> Parti
 def _limit(operator: Operator, inputs: Sequence[InputSpec]) -> PartialLimit | None:
     """Rows with an event time are all sent, since the watermark follows from them. So are rows with a sequence, which
     defines an order only within a key."""
-    if len(inputs) != 1 or not isinstance(operator, BundleOperator) or operator.local_aggregation == "never":
+    if len(inputs) != 1 or not _may_run_before(operator):
         return None
     given = inputs[0]
     all_travel = given.changelog or given.event_time or given.sequence or given.ordering is not None

@@ -37,12 +37,20 @@ class SourceProgress(TypedDict):
     idle: bool
 
 
+class DroppedRows(TypedDict):
+    """What the reader of a source has dropped: the number of ``rows``, and the place of one of them and the reason."""
+
+    rows: int
+    example: str | None
+
+
 class Progress(TypedDict):
     """The metrics of a committed micro-batch under stable names, ready for ``json.dumps``; see ``docs/metrics.md``.
 
     ``watermark_us`` is None before any event time and at the end of the input. ``total_seconds`` covers all of it:
     finding the base version, the user's function with the stages inside it (``function_seconds``), and the commit
-    (``commit_seconds``). ``operators``: by uid, in the order in which they ran.
+    (``commit_seconds``). ``dropped``: by name, the sources whose readers drop what they cannot read. ``operators``: by
+    uid, in the order in which they ran.
     """
 
     job: str
@@ -52,6 +60,7 @@ class Progress(TypedDict):
     watermark_us: int | None
     watermark_waits_for: list[str]
     sources: list[SourceProgress]
+    dropped: dict[str, DroppedRows]
     total_seconds: float
     function_seconds: float
     commit_seconds: float
@@ -212,6 +221,8 @@ class ProgressReports:
         its attribute ``progress`` is the same as a dict."""
         if _log.isEnabledFor(logging.INFO):
             _log.info("%s", msgspec.json.encode(progress).decode(), extra={"progress": progress})
+        for source, dropped in progress["dropped"].items():
+            _warn_of_dropped_rows(progress, source, dropped)
         if self._on_progress is None:
             return
         try:
@@ -228,6 +239,19 @@ class ProgressReports:
                     error,
                     exc_info=True,
                 )
+
+
+def _warn_of_dropped_rows(progress: Progress, source: str, dropped: DroppedRows) -> None:
+    if dropped["rows"]:
+        _log.warning(
+            "job '%s', batch %d: source '%s' dropped %s that it cannot read, for example %s. malformed='output' of "
+            "job.kafka, or malformed='only' of a reader, keeps them.",
+            progress["job"],
+            progress["batch_id"],
+            source,
+            "a message" if dropped["rows"] == 1 else f"{dropped['rows']:,} messages",
+            dropped["example"],
+        )
 
 
 def _summary(progress: Progress) -> str:

@@ -91,6 +91,14 @@ def _reads_all(node: Apply, consumer: Node, source: Source) -> bool:
     return all(whole) and node.operator.broadcast_input not in taken
 
 
+def reads_all(node: Apply, source: Source) -> bool:
+    """Whether the stage of ``node`` reads all rows of ``source``, whatever is between them."""
+    ways = [_way(one, source) for one in node.inputs]
+    taken = [index for index, way in enumerate(ways) if way]
+    whole = [node.key is not None or _times(node)[index] is not None for index in taken]
+    return False not in ways and bool(taken) and all(whole) and node.operator.broadcast_input not in taken
+
+
 def _way(node: Node, consumer: Node) -> bool | None:
     """Whether reading all rows of ``node`` reads all rows of ``consumer``; None if no rows come from there."""
     if node is consumer:

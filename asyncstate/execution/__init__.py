@@ -7,7 +7,13 @@ Must not import runtime, Spark or operators.
 from asyncstate.execution.asynchronous import AsyncExecutionController, AsyncLimits
 from asyncstate.execution.completions import Completion, Completions
 from asyncstate.execution.controller import ControllerStatistics, ExecutionController
-from asyncstate.execution.failed_rows import GuardedRecord, keeping_errors, note_changes
+from asyncstate.execution.failed_rows import (
+    CHANGED_BY_BUNDLE_HINT,
+    GuardedRecord,
+    is_of_row,
+    keeping_errors,
+    note_changes,
+)
 from asyncstate.execution.io_policy import AdaptiveReads
 from asyncstate.execution.outside_calls import CallLimits, OutsideCalls
 from asyncstate.execution.prefetch import BLOCK_ROWS, ComingRows, Interests
@@ -18,6 +24,7 @@ from asyncstate.execution.sync import SyncExecutionController
 
 __all__ = [
     "BLOCK_ROWS",
+    "CHANGED_BY_BUNDLE_HINT",
     "AdaptiveReads",
     "AnyRow",
     "AsyncExecutionController",
@@ -39,6 +46,7 @@ __all__ = [
     "Record",
     "SideRow",
     "SyncExecutionController",
+    "is_of_row",
     "keeping_errors",
     "note_changes",
 ]

@@ -421,6 +421,10 @@ class AsyncExecutionController(ExecutionController):
         while self._bundle_calls:
             self._progress()
 
+    def _await_reads(self) -> None:
+        while not self.may_spill:
+            self._progress()
+
     def _call_ended(self, call: OutsideCall, completion: Completion) -> None:
         self.calls.ended()
         self.current = call.record

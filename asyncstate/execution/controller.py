@@ -84,6 +84,7 @@ class ExecutionController(StateBackend):
         "_outer_scope",
         "_unhandled",
         "calls",
+        "changed",
         "current",
         "delete",
         "failures",
@@ -116,6 +117,8 @@ class ExecutionController(StateBackend):
         self._level_ones: list[WriteBackCache] = []
         self._bundle_at_work = False
         self.current = None
+        self.changed = False
+        """Whether the bundle has changed state, where ``note_changes`` lets its states say so."""
         self.get = overlay.get
         self.put = overlay.put
         self.delete = overlay.delete
@@ -207,6 +210,16 @@ class ExecutionController(StateBackend):
             self._await_calls()
         if self._unhandled:
             self.failures.raise_all()
+
+    def abandon_bundle(self) -> None:
+        """Return when nothing of a bundle that has failed is in flight; its other failures are dropped."""
+        with self._at_work():
+            self._await_calls()
+            self._await_reads()
+        self._unhandled.clear()
+
+    def _await_reads(self) -> None:
+        """Wait for the reads of the current bundle."""
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

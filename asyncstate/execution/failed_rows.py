@@ -1,7 +1,7 @@
-"""Records whose failure goes to a side output instead of failing the micro-batch.
+"""Rows whose failure goes to a side output instead of failing the micro-batch.
 
 Owns: ``GuardedRecord``; ``keeping_errors``, which catches the exceptions of the operator's code; ``note_changes``,
-which makes a state note that the current record has changed it.
+which makes a state note that the current record or bundle has changed it; ``is_of_row``, which exceptions are of a row.
 Invariant: a row that failed has changed neither state nor timers, and has emitted nothing, or the micro-batch fails.
 Must not import storage.
 """
@@ -18,12 +18,30 @@ from asyncstate.errors import AsyncStateError
 from asyncstate.execution.record import Record, SideRow
 from asyncstate.operator import Timers
 from asyncstate.specs import ERRORS_OUTPUT, RowError
+from asyncstate.state.columnar.column_state import BundleState
 from asyncstate.state.keyed.state_context import KeyedState
 
 CHANGED_HINT: Final = (
     f"The row cannot go to the side output '{ERRORS_OUTPUT}', because it had already changed state or used timers; let "
     "the operator check the row before its first change. "
 )
+CHANGED_BY_BUNDLE_HINT: Final = (
+    f"Its rows cannot go to the side output '{ERRORS_OUTPUT}', because the operator had already changed state; let it "
+    "compute all that can fail before its first change. "
+)
+BUNDLE_WRITES: Final = frozenset(
+    {
+        "append",
+        "put",
+        "remove",
+        "remove_all",
+        "remove_entries",
+        "remove_up_to",
+        "remove_with",
+        "write",
+    }
+)
+"""The methods that change column states."""
 _READS: Final = frozenset(
     {
         "at",
@@ -66,9 +84,8 @@ class GuardedRecord(Record):
         return self.frame.timers
 
     def accepts(self, error: BaseException) -> bool:
-        """Keep the first exception of the user's code. Errors of this package say that the program or the store is
-        wrong, not the row."""
-        if isinstance(error, AsyncStateError) or not isinstance(error, Exception):
+        """Keep the first exception of the user's code."""
+        if not is_of_row(error):
             return False
         if self.error is None:
             self.error = error
@@ -79,6 +96,11 @@ class GuardedRecord(Record):
         assert self.error is not None
         values = (*self.item, *RowError.of(self.error))
         return SideRow(RowKind.INSERT, values, self.encoded_key, ERRORS_OUTPUT)
+
+
+def is_of_row(error: BaseException | None) -> bool:
+    """Whether an exception may be due to a row: errors of this package say that the program or the store is wrong."""
+    return isinstance(error, Exception) and not isinstance(error, AsyncStateError)
 
 
 def keeping_errors(process: Callable[[Any, Any], Any]) -> Callable[[Any, Record], Any]:
@@ -106,11 +128,13 @@ async def _steps(coroutine: CoroutineType[Any, Any, Any], record: Record) -> Any
 
 
 def note_changes(state: object) -> None:
-    """Let ``state`` note from now on in the current record that it was changed; other states than those of the record's
-    key can be changed by no such record."""
+    """Let ``state`` note from now on, in the current record or of the bundle, that it was changed; other states than
+    those of keys can be changed by neither."""
+    kind: Any = type(state)  # mypy takes the hash of the class for that of its objects
     if isinstance(state, KeyedState):
-        kind: Any = type(state)  # mypy takes the hash of the class for that of its objects
         state.__class__ = _noting(kind)
+    elif isinstance(state, BundleState):
+        state.__class__ = _noting_bundles(kind)
 
 
 @functools.cache
@@ -119,6 +143,22 @@ def _noting(kind: Any) -> Any:
     names += [name for name in _WRITING_OPERATORS if hasattr(kind, name)]
     methods = {name: _noted(getattr(kind, name)) for name in names if callable(getattr(kind, name))}
     return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **methods})
+
+
+@functools.cache
+def _noting_bundles(kind: Any) -> Any:
+    names = [name for name in BUNDLE_WRITES if hasattr(kind, name)]
+    methods = {name: _noted_by_bundle(getattr(kind, name)) for name in names}
+    return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **methods})
+
+
+def _noted_by_bundle(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def noted(self: Any, *given: Any, **named: Any) -> Any:
+        self._sink.changed = True
+        return method(self, *given, **named)
+
+    return noted
 
 
 def _noted(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,14 @@ import pyarrow as pa
 from asyncstate.changelog import Changelog, late_changes
 from asyncstate.config import Config
 from asyncstate.errors import SchemaError
-from asyncstate.operator import MIN_WATERMARK, InputSpec, Operator, OutputSpec, RecordOperator
+from asyncstate.operator import (
+    MIN_WATERMARK,
+    BundleOperator,
+    InputSpec,
+    Operator,
+    OutputSpec,
+    RecordOperator,
+)
 from asyncstate.specs import ERRORS_OUTPUT, with_error_columns
 from asyncstate.storage import OperatorManifest, PartitionManifest, StateSpec
 
@@ -113,7 +120,7 @@ def unpack_records(data: bytes) -> list[CommitRecord]:
 
 def sends_errors(operator: Operator) -> bool:
     """Whether rows that fail go to the side output of errors."""
-    return isinstance(operator, RecordOperator) and operator.errors == "output"
+    return isinstance(operator, RecordOperator | BundleOperator) and operator.errors == "output"
 
 
 def with_own_outputs(operator: Operator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
@@ -122,13 +129,8 @@ def with_own_outputs(operator: Operator, inputs: Sequence[InputSpec], output: Ou
 
     Raises SchemaError if rows that fail cannot have one.
     """
-    if isinstance(operator, RecordOperator):
+    if isinstance(operator, RecordOperator | BundleOperator):
         output = _with_errors(operator, inputs, output)
-    elif getattr(operator, "errors", None) == "output":
-        raise SchemaError(
-            f"{type(operator).__name__}: errors='output' is not possible here: a bundle is processed as a whole, so "
-            "that no single row fails; use a RecordOperator, or emit such rows to a side output"
-        )
     late: dict[str, list[Changelog]] = {}
     for name, spec in zip(operator.late_outputs(inputs), inputs, strict=False):
         if name is not None and name in output.side_outputs:
@@ -137,7 +139,9 @@ def with_own_outputs(operator: Operator, inputs: Sequence[InputSpec], output: Ou
     return replace(output, side_changes={**output.side_changes, **known}) if late else output
 
 
-def _with_errors(operator: RecordOperator, inputs: Sequence[InputSpec], output: OutputSpec) -> OutputSpec:
+def _with_errors(
+    operator: RecordOperator | BundleOperator, inputs: Sequence[InputSpec], output: OutputSpec
+) -> OutputSpec:
     owner = type(operator).__name__
     if operator.errors not in ("fail", "output"):
         raise SchemaError(f"{owner}: errors is {operator.errors!r}; choose 'fail' or 'output'")
@@ -151,9 +155,17 @@ def _with_errors(operator: RecordOperator, inputs: Sequence[InputSpec], output: 
         problem = f"its {len(keyed)} inputs have different columns; give errors='fail', or union them before"
     elif keyed[0].changelog:
         problem = f"{keyed[0].name} is a changelog, whose rows need each other; give errors='fail', or insert-only rows"
+    elif isinstance(operator, BundleOperator) and _waits(operator, inputs):
+        problem = f"rows of {keyed[0].name} wait for the watermark and are then processed together; give errors='fail'"
     elif ERRORS_OUTPUT in output.side_outputs:
         problem = f"it has a side output '{ERRORS_OUTPUT}' of its own; rename that"
     if problem:
         raise SchemaError(f"{owner}: errors='output' is not possible here: {problem}")
     columns = with_error_columns(owner, keyed[0].schema)
     return replace(output, side_outputs={**output.side_outputs, ERRORS_OUTPUT: columns})
+
+
+def _waits(operator: BundleOperator, inputs: Sequence[InputSpec]) -> bool:
+    """Whether rows wait in state for the watermark, to be processed in their order."""
+    asked = any(order is not None for order in operator.ordered_inputs(inputs))
+    return asked or any(spec.ordering is not None for spec in inputs)

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from asyncstate.errors import ConfigurationError
+from asyncstate.metrics import Observed
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -182,14 +183,15 @@ def arrow_table(df: DataFrame) -> pa.Table:
     return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
 
-def observed_metrics(df: DataFrame, names: Collection[str]) -> dict[str, int | None]:
+def observed_metrics(df: DataFrame, names: Collection[str]) -> dict[str, Observed]:
     """The metrics that Spark has observed under ``names`` in the action that ran ``df``, without those that it left
     out, as it does in plans that it knows to have no rows, and over Spark Connect always."""
     if not names or is_connect(df):
         return {}
     found = df._jdf.queryExecution().observedMetrics()
     metrics = {name: found.get(name) for name in names}
-    return {name: metric.get().get(0) for name, metric in metrics.items() if metric.isDefined()}
+    rows = {name: metric.get() for name, metric in metrics.items() if metric.isDefined()}
+    return {name: Observed(*(row.get(index) for index in range(row.size()))) for name, row in rows.items()}
 
 
 def leaf_schemas(df: DataFrame) -> list[str]:

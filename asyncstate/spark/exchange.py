@@ -31,6 +31,7 @@ from pyspark.sql.types import (
 from asyncstate.changelog import RETRACT, ROW_KIND_COLUMN, Changelog, Key
 from asyncstate.driver.sent_columns import sent_schema
 from asyncstate.errors import JobError, SchemaError
+from asyncstate.metrics import Observed
 from asyncstate.operator import InputSpec, OutputSpec
 from asyncstate.spark.column_types import (
     ATTEMPT_BYTES,
@@ -340,7 +341,7 @@ class StageRows:
     rows: DataFrame
     owner: str
     sides: Mapping[str, DataFrame]
-    observed: Mapping[str, int | None]
+    observed: Mapping[str, Observed]
 
     def side(self, name: str) -> DataFrame:
         """The rows of a side output. Raises JobError that lists the names for an unknown one."""

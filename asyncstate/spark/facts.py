@@ -1,9 +1,9 @@
 """Facts known about the rows of a DataFrame; they travel with the DataFrame that an operator, or a reader, has
 returned.
 
-Owns: ``with_changes`` and ``known_changes``; ``mark_of``, which the column ``row_kind`` keeps through Spark's
-operations; ``source_facts``, the declarations of a source; ``insertions``, which gives kinds to rows; ``both``, one
-DataFrame after the other.
+Owns: ``with_changes`` and ``known_changes``; ``with_marked`` and ``marked_rows``, for rows that a reader drops;
+``mark_of``, which the column ``row_kind`` keeps through Spark's operations; ``source_facts``, the declarations of a
+source; ``insertions``, which gives kinds to rows; ``both``, one DataFrame after the other.
 Invariant: for a DataFrame derived from another one by any Spark operation, no fact is assumed that Spark may have
 invalidated; rows that were upserts are never treated as anything else.
 Must not import runtime, storage or execution.
@@ -31,12 +31,14 @@ from asyncstate.changelog import (
 from asyncstate.dataflow.changelog_inference import declared_key, declared_mode
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.spark.column_types import OUTPUT, quoted
-from asyncstate.spark.compatibility import leaf_schemas
+from asyncstate.spark.compatibility import is_connect, leaf_schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _CHANGES: Final = "_asyncstate_changes"
+_DROPS: Final = "asyncstate_drops"
+_WITH_DROPPED: Final = "_asyncstate_with_dropped"
 _MARK: Final = "asyncstate.changes"
 _LOCAL: Final = "asyncstate.local"
 _MARKS: Final = re.compile(rf'"{re.escape(_MARK)}":"((?:[^"\\]|\\.)*)"')
@@ -71,6 +73,36 @@ def with_changes(df: DataFrame, changes: Changelog) -> DataFrame:
         df = df.select("*")
     df.__dict__[_CHANGES] = changes
     return df
+
+
+def with_marked(df: DataFrame, rows: DataFrame) -> DataFrame:
+    """``df``, which a reader returns without the rows that it drops; ``rows``: with them, marked by ``DROPPED``. The
+    alias stays in Spark's plan until it is optimized, so that ``drops_unseen`` finds it."""
+    found = df.alias(_DROPS)
+    if _CHANGES in df.__dict__:
+        found.__dict__[_CHANGES] = df.__dict__[_CHANGES]
+    found.__dict__[_WITH_DROPPED] = rows
+    return found
+
+
+def without(df: DataFrame, column: str) -> DataFrame:
+    """``df`` without a column, with the dropped rows that are known of it."""
+    both = marked_rows(df)
+    return df.drop(column) if both is None else with_marked(df.drop(column), both.drop(column))
+
+
+def drops_unseen(df: DataFrame) -> bool:
+    """Whether Spark has derived ``df`` from rows of a reader that drops others. Unknown over Spark Connect."""
+    if is_connect(df):
+        return False
+    plan: Any = df._jdf.queryExecution().analyzed()
+    return f"SubqueryAlias {_DROPS}" in str(plan.toString())
+
+
+def marked_rows(df: DataFrame) -> DataFrame | None:
+    """The rows of ``df`` and those that its reader has dropped, marked by ``DROPPED``; None if it drops none, or if
+    Spark has derived ``df`` from what the reader returned."""
+    return df.__dict__.get(_WITH_DROPPED)
 
 
 def known_changes(df: DataFrame, what: str = "") -> Changelog:

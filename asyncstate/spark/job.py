@@ -46,7 +46,7 @@ from asyncstate.spark.compatibility import (
 from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob, cause_in_pickling
 from asyncstate.spark.connect_client import ConnectClient
 from asyncstate.spark.connect_files import ConnectFiles
-from asyncstate.spark.facts import source_facts
+from asyncstate.spark.facts import drops_unseen, marked_rows, source_facts
 from asyncstate.spark.packed_inputs import Packing, check_streaming
 from asyncstate.spark.progress_bar import ProgressBar, Snapshot, screen_of_this_process
 from asyncstate.spark.query_start import query_place, trigger_of
@@ -285,8 +285,19 @@ class StreamingJob:
             self._statements.context.check_free(name)
         times = Times(event_time, watermark_delay, sequence, drop_stale, idle_after)
         mode, primary_key = source_facts(name, df, mode, changelog, primary_key)
-        stream = self._graph.source(name, df, times, changelog, initial, mode, primary_key)
-        self._sources.add(name, df)
+        both = marked_rows(df)
+        if both is None and drops_unseen(df):
+            _log.warning(
+                "job '%s': the reader of source '%s' drops malformed rows, and they are not counted, because Spark's "
+                "operations come after it; give job.source the DataFrame that the reader returned, and transform the "
+                "stream that it returns",
+                self.name,
+                name,
+            )
+        stream = self._graph.source(
+            name, df if both is None else both, times, changelog, initial, mode, primary_key
+        )
+        self._sources.add(name, df, both)
         if self._statements is not None and MARKED not in df.columns:
             self._statements.source(name, stream, df)
         return stream

@@ -21,6 +21,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform, Union
 from asyncstate.dataflow.arrow_rows import arrow_transformed
 from asyncstate.driver.sent_columns import cast
+from asyncstate.metrics import Observed
 from asyncstate.spark.compatibility import arrow_schema, observed_metrics, setting_of, spark_type
 from asyncstate.spark.exchange import nullable_type
 from asyncstate.spark.facts import local_rows
@@ -168,7 +169,7 @@ class Collected(NamedTuple):
     """The rows of a DataFrame, and what Spark has observed meanwhile, by name."""
 
     batches: list[pa.RecordBatch]
-    observed: dict[str, int | None]
+    observed: dict[str, Observed]
 
     @property
     def num_rows(self) -> int:

@@ -26,6 +26,7 @@ from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.executor_choice import ExecutorChoice
 from asyncstate.driver.local_tasks import LocalOutput, TaskPlan, TooLargeError, run_locally
 from asyncstate.driver.sent_columns import sent_schema
+from asyncstate.metrics import Observed
 from asyncstate.operator import Operator
 from asyncstate.runtime import CommitRecord, run_partition
 from asyncstate.spark.column_types import quoted
@@ -125,7 +126,7 @@ class LocalStages:
                 given[id(one)] = found
         return given
 
-    def _stage(self, planned: LazyStage, made: LocalOutput, observed: Mapping[str, int | None]) -> LocalStage:
+    def _stage(self, planned: LazyStage, made: LocalOutput, observed: Mapping[str, Observed]) -> LocalStage:
         last = planned.chain[-1]
         spec, sent = last.spec, last.sent
         session = _session_of(planned)

@@ -36,12 +36,16 @@ class Packing:
 
     def __init__(self) -> None:
         self.frames: dict[str, DataFrame] = {}
+        self._shapes: dict[str, DataFrame] = {}
         self.tables: dict[str, DataFrame] = {}
         """For each table that does not stream an empty DataFrame: all of its rows are initial rows."""
 
-    def add(self, name: str, df: object) -> None:
-        """Add a source. Raises JobError for anything but a streaming DataFrame."""
-        self.frames[name] = check_streaming(name, df)
+    def add(self, name: str, df: object, both: DataFrame | None = None) -> None:
+        """Add a source; ``both``: its rows and those that its reader drops. Raises JobError for anything but a
+        streaming DataFrame."""
+        shape = check_streaming(name, df)
+        self.frames[name] = shape if both is None else both
+        self._shapes[name] = shape
 
     def add_table(self, name: str, df: object) -> DataFrame:
         """Add a table; returns an empty DataFrame with its columns. Raises JobError for anything but a bounded
@@ -52,7 +56,7 @@ class Packing:
 
     def shape_of(self, name: str) -> DataFrame:
         """A DataFrame with the columns of a source or table."""
-        return self.frames[name] if name in self.frames else self.tables[name]
+        return self._shapes[name] if name in self._shapes else self.tables[name]
 
     def packed(self) -> DataFrame:
         """The rows of all as one stream: a struct for each, null in the rows of the others. A single one is

@@ -74,6 +74,9 @@ class PrometheusProgress:
         }
         for name in (f"{name}_max" for name in OF_PARTITIONS):
             self._levels[name] = self._gauge(name, f"{name}: the maximum over partitions.", _OPERATOR)
+        self._dropped = self._counter(
+            "source_rows_dropped", "Messages that the reader of a source could not read.", ("job", "source")
+        )
         self._own = self._counter(
             "operator_counter", "Metrics that operators define themselves.", (*_OPERATOR, "counter")
         )
@@ -87,6 +90,8 @@ class PrometheusProgress:
             self._watermark.labels(job).set(progress["watermark_us"] / 1e6)
         for name, histogram in self._times.items():
             histogram.labels(job).observe(progress[name])  # type: ignore[literal-required]  # of ``_TIMES``
+        for source, dropped in progress["dropped"].items():
+            self._dropped.labels(job, source).inc(dropped["rows"])
         for operator in progress["operators"].values():
             self._take(job, operator)
 

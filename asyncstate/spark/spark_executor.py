@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -21,9 +21,11 @@ from asyncstate.changelog import ROW_KIND_COLUMN, Changelog, Key
 from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
 from asyncstate.driver.executor_choice import ExecutorChoice, Setting
+from asyncstate.metrics import DROPPED, Observed
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import CommitRecord, TaskSpec
 from asyncstate.spark import exchange
+from asyncstate.spark.column_types import quoted
 from asyncstate.spark.compatibility import (
     context_of,
     default_parallelism,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from asyncstate.driver.chain import RunPartition
+
+_COUNTS: Final = (f"count({quoted(DROPPED)}) as count", f"min({quoted(DROPPED)}) as example")
 
 
 class SparkExecutor:
@@ -119,6 +123,21 @@ class SparkExecutor:
         """The highest event time that may advance a watermark, in microseconds; reads the rows."""
         found: int | None = rows.agg(sf.expr(highest_time(rows, event_time))).collect()[0][0]
         return found
+
+    def kept(self, rows: DataFrame, name: str) -> DataFrame:
+        """``rows`` without those that are marked as dropped; the stage that reads them counts these."""
+        if DROPPED not in rows.columns:
+            return rows
+        if not is_connect(rows):
+            self._observed.add(name)
+            rows = rows.observe(name, *map(sf.expr, _COUNTS))
+        return rows.where(f"{quoted(DROPPED)} is null").drop(DROPPED)
+
+    def dropped(self, rows: DataFrame) -> Observed:
+        """The number of rows that are marked as dropped, and one mark; reads the rows."""
+        if DROPPED not in rows.columns:
+            return Observed(0)
+        return Observed(*rows.agg(*map(sf.expr, _COUNTS)).collect()[0])
 
     def without_kinds(self, rows: DataFrame) -> DataFrame:
         """The rows without ``row_kind``."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, Key, has_kinds
 from asyncstate.dataflow import NodeMetrics, Transform, Union
@@ -22,6 +23,7 @@ from asyncstate.driver.executor import Feed, InitialRows, Prepared
 from asyncstate.driver.local_tasks import TaskPlan, run_locally, with_copy
 from asyncstate.driver.sent_columns import payload_of
 from asyncstate.errors import JobError, SchemaError
+from asyncstate.metrics import DROPPED, Observed
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import (
     CommitRecord,
@@ -73,7 +75,7 @@ class LocalRows:
 class _Stage:
     rows: LocalRows
     sides: Mapping[str, LocalRows]
-    observed: Mapping[str, int | None]
+    observed: Mapping[str, Observed]
     in_driver: ClassVar[bool] = True
 
     def side(self, name: str) -> LocalRows:
@@ -96,7 +98,7 @@ class LocalExecutor:
     def __init__(self, default_parallelism: int = 1, run: RunPartition | None = None) -> None:
         self.default_parallelism = default_parallelism
         self._run_partition: RunPartition = run_partition if run is None else run
-        self._observed: dict[str, int | None] = {}
+        self._observed: dict[str, Observed] = {}
 
     # -- rows ------------------------------------------------------------------------------------------
 
@@ -148,12 +150,25 @@ class LocalExecutor:
 
     def observe(self, rows: LocalRows, name: str, event_time: str) -> LocalRows:
         """See ``Executor``: here all rows are read at once."""
-        self._observed[name] = self.highest(rows, event_time)
+        self._observed[name] = Observed(self.highest(rows, event_time))
         return rows
 
     def highest(self, rows: LocalRows, event_time: str) -> int | None:
         """The highest event time that may advance a watermark, in microseconds; reads the rows."""
         return highest_event_time(rows.batch.column(event_time))
+
+    def kept(self, rows: LocalRows, name: str) -> LocalRows:
+        """``rows`` without those that are marked as dropped; counts these."""
+        if DROPPED not in rows.schema.names:
+            return rows
+        self._observed[name] = self.dropped(rows)
+        good = LocalRows.of(rows.batch.filter(pc.is_null(rows.batch.column(DROPPED))))
+        return _selected(good, [column for column in rows.schema.names if column != DROPPED])
+
+    def dropped(self, rows: LocalRows) -> Observed:
+        """The number of rows that are marked as dropped, and one mark."""
+        marks = pc.drop_null(rows.batch.column(DROPPED))
+        return Observed(len(marks), pc.min(marks).as_py())
 
     def without_kinds(self, rows: LocalRows) -> LocalRows:
         """The rows without ``row_kind``."""

@@ -1,6 +1,6 @@
 """Who does the work here: asyncstate and Spark's stateful operators, as queries on one session.
 
-Owns: ``Engine``, ``ENGINES``, ``Keyed``, ``KEYED``, ``Running`` and ``start``.
+Owns: ``Engine``, ``ENGINES``, ``Keyed``, ``KEYED``, ``Sink``, ``Running`` and ``start``.
 Invariant: the plans are those of ``bench.peers``, whose results are compared with DuckDB's there; what differs between
 the engines of a work is who runs it, never the rows or the source.
 """
@@ -11,8 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bench.peers.ours import graph
 from bench.peers.ours import micro_batches as ours
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
 from bench.peers.works import PEERS
@@ -23,19 +28,45 @@ if TYPE_CHECKING:
 
     from asyncstate.spark import StreamingJob
 
-Sink = Callable[["DataFrame", int], None]
+Numbers = npt.NDArray[np.int64]
+
+
+class Sink:
+    """Receives the output: as a DataFrame from a function of micro-batches, as Arrow from a graph. It drops the rows,
+    or gives ``seen`` the number of each (``KEYED``) as soon as it has them."""
+
+    def __init__(self, number: str = "", seen: Callable[[Numbers], None] | None = None) -> None:
+        self._number, self._seen = number, seen
+
+    def __call__(self, rows: DataFrame, _batch_id: int) -> None:
+        if self._seen is None:
+            rows.write.format("noop").mode("overwrite").save()
+        else:
+            self._give(rows.selectExpr(f"{self._number} AS number").toArrow().column(0))
+
+    def write_arrow_micro_batch(self, rows: pa.Table, *_: Any) -> None:
+        if self._seen is not None:
+            columns = {name: rows.column(name).to_numpy() for name in rows.column_names if name != "row_kind"}
+            self._give(pa.array(eval(self._number, {}, columns)))
+
+    def _give(self, numbers: pa.Array | pa.ChunkedArray) -> None:
+        assert self._seen is not None
+        self._seen(numbers.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
 @dataclass(frozen=True)
 class Engine:
     """One who does the work. ``peer`` is its name in ``bench.peers``; ``direct`` writes to Spark's sink ``noop`` itself
-    instead of through ``foreachBatch``, which asyncstate always runs in.
+    instead of through ``foreachBatch``. ``graph``: a job of asyncstate's that is a graph; the sink gets Arrow.
+    ``work``: the work of ``bench.peers.ours``, if it is another.
     """
 
     name: str
     title: str
     peer: str
     direct: bool = False
+    graph: bool = False
+    work: str = ""
 
     @property
     def missing(self) -> str | None:
@@ -47,14 +78,18 @@ def _python(peer: str) -> Engine:
     return Engine(peer, PEERS[peer].title, peer, direct=True)
 
 
-_OURS = tuple(Engine(name, PEERS[name].title, name) for name in ("ours-sync", "ours-async"))
+_OURS = (
+    *(Engine(name, PEERS[name].title, name, graph=True) for name in ("ours-sync", "ours-async")),
+    Engine("ours-function", "asyncstate, sync, a function", "ours-sync"),
+)
+_THREE = Engine("ours-three", "asyncstate, sync, three operators", "ours-sync", graph=True, work="a-three")
 _SPARK = (
     Engine("spark-heap", "Spark, heap", "spark-heap", direct=True),
     Engine("spark", "Spark, RocksDB", "spark-changelog", direct=True),
     Engine("spark-foreach", "the same, foreachBatch", "spark-changelog"),
 )
 ENGINES: Mapping[str, tuple[Engine, ...]] = {
-    "a": (*_OURS, *_SPARK),
+    "a": (*_OURS, _THREE, *_SPARK),
     "b": (*_OURS, *_SPARK),
     "d": (*_OURS, *map(_python, ("tws-row", "tws-pandas", "apply-pandas"))),
 }
@@ -114,8 +149,11 @@ def start(
     spark: SparkSession, engine: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink
 ) -> Running:
     """Start the work over ``rows``, a stream of key and value, with the default trigger; go on where it was in
-    ``folder``. ``sink`` is given what comes out, but of a direct engine."""
+    ``folder``. ``sink`` receives the output, except that of a direct engine."""
     peer, place = PEERS[engine.peer], str(folder / "query")
+    if engine.graph:
+        job = graph(spark, peer, engine.work or work, folder, rows, sink)
+        return Running(job.start(query_checkpoint=place), job)
     if peer.ours:
         job, on_batch = ours(spark, peer, work, folder, sink)
         stream = rows.writeStream.foreachBatch(on_batch).option("checkpointLocation", place)
@@ -127,8 +165,3 @@ def start(
     stream = plan({"rows": rows}).writeStream.outputMode(mode)
     stream = stream.format("noop") if engine.direct else stream.foreachBatch(sink)
     return Running(stream.option("checkpointLocation", place).start(), None)
-
-
-def dropped(rows: DataFrame, _batch_id: int) -> None:
-    """The sink that takes every row and keeps none."""
-    rows.write.format("noop").mode("overwrite").save()

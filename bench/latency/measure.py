@@ -13,22 +13,21 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.frame import Report, Row
 from bench.frame.measure import in_turns
-from bench.latency.engines import KEYED, Engine, Running, chosen, dropped, start
+from bench.latency.engines import KEYED, Engine, Numbers, Running, Sink, chosen, start
 from bench.latency.events import events
 from bench.peers.works import PEERS, WORKS
 from bench.processor_time import TreeClocks, spent_seconds, tree_times
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _POLL_SECONDS = 0.1  # asking costs processor time, too
 _TURN_SECONDS_MAX, _OUTPUT_SECONDS_MAX = 300.0, 120.0
@@ -124,7 +123,7 @@ def _turn(
     numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", size).load()
     key = KEYED[work].fixed.format(keys=plan.keys)
     rows = numbers.selectExpr(f"{key} AS key", "value % 1000003 AS value")
-    running = start(spark, engine, work, rows, plan.folder / work / engine.name, dropped)
+    running = start(spark, engine, work, rows, plan.folder / work / engine.name, Sink())
     seconds: list[float] = []
     cpu: dict[int, float] | None = None
 
@@ -153,29 +152,31 @@ def _turn(
 def latencies(spark: SparkSession, work: str, plan: Plan, report: Report) -> None:
     """One row per engine of a work, one after the other. All use the sink that records the output."""
     group = f"{work}: {WORKS[work].title}"
-    for peer in dict.fromkeys(engine.peer for engine in chosen(work, plan.engines)):
-        engine = Engine(peer, PEERS[peer].title, peer)
+    found = [engine for engine in chosen(work, plan.engines) if not engine.work]
+    # Of those that differ in "direct" alone one is left.
+    for engine in {(each.peer, each.graph): each for each in found}.values():
+        title = engine.title if PEERS[engine.peer].ours else PEERS[engine.peer].title
+        engine = replace(engine, title=title, direct=False)
         report.case(engine.title, _latency, spark, work, engine, plan, group, group=group)
 
 
 def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: str) -> Iterator[Row]:
-    numbers: list[npt.NDArray[np.int64]] = []  # of events that came to the sink, a micro-batch each
+    numbers: list[Numbers] = []  # of events that came to the sink, a micro-batch each
     moments: list[float] = []  # when it had them
     number = KEYED[work].number.format(keys=plan.steady_keys)
 
-    def sink(rows: DataFrame, _batch_id: int) -> None:
-        column = rows.selectExpr(f"{number} AS number").toArrow().column(0)
+    def seen(found: Numbers) -> None:
         moment = time.time()
-        if len(column):
+        if len(found):
             moments.append(moment)
-            numbers.append(column.to_numpy().astype(np.int64))
+            numbers.append(found)
 
     folder = plan.folder / "steady" / work / engine.name
     with events(plan.rate, plan.count) as coming:
         source = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", coming.port)
         key = KEYED[work].steady.format(keys=plan.steady_keys)
         rows = source.load().selectExpr("CAST(value AS BIGINT) AS value").selectExpr(f"{key} AS key", "value")
-        running = start(spark, engine, work, rows, folder, sink)
+        running = start(spark, engine, work, rows, folder, Sink(number, seen))
 
         def wait(until: Callable[[], bool]) -> None:
             why = f"no more output within {_OUTPUT_SECONDS_MAX:.0f} s; give a lower --rate"
@@ -203,7 +204,7 @@ def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: 
     yield Row(name=engine.title, group=group, facts=facts, wrong=problems_of(numbers, plan, KEYED[work].each))
 
 
-def problems_of(numbers: Sequence[npt.NDArray[np.int64]], plan: Plan, each: bool) -> list[str]:
+def problems_of(numbers: Sequence[Numbers], plan: Plan, each: bool) -> list[str]:
     """What is wrong with the numbers that came out, a micro-batch each.
 
     All are to come out once; unless ``each``, the last of every key, and the others at most once.

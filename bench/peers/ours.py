@@ -1,13 +1,14 @@
 """What asyncstate runs for each piece of work.
 
-Owns: ``OURS``: (work, result) to the plan of a micro-batch, and the operator of record grain; ``micro_batches``.
+Owns: ``OURS``: (work, result) to the plan of a micro-batch, and the operator of record grain; ``micro_batches`` and
+``graph``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -109,12 +110,21 @@ def _windowed(window: Callable[[], Any]) -> Plan:
     return plan
 
 
+def _three(batch: MicroBatch, rows: DataFrame) -> DataFrame:
+    """The aggregates of ``a`` over the distinct rows, and how many keys have which count."""
+    distinct = batch.apply(
+        ops.Deduplicate(keep="first", time="processing"), rows, key=["key", "value"], uid="distinct"
+    )
+    counted = batch.apply(ops.GroupAggregate(_SUMS), distinct, key="key", uid="aggregate")
+    return batch.apply(ops.GroupAggregate([ops.count().alias("keys")]), counted, key="n", uid="histogram")
+
+
 _COUNT = ops.count().alias("n")
+_SUMS = _COUNT, ops.sum_("value").alias("total"), ops.max_("value").alias("highest")
 _FLOOR = _keyed("floor", KeepSome)
 OURS: Mapping[tuple[str, str], Plan] = {
-    ("a", ""): _keyed(
-        "aggregate", _aggregate(_COUNT, ops.sum_("value").alias("total"), ops.max_("value").alias("highest"))
-    ),
+    ("a", ""): _keyed("aggregate", _aggregate(*_SUMS)),
+    ("a-three", ""): _three,
     ("b", ""): _keyed("first", lambda: ops.Deduplicate(keep="first", time="processing")),
     ("c", ""): _join,
     ("d", ""): _keyed("records", CountRecords),
@@ -132,12 +142,32 @@ def micro_batches(
     spark: SparkSession, peer: Peer, work: str, folder: Path, sink: Callable[[DataFrame, int], None]
 ) -> tuple[StreamingJob, Callable[[DataFrame, int], None]]:
     """The job of a peer of ours, and the function of its micro-batches, whose output goes to ``sink``."""
+    plan = OURS[work, peer.result]
+    job = _job(spark, peer, folder)
+    return job, job.micro_batch(lambda rows, batch: sink(plan(batch, rows), batch.batch_id))
+
+
+class _Graph:
+    """Applies the operators of a plan in a graph."""
+
+    def apply(self, operator: Operator, rows: Any, **settings: Any) -> Any:
+        return rows.apply(operator, **settings)
+
+
+def graph(
+    spark: SparkSession, peer: Peer, work: str, folder: Path, rows: DataFrame, sink: Any
+) -> StreamingJob:
+    """The job of a peer of ours as a graph from ``rows`` to ``sink``."""
+    job, plan = _job(spark, peer, folder), cast("Callable[[Any, Any], Any]", OURS[work, peer.result])
+    plan(_Graph(), job.source("rows", rows)).to(sink)
+    return job
+
+
+def _job(spark: SparkSession, peer: Peer, folder: Path) -> StreamingJob:
     from asyncstate.spark import StreamingJob
 
-    plan = OURS[work, peer.result]
     options = {
         "async-state.enabled": str(peer.async_enabled).lower(),
         "async-state.local-dir": str(folder / "local"),
     }
-    job = StreamingJob(spark, str(folder / "state"), options, name="peers")
-    return job, job.micro_batch(lambda rows, batch: sink(plan(batch, rows), batch.batch_id))
+    return StreamingJob(spark, str(folder / "state"), options, name="peers")

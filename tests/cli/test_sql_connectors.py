@@ -173,6 +173,10 @@ def test_changes_are_appended_if_that_is_asked_for_and_files_are_folders() -> No
             "USING kafka OPTIONS (servers 'a', topic 'u')",
             "messages need the columns of the table, or the option",
         ),
+        (
+            "(a INT) USING csv OPTIONS (path 'p',\n mode 'dropMalformed')",
+            "job.sql:2: option 'mode' = 'DROPMALFORMED': Spark drops rows that it cannot read, and nothing counts",
+        ),
         ("(a INT) USING rate", "a rate has the columns timestamp TIMESTAMP, value BIGINT"),
         (
             "(a INT) USING json OPTIONS (path 'p', changelog-mode 'x')",

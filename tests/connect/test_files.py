@@ -35,6 +35,7 @@ def progress(number: int) -> Progress:
         watermark_us=None,
         watermark_waits_for=[],
         sources=[],
+        dropped={},
         total_seconds=1.0,
         function_seconds=0.5,
         commit_seconds=0.5,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ pytest.importorskip("confluent_kafka")
 pytest.importorskip("psycopg")
 
 import psycopg
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from asyncstate.spark import StreamingJob, last_changes
+from asyncstate.spark import StreamingJob
 from asyncstate.spark.kafka import Debezium
 from asyncstate.spark.sources import POSITIONS
 from operators import ChangelogNormalize, GroupAggregate, count, sum_
 from tests.conftest import no_server
+from tests.kafka.captured import Rows, wait_for
 from tests.servers import debezium
 from tests.servers.kafka import KafkaBroker, free_ports, jars
 from tests.sinks import postgres
@@ -44,22 +44,6 @@ LAST = 10**9
 """The key of a row that comes after all others."""
 
 
-class Rows:
-    """A sink that keeps the last row of each key, the first column."""
-
-    def __init__(self) -> None:
-        self.rows: dict[Any, tuple[Any, ...]] = {}
-
-    def write(self, df: DataFrame, batch_id: int) -> None:
-        for row in last_changes(df, df.columns[0]).collect():
-            given = row.asDict()
-            kind = given.pop("row_kind")
-            key, *values = given.values()
-            self.rows.pop(key, None)
-            if kind == "+U":
-                self.rows[key] = tuple(values)
-
-
 def change(database: Any, chance: random.Random) -> None:
     """One change of either table; also of a key."""
     customer, order, new = chance.randint(1, 50), chance.randint(1, 320), chance.randint(1_000, 10**6)
@@ -74,23 +58,6 @@ def change(database: Any, chance: random.Random) -> None:
         ("DELETE FROM orders WHERE id = %s", (order,)),
     ]
     database.execute(*chance.choice(statements))
-
-
-def wait_for(kafka: KafkaBroker, topic: str, key: int) -> None:
-    """Read the topic until the event of the key comes."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-
-    consumer = Consumer({"bootstrap.servers": kafka.servers, "group.id": "waiting"})
-    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    try:
-        while True:
-            message = consumer.poll(120)
-            assert message is not None, f"{topic} does not get the event of {key}"
-            assert message.error() is None, message.error()
-            if json.loads(message.key())["id"] == key:
-                return
-    finally:
-        consumer.close()
 
 
 def run(
@@ -138,12 +105,10 @@ def test_tables_of_postgresql(
     for name in ("customers", "orders"):
         kafka.create(f"{prefix}.public.{name}")
     found, chance = [Rows(), Rows()], random.Random(5)
-    folder = tmp_path / "debezium"
-    folder.mkdir()
     with postgres.server(tmp_path / "pg", port) as place, psycopg.connect(place, autocommit=True) as database:
         database.execute(SCHEMA)
-        tables = "public.customers,public.orders"
-        with debezium.debezium(folder, kafka.servers, port, prefix, tables) as capture:
+        captured = debezium.postgresql(port, prefix, "public.customers,public.orders")
+        with debezium.debezium(tmp_path / "debezium", kafka.servers, captured) as capture:
             wait_for(kafka, f"{prefix}.public.orders", 300)
             run(spark, kafka, prefix, tmp_path / "checkpoint", async_enabled, found)
             for number in range(300):

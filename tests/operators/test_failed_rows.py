@@ -26,7 +26,7 @@ from asyncstate.errors import OperatorError, SchemaError
 from asyncstate.execution.failed_rows import _READS
 from asyncstate.state import AggregatingState, ListState, MapState, ReducingState, ValueState
 from asyncstate.testing import OperatorHarness
-from operators import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess, KeyedReduce, Limit
+from operators import KeyedFilter, KeyedFlatMap, KeyedMap, KeyedProcess, KeyedReduce
 
 ROWS = pa.schema([("k", pa.string()), ("v", pa.int64())])
 TOTALS = pa.schema([("k", pa.string()), ("total", pa.int64())])
@@ -386,9 +386,5 @@ def test_what_cannot_send_errors_is_refused_by_name() -> None:
     for operator, inputs, key, changelog, message in cases:
         with pytest.raises(SchemaError, match=message):
             OperatorHarness(operator, inputs, key, changelog=changelog)
-    bundled = Limit(2)
-    bundled.errors = "output"  # type: ignore[attr-defined]
-    with pytest.raises(SchemaError, match="a bundle is processed as a whole, so that no single row fails"):
-        OperatorHarness(bundled, ROWS, [], changelog=False)
     with pytest.raises(SchemaError, match="errors is 'ignore'; choose 'fail' or 'output'"):
         KeyedMap(len, TOTALS, errors="ignore")  # type: ignore[arg-type]

@@ -17,8 +17,9 @@ MISSING = "no MariaDB server on this machine (Debian: apt-get install mariadb-se
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[dict[str, Any]]:
-    """Gives what to connect with. It listens on a socket in ``folder`` alone."""
+def server(folder: Path, port: int | None = None) -> Iterator[dict[str, Any]]:
+    """Gives what to connect with. It listens on a socket in ``folder`` alone. With ``port`` it listens there, too, for
+    the user tests, and writes a log of its rows' changes, for tools that capture them."""
     assert MARIADBD is not None
     assert INSTALL is not None
     import pymysql
@@ -34,7 +35,12 @@ def server(folder: Path) -> Iterator[dict[str, Any]]:
     )
     assert made.returncode == 0, made.stdout + made.stderr
     place = {"unix_socket": str(folder / "s"), "user": "root", "database": "tests"}
-    fast = ["--skip-networking", "--innodb-flush-log-at-trx-commit=0", f"--pid-file={folder / 'pid'}"]
+    fast = ["--innodb-flush-log-at-trx-commit=0", f"--pid-file={folder / 'pid'}"]
+    if port is None:
+        fast += ["--skip-networking"]
+    else:
+        fast += ["--bind-address=127.0.0.1", f"--port={port}", "--server-id=1", "--log-bin=binlog"]
+        fast += ["--binlog-format=ROW", "--binlog-row-image=FULL"]
     with (folder / "log").open("w") as log:
         running = subprocess.Popen(
             [MARIADBD, *common, *fast, f"--socket={folder / 's'}"], stdout=log, stderr=log
@@ -50,6 +56,9 @@ def server(folder: Path) -> Iterator[dict[str, Any]]:
             connection.cursor() as cursor,
         ):
             cursor.execute("CREATE DATABASE tests CHARACTER SET utf8mb4")
+            if port is not None:
+                cursor.execute("CREATE USER tests@'127.0.0.1' IDENTIFIED BY 'none'")
+                cursor.execute("GRANT ALL ON *.* TO tests@'127.0.0.1'")
         yield place
     finally:
         running.kill()

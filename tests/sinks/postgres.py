@@ -37,6 +37,23 @@ def server(folder: Path, port: int | None = None) -> Iterator[str]:
         _run([PG_CTL, "-D", str(data), "-m", "immediate", "stop"], user)
 
 
+def restart(folder: Path) -> None:
+    """End the server of ``folder`` as a kill would, with what it was doing, and start it again."""
+    assert PG_CTL is not None
+    command = [
+        PG_CTL,
+        "-D",
+        str(folder / "data"),
+        "-m",
+        "immediate",
+        "-w",
+        "-l",
+        str(folder / "log"),
+        "restart",
+    ]
+    _run(command, _owner(folder))
+
+
 def _owner(folder: Path) -> str | None:
     """The server refuses to run as root: then it is nobody's."""
     if os.geteuid() != 0:

@@ -36,8 +36,8 @@ pytestmark = pytest.mark.spark
 MakeJob = Callable[..., StreamingJob]
 
 BATCH_NAMES = {
-    "job", "batch_id", "started_at", "final", "watermark_us", "watermark_waits_for", "sources", "total_seconds",
-    "function_seconds", "commit_seconds", "operators",
+    "job", "batch_id", "started_at", "final", "watermark_us", "watermark_waits_for", "sources", "dropped",
+    "total_seconds", "function_seconds", "commit_seconds", "operators",
 }  # fmt: skip
 OPERATOR_NAMES = {
     "uid", "operator", "parallelism", "in_driver", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",
@@ -107,6 +107,7 @@ def figures(batch_id: int = 3, **sums: float) -> Progress:
         watermark_us=5_000_000,
         watermark_waits_for=[],
         sources=[],
+        dropped={},
         total_seconds=0.75,
         function_seconds=0.5,
         commit_seconds=0.25,

@@ -107,6 +107,13 @@ def test_positions_put_snapshots_before_changes(spark: SparkSession) -> None:
     ]
     places = [row[2:6] for row in rows(debezium_json(events(spark, *mysql), ITEMS, connector="mysql"))]
     assert places == [(1, 9, 77, 2), (1, 1_000_010, 4, 0), (0, None, None, 0)]
+    again = [  # a snapshot, a change, and another snapshot, which has its place in the log
+        change("r", None, A, file="bin.000009", pos=300),
+        change("u", A, B, file="bin.000009", pos=200),
+        change("r", None, A, file="bin.000009", pos=100),
+    ]
+    read = debezium_json(events(spark, *again), ITEMS, connector="mysql", upsert_key="id", keep="n")
+    assert [row.n for row in read.orderBy(*POSITIONS["mysql"]).collect()] == [2, 1, 0]
     server = [change("c", None, A, commit_lsn="0025:01", change_lsn="0025:00", event_serial_no=2)]
     read = debezium_json(events(spark, *server), ITEMS, connector="sqlserver")
     assert rows(read) == [(1, "a", 1, "0025:01", "0025:00", 2, "+I")]

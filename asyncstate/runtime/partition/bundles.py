@@ -19,7 +19,13 @@ import pyarrow as pa
 
 from asyncstate.changelog import RowKind
 from asyncstate.codec import KeyCodec
-from asyncstate.execution import BroadcastRecord, ExecutionController
+from asyncstate.errors import OperatorError
+from asyncstate.execution import (
+    CHANGED_BY_BUNDLE_HINT,
+    BroadcastRecord,
+    ExecutionController,
+    is_of_row,
+)
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleOperator, unknown_output
 from asyncstate.row_shape import RowShape
@@ -28,7 +34,8 @@ from asyncstate.runtime.partition.runner import Runner, clean_up
 from asyncstate.runtime.partition.task_context import TaskContext
 from asyncstate.runtime.rows.bundle_size import BundleSize
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch, joined
-from asyncstate.runtime.task_spec import InputBatch, OutBatch, TaskSpec
+from asyncstate.runtime.task_spec import InputBatch, OutBatch, TaskSpec, sends_errors
+from asyncstate.specs import ERRORS_OUTPUT, RowError
 
 
 class BundleRunner(Runner):
@@ -50,6 +57,8 @@ class BundleRunner(Runner):
         latency_ms = spec.config.bundled_agg_allow_latency_ms if operator.is_bundled else None
         self._patience = math.inf if latency_ms is None else latency_ms / 1000
         self._out: list[OutBatch] = []
+        self._guards = sends_errors(operator)
+        self._failed: list[tuple[pa.RecordBatch, RowError]] = []
 
     # -- BundleContext --------------------------------------------------------------------------------
 
@@ -112,7 +121,7 @@ class BundleRunner(Runner):
             if not isinstance(bundle, Bundle):
                 yield bundle
                 continue
-            ahead = self.controller.reads_ahead
+            ahead = self.controller.reads_ahead and not self._guards
             if ahead:
                 self._operator.prefetch(bundle)
             if waiting is not None:
@@ -153,7 +162,61 @@ class BundleRunner(Runner):
             self.controller.current = None
 
     def _process(self, bundle: Bundle) -> Iterator[OutBatch]:
-        return self._call(lambda: self._operator.process_bundle(bundle, self))
+        if not self._guards:
+            return self._call(lambda: self._operator.process_bundle(bundle, self))
+        return self._guarded(bundle)
+
+    def _guarded(self, bundle: Bundle) -> Iterator[OutBatch]:
+        """Process the bundle; rows for which this fails go to the side output of errors."""
+        yield from self._without_failed(bundle)
+        if self._failed:
+            schema = self._side_outputs[ERRORS_OUTPUT]
+            rows = pa.Table.from_batches([row for row, _ in self._failed]).combine_chunks()
+            names = schema.names[: -len(RowError._fields)]
+            columns = [rows.column(name).combine_chunks() for name in names]
+            for index, field in enumerate(list(schema)[len(names) :]):
+                columns.append(pa.array([error[index] for _, error in self._failed], field.type))
+            self.context.counter("rows_failed").add(len(self._failed))
+            self._failed.clear()
+            yield self._out_batch(ERRORS_OUTPUT, schema, columns, RowKind.INSERT, rows.num_rows)
+
+    def _without_failed(self, bundle: Bundle) -> Iterator[OutBatch]:
+        """Process the bundle, or if that fails its halves, in order; keeps single rows that fail in ``_failed``.
+
+        The limits of a bundle mean nothing to an operator, so that all is as if they had been these from the start.
+        """
+        error = yield from self._tried(bundle)
+        if error is None:
+            return
+        if bundle.num_rows == 1:
+            self._failed.append((bundle.batch, RowError.of(error)))
+            return
+        rows = PreparedBatch(bundle.batch, bundle.kinds, bundle.times, bundle.input_index, 0)
+        for half in rows.cut(-(-bundle.num_rows // 2)):
+            yield from self._without_failed(self._bundle(half))
+
+    def _tried(self, bundle: Bundle) -> Generator[OutBatch, None, BaseException | None]:
+        """Process the bundle; returns the exception of the operator's code, after which all is as before. Output is
+        held to the end. Raises OperatorError if the code had changed state."""
+        counted = {name: counter.value for name, counter in self.context.counters.items()}
+        rows_out, self.controller.changed = self.rows_out, False
+        try:
+            out = list(self._call(lambda: self._operator.process_bundle(bundle, self)))
+        except OperatorError as named:
+            error = named.__cause__
+            if error is None or not is_of_row(error):
+                raise
+        else:
+            yield from out
+            return None
+        self.controller.abandon_bundle()
+        if self.controller.changed:
+            self.controller.failures.raise_named(error, None, CHANGED_BY_BUNDLE_HINT)
+        self._out.clear()
+        self.rows_out = rows_out
+        for name, counter in self.context.counters.items():
+            counter.value = counted.get(name, 0)
+        return error
 
     def _process_due(self) -> Iterator[OutBatch]:
         """Process the rows of ordered inputs that are due; by now all rows of the micro-batch have arrived."""

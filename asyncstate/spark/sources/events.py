@@ -10,7 +10,7 @@ Source: ``DebeziumJsonDeserializationSchema`` and its siblings in Flink.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyspark.errors import PySparkException
@@ -20,14 +20,17 @@ from pyspark.sql.types import ArrayType, BooleanType, StringType, StructField, S
 
 from asyncstate.changelog import ROW_KIND_COLUMN, Changelog
 from asyncstate.errors import SchemaError
+from asyncstate.metrics import DROPPED
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.compatibility import type_of_ddl
-from asyncstate.spark.facts import marked
+from asyncstate.spark.facts import marked, with_marked
 from asyncstate.spark.sources.malformed import (
     MARKED,
+    PLACE,
     REASON,
     as_map,
     check_mode,
+    mark_of,
     only_malformed,
     raised,
     text,
@@ -48,6 +51,9 @@ _POSITION: Final = "__asyncstate_position"
 _STATED: Final = "__asyncstate_stated"
 _PROBLEM: Final = "__asyncstate_problem"
 _ROW: Final = "__asyncstate_row"
+
+_BOTH: Final = {"marked": MARKED, "counted": DROPPED}
+"""The modes that return good and malformed rows, and the column that distinguishes them."""
 
 INSERT, UPDATE, DELETE = "I", "U", "D"
 DECODED: Final = "__asyncstate_decoded"
@@ -99,9 +105,18 @@ def changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
 
     Raises SchemaError and ConfigurationError for invalid columns and settings.
     """
+    rows = _changelog_of(df, event, asked)
+    if asked.malformed != "drop" or not df.isStreaming:
+        return rows
+    return with_marked(rows, _changelog_of(df, event, replace(asked, malformed="counted")))
+
+
+def _changelog_of(df: DataFrame, event: Event, asked: Asked) -> DataFrame:
     _check(df, event, asked)
     given = [name for name in df.columns if name not in (DECODED, UNDECODED)]
     kept = given if asked.malformed in ("only", "marked") else list(asked.keep)
+    if asked.malformed == "counted":
+        kept += [name for name in PLACE if name in given and name not in kept]
     quoted_kept = [*map(quoted, kept), TEXT]
     judged = (
         _parsed(df, event, asked, kept)
@@ -222,7 +237,7 @@ def _rows(judged: DataFrame, event: Event, asked: Asked, given: Sequence[str]) -
     rows = f"if({_OP} is null, array(), flatten(transform({_CHANGES}, c -> {_changelog(asked.upsert_key)})))"
     if asked.malformed == "fail":
         rows = f"if({_PROBLEM} is null, {rows}, {raised(asked.source, _PROBLEM, TEXT)})"
-    elif asked.malformed == "marked":
+    elif asked.malformed in _BOTH:
         nothing = f"if(true, null, get({_CHANGES}, 0).after)"  # of the rows' type
         rows = f"if({_PROBLEM} is null, {rows}, array({_row('+I', nothing)}))"
     else:
@@ -230,21 +245,24 @@ def _rows(judged: DataFrame, event: Event, asked: Asked, given: Sequence[str]) -
     kept = list(map(quoted, asked.keep))
     columns = [f"{_ROW}.{quoted(name)}" for name in event.typing.columns.names]
     places = [f"{_POSITION}.{name}" for name in _positions(event)]
-    if asked.malformed != "marked":
+    if asked.malformed not in _BOTH:
         exploded = judged.selectExpr(*kept, _POSITION, f"inline({rows})")
         return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN)
     fields = [f"{text(name)}, {quoted(name)}" for name in given]
     dead = (
-        f"if({_PROBLEM} is null, null, named_struct({', '.join([*fields, f'{text(REASON)}, {_PROBLEM}'])}))"
+        f"if({_PROBLEM} is null, null, named_struct({', '.join([*fields, f'{text(REASON)}, {_PROBLEM}'])})) "
+        f"as {quoted(MARKED)}"
     )
+    if asked.malformed == "counted":
+        dead = mark_of(given, _PROBLEM, TEXT)
     good = [f"if({_PROBLEM} is null, {quoted(name)}, null) as {quoted(name)}" for name in asked.keep]
     exploded = judged.selectExpr(
         *good,
         f"if({_PROBLEM} is null, {_POSITION}, null) as {_POSITION}",
-        f"{dead} as {quoted(MARKED)}",
+        dead,
         f"inline({rows})",
     )
-    return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN, quoted(MARKED))
+    return exploded.selectExpr(*columns, *places, *kept, ROW_KIND_COLUMN, quoted(_BOTH[asked.malformed]))
 
 
 def _changelog(upsert_key: tuple[str, ...]) -> str:

@@ -18,6 +18,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.errors import ConfigurationError
 from asyncstate.spark.column_types import quoted
+from asyncstate.spark.facts import without
 from asyncstate.spark.sources.events import (
     DELETE,
     EVENT,
@@ -54,8 +55,11 @@ _PLACES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 _SOURCE: Final = ("lsn", "file", "pos", "row", "commit_lsn", "change_lsn", "event_serial_no")
 
-POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {name: (PHASE, *places) for name, places in _PLACES.items()}
-"""The columns that order the changes of a row, by connector: pass them as ``sequence``."""
+POSITIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    name: (*places, PHASE) if name == "mysql" else (PHASE, *places) for name, places in _PLACES.items()
+}
+"""The columns that order the changes of a row, by connector: pass them as ``sequence``. The log of MySQL and MariaDB
+has whole transactions in the order of their commits, and a snapshot its place among them."""
 
 
 def debezium_json(
@@ -145,7 +149,7 @@ def json_rows(
         typing=typing,
     )
     given = map(names_of, (None, keep, None))
-    return changelog_of(df, event, Asked(source, value, malformed, *given)).drop(ROW_KIND_COLUMN)
+    return without(changelog_of(df, event, Asked(source, value, malformed, *given)), ROW_KIND_COLUMN)
 
 
 def _fields(row: str, typing: Typing) -> str:

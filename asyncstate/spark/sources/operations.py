@@ -17,7 +17,16 @@ from pyspark.sql import DataFrame
 from asyncstate.changelog import ROW_KIND_COLUMN, ROW_KIND_TEXTS
 from asyncstate.errors import ConfigurationError, SchemaError
 from asyncstate.spark.column_types import quoted
-from asyncstate.spark.sources.malformed import Malformed, as_map, check_mode, only_malformed, raised, text
+from asyncstate.spark.facts import with_marked, without
+from asyncstate.spark.sources.malformed import (
+    Malformed,
+    as_map,
+    check_mode,
+    mark_of,
+    only_malformed,
+    raised,
+    text,
+)
 
 _PROBLEM: Final = "__asyncstate_problem"
 _QUOTE: Final = text("operation '")
@@ -55,7 +64,7 @@ def delta_change_feed(df: DataFrame, *, malformed: Malformed = "fail") -> DataFr
             "delta_change_feed: the input has no column '_commit_version'; read the table with "
             ".option('readChangeFeed', 'true')"
         )
-    return changes if malformed == "only" else changes.drop("_commit_timestamp")
+    return changes if malformed == "only" else without(changes, "_commit_timestamp")
 
 
 def _operations(
@@ -64,19 +73,22 @@ def _operations(
     check_mode(source, malformed)
     _check(source, df, column, kinds)
     word = f"cast({quoted(column)} as string)"
-    words = as_map(kinds)
-    kind = f"try_element_at({words}, {word})"
+    kind = f"try_element_at({as_map(kinds)}, {word})"
     unknown = text(f"' in column '{column}' is not one of {', '.join(kinds)}")
     problem = f"concat({_QUOTE}, coalesce({word}, 'null'), {unknown})"
+    row = f"to_json(struct({', '.join(map(quoted, df.columns))}))"
     if malformed == "only":
         judged = df.selectExpr("*", f"if({kind} is null, {problem}, null) as {_PROBLEM}")
         return only_malformed(judged, df.columns, _PROBLEM)
     others = [quoted(name) for name in df.columns if name != column]
     if malformed == "fail":
-        row = f"to_json(struct({', '.join(map(quoted, df.columns))}))"
         kind = f"coalesce({kind}, {raised(source, problem, row)})"
-    changes = df.selectExpr(*others, f"{kind} as {ROW_KIND_COLUMN}")
-    return changes if malformed == "fail" else changes.where(f"{ROW_KIND_COLUMN} is not null")
+        return df.selectExpr(*others, f"{kind} as {ROW_KIND_COLUMN}")
+    changes = df.selectExpr(*others, f"{kind} as {ROW_KIND_COLUMN}").where(f"{ROW_KIND_COLUMN} is not null")
+    if not df.isStreaming:
+        return changes
+    mark = mark_of(df.columns, f"if({kind} is null, {problem}, null)", row)
+    return with_marked(changes, df.selectExpr(*others, f"coalesce({kind}, '+I') as {ROW_KIND_COLUMN}", mark))
 
 
 def _check(source: str, df: DataFrame, column: str, kinds: Mapping[str, str]) -> None:
