@@ -41,7 +41,9 @@ class OverReader:
         from asyncstate.sql.plans import Read
 
         reader, plan = self._reader, self._plan
-        expressions = items(plan.windowExpressions())
+        listed = items(plan.windowExpressions())
+        # Spark also lists columns of the outer query, which the rows have anyway.
+        expressions = [one for one in listed if kind_of(one) == "Alias"]
         order, partition = items(plan.orderSpec()), items(plan.partitionSpec())
         below = None
         if self._needed is not None:

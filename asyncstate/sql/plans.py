@@ -113,12 +113,14 @@ class Reader:
         self._names: dict[int, str] = {}
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
         self._raw_times: dict[int, Any] = {}
+        self._leaf: Any = None
         # Plans of views are shared by statements, so a tag of one statement must not count for another.
         tag = f"asyncstate.{next(_numbers)}"
         self._tag = catalyst.jvm.org.apache.spark.sql.catalyst.trees.TreeNodeTag(tag)
 
     def read(self, plan: Any) -> ir.Node:
         """The nodes of a plan; the last has the statement's own names of columns. Raises SqlError."""
+        self._leaf = self._any_source(plan)
         found = self.plan(plan, None)
         if found.is_constant:
             raise SqlError(
@@ -238,6 +240,23 @@ class Reader:
         finally:
             self._raw_times = before
 
+    def streamed(self, read: Read) -> Read:
+        """Rows that no source changes as rows of a stream: each is joined with a row that is always there."""
+        if not read.is_constant:
+            return read
+        if self._leaf is None:
+            raise SqlError(
+                "the statement has constant rows next to lookups alone; declare the rows with job.table(...)"
+            )
+        scan = self.plan(self._leaf, set()).node
+        none = ir.Filter(inputs=(scan,), columns=scan.columns, conditions=("false",))
+        count = ir.Column(self.fresh("row"), "bigint")
+        row = ir.Aggregate(
+            inputs=(none,), columns=(count,), keys=(), calls=(ir.Call(count.name, "count", ()),)
+        )
+        node = ir.Join(inputs=(read.node, row), columns=(*read.node.columns, count), how="inner")
+        return Read(self.only(node, read.node.names), read.names)
+
     # -- plans --------------------------------------------------------------------------------------------
 
     def plan(self, plan: Any, needed: Needed) -> Read:
@@ -289,6 +308,13 @@ class Reader:
             known = str(any([source_of(plan), *map(self._reads_source, below)]))
             plan.setTagValue(self._tag, known)
         return bool(known == "True")
+
+    def _any_source(self, plan: Any) -> Any:
+        """The leaf of a source that is not a lookup; None if there is none."""
+        if source_of(plan) is not None and source_of(plan) not in self.lookups:
+            return plan
+        below = map(self._any_source, [*items(plan.children()), *items(plan.subqueries())])
+        return next((one for one in below if one is not None), None)
 
     def _constant(self, plan: Any) -> Read:
         """The rows of a plan that reads no source, as they are now."""
@@ -365,9 +391,8 @@ class Reader:
 
     def _filtered(self, read: Read, conditions: Sequence[Any]) -> Read:
         """The rows for which all conditions are true. Those without subqueries come first: they need no state."""
+        read = self.streamed(read)
         subqueries = [any(kind_of(part) == "ScalarSubquery" for part in walk(one)) for one in conditions]
-        if read.is_constant:  # until a subquery is joined
-            subqueries = [True for _ in conditions]
         plain = [one for one, has in zip(conditions, subqueries, strict=True) if not has]
         if plain:
             texts = tuple(self.text(one, read.names) for one in plain)
@@ -376,7 +401,7 @@ class Reader:
             )
         rest = []
         for one in (one for one, has in zip(conditions, subqueries, strict=True) if has):
-            found = None if read.is_constant else self._compared_with_one_row(read, one)
+            found = self._compared_with_one_row(read, one)
             rest += [one] if found is None else []
             read = found or read
         if not rest:
@@ -432,9 +457,7 @@ class Reader:
         if items(subquery.outerAttrs()):
             raise refusal("a correlated subquery stays in an expression", "write it as a join", subquery)
         (attribute,) = items(subquery.plan().output())
-        read = self.plan(subquery.plan(), None)
-        if read.is_constant:
-            raise refusal("a subquery over constant tables", "put its value into the text", subquery)
+        read = self.streamed(self.plan(subquery.plan(), None))
         return read, read.names[id_of(attribute)]
 
     def _subqueries(self, read: Read, expressions: Sequence[Any]) -> tuple[Read, dict[int, str]]:
@@ -444,20 +467,15 @@ class Reader:
             for one in walk(expression):
                 if kind_of(one) != "ScalarSubquery" or id_of(one) in replaced:
                     continue
+                read = self.streamed(read)
                 sub, own = self._one_row(one)
                 column = self.fresh("scalar")
                 kind = ir.Column(column, type_of(one))
                 value = ir.Project(inputs=(sub.node,), columns=(kind,), texts=(quoted(own),))
-                if read.is_constant and not _has_one_row(sub.node):
-                    raise refusal(
-                        "a subquery that may have no row, next to rows that no source changes",
-                        "select an aggregate such as max(x), or declare these rows with job.table(...)",
-                        one,
-                    )
                 node = ir.Join(
                     inputs=(read.node, value),
                     columns=(*read.node.columns, kind),
-                    how="inner" if read.is_constant else "single",
+                    how="single",
                     sql=fragment(one),
                 )
                 read = Read(node, read.names)
@@ -472,6 +490,8 @@ class Reader:
 
     def _locallimit(self, plan: Any, needed: Needed) -> Read:
         return self.plan(plan.child(), needed)
+
+    _windowgrouplimit = _locallimit  # the filter of a ranking keeps no more
 
     def _repartitionbyexpression(self, plan: Any, needed: Needed) -> Read:
         return self.plan(plan.child(), needed)
@@ -518,13 +538,7 @@ class Reader:
         )  # where only the number of rows is read
         parts = []
         for below in items(plan.children()):
-            child = self.plan(below, None)
-            if child.is_constant:
-                raise refusal(
-                    "a UNION with rows that no source changes",
-                    "write these rows into one of the sources, or declare them with job.table(...)",
-                    below,
-                )
+            child = self.streamed(self.plan(below, None))
             texts = []
             for given, column in zip(items(below.output()), columns, strict=True):
                 text = quoted(child.names[id_of(given)])
@@ -611,8 +625,17 @@ class Reader:
         if how in ("semi", "anti", "mark"):
             wanted[1] = read_by & outputs[1]
         sides = [self.plan(plan.left(), wanted[0]), self.plan(plan.right(), wanted[1])]
-        self._check_constants(plan, how, sides)
         pairs, rest = equalities(conjuncts(condition), outputs)
+        is_safe = bool(pairs) and all(one[2] for one in pairs)
+        inexact = any("float" in type_of(one[0]) or "double" in type_of(one[0]) for one in pairs)
+        if is_safe or inexact or (rest and how != "inner"):
+            sides = [self.streamed(side) for side in sides]
+        sides = [
+            side if how in stateless else self.streamed(side)
+            for side, stateless in zip(
+                sides, (("inner", "right"), ("inner", "left", "semi", "anti")), strict=True
+            )
+        ]
         interval = interval_of(self, plan, sides, outputs) if how not in ("mark", "single") else None
         rest = [one for one in rest if interval is None or one not in interval.used]
         added: list[dict[str, tuple[str, str]]] = [{}, {}]
@@ -631,7 +654,6 @@ class Reader:
             columns = (*columns, ir.Column(self.name(mark), "boolean"))
             names[id_of(mark)] = self.name(mark)
             kept.append(self.name(mark))
-        safe = bool(pairs) and all(one[2] for one in pairs)
         if not pairs:
             self.notes.append(
                 f"{fragment(plan) or 'a join'}: a join without an equality runs in one partition"
@@ -642,7 +664,7 @@ class Reader:
             how=how,
             left_key=tuple(keys[0]),
             right_key=tuple(keys[1]),
-            null_safe=safe,
+            null_safe=is_safe,
             condition=checked,
             sql=fragment(plan),
         )
@@ -651,17 +673,6 @@ class Reader:
             texts = tuple(self.text(one, names) for one in behind)
             node = ir.Filter(inputs=(node,), columns=node.columns, conditions=texts)
         return Read(self.only(node, kept), names)
-
-    def _check_constants(self, plan: Any, how: str, sides: Sequence[Read]) -> None:
-        constant = [side.is_constant for side in sides]
-        if (constant[0] and how not in ("inner", "right")) or (
-            constant[1] and how not in ("inner", "left", "semi", "anti")
-        ):
-            raise refusal(
-                f"a {how} join that keeps rows of a table that no source changes",
-                "declare the table with job.table(...), or join the other way round",
-                plan,
-            )
 
     def _join_key(
         self,
@@ -730,11 +741,13 @@ class Reader:
     def _ranked(self, plan: Any, conditions: Sequence[Any], needed: Needed) -> Read | None:
         """Rows chosen by their number: a ranking that keeps the best ones only. None if it is not of this form."""
         window = plan.child()
-        if kind_of(window) != "Window" or len(items(window.windowExpressions())) != 1:
+        if kind_of(window) != "Window" or not self._reads_source(window):
             return None
-        if not self._reads_source(window):
+        # Spark also lists columns of the outer query, which the rows have anyway.
+        made = [one for one in items(window.windowExpressions()) if kind_of(one) == "Alias"]
+        if len(made) != 1:
             return None
-        (alias,) = items(window.windowExpressions())
+        (alias,) = made
         own, order = id_of(alias), items(window.orderSpec())
         function = _RANKS.get(kind_of(alias.child().windowFunction()))
         if function is None or not order:
@@ -779,13 +792,6 @@ class Reader:
         from asyncstate.sql.over import OverReader
 
         return OverReader(self, plan, needed).read()
-
-
-def _has_one_row(node: ir.Node) -> bool:
-    """Whether there is always one row, also without input."""
-    while isinstance(node, ir.Project):
-        (node,) = node.inputs
-    return isinstance(node, ir.Aggregate) and not node.keys
 
 
 def source_of(leaf: Any) -> str | None:
