@@ -364,7 +364,7 @@ class Reader:
     def projected(self, below: Read, wanted: Sequence[Any], replaced: dict[int, str]) -> Read:
         """The named expressions ``wanted`` over a node."""
         texts, columns, names = [], [], {}
-        for one in wanted:
+        for one in {id_of(one): one for one in wanted}.values():
             bare = one.child() if kind_of(one) == "Alias" else one
             new = self.name(one)
             if id_of(one) in self._raw_times:
@@ -549,8 +549,10 @@ class Reader:
         return Read(ir.Union(inputs=tuple(parts), columns=columns or row), names)
 
     def _expand(self, plan: Any, _: Needed) -> Read:
-        output = items(plan.output())
-        projections = [items(one) for one in items(plan.projections())]
+        listed = items(plan.output())
+        places = {id_of(one): number for number, one in reversed([*enumerate(listed)])}.values()  # each once
+        output = [listed[number] for number in places]
+        projections = [[items(one)[number] for number in places] for one in items(plan.projections())]
         child = self.plan(plan.child(), set().union(*(ids_in(one) for part in projections for one in part)))
         raw = {
             number: self._raw_times[id_of(one)]

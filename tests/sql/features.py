@@ -297,6 +297,7 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, (select d from v where v.d > t.a order by d, f limit 1) as d from t",
         "",
     ),
+    "cube-using": ("select a, c, count(distinct a) as n from t join u using (a) group by cube (a, c)", ""),
     "aggregate-unread": ("select count(*) + cast(null as bigint) as n from t", ""),
     "count-of-aggregate": ("select count(*) as n from (select max(a) as m from t)", ""),
     "count-of-union": ("select count(*) as n from (select a from t union all select d from u)", ""),

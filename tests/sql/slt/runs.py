@@ -41,7 +41,12 @@ _NAMED = re.compile(
     r"\s+\"?(\w+)",
     re.IGNORECASE,
 )
-_UNSIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
+_UNSIGNED = {
+    **{pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()},
+    pa.uint64(): pa.decimal128(38, 0),
+}
+_CASTS = {pa.string(): "VARCHAR", pa.decimal128(38, 0): "DECIMAL(38, 0)"}
+"""Values of other types of DuckDB as those of the column."""
 
 
 @dataclass(frozen=True)
@@ -610,7 +615,7 @@ class SltRun:
                 session.sql(view.text).createOrReplaceTempView(view.name)
             answer = session.sql(text).toArrow()
         except Exception as error:
-            return f"which says {_reason(error)}"
+            return f"an error: {_reason(error)}"
         want = [
             tuple(row.values()) for row in answer.rename_columns(_unlike(answer.column_names)).to_pylist()
         ]
@@ -625,21 +630,19 @@ class SltRun:
             return self._ended(record, "skipped", str(error), detail, view)
         if isinstance(error, SqlError):
             return self._ended(record, "refused", _reason(error), detail, view)
-        said = _reason(error)
-        if (
-            isinstance(error, AsyncStateError)
-            and said.startswith("Spark: ")
-            and self._fails_alike(text, reads, said)
-        ):
+        batch = self._error_of_batch(text, reads) if isinstance(error, AsyncStateError) else ""
+        if batch:
             return self._ended(
-                record, "dialect", f"an error, as in Spark's batch engine: {said}", detail, view
+                record, "dialect", f"an error, as in Spark's batch engine: {batch}", detail, view
             )
         return self._ended(record, "broken", f"{type(error).__name__}: {_first(error)}", detail, view)
 
-    def _fails_alike(self, text: str, reads: Sequence[str], said: str) -> bool:
+    def _error_of_batch(self, text: str, reads: Sequence[str]) -> str:
+        """What Spark's batch engine says in place of rows; empty if it has rows."""
         views, tables = self._closure(reads)
         texts = [text] if text else [one.text for one in views if one.materialized]
-        return any(self._as_batch(views, tables, one, []) == f"which says {said}" for one in texts)
+        said = [self._as_batch(views, tables, one, []) for one in texts]
+        return next((one for one in said if one.startswith("an error: ")), "").removeprefix("an error: ")
 
     def _ended(self, record: Record, kind: str, why: str, detail: str, view: _View | None) -> Outcome:
         if view is not None and not view.why_not:
@@ -678,9 +681,6 @@ def _named(query: exp.Expression) -> None:
             name = inner.sql_name().lower() if isinstance(inner, exp.Func) else inner.name or f"column_{at}"
             query.expressions[at] = exp.alias_(one.copy(), name if name.isidentifier() else f"column_{at}")
     query.set("expressions", query.expressions)
-
-
-_CASTS: dict[pa.DataType, str] = {}
 
 
 def _spark_schema(schema: pa.Schema) -> pa.Schema:
