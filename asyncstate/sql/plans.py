@@ -550,7 +550,7 @@ class Reader:
 
     def _expand(self, plan: Any, _: Needed) -> Read:
         listed = items(plan.output())
-        places = {id_of(one): number for number, one in reversed([*enumerate(listed)])}.values()  # each once
+        places = sorted({id_of(one): at for at, one in reversed([*enumerate(listed)])}.values())  # each once
         output = [listed[number] for number in places]
         projections = [[items(one)[number] for number in places] for one in items(plan.projections())]
         child = self.plan(plan.child(), set().union(*(ids_in(one) for part in projections for one in part)))
