@@ -324,7 +324,7 @@ class SqlContext:
     def compile(self, parsed: Any, text: str, name: str) -> Compiled:
         """Compile a parsed query."""
         analyzed = self.catalyst.analyzed(parsed, text)
-        plan = self.catalyst.optimized(analyzed)
+        plan = self.catalyst.optimized(analyzed, text)
         reader = Reader(self.catalyst, self._is_final, self._syntax, self.lookups)
         root = compacted(reader.read(plan), self._is_final)
         self._check_volatile(reader, root)

@@ -380,6 +380,10 @@ FEATURES: dict[str, tuple[str, str]] = {
 }
 
 REFUSED: dict[str, tuple[str, str]] = {
+    "subquery-of-both": (
+        "select t.a from t full join u on exists (select 1 from v where v.d = t.a and v.f = u.a)",
+        "Spark says of the statement: .*both join inputs",
+    ),
     "several-rows-condition": (
         "select a, (select d from u where t.b > 3) as m from t",
         "nothing says that this subquery has at most one row",
