@@ -55,6 +55,8 @@ _JOINS: Final = {
     "LeftSemi": "semi",
     "LeftAnti": "anti",
 }
+_STATELESS: Final = (("inner", "right"), ("inner", "left", "semi", "anti"))
+"""The joins of constant rows, at the left and the right side, that need no state."""
 _RANKS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 _SHARED: Final = {"Aggregate", "Join", "Window"}
 _FLIPPED: Final = {
@@ -533,9 +535,8 @@ class Reader:
     def _union(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
         columns = tuple(self.column(one, f"{self.name(one)}_u") for one in output)
-        row = (
-            () if output else (ir.Column(self.fresh("row"), "int"),)
-        )  # where only the number of rows is read
+        # Where only the number of rows is read, there is no column.
+        row = () if output else (ir.Column(self.fresh("row"), "int"),)
         parts = []
         for below in items(plan.children()):
             child = self.streamed(self.plan(below, None))
@@ -630,13 +631,10 @@ class Reader:
         pairs, rest = equalities(conjuncts(condition), outputs)
         is_safe = bool(pairs) and all(one[2] for one in pairs)
         inexact = any("float" in type_of(one[0]) or "double" in type_of(one[0]) for one in pairs)
-        if is_safe or inexact or (rest and how != "inner"):
-            sides = [self.streamed(side) for side in sides]
+        is_plain = not (is_safe or inexact or (rest and how != "inner"))
         sides = [
-            side if how in stateless else self.streamed(side)
-            for side, stateless in zip(
-                sides, (("inner", "right"), ("inner", "left", "semi", "anti")), strict=True
-            )
+            side if is_plain and how in stateless else self.streamed(side)
+            for side, stateless in zip(sides, _STATELESS, strict=True)
         ]
         interval = interval_of(self, plan, sides, outputs) if how not in ("mark", "single") else None
         rest = [one for one in rest if interval is None or one not in interval.used]
