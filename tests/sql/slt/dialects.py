@@ -81,7 +81,9 @@ def for_spark(query: exp.Expression, engine: str, schemas: Mapping[str, Mapping[
             query = annotate_types(typed, schema=known, dialect=engine).transform(_divided, engine)
         except Exception as error:
             raise NotTranslatedError("sqlglot does not find the types of a division") from error
-    text = query.transform(_table_function).transform(_percentile).sql(dialect="spark")
+    for one in query.find_all(exp.CTE):
+        one.set("materialized", None)
+    text = query.transform(_table_function).transform(_percentile).transform(_in).sql(dialect="spark")
     return text.replace("TIMESTAMP AS OF PROCTIME()", "FOR SYSTEM_TIME AS OF PROCTIME()")
 
 
@@ -123,4 +125,14 @@ def _percentile(node: exp.Expression) -> exp.Expression:
             return exp.Anonymous(this=name, expressions=[node.this])
         call = exp.Anonymous(this=name, expressions=[node.expression])
         return exp.WithinGroup(this=call, expression=exp.Order(expressions=[exp.Ordered(this=node.this)]))
+    return node
+
+
+def _in(node: exp.Expression) -> exp.Expression:
+    """``= ANY`` of a subquery, which Spark calls IN."""
+    if isinstance(node, exp.EQ) and isinstance(node.expression, exp.Any):
+        given = node.expression.this
+        query = given.this if isinstance(given, exp.Paren | exp.Subquery) else given
+        if isinstance(query, exp.Query):
+            return exp.In(this=node.this, query=exp.Subquery(this=query))
     return node
