@@ -750,8 +750,17 @@ class Reader:
         (alias,) = made
         own, order = id_of(alias), items(window.orderSpec())
         function = _RANKS.get(kind_of(alias.child().windowFunction()))
-        if function is None or not order:
+        if function is None:
             return None
+        given_below, projects = window.child(), list[Any]()
+        if not order:  # of LIMIT in a correlated subquery, for which Spark sorts the rows before
+            while kind_of(given_below) == "Project":
+                projects.append(given_below)
+                given_below = given_below.child()
+            if kind_of(given_below) == "Sort":
+                order, given_below = items(given_below.order()), given_below.child()
+            else:
+                given_below, projects = window.child(), []
         bounds = [(one, _bound(one, own)) for one in conditions]
         rest = [one for one, bound in bounds if bound is None]
         highest = [bound[1] for _, bound in bounds if bound is not None and bound[1] is not None]
@@ -763,12 +772,21 @@ class Reader:
             raise refusal(f"no row has a number from {offset + 1} to {limit}", "leave the query out", plan)
         numbered = needed is None or own in needed or any(own in ids_in(one) for one in rest)
         below = None
-        if needed is not None:
+        if needed is not None and order and not projects:
             parts = [*rest, *order, *items(window.partitionSpec())]
             below = needed.union(*map(ids_in, parts)) - {own}
-        child = self.plan(window.child(), below)
+        child = self.plan(given_below, below)
+        if projects and (
+            numbered or not set().union(*map(ids_in, items(window.partitionSpec()))) <= set(child.names)
+        ):
+            return None
         added: dict[str, tuple[str, str]] = {}
         by = self.order(order, child.names, added)
+        if not by:  # any rows are right
+            flat = [
+                one for one in child.node.columns if one.type.split("<")[0] not in ("array", "map", "struct")
+            ]
+            by = tuple(ir.Order(one.name) for one in flat)
         key = self.key_columns(items(window.partitionSpec()), child.names, added)
         given = self.project(child, added)
         number = self.name(alias) if numbered else None
@@ -785,6 +803,11 @@ class Reader:
             sql=fragment(plan),
         )
         names = dict(child.names) if number is None else {**child.names, own: number}
+        if projects:
+            read = Read(self.only(node, child.node.names), names)
+            for one in reversed(projects):
+                read = self.projected(read, items(one.projectList()), {})
+            return self._filtered(read, rest)
         found = self._filtered(Read(node, names), rest)
         return Read(self.only(found.node, [*child.node.names, *([] if number is None else [number])]), names)
 

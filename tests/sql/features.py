@@ -297,7 +297,15 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, (select d from v where v.d > t.a order by d, f limit 1) as d from t",
         "",
     ),
-    "cube-using": ("select a, c, count(distinct a) as n from t join u using (a) group by cube (a, c)", ""),
+    "cube-using": (
+        "select a, c, count(distinct a) as n from t join u using (a) group by cube (a, c) having count(*) > 0",
+        "",
+    ),
+    "lateral-limit": (
+        "select t.a, t.b, x.d, x.e from t, lateral (select d, e from u where u.a = t.a order by d desc, e limit 2) as x",
+        "select t.a, t.b, x.d, x.e from t, lateral (select d, e from u where u.a = t.a order by d desc nulls last, e nulls first limit 2) as x",
+    ),
+    "scalar-any": ("select a, (select sign(d) from u where u.a = t.a and d > 0 limit 1) as n from t", ""),
     "aggregate-unread": ("select count(*) + cast(null as bigint) as n from t", ""),
     "count-of-aggregate": ("select count(*) as n from (select max(a) as m from t)", ""),
     "count-of-union": ("select count(*) as n from (select a from t union all select d from u)", ""),
@@ -381,7 +389,7 @@ FEATURES: dict[str, tuple[str, str]] = {
 
 REFUSED: dict[str, tuple[str, str]] = {
     "subquery-of-both": (
-        "select t.a from t full join u on exists (select 1 from v where v.d = t.a and v.f = u.a)",
+        "select t.a from t full join u on exists (select 1 from u as w where w.d = t.a and w.a = u.a)",
         "Spark says of the statement: .*both join inputs",
     ),
     "several-rows-condition": (

@@ -50,7 +50,7 @@ def test_a_wrong_expectation_is_seen(spark: SparkSession, tmp_path: Path) -> Non
     part.write_text((FILES / "part.slt.part").read_text())
     with SltRun(wrong, "risingwave", spark) as run:
         found = [one for one in run.outcomes() if one.kind not in ("right", "skipped")]
-    assert [(one.kind, one.record.line) for one in found] == [("dialect", 33)]
+    assert [(one.kind, one.record.line) for one in found] == [("dialect", 34)]
     assert "'ann', '2', '4', '1'" in found[0].detail
 
 

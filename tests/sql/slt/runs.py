@@ -717,7 +717,8 @@ def _reason(error: Exception) -> str:
     found = re.search(r"\[([A-Z_.]+)\]", text)
     if found:
         return f"Spark: {found[1]}"
-    return re.sub(r"'[^']*'|\d+|\([^()]*\)", "_", text.split(";", maxsplit=1)[0])[:90]
+    said = text.rsplit("not kept up to date: ", maxsplit=1)[-1].split(";", maxsplit=1)[0]
+    return re.sub(r"'[^']*'|\d+|\([^()]*\)", "_", said)[:90]
 
 
 def _first(error: BaseException) -> str:
