@@ -110,13 +110,23 @@ class Given:
         return tuple(dict.fromkeys(found))
 
     def order(self, specs: Iterable[Any]) -> tuple[ir.Order, ...]:
-        """The columns of an ORDER BY, each once."""
+        """The columns of an ORDER BY, each once. A struct becomes its leaves, of which nulls come before all other
+        values."""
         found = dict[str, ir.Order]()
         for spec in specs:
-            column = self.column("order", spec.child())
-            descending = spec.direction().toString() != "Ascending"
+            one, descending = spec.child(), spec.direction().toString() != "Ascending"
             first = "NullsFirst" in spec.nullOrdering().toString()
-            found.setdefault(column, ir.Order(column, descending, first))
+            if not type_of(one).startswith("struct<"):
+                column = self.column("order", one)
+                found.setdefault(column, ir.Order(column, descending, first))
+                continue
+            for text, kind, is_value in leaves(self.text(one), one.dataType()):
+                column = self.computed("order", text, kind)
+                if is_value is None:  # whether a struct is null
+                    found[column] = ir.Order(column, first)
+                    first = not descending
+                else:
+                    found[column] = ir.Order(column, descending, not descending)
         return tuple(found.values())
 
 
