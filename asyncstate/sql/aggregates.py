@@ -155,6 +155,8 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
     calls = Calls(given)
     keys, texts = _keys(given, grouping)
     texts |= {own: calls.aggregate(one) for own, one in aggregates.items()}
+    if not keys and not calls.calls:  # one row, of which nothing is read
+        calls.call("count", "bigint")
     read = [name for call in calls.calls for name in (*call.columns, call.where) if name is not None]
     names = [*keys, *read, *([] if windowed is None else [windowed.time])]
     rows = Read(given.node(), {})

@@ -139,8 +139,8 @@ class Builder:
                 [_declared(one) for one in node.calls], ttl=self._ttl_of(node.inputs[0])
             )
             return self._applied("group", operator, [given], node, [node.keys])
-        calls = [_declared(one) for one in node.calls] or [ops.count().alias("__count")]
-        return self._applied("group", ops.GroupAggregate(calls, empty_row=True), [given], node, [()])
+        operator = ops.GroupAggregate([_declared(one) for one in node.calls], empty_row=True)
+        return self._applied("group", operator, [given], node, [()])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
         operator = ops.WindowAggregate(_window(node.window), [_declared(one) for one in node.calls])
@@ -186,7 +186,7 @@ class Builder:
             return self._with_constant(node, given[0], constant[0])
         left, right = given
         how = node.how
-        if how == "single" and not node.left_key:
+        if how == "single" and not node.left_key and node.condition is None:
             return self._with_one_row(node, left, right)
         if how == "single":
             if not right.changes.identifies(node.right_key):
@@ -230,15 +230,10 @@ class Builder:
         table = node.inputs[0 if is_left else 1]
         assert isinstance(table, ir.Constant)
         own, sent = (node.left_key, node.right_key) if is_left else (node.right_key, node.left_key)
-        rows = table.table
-        inexact = [one for one in own if pa.types.is_floating(rows.schema.field(one).type)]
-        if node.condition is not None or node.null_safe or inexact:
-            raise SqlError(
-                f"{node.sql + ': ' if node.sql else ''}a join with rows that no source changes compares by '=', and no "
-                "floats; declare the table with job.table(...)"
-            )
         how: Any = "left" if node.how == "right" else node.how
-        return self._applied("constant-join", ConstantJoin(rows, sent, own, how), [given], node, [None])
+        return self._applied(
+            "constant-join", ConstantJoin(table.table, sent, own, how), [given], node, [None]
+        )
 
     def _intervaljoin(self, node: ir.IntervalJoin, left: Built, right: Built) -> Built:
         operator = ops.IntervalJoin(

@@ -161,10 +161,10 @@ class Catalyst:
             )
         return found
 
-    def optimized(self, analyzed: Any) -> Any:
-        """The plan after all rules that hold for changelogs."""
+    def optimized(self, analyzed: Any, text: str = "") -> Any:
+        """The plan after all rules that hold for changelogs. Raises SqlError if a rule refuses it."""
         plan = analyzed
-        with self.active():
+        with self.active(), sql_errors(text):
             for limit, rules in self._rules():
                 for _ in range(min(limit, _ROUNDS_MAX)):
                     before = plan

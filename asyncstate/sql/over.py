@@ -34,9 +34,14 @@ _PYTHON: Final = ("boolean", "int", "bigint", "double", "string")
 Frame = tuple[str | int | None, ...]
 
 
+def window_functions(plan: Any) -> list[Any]:
+    """The functions of a Window. Spark also lists columns of an outer query, which the rows have anyway."""
+    return [one for one in items(plan.windowExpressions()) if kind_of(one) == "Alias"]
+
+
 def read_over(reader: Reader, plan: Any, needed: Needed) -> Read:
     """One Window: a node for each of its frames, with the input's columns and the results."""
-    expressions = items(plan.windowExpressions())
+    expressions = window_functions(plan)
     order, partition = items(plan.orderSpec()), items(plan.partitionSpec())
     below = needed
     if needed is not None:
@@ -73,13 +78,13 @@ def _call(alias: Any, calls: Calls) -> str:
         if function.filter().isDefined():
             raise refusal("FILTER of a value of the frame", "put the condition into CASE", function)
         function, kind = inner, kind_of(inner)
-    columns, numbers = list[Any](), list[Any]()
+    columns, numbers, offset = list[Any](), list[Any](), 0
     if kind in _PLACES or kind == "NthValue":
         columns = [children(function)[0]]
         numbers = [] if kind in _PLACES else [int(function.offset().toString())]
     elif kind in _OFFSETS:
-        offset = function.inputOffset() if kind == "Lag" else function.offset()
-        columns, numbers = [function.input()], [abs(int(offset.toString())), _default(function)]
+        offset = int((function.inputOffset() if kind == "Lag" else function.offset()).toString())
+        columns, numbers = [function.input()], [abs(offset), _default(function)]
     elif kind == "NTile":
         numbers = [int(function.buckets().toString())]
     if kind in _NULLS:
@@ -89,6 +94,8 @@ def _call(alias: Any, calls: Calls) -> str:
             f"{function.prettyName()}() OVER has no operator", "use an aggregate or a ranking", function
         )
     given = map(calls.given.argument, columns)
+    if offset < 0:
+        kind = "Lead" if kind == "Lag" else "Lag"
     return calls.call(_FUNCTIONS[kind], type_of(function), *given, numbers=tuple(numbers))
 
 

@@ -42,7 +42,7 @@ from asyncstate.sql.expressions import (
     walk,
 )
 from asyncstate.sql.intervals import interval_join, interval_of
-from asyncstate.sql.over import read_over
+from asyncstate.sql.over import read_over, window_functions
 from asyncstate.sql.parts import as_of_join, read_part, temporal_join
 from asyncstate.sql.residual import ResidualReader
 from asyncstate.sql.rows import Given, Needed, Read, equalities, own_name, source_of
@@ -59,12 +59,15 @@ _JOINS: Final = {
     "LeftSemi": "semi",
     "LeftAnti": "anti",
 }
+_STATELESS: Final = (("inner", "right"), ("inner", "left", "semi", "anti"))
+"""The joins of constant rows, at the left and the right side, that need no state."""
 _RANKS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 _SHARED: Final = {"Aggregate", "Join", "Window"}
 _ORDERED: Final = {
     *("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
     *("string", "date", "timestamp", "timestamp_ntz"),
 }
+_NESTED: Final = ("array", "map", "struct")
 _SESSION: Final = "precisetimestampconversion"
 _SESSION_MARK: Final = "spark.sessionWindow"
 _numbers: Final = itertools.count()
@@ -89,12 +92,14 @@ class Reader:
         self._names: dict[int, str] = {}
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
         self._raw_times: dict[int, Any] = {}
+        self._leaf: Any = None
         # Plans of views are shared by statements, so a tag of one statement must not count for another.
         tag = f"asyncstate.{next(_numbers)}"
         self._tag = catalyst.jvm.org.apache.spark.sql.catalyst.trees.TreeNodeTag(tag)
 
     def read(self, plan: Any) -> ir.Node:
         """The nodes of a plan; the last has the statement's own names of columns. Raises SqlError."""
+        self._leaf = self._any_source(plan)
         found = self.plan(plan, None)
         if found.is_constant:
             raise SqlError(
@@ -148,6 +153,20 @@ class Reader:
         finally:
             self._raw_times = before
 
+    def streamed(self, read: Read) -> Read:
+        """Rows that no source changes as rows of a stream: each is joined with a row that is always there."""
+        if not read.is_constant:
+            return read
+        if self._leaf is None:
+            raise SqlError(
+                "the statement has constant rows next to lookups alone; declare the rows with job.table(...)"
+            )
+        none = self.plan(self._leaf, set()).where(["false"]).node
+        count = ir.Column(self.fresh("row"), "bigint")
+        row = ir.Aggregate(inputs=(none,), columns=(count,), keys=(), calls=(ir.Call(count.name, "count"),))
+        node = ir.Join(inputs=(read.node, row), columns=(*read.node.columns, count), how="inner")
+        return Read(node, read.names).only(read.node.names)
+
     # -- plans --------------------------------------------------------------------------------------------
 
     def plan(self, plan: Any, needed: Needed) -> Read:
@@ -198,20 +217,30 @@ class Reader:
             plan.setTagValue(self._tag, known)
         return bool(known == "True")
 
+    def _any_source(self, plan: Any) -> Any:
+        """The leaf of a source that is not a lookup; None if there is none."""
+        if source_of(plan) is not None and source_of(plan) not in self.lookups:
+            return plan
+        below = map(self._any_source, [*items(plan.children()), *items(plan.subqueries())])
+        return next((one for one in below if one is not None), None)
+
     def _constant(self, plan: Any) -> Read:
         """The rows of a plan that reads no source, as they are now."""
-        rows = self.catalyst.rows(plan)
-        output = items(plan.output())
-        names = {id_of(one): self.name(one) for one in output}
+        rows, output = self.catalyst.rows(plan), items(plan.output())
+        columns = tuple(map(self.column, output))
+        if not output:  # an Arrow table without columns has no rows
+            rows, columns = rows.selectExpr("1"), (ir.Column(self.fresh("row"), "int"),)
         with sql_errors():
-            table: pa.Table = rows.toDF(*names.values()).limit(_CONSTANT_ROWS_MAX + 1).toArrow()
+            named = rows.toDF(*(one.name for one in columns))
+            table: pa.Table = named.limit(_CONSTANT_ROWS_MAX + 1).toArrow()
         if table.num_rows > _CONSTANT_ROWS_MAX:
             raise refusal(
                 f"a table that no source changes has more than {_CONSTANT_ROWS_MAX} rows",
                 "declare it with job.table(...), or join it by a lookup",
                 plan,
             )
-        return Read(ir.Constant.of(table, tuple(map(self.column, output))), names)
+        names = {id_of(one): self.name(one) for one in output}
+        return Read(ir.Constant.of(table, columns), names)
 
     def _logicalrdd(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
@@ -269,6 +298,7 @@ class Reader:
 
     def _filtered(self, read: Read, conditions: Sequence[Any]) -> Read:
         """The rows for which all conditions are true. Those without subqueries come first: they need no state."""
+        read = self.streamed(read)
         read = read.where(self.text(one, read.names) for one in conditions if not _scalar_subqueries(one))
         rest = []
         for one in filter(_scalar_subqueries, conditions):
@@ -315,9 +345,7 @@ class Reader:
         if items(subquery.outerAttrs()):
             raise refusal("a correlated subquery stays in an expression", "write it as a join", subquery)
         (attribute,) = items(subquery.plan().output())
-        read = self.plan(subquery.plan(), None)
-        if read.is_constant:
-            raise refusal("a subquery over constant tables", "put its value into the text", subquery)
+        read = self.streamed(self.plan(subquery.plan(), None))
         return read, read.names[id_of(attribute)]
 
     def subqueries(self, read: Read, expressions: Sequence[Any]) -> tuple[Read, dict[int, str]]:
@@ -327,6 +355,7 @@ class Reader:
             for one in _scalar_subqueries(expression):
                 if id_of(one) in replaced:
                     continue
+                read = self.streamed(read)
                 sub, own = self._one_row(one)
                 column = ir.Column(self.fresh("scalar"), type_of(one))
                 node = ir.Join(
@@ -346,6 +375,7 @@ class Reader:
 
     _locallimit = _repartition = _repartitionbyexpression = _rebalancepartitions = _sort
     _resolvedhint = _subqueryalias = _sort
+    _windowgrouplimit = _sort  # the filter of a ranking keeps no more
 
     def _globallimit(self, plan: Any, needed: Needed) -> Read:
         limit, below, offset = int(plan.limitExpr().toString()), plan.child(), 0
@@ -380,22 +410,20 @@ class Reader:
     def _union(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
         columns = [ir.Column(f"{self.name(one)}_u", type_of(one)) for one in output]
+        row = [] if output else [ir.Column(self.fresh("row"), "int")]
         parts = []
         for below in items(plan.children()):
-            child = self.plan(below, None)
-            if child.is_constant:
-                raise refusal(
-                    "a UNION with rows that no source changes",
-                    "write these rows into one of the sources, or declare them with job.table(...)",
-                    below,
-                )
+            child = self.streamed(self.plan(below, None))
             given = [(quoted(child.names[id_of(one)]), type_of(one)) for one in items(below.output())]
-            parts.append(_typed(child.node, columns, given))
+            # Where only the number of rows is read, there is no column.
+            parts.append(_typed(child.node, columns or row, given or [("1", "int")]))
         return _united(parts, output)
 
     def _expand(self, plan: Any, _: Needed) -> Read:
-        output = items(plan.output())
-        projections = [items(one) for one in items(plan.projections())]
+        listed = items(plan.output())
+        places = sorted({id_of(one): at for at, one in reversed([*enumerate(listed)])}.values())  # each once
+        output = [listed[number] for number in places]
+        projections = [[items(one)[number] for number in places] for one in items(plan.projections())]
         child = self.plan(plan.child(), set().union(*(ids_in(one) for part in projections for one in part)))
         raw = {
             number: self._raw_times[id_of(one)]
@@ -458,11 +486,14 @@ class Reader:
         shows_left = how in ("semi", "anti", "mark")
         if shows_left:
             wanted[1] = read_by & outputs[1]
-        sides = [
-            Given(self, self.plan(*one)) for one in zip((plan.left(), plan.right()), wanted, strict=True)
-        ]
-        self._check_constants(plan, how, sides)
         pairs, rest = equalities(conditions, outputs)
+        is_safe = bool(pairs) and all(one[2] for one in pairs)
+        inexact = any("float" in type_of(one[0]) or "double" in type_of(one[0]) for one in pairs)
+        is_plain = not (is_safe or inexact or (rest and how != "inner"))
+        sides = []
+        for side, of_side, stateless in zip((plan.left(), plan.right()), wanted, _STATELESS, strict=True):
+            found = self.plan(side, of_side)
+            sides.append(Given(self, found if is_plain and how in stateless else self.streamed(found)))
         reads = [side.read for side in sides]
         interval = interval_of(self, plan, reads, outputs) if how not in ("mark", "single") else None
         rest = [one for one in rest if interval is None or one not in interval.used]
@@ -488,23 +519,12 @@ class Reader:
             how=how,
             left_key=tuple(keys[0]),
             right_key=tuple(keys[1]),
-            null_safe=bool(pairs) and all(one[2] for one in pairs),
+            null_safe=is_safe,
             condition=checked,
             sql=fragment(plan),
         )
         read = Read(joined if interval is None else interval_join(joined, interval), names)
         return read.where(self.text(one, names) for one in behind).only(kept)
-
-    def _check_constants(self, plan: Any, how: str, sides: Sequence[Given]) -> None:
-        constant = [side.read.is_constant for side in sides]
-        if (constant[0] and how not in ("inner", "right")) or (
-            constant[1] and how not in ("inner", "left", "semi", "anti")
-        ):
-            raise refusal(
-                f"a {how} join that keeps rows of a table that no source changes",
-                "declare the table with job.table(...), or join the other way round",
-                plan,
-            )
 
     def _join_key(self, pairs: Sequence[tuple[Any, Any, bool]], sides: Sequence[Given]) -> list[list[str]]:
         """The key columns of both sides. A null-safe equality next to others becomes two: whether the value is null,
@@ -556,13 +576,24 @@ class Reader:
     def _ranked(self, plan: Any, conditions: Sequence[Any], needed: Needed) -> Read | None:
         """Rows chosen by their number: a ranking that keeps the best ones only. None if it is not of this form."""
         window = plan.child()
-        if kind_of(window) != "Window" or len(items(window.windowExpressions())) != 1:
+        if kind_of(window) != "Window" or not self._reads_source(window):
             return None
-        (alias,) = items(window.windowExpressions())
-        own, order = id_of(alias), items(window.orderSpec())
+        made = window_functions(window)
+        if len(made) != 1:
+            return None
+        (alias,) = made
+        own, order, ranked, projects = id_of(alias), items(window.orderSpec()), window.child(), list[Any]()
         function = _RANKS.get(kind_of(alias.child().windowFunction()))
-        if function is None or not order:
+        if function is None:
             return None
+        if not order:  # of LIMIT in a correlated subquery, for which Spark sorts the rows before
+            while kind_of(ranked) == "Project":
+                projects.append(ranked)
+                ranked = ranked.child()
+            if kind_of(ranked) == "Sort":
+                order, ranked = items(ranked.order()), ranked.child()
+            else:
+                ranked, projects = window.child(), []
         bounds = [(one, _bound(one, own)) for one in conditions]
         rest = [one for one, bound in bounds if bound is None]
         highest = [bound[1] for _, bound in bounds if bound is not None and bound[1] is not None]
@@ -573,12 +604,17 @@ class Reader:
         if limit <= offset:
             raise refusal(f"no row has a number from {offset + 1} to {limit}", "leave the query out", plan)
         numbered = needed is None or own in needed or any(own in ids_in(one) for one in rest)
-        below = None
-        if needed is not None:
-            parts = [*rest, *order, *items(window.partitionSpec())]
-            below = needed.union(*map(ids_in, parts)) - {own}
-        given = Given(self, self.plan(window.child(), below))
-        by, key, rows = given.order(order), given.key(items(window.partitionSpec())), given.node()
+        below, partition = None, items(window.partitionSpec())
+        if needed is not None and order and not projects:
+            below = needed.union(*map(ids_in, [*rest, *order, *partition])) - {own}
+        given = Given(self, self.plan(ranked, below))
+        if projects and (numbered or not set().union(*map(ids_in, partition)) <= set(given.read.names)):
+            return None
+        by = given.order(order)
+        if not by:  # any rows are right
+            flat = [one for one in given.read.node.columns if one.type.split("<")[0] not in _NESTED]
+            by = tuple(ir.Order(one.name) for one in flat)
+        key, rows = given.key(partition), given.node()
         number = self.name(alias) if numbered else None
         more = () if number is None else (ir.Column(number, "int"),)
         node: ir.Node = ir.Rank(
@@ -593,8 +629,10 @@ class Reader:
             sql=fragment(plan),
         )
         names = given.read.names if number is None else {**given.read.names, own: number}
-        found = self._filtered(Read(node, names), rest)
-        return found.only([*given.read.node.names, *(one.name for one in more)])
+        found = Read(node, names).only([*given.read.node.names, *(one.name for one in more)])
+        for one in reversed(projects):
+            found = self.projected(found, items(one.projectList()), {})
+        return self._filtered(found, rest)
 
 
 def _scalar_subqueries(e: Any) -> list[Any]:
@@ -617,7 +655,7 @@ def _typed(node: ir.Node, columns: Sequence[ir.Column], texts: Sequence[tuple[st
 
 
 def _united(parts: Sequence[ir.Node], output: Sequence[Any]) -> Read:
-    names = {id_of(one): name for one, name in zip(output, parts[0].names, strict=True)}
+    names = {id_of(one): name for one, name in zip(output, parts[0].names, strict=False)}
     if len(parts) == 1:
         return Read(parts[0], names)
     return Read(ir.Union(inputs=tuple(parts), columns=parts[0].columns), names)

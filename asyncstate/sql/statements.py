@@ -322,7 +322,7 @@ class SqlContext:
     def compile(self, parsed: Any, text: str, name: str, keeps_all: bool = True) -> Compiled:
         """Compile a parsed query; ``keeps_all``: no operator forgets rows."""
         analyzed = self.catalyst.analyzed(parsed, text)
-        plan = self.catalyst.optimized(analyzed)
+        plan = self.catalyst.optimized(analyzed, text)
         reader = Reader(self.catalyst, self._is_final, self._syntax, self.lookups)
         root = compacted(reader.read(plan), self._is_final, keeps_all)
         self._check_volatile(reader, root)
