@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 _STOP_POLL_SECONDS: Final = 0.1
 _PROGRESS_POLL_SECONDS: Final = 1.0
-_LOST: Final = re.compile(r"RETRIES_EXCEEDED|RetriesExceeded|StatusCode\.UNAVAILABLE|INVALID_HANDLE\.")
-"""In errors of Spark's client whose server does not answer, or does not know the client any more."""
+_LOST: Final = re.compile(
+    r"RETRIES_EXCEEDED|RetriesExceeded|StatusCode\.UNAVAILABLE|INVALID_HANDLE\.|^SparkConnectException "
+)
+"""In errors of Spark's client whose server does not answer, does not know the client any more, or is another one."""
 
 _log = logging.getLogger(__name__)
 
