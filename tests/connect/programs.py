@@ -21,6 +21,7 @@ from asyncstate.operator import InputSpec, RecordContext, Row
 from asyncstate.operators import GroupAggregate, WindowAggregate, count, sum_, tumble
 from asyncstate.spark import StreamingJob, apply_batch, read_state
 from asyncstate.spark.sinks import SqliteTarget, UpsertSink
+from asyncstate.spark.sources import json_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -306,6 +307,17 @@ def killed(spark: SparkSession, folder: Path) -> Any:
     return {"table": dict(_table(folder)), "version": _ledger_version(job)}
 
 
+def dropped(spark: SparkSession, folder: Path) -> Any:
+    """A reader drops every fifth message; the client gets their number."""
+    job = _job(spark, folder)
+    given = _numbers(spark, folder, 2)
+    texts = given.selectExpr("if(k = 0, 'no', to_json(struct(k, v))) AS value")
+    numbers = job.source("numbers", json_rows(texts, "k bigint not null, v bigint", malformed="drop"))
+    numbers.apply(_sums(), key="k", uid="sums").to(UpsertSink("k", _new_table(folder)))
+    job.await_termination(_started(job.start))
+    return {"table": dict(_table(folder)), "dropped": [progress["dropped"] for progress in job.history]}
+
+
 STATEMENT = "INSERT INTO totals SELECT k, sum(v) AS total FROM numbers WHERE v >= 0 GROUP BY k"
 
 
@@ -336,4 +348,5 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "stopped": stopped,
     "killed": killed,
     "statements": statements,
+    "dropped": dropped,
 }
