@@ -65,6 +65,9 @@ EVERY = [
 EXECUTOR = "ASYNCSTATE_TEST_EXECUTOR"
 """Where the operators of the tests run: by default on Spark's executors."""
 CONNECT = ["-m", "pytest", "-q", "-m", "spark", "tests/connect"]
+SMOKE_OVER_CONNECT = ["-m", "pytest", "-q", "-m", "smoke and spark and not classic"]
+REMOTE = "ASYNCSTATE_TEST_REMOTE"
+"""If it is set, the session of the tests is one of Spark Connect."""
 LAKES = [".ci/check_lakes.py"]
 LAKES_ON = "4.0"
 """The newest Spark for which there are jars of both."""
@@ -106,6 +109,7 @@ def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
     cells.append(_run(python, name, "Nexmark q4, q9, q18", NEXMARK))
     if spark.connect:
         cells.append(_run(python, name, "Spark Connect", CONNECT))
+        cells.append(_run(python, name, "smoke tests over Connect", SMOKE_OVER_CONNECT, {REMOTE: "1"}))
     if spark.line == LAKES_ON:
         cells.append(_run(python, name, "Delta and Iceberg by Spark", LAKES))
     if spark in (OLDEST, NEWEST):

@@ -1,11 +1,12 @@
 """Checkpoint locations: distinguish paths from URIs, and redact credentials for logs.
 
-Owns: ``is_uri``, ``folder_of``, ``redact`` and ``redact_in``. Invariant: the result of ``redact`` may be shown in a
-log, an error or a report. Must not import anything of the project except errors.
+Owns: ``is_uri``, ``folder_of``, ``absolute``, ``redact`` and ``redact_in``. Invariant: the result of ``redact`` may be
+shown in a log, an error or a report. Must not import anything of the project except errors.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -13,6 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from asyncstate.errors import ConfigurationError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_SCHEME_ALONE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/+")
 _NO_SLASH = re.compile(r"(s3[an]?|gs|gcs|hdfs|viewfs|abfss?|file):(?!/)", re.IGNORECASE)
 _BEHIND_PATH = re.compile(r"[?#]")
@@ -54,6 +56,13 @@ def folder_of(place: str) -> str:
             f"a file: URI names a folder on the host {parts.netloc.rpartition('@')[2]!r}; write file:///path"
         )
     return unquote(parts.path)
+
+
+def absolute(place: str) -> str:
+    """``place`` as a process in another folder finds it: a relative path becomes an absolute one."""
+    if place.startswith("~") or _SCHEME_ALONE.match(place):
+        return place
+    return os.path.abspath(place)
 
 
 def redact(place: str) -> str:

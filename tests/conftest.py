@@ -6,6 +6,7 @@ Invariant: importing this file starts nothing and imports neither Spark nor Rock
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -46,6 +47,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 SCRATCH = "ASYNCSTATE_TEST_SCRATCH"
 """Names the folder for everything that tests write; by default a new one in memory, where there is such a place."""
+REMOTE = "ASYNCSTATE_TEST_REMOTE"
+"""If it is set, tests with Spark get a session of Spark Connect, to a server on the loopback."""
 _IN_MEMORY = Path("/dev/shm")
 _IN_MEMORY_BYTES_MIN = 4 << 30
 
@@ -193,9 +196,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     if java.returncode != 0:
         pytest.fail(f"tests that need Spark cannot run on this machine.\n{java.stderr}", pytrace=False)
+    if os.environ.get(REMOTE):
+        yield _remote_spark(tmp_path_factory.mktemp("connect"))
+        return
     session = _start_spark(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
+
+
+def _remote_spark(folder: Path) -> SparkSession:
+    from asyncstate.spark.session import remote_session
+    from tests.connect.server import ConnectServer
+
+    server = ConnectServer(folder)
+    atexit.register(server.kill)  # after Spark's clients, which would wait for it
+    return remote_session(server.url, {"spark.async-state.executor": "spark"})
 
 
 def _start_spark(folder: Path) -> SparkSession:

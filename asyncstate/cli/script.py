@@ -15,21 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from asyncstate.errors import SqlError
+from asyncstate.sql_words import Token, tokens
 
-_TOKEN: Final = re.compile(
-    r"""(?P<space>\s+|--[^\n]*)
-    |(?P<comment>/\*)
-    |(?P<raw>[rR](?:'[^']*'|"[^"]*"))
-    |(?P<string>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
-    |(?P<name>`(?:[^`]|``)*`)
-    |(?P<open>['"`])
-    |(?P<word>\w[\w$]*)
-    |(?P<sign>.)""",
-    re.VERBOSE | re.DOTALL,
-)
-_COMMENT: Final = re.compile(r"/\*|\*/")
 _VARIABLE: Final = re.compile(r"\$\{(\w*)\}")
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b"}
 _END_OF_TYPE: Final = {
     "NOT",
     "NULL",
@@ -44,38 +32,6 @@ _END_OF_TYPE: Final = {
 _IN_SPARK: Final = re.compile(
     r"CREATE (OR REPLACE )?((GLOBAL )?TEMP(ORARY)? VIEW \S+( \(.*\))? USING |TEMP(ORARY)? FUNCTION )", re.S
 )
-
-
-class Token(NamedTuple):
-    """``kind``: string, raw, name, word or sign."""
-
-    kind: str
-    text: str
-    line: int
-    start: int
-
-    @property
-    def end(self) -> int:
-        """Where it ends in the file."""
-        return self.start + len(self.text)
-
-    @property
-    def upper(self) -> str:
-        """A word in capitals; of others what they are."""
-        return self.text.upper() if self.kind == "word" else self.text
-
-    @property
-    def value(self) -> str:
-        """A string or name without its quotes."""
-        if self.kind == "raw":
-            return self.text[2:-1]
-        if self.kind == "name":
-            return self.text[1:-1].replace("``", "`")
-        if self.kind != "string":
-            return self.text
-        quote = self.text[0]
-        inner = self.text[1:-1].replace(quote * 2, quote)
-        return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), inner, flags=re.S)
 
 
 class Option(NamedTuple):
@@ -151,21 +107,21 @@ def read_script(name: str, text: str) -> Script:
     tables: list[TableDeclaration] = []
     statements: list[Statement | Option] = []
     counts: dict[str, int] = {}
-    for tokens in _statements(script, text):
-        words = [token.upper for token in tokens]
+    for given in _statements(script, text):
+        words = [token.upper for token in given]
         if words[0] == "SET":
-            statements.append(_setting(script, tokens, text))
+            statements.append(_setting(script, given, text))
         elif words[:2] == ["CREATE", "TABLE"] or words[:4] == ["CREATE", "OR", "REPLACE", "TABLE"]:
-            tables.append(_Reader(script, tokens, text).table())
+            tables.append(_Reader(script, given, text).table())
         else:
-            whole = text[tokens[0].start : tokens[-1].end]
+            whole = text[given[0].start : given[-1].end]
             in_spark = _IN_SPARK.match(" ".join(words)) is not None
-            target = _target(tokens)
-            own = _view(tokens) if target is None else target
+            target = _target(given)
+            own = _view(given) if target is None else target
             if target is not None:
                 number = counts[target] = counts.get(target, 0) + 1
                 own = target if number == 1 else f"{target}-{number}"
-            statements.append(Statement(whole, tokens[0].line, in_spark, target, own))
+            statements.append(Statement(whole, given[0].line, in_spark, target, own))
     for number, table in enumerate(tables):
         if table.name.lower() in {one.name.lower() for one in tables[:number]}:
             raise script.error(table.line, f"there is a table '{table.name}' already")
@@ -174,37 +130,19 @@ def read_script(name: str, text: str) -> Script:
     return Script(name, tuple(tables), tuple(statements))
 
 
-def _tokens(script: Script, text: str) -> Iterator[Token]:
-    at, line = 0, 1
-    while at < len(text):
-        found = _TOKEN.match(text, at)
-        assert found is not None  # the last alternative takes any character
-        kind, end = str(found.lastgroup), found.end()
-        if kind == "comment":
-            depth = 1
-            while depth:
-                mark = _COMMENT.search(text, end)
-                if mark is None:
-                    raise script.error(line, "the comment that begins here does not end; write */")
-                depth, end = depth + (1 if mark[0] == "/*" else -1), mark.end()
-        elif kind == "open":
-            raise script.error(line, f"the {found[0]} that begins here does not end")
-        elif kind != "space":
-            yield Token(kind, found[0], line, at)
-        line += text.count("\n", at, end)
-        at = end
-
-
 def _statements(script: Script, text: str) -> Iterator[list[Token]]:
-    tokens: list[Token] = []
-    for token in _tokens(script, text):
+    found: list[Token] = []
+    for token in tokens(text):
+        if token.kind == "open":
+            what, end = ("comment", "; write */") if token.text[0] == "/" else (token.text, "")
+            raise script.error(token.line, f"the {what} that begins here does not end{end}")
         if token.text != ";":
-            tokens.append(token)
-        elif tokens:
-            yield tokens
-            tokens = []
-    if tokens:
-        yield tokens
+            found += [token] if token.kind != "hint" else []
+        elif found:
+            yield found
+            found = []
+    if found:
+        yield found
 
 
 def _setting(script: Script, tokens: Sequence[Token], text: str) -> Option:

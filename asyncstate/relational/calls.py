@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-import sqlglot
-from sqlglot import Token, TokenType
-
 from asyncstate import operators as ops
 from asyncstate.dataflow.arrow_sql import column_of
-from asyncstate.errors import SchemaError
+from asyncstate.errors import SchemaError, SqlError
 from asyncstate.operators import Aggregate
 from asyncstate.spark.column_types import quoted
+from asyncstate.sql_words import Words, tokens
 
 _FUNCTIONS: Final = (
     "approx_count_distinct avg bit_and bit_or bit_xor bool_and bool_or corr count covar_pop covar_samp cume_dist "
@@ -182,68 +180,57 @@ class _Call(NamedTuple):
         return _NAMES[self.name] == "collect"
 
 
+def words_of(text: str) -> Words:
+    """The words of a text. Raises SchemaError for one with a string or name that does not end."""
+    words = Words(text)
+    if text.strip() and not len(words):
+        raise SchemaError(f"'{text}' is not Spark SQL: a quote or comment does not end")
+    return words
+
+
 def _calls(text: str) -> Iterator[_Call]:
     """The calls of aggregate functions in a text, from left to right."""
-    try:
-        tokens = sqlglot.tokenize(text, read="spark")
-    except sqlglot.errors.SqlglotError as error:
-        raise SchemaError(f"'{text}' is not Spark SQL: {str(error).splitlines()[0]}") from error
-    at = 0
-    while at < len(tokens):
-        if not _is_call(tokens, at):
+    words, at = words_of(text), 0
+    while at < len(words):
+        if not _is_call(words, at):
             at += 1
             continue
-        close = _closing(tokens, at + 1, text)
-        inside = tokens[at + 2 : close]
-        nested = next((inside[n].text for n in range(len(inside)) if _is_call(inside, n)), None)
+        close = _closing(words, at + 1)
+        nested = next((words.tokens[n].value for n in range(at + 2, close) if _is_call(words, n)), None)
         if nested is not None:
             raise SchemaError(
                 f"'{text}': {nested}() is inside another aggregate; compute it with an agg() before"
             )
-        distinct = bool(inside) and inside[0].token_type is TokenType.DISTINCT
-        arguments = tuple(_arguments(inside[1:] if distinct else inside, text))
+        distinct = words.word(at + 2) == "DISTINCT"
+        arguments = tuple(words.cut(*one) for one in words.split(at + 2 + distinct, close))
         where, end = None, close
-        if [one.text.lower() for one in tokens[close + 1 : close + 4]] == ["filter", "(", "where"]:
-            end = _closing(tokens, close + 2, text)
-            where = text[tokens[close + 3].end + 1 : tokens[end].start].strip()
-        if end + 1 < len(tokens) and tokens[end + 1].text.lower() == "over":
+        if words.has(close + 1, "FILTER ( WHERE"):
+            end = _closing(words, close + 2)
+            where = words.cut(close + 4, end)
+        if words.word(end + 1) == "OVER":
             raise SchemaError(f"'{text}': write over(...).with_columns(...) of the stream for OVER")
-        start, stop = tokens[at].start, tokens[end].end + 1
-        name = tokens[at].text.lower()
+        start, stop = words.spans[at][0], words.spans[end][1]
+        name = words.tokens[at].value.lower()
         yield _Call(name, arguments, distinct, where, text[start:stop], start, stop)
         at = end + 1
 
 
-def _is_call(tokens: Sequence[Token], at: int) -> bool:
-    known = tokens[at].text.lower() in _NAMES and tokens[at].token_type is not TokenType.STRING
-    return known and at + 1 < len(tokens) and tokens[at + 1].token_type is TokenType.L_PAREN
+def _is_call(words: Words, at: int) -> bool:
+    one = words.tokens[at]
+    return one.kind in ("word", "name") and one.value.lower() in _NAMES and words.word(at + 1) == "("
 
 
-def _closing(tokens: Sequence[Token], opening: int, text: str) -> int:
-    depth = 0
-    for at in range(opening, len(tokens)):
-        depth += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(tokens[at].token_type, 0)
-        if depth == 0:
-            return at
-    raise SchemaError(f"'{text}' is not Spark SQL: a parenthesis is not closed")
-
-
-def _arguments(tokens: Sequence[Token], text: str) -> Iterator[str]:
-    """The texts between the commas."""
-    depth, first = 0, 0
-    for at, one in enumerate(tokens):
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(one.text, 0)
-        if depth == 0 and one.token_type is TokenType.COMMA:
-            yield text[tokens[first].start : tokens[at - 1].end + 1]
-            first = at + 1
-    if tokens[first:]:
-        yield text[tokens[first].start : tokens[-1].end + 1]
+def _closing(words: Words, opening: int) -> int:
+    try:
+        return words.close(opening)
+    except SqlError as error:
+        raise SchemaError(f"'{words.text}' is not Spark SQL: a parenthesis is not closed") from error
 
 
 def _literal(text: str, call: _Call) -> Any:
-    tokens = sqlglot.tokenize(text, read="spark")
-    if len(tokens) == 1 and tokens[0].token_type is TokenType.STRING:
-        return tokens[0].text
+    found = list(tokens(text))
+    if len(found) == 1 and found[0].kind in ("string", "raw"):
+        return found[0].value
     if text.lower() in ("null", "true", "false"):
         return {"null": None, "true": True, "false": False}[text.lower()]
     if re.fullmatch(r"[+-]?\s*\d+", text):

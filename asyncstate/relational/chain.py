@@ -13,8 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import sqlglot
-
 from asyncstate.dataflow import Apply, Source, Stream
 from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.dataflow.changelog_inference import changes_by_itself
@@ -37,7 +35,7 @@ from asyncstate.operators import (
     unbounded,
     whole,
 )
-from asyncstate.relational.calls import Expressions
+from asyncstate.relational.calls import Expressions, words_of
 from asyncstate.runtime.declarations.uids import FILE_NAME_RULE, names_files
 from asyncstate.spark.column_types import quoted
 from asyncstate.state.expiring.ttl import Ttl
@@ -49,9 +47,6 @@ Window = SlicedWindow | SessionWindow
 Ordering = str | OrderColumn | Sequence[str | OrderColumn]
 """A column or Spark SQL text, with or without a direction ("amount DESC"), ``asc(...)``, ``desc(...)``, or a list."""
 
-_DIRECTED: Final = re.compile(
-    r"(?P<text>.+?)(\s+(?P<direction>asc|desc))?(\s+nulls\s+(?P<nulls>first|last))?\s*", re.I | re.S
-)
 _PLACES: Final = {
     "row_number",
     "rank",
@@ -310,9 +305,9 @@ def _named(text: Any) -> tuple[str, Any]:
     """The name of a column and its text: ``"a"``, ``"date(at)"`` or ``"date(at) AS day"``."""
     if not isinstance(text, str):
         return str(text), text
-    tokens = sqlglot.tokenize(text, read="spark")
-    if len(tokens) > 2 and tokens[-2].text.lower() == "as":
-        return tokens[-1].text, text[: tokens[-2].start].strip()
+    words = words_of(text)
+    if len(words) > 2 and words.words[-2] == "AS":
+        return words.tokens[-1].value, text[: words.spans[-2][0]].strip()
     return column_of(text.strip()) or " ".join(text.split()), text
 
 
@@ -326,16 +321,16 @@ def _order(given: Ordering, wanted: Expressions, descending: bool) -> list[Order
         if isinstance(one, OrderColumn):
             found.append(one._replace(column=wanted.column(one.column)))
             continue
-        parts = _DIRECTED.fullmatch(one) if isinstance(one, str) else None
-        if parts is None:
+        words = words_of(one if isinstance(one, str) else "")
+        if not len(words):
             raise SchemaError(
                 f"{one!r} is not a column to order by; give 'name', 'name DESC' or desc('name')"
             )
-        direction, nulls = parts["direction"], parts["nulls"]
-        falls = descending if direction is None else direction.lower() == "desc"
-        first = not falls if nulls is None else nulls.lower() == "first"
+        after, direction, nulls = words.ordered(0, len(words))
+        falls = descending if not direction else direction == "DESC"
+        first = not falls if not nulls else nulls == "FIRST"
         make = desc if falls else asc
-        found.append(make(wanted.column(parts["text"]), nulls="first" if first else "last"))
+        found.append(make(wanted.column(words.cut(0, after)), nulls="first" if first else "last"))
     return found
 
 
@@ -368,5 +363,5 @@ class _Placed:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, SchemaError | sqlglot.errors.SqlglotError):
+        if isinstance(error, SchemaError):
             raise JobError(f"{caller()}: {self._method}: {str(error).splitlines()[0]}") from error

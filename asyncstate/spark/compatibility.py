@@ -195,23 +195,47 @@ def observed_metrics(df: DataFrame, names: Collection[str]) -> dict[str, Observe
 
 
 def leaf_schemas(df: DataFrame) -> list[str]:
-    """The schema, as JSON, of each leaf of the plan of ``df``; over Spark Connect of those that the server keeps."""
+    """The schema, as JSON, of each leaf of the plan of ``df``; over Spark Connect it is empty for leaves other than
+    rows that the server keeps."""
     if not is_connect(df):
         leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves()
         return [str(leaves.apply(number).schema().json()) for number in range(leaves.size())]
-    from pyspark.sql.connect.plan import CachedRemoteRelation, LogicalPlan
+    from pyspark.sql.connect.plan import CachedRemoteRelation
 
     frame: Any = df
-    found: dict[int, Any] = {}
-    waiting = [frame._plan]
-    while waiting:
-        plan = waiting.pop()
-        if isinstance(plan, CachedRemoteRelation):
-            found[id(plan)] = plan
-        for value in vars(plan).values():
-            inside = value if isinstance(value, list | tuple) else [value]
-            waiting += [one for one in inside if isinstance(one, LogicalPlan)]
-    return [str(type(frame)(plan, frame.sparkSession).schema.json()) for plan in found.values()]
+    schemas = []
+    for plan, count in _leaves_of(frame._plan, {}).values():
+        is_kept = isinstance(plan, CachedRemoteRelation)
+        schema = str(type(frame)(plan, frame.sparkSession).schema.json()) if is_kept else ""
+        schemas += [schema] * count
+    return schemas
+
+
+def _leaves_of(plan: Any, known: dict[int, dict[int, tuple[Any, int]]]) -> dict[int, tuple[Any, int]]:
+    """The leaves of a plan of Spark Connect by their ``id``, and how often each occurs: once, or 2 for more often.
+    ``known``: those of the parts that were seen before, since plans share parts."""
+    from pyspark.sql.connect.plan import LogicalPlan
+
+    if id(plan) not in known:
+        values = vars(plan).values()
+        inside = [one for value in values for one in (value if isinstance(value, list | tuple) else [value])]
+        found: dict[int, tuple[Any, int]] = {}
+        for part in (one for one in inside if isinstance(one, LogicalPlan)):
+            for key, (leaf, count) in _leaves_of(part, known).items():
+                found[key] = leaf, min(2, count + found.get(key, (leaf, 0))[1])
+        known[id(plan)] = found or {id(plan): (plan, 1)}
+    return known[id(plan)]
+
+
+def local_checkpoint(df: DataFrame) -> DataFrame:
+    """``df.localCheckpoint()``, in the session of ``df``: pyspark's client of Spark Connect puts the DataFrame into the
+    active session, whose server may not have its rows."""
+    kept: Any = df.localCheckpoint()
+    if is_connect(df) and kept.sparkSession is not df.sparkSession:
+        kept._plan._spark_session = df.sparkSession
+        kept = type(kept)(kept._plan, df.sparkSession)
+    found: DataFrame = kept
+    return found
 
 
 def free_checkpoint(kept: DataFrame) -> None:

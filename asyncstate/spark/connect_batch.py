@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
-from asyncstate.errors import JobError
+from asyncstate import __version__
+from asyncstate.errors import EnvironmentSetupError, JobError
 from asyncstate.spark.compatibility import is_connect
-from asyncstate.spark.task_errors import marking
+from asyncstate.spark.task_errors import adopt_mark, marking
 
 if TYPE_CHECKING:
     from asyncstate.spark.job import StreamingJob
@@ -57,20 +58,21 @@ class ConnectBatch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         job = self._described()
-        return ServerBatch, (_pickled(job), job.mark)
+        return ServerBatch, (_pickled(job), job.mark, __version__)
 
 
 class ServerBatch:
-    """``foreachBatch``'s function in the server's process."""
+    """``foreachBatch``'s function in the server's process. ``version``: of this package in the client."""
 
-    def __init__(self, pickled: bytes, mark: str) -> None:
+    def __init__(self, pickled: bytes, mark: str, version: str) -> None:
         self._pickled = pickled
         self._mark = mark
+        self._version = version
         self._session: object = None
         self._job: StreamingJob | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ServerBatch, (self._pickled, self._mark)
+        return ServerBatch, (self._pickled, self._mark, self._version)
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Run and commit a micro-batch. Errors are marked, so that the client can restore them. Raises TurnedAwayError
@@ -79,9 +81,15 @@ class ServerBatch:
             self._job_of(df.sparkSession).run_on_server(df, int(batch_id))
 
     def _job_of(self, session: SparkSession) -> StreamingJob:
+        if self._version != __version__:
+            raise EnvironmentSetupError(
+                f"the server of Spark Connect has asyncstate {__version__}, and the client {self._version}; install "
+                "the same version on both"
+            )
         if self._job is None or self._session is not session:
             from asyncstate.spark.job import StreamingJob
 
+            adopt_mark(self._mark)
             _local.session = session
             try:
                 described: ConnectJob = pickle.loads(self._pickled)

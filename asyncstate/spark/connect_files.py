@@ -2,7 +2,8 @@
 
 Owns: ``ConnectFiles``: the progress of micro-batches and requests to stop, as files of the job's checkpoint.
 Invariant: results never depend on these files; all of them may be lost. A file is of one start of a query, so that
-those of an earlier one are never read as news.
+those of an earlier one are never read as news. The client deletes what it has read, and all but one empty file when the
+query has ended; without a client there are at most as many as a job's history has entries, until the next start.
 Must not import pyspark.
 """
 
@@ -16,6 +17,7 @@ import msgspec
 
 from asyncstate.driver.job_driver import HISTORY_BATCHES_MAX
 from asyncstate.driver.progress import Progress
+from asyncstate.errors import CheckpointError
 from asyncstate.storage import CheckpointFiles
 
 _FOLDER: Final = "connect/"
@@ -30,20 +32,29 @@ class ConnectFiles:
 
     def __init__(self, files: CheckpointFiles, run: str) -> None:
         self._files = files
-        self._progress = f"{_FOLDER}{run}/progress-"
-        self._stop = f"{_FOLDER}{run}/stop"
+        self._own = f"{_FOLDER}{run}/"
+        self._begun = f"{self._own}begun"
+        self._progress = f"{self._own}progress-"
+        self._stop = f"{self._own}stop"
         self._written: list[str] = []
         self._read = ""
 
     # -- in the server's process -----------------------------------------------------------------------
+
+    def check_begun(self, job: str) -> None:
+        """Raise CheckpointError unless this is the folder where the client has begun."""
+        if self._files.size_bytes(self._begun) is None:
+            raise CheckpointError(
+                f"job '{job}': the server of Spark Connect finds another folder at the checkpoint's location "
+                f"{self._files.shown} than the client; give an object store, or a folder that client, server and "
+                "workers share. If it is the same folder, the job was started again meanwhile"
+            )
 
     def write_progress(self, progress: Progress) -> None:
         """Keep the progress of a committed micro-batch, and delete the oldest one beyond a job's history. A failure is
         logged: the micro-batch is committed."""
         name = f"{self._progress}{progress['batch_id']:020d}"
         try:
-            if not self._written:
-                self._delete_others()
             self._files.put_bytes(name, msgspec.json.encode(progress))
             self._written.append(name)
             while len(self._written) > HISTORY_BATCHES_MAX:
@@ -61,16 +72,16 @@ class ConnectFiles:
         """Notify the client that a micro-batch has not begun."""
         self._files.put_bytes(self._stop, _REFUSED)
 
-    def _delete_others(self) -> None:
-        """Delete the files of earlier starts."""
-        own = self._progress.rpartition("/")[0] + "/"
-        self._files.delete_files([name for name in self._files.list(_FOLDER) if not name.startswith(own)])
-
     # -- at the client ---------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Delete the files of earlier starts, and let the server see that both have the same checkpoint."""
+        self._files.delete_files(self._files.list(_FOLDER))
+        self._files.put_bytes(self._begun, b"")
+
     def new_progress(self) -> list[Progress]:
-        """The progress of micro-batches since the last call, the newest last. What cannot be read now comes with a
-        later call."""
+        """The progress of micro-batches since the last call, the newest last; its files are deleted. What cannot be
+        read now comes with a later call."""
         found = []
         for name in self._files.list(self._progress):
             if name > self._read:
@@ -84,6 +95,8 @@ class ConnectFiles:
                     found.append(msgspec.json.decode(data, type=Progress))
                 except msgspec.MsgspecError as error:
                     _log.warning("the progress in %s cannot be read: %s", name, error)
+            with suppress(Exception):  # a later call, or the next start, tries again
+                self._files.delete(name)
         return found
 
     def ask_to_stop(self) -> None:
@@ -98,6 +111,13 @@ class ConnectFiles:
             return False
 
     def forget_stop(self) -> None:
-        """Take the request back, after the query has ended."""
+        """Take the request back."""
         with suppress(Exception):
             self._files.delete(self._stop)
+
+    def end(self) -> None:
+        """Delete what has been read, and the request to stop, after the query has ended. The file of ``begin`` stays:
+        the same writer can start another query."""
+        with suppress(Exception):  # the next start tries again
+            found = self._files.list(self._progress)
+            self._files.delete_files([self._stop, *(name for name in found if name <= self._read)])

@@ -51,6 +51,7 @@ from asyncstate.spark.compatibility import (
     collation_of,
     context_of,
     free_checkpoint,
+    local_checkpoint,
     observed_metrics,
     replace_plan,
     spark_type,
@@ -420,7 +421,7 @@ def run_stage(tasks: Tasks, schema: StructType, watched: Collection[str] = ()) -
     spec = tasks.task.spec
     with ReportAccumulator(context_of(tasks.exchanged.sparkSession), spec.parallelism) as accumulator:
         planned = _through(tasks, replace(tasks.task, reports=accumulator.reports), schema)
-        stage = planned.localCheckpoint()
+        stage = local_checkpoint(planned)
         found = accumulator.found()
     try:
         found = _reports_in(stage) if found is None else found

@@ -12,7 +12,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -34,6 +34,7 @@ from asyncstate.driver.operator_call import check_job_name
 from asyncstate.driver.progress import OnProgress, Progress, metrics_of, sum_of, watermark_of
 from asyncstate.durations import Duration
 from asyncstate.errors import ConfigurationError, JobError, SqlError
+from asyncstate.locations import absolute
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.runtime import Delay, SequenceBy, why_watermark_waits
 from asyncstate.spark.compatibility import (
@@ -44,7 +45,7 @@ from asyncstate.spark.compatibility import (
     session_settings,
 )
 from asyncstate.spark.connect_batch import ConnectBatch, ConnectJob, cause_in_pickling
-from asyncstate.spark.connect_client import ConnectClient
+from asyncstate.spark.connect_client import ConnectClient, lost_server, server_named
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import drops_unseen, marked_rows, source_facts
 from asyncstate.spark.packed_inputs import Packing, check_streaming
@@ -117,6 +118,9 @@ class StreamingJob:
                 f"job '{name}' has no checkpoint folder; give StreamingJob(checkpoint_dir=...) or set "
                 "async-state.checkpoint-dir to a folder that driver and workers can reach"
             )
+        if is_connect(spark):  # the server's process is in another folder
+            given["async-state.checkpoint-dir"] = absolute(self.config.checkpoint_dir)
+            self.config = resolve(given, session)
         self.name = name
         self._spark = spark
         self._ledger = CommitLog(self.config, name, first_batch_id)
@@ -155,7 +159,7 @@ class StreamingJob:
         self._client: ConnectClient | None = None
         """Over Spark Connect: the micro-batches of the job's query run in another process."""
         if is_connect(spark):
-            self._client = ConnectClient(name, self._ledger.files, self._driver.record)
+            self._client = ConnectClient(name, self._ledger.files, self._driver.record, self._failed)
         self._server: ConnectFiles | None = None
         """In that process: the way to the client."""
 
@@ -168,7 +172,8 @@ class StreamingJob:
 
     @property
     def last_error(self) -> BaseException | None:
-        """The error of the last micro-batch; None after a successful one."""
+        """The error of the last micro-batch; None after a successful one. Over Spark Connect it is there when the query
+        has ended, if ``start`` has started or ``await_termination`` awaited it."""
         return self._driver.last_error
 
     @property
@@ -183,6 +188,7 @@ class StreamingJob:
         job = cls(spark, **told.arguments)
         job._client = None
         job._server = ConnectFiles(job._ledger.files, told.run)
+        job._server.check_begun(job.name)
         job._driver.on_progress(job._server.write_progress)
         if told.flow is None:
             job._function = told.function
@@ -207,6 +213,7 @@ class StreamingJob:
     def _told(self) -> ConnectJob:
         """What the server's process makes the job of; each call is another start of its query."""
         assert self._client is not None
+        self._driver.last_error = None
         graph = bool(self._graph.flow.nodes)
         return ConnectJob(
             arguments=self._arguments,
@@ -583,12 +590,13 @@ class StreamingJob:
         query = query if query is not None else self._query
         if query is None:
             return
-        was_active = query.isActive
         stopping = self._stopping if self._client is None else self._client
-        with suppress_log(context_of(self._spark), query.runId):
-            stopping.stop(query, timeout_seconds)
-        self._bar.close()
-        failure = query.exception() if was_active else None
+        with server_named(self.name) if self._client is not None else nullcontext():
+            was_active = query.isActive
+            with suppress_log(context_of(self._spark), query.runId):
+                stopping.stop(query, timeout_seconds)
+            self._bar.close()
+            failure = query.exception() if was_active else None
         if failure is not None and not self._is_refused:
             raise self._own(failure) or failure
 
@@ -695,6 +703,7 @@ class StreamingJob:
             raise JobError(f"job '{self.name}' has not been started; call start(), or name the query")
         if self._client is not None:
             self._client.follow(query)
+        is_lost = False
         try:
             with suppress_log(context_of(self._spark), query.runId):
                 return query.awaitTermination(timeout)
@@ -704,13 +713,21 @@ class StreamingJob:
             error = self._own(failure)
             if error is None:
                 raise
+            is_lost = error.__cause__ is failure  # as lost_server says
         finally:
-            if self._client is not None:
-                self._client.refresh()
-            with suppress(Exception):  # without a JVM the state is unknown; the bar then ends by itself
-                if not query.isActive:
-                    self._bar.close()
+            self._awaited(query, is_lost=is_lost)
         raise error  # outside the except clause it keeps its own context, not Spark's
+
+    def _awaited(self, query: StreamingQuery, *, is_lost: bool) -> None:
+        """Show the state of a query that may have ended. A server that is lost cannot say it: each question to it would
+        wait for minutes."""
+        if self._client is not None:
+            self._client.refresh()
+        with suppress(Exception):  # without a JVM the state is unknown; the bar then ends by itself
+            if is_lost or not query.isActive:
+                self._bar.close()
+                if self._client is not None and not is_lost:
+                    self._client.end(query)
 
     @property
     def _is_refused(self) -> bool:
@@ -719,14 +736,20 @@ class StreamingJob:
 
     def _own(self, failure: Exception) -> Exception | None:
         """The error that caused Spark's exception: that of the last micro-batch, or of a task."""
-        if self._client is not None:
-            self._driver.last_error = restore(str(failure))  # the micro-batch has failed in another process
-            return self._driver.last_error
+        if self._client is not None:  # the micro-batch has failed in another process
+            found = restore(str(failure)) or lost_server(self.name, failure)
+            self._driver.last_error = found or failure
+            return found
         error = self.last_error
         if error is None:
             return restore(str(failure))
         from_users_code(error)
         return error if isinstance(error, Exception) else None
+
+    def _failed(self, failure: Exception) -> None:
+        """Over Spark Connect: keep the error of a query that nobody has awaited."""
+        if self._driver.last_error is None:
+            self._own(failure)
 
     def _run(self, df: DataFrame, batch_id: int, final: bool) -> None:
         if self._function is None:

@@ -81,8 +81,8 @@ def sample_of(
 def _check_classic(df: DataFrame) -> None:
     if is_connect(df):
         raise JobError(
-            "show reads rows into this process, which Spark Connect does not do; use show in a PipelineHarness, or a "
-            "classic session"
+            "show does not run over Spark Connect, because its operators run in this process; use show in a "
+            "PipelineHarness, apply_batch for one operator, or a classic session"
         )
 
 

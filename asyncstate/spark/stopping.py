@@ -1,6 +1,6 @@
 """How a query ends on request: the running micro-batch is committed, no other begins, and no error is logged.
 
-Owns: ``Stopping``.
+Owns: ``Stopping``, and ``late``, the error of a stop that takes too long.
 Invariant: a waiting caller holds no lock that a micro-batch needs; a rejected micro-batch has not begun, so that it
 loses nothing and comes again at the next start.
 
@@ -70,6 +70,14 @@ def call_to_its_end(function: Callable[[], object], batch_id: int) -> None:
         ) from leaving
 
 
+def late(job: str, seconds: float | None) -> JobError:
+    """The error of ``stop`` after its timeout."""
+    return JobError(
+        f"job '{job}': the running micro-batch did not end within {seconds} s, so the query continues; "
+        "call stop() with a longer timeout, or query.stop() to interrupt the micro-batch, which is then replayed"
+    )
+
+
 class Stopping:
     """Coordinates the micro-batches of a job, which run on Spark's thread, with the threads that stop its query."""
 
@@ -122,13 +130,13 @@ class Stopping:
                 "call it from another thread, or raise an error in the function"
             )
         if not self._turns.acquire(timeout=-1 if timeout_seconds is None else timeout_seconds):
-            raise self._late(timeout_seconds)
+            raise late(self._name, timeout_seconds)
         try:
             with self._changed:
                 self._query, self._turned_away = query, False
             while not self._at_rest(query):
                 if deadline is not None and time.monotonic() > deadline:
-                    raise self._late(timeout_seconds)
+                    raise late(self._name, timeout_seconds)
                 with self._changed:
                     self._changed.wait(_POLL_SECONDS)
             query.stop()
@@ -143,9 +151,3 @@ class Stopping:
         if self._at_work is not None:
             return False
         return self._turned_away or not query.isActive or not query.status["isTriggerActive"]
-
-    def _late(self, seconds: float | None) -> JobError:
-        return JobError(
-            f"job '{self._name}': the running micro-batch did not end within {seconds} s, so the query continues; "
-            "call stop() with a longer timeout, or query.stop() to interrupt the micro-batch, which is then replayed"
-        )

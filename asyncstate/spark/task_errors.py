@@ -27,7 +27,7 @@ _LOST_ROWS = re.compile(r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block rdd
 _DIED = re.compile(
     r"Python worker exited unexpectedly|Python worker failed to connect|worker.*crashed", re.IGNORECASE
 )
-_MARK: Final = secrets.token_hex(8)
+_mark = secrets.token_hex(8)
 _JSON: Final = json.JSONDecoder()
 
 
@@ -47,17 +47,25 @@ class _Sent(msgspec.Struct, frozen=True):
 
 def own_mark() -> str:
     """The mark of notes that are meant for this process: a driver's tasks carry it."""
-    return _MARK
+    return _mark
+
+
+def adopt_mark(mark: str) -> None:
+    """From now on, notes with ``mark`` are meant for this process too, which runs the micro-batches of another one:
+    plans that were made there already have it."""
+    global _mark
+    _mark = mark
 
 
 @contextlib.contextmanager
-def marking(mark: str = _MARK, where: str = "the task", every: bool = False) -> Iterator[None]:
+def marking(mark: str | None = None, where: str = "the task", every: bool = False) -> Iterator[None]:
     """Inside, an AsyncStateError gets a note from which the driver with this ``mark`` can restore it, however Java
     wraps the text. An exception that would end the process (``sys.exit``) gets one too, as a JobError that names
     ``where``. ``every``: any other exception gets a note, too, and keeps its frames.
 
     It is raised without its frames and its cause, which the note has: Java writes the text into its log four times.
     """
+    mark = own_mark() if mark is None else mark
     try:
         yield
     except AsyncStateError as error:
@@ -78,25 +86,28 @@ def left(where: str, leaving: BaseException) -> JobError:
 
 
 def _sent(error: AsyncStateError, mark: str) -> AsyncStateError:
-    sent = type(error)(str(error))
+    try:
+        sent = type(error)(str(error))
+    except TypeError:  # a user's subclass that takes other arguments
+        sent = AsyncStateError(str(error))
     sent.add_note(_note(error, mark))
     return sent
 
 
 def marked(error: AsyncStateError) -> str:
     """A text with the error's message and a note that ``restore`` understands, to be raised by Java."""
-    return f"{error} {_note(error, _MARK)}"
+    return f"{error} {_note(error, own_mark())}"
 
 
 def marked_in_sql(message: str, kind: type[AsyncStateError] = errors.SchemaError) -> str:
     """The SQL form of ``marked``: for errors that the JVM finds. ``message`` is an expression."""
     sent = f"to_json(named_struct('kind', '{kind.__name__}', 'message', {message}, 'traceback', ''))"
-    return f"concat({message}, ' {_head(_MARK)}', {sent}, ']')"
+    return f"concat({message}, ' {_head(own_mark())}', {sent}, ']')"
 
 
 def noted() -> str:
     """A regular expression that matches texts with a note for this process."""
-    return rf"(?s).*{re.escape(_head(_MARK))}.*"
+    return rf"(?s).*{re.escape(_head(own_mark()))}.*"
 
 
 def _head(mark: str) -> str:
@@ -116,7 +127,7 @@ def _note(error: Exception, mark: str) -> str:
 
 def restore(text: str) -> Exception | None:
     """The error of the last note in ``text`` for this process, its cause a WorkerTracebackError; None without one."""
-    head = _head(_MARK)
+    head = _head(own_mark())
     at = text.rfind(head)
     while at >= 0:
         try:
@@ -131,17 +142,24 @@ def restore(text: str) -> Exception | None:
 
 
 def _restored(sent: _Sent) -> Exception:
-    kind = getattr(errors, sent.kind, None) or getattr(builtins, sent.kind, None)
+    kind = _class_of(sent.kind)
     try:
-        error: object = kind(sent.message) if callable(kind) else None
+        error = None if kind is None else kind(sent.message)
     except TypeError:  # a class that takes other arguments
         error = None
-    if not isinstance(error, Exception):
+    if error is None:
         error = JobError(f"{sent.kind}: {sent.message}")
     for note in sent.notes:
         error.add_note(note)
     error.__cause__ = WorkerTracebackError(sent.traceback)
     return error
+
+
+def _class_of(name: str) -> type[Exception] | None:
+    """The class of exceptions of this name. Other names, such as those of functions, have none: a text in an error must
+    not be able to call them."""
+    found = getattr(errors, name, None) or getattr(builtins, name, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
 @contextlib.contextmanager

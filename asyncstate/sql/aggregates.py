@@ -1,13 +1,12 @@
 """Reads GROUP BY: keys, aggregate functions, windows of time.
 
-Owns: ``AggregateReader``; ``aggregate_call``, which declares one function.
+Owns: ``read_aggregate``; ``Calls``, the functions of a node.
 Invariant: an aggregate that no operator keeps right is refused by name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from asyncstate.spark.column_types import quoted
@@ -26,11 +25,12 @@ from asyncstate.sql.expressions import (
     type_of,
     walk,
 )
+from asyncstate.sql.rows import Given, Needed, Read
 
 if TYPE_CHECKING:
-    from asyncstate.sql.plans import Needed, Read, Reader
+    from asyncstate.sql.plans import Reader
 
-_PLAIN: Final = {
+_FUNCTIONS: Final = {
     "Sum": "sum",
     "Average": "avg",
     "Min": "min",
@@ -49,44 +49,30 @@ _PLAIN: Final = {
     "Mode": "mode",
     "Skewness": "skewness",
     "Kurtosis": "kurtosis",
-}
-_OF_TWO: Final = {
+    "CollectList": "collect",
+    "CollectSet": "collect",
+    "Percentile": "percentile",
+    "PercentileDisc": "percentile_disc",
     "MaxBy": "max_by",
     "MinBy": "min_by",
     "Corr": "corr",
     "CovPopulation": "covar_pop",
     "CovSample": "covar_samp",
 }
-_PERCENTILES: Final = {"Percentile": "percentile", "PercentileDisc": "percentile_disc"}
-_SAME_DISTINCT: Final = {"Min", "Max", "CollectSet", "HyperLogLogPlusPlus"}
+_OF_TWO: Final = ("MaxBy", "MinBy", "Corr", "CovPopulation", "CovSample")
+_SAME_DISTINCT: Final = {"Min", "Max", "HyperLogLogPlusPlus"}
 _MARKS: Final = ("spark.timeWindow", "spark.sessionWindow")
 _LENGTH: Final = re.compile(r"\+ (\d+)\), LongType")
 
 
 class Calls:
-    """The functions of one node: their arguments are columns ``added`` to its input."""
+    """The functions of one node over ``given`` rows, which get their arguments as columns."""
 
-    def __init__(self, reader: Reader, child: Read, replaced: dict[int, str]) -> None:
-        self.reader, self._child, self._replaced = reader, child, replaced
-        self.added: dict[str, tuple[str, str]] = {}
+    def __init__(self, given: Given) -> None:
+        self.given = given
         self.calls: list[ir.Call] = []
         self.results: list[ir.Column] = []
-        self._columns: dict[str, str] = {}
         self._known: dict[tuple[Any, ...], str] = {}
-
-    def column(self, expression: Any) -> str:
-        """The column of an argument."""
-        if kind_of(expression) == "AttributeReference":
-            return self._child.names[id_of(expression)]
-        text = self.reader.text(expression, self._child.names, self._replaced)
-        return self.computed(text, type_of(expression))
-
-    def computed(self, text: str, kind: str) -> str:
-        """The column of a text."""
-        if text not in self._columns:
-            self._columns[text] = self.reader.fresh("argument")
-            self.added[self._columns[text]] = text, kind
-        return self._columns[text]
 
     def call(
         self,
@@ -100,9 +86,9 @@ class Calls:
         """The text of the result of a function, which is of type ``kind``."""
         spec = function, columns, distinct, where, numbers
         if spec not in self._known:
-            self._known[spec] = self.reader.fresh("result")
+            self._known[spec] = self.given.reader.fresh("result")
             self.results.append(ir.Column(self._known[spec], kind))
-            self.calls.append(ir.Call(self._known[spec], function, columns, distinct, where, numbers))
+            self.calls.append(ir.Call(self._known[spec], *spec))
         return quoted(self._known[spec])
 
     def aggregate(self, e: Any) -> str:
@@ -111,190 +97,137 @@ class Calls:
         kind, parts, condition = kind_of(function), children(function), option(e.filter())
         where = None
         if condition is not None:
-            text = self.reader.text(condition, self._child.names, self._replaced)
-            where = self.computed(f"coalesce({text}, false)", "boolean")
-        if kind == "Count":
-            return self._count(parts, distinct, where)
-        if kind in _SAME_DISTINCT:
-            distinct = False
-        if kind in _PLAIN:
-            return self.call(_PLAIN[kind], type_of(e), self.column(parts[0]), distinct=distinct, where=where)
-        if kind in ("CollectList", "CollectSet"):
-            found = self.call(
-                "collect",
-                type_of(e),
-                self.column(parts[0]),
-                distinct=distinct or kind == "CollectSet",
-                where=where,
-            )
-            return f"coalesce({found}, array())"
-        if kind in _OF_TWO:
-            columns = [self.column(one) for one in parts[:2]]
-            return self.call(_OF_TWO[kind], type_of(e), *columns, distinct=distinct, where=where)
-        if kind in _PERCENTILES and kind_of(parts[1]) == "Literal" and type_of(parts[1]) == "double":
-            is_plain = kind == "PercentileDisc" or parts[2].toString() == "1"
-            if is_plain and not function.reverse():
-                fraction = (float(parts[1].toString()),)
-                return self.call(
-                    _PERCENTILES[kind],
-                    type_of(e),
-                    self.column(parts[0]),
-                    where=where,
-                    distinct=distinct,
-                    numbers=fraction,
-                )
+            where = self.given.shared(f"coalesce({self.given.text(condition)}, false)", "boolean")
         if kind == "PivotFirst":
             return self._pivoted(function)
-        raise refusal(
-            f"{function.prettyName()}() in this form has no operator that takes rows back",
-            "use another aggregate, or a UDAF of the graph",
-            e,
-        )
-
-    def _count(self, parts: list[Any], distinct: bool, where: str | None) -> str:
-        nullable = [one for one in parts if one.nullable() or distinct]
-        columns = [self.column(one) for one in nullable]
-        return self.call("count", "bigint", *dict.fromkeys(columns), distinct=distinct, where=where)
+        if kind == "Count":
+            counted = [self.given.argument(one) for one in parts if one.nullable() or distinct]
+            return self.call("count", "bigint", *dict.fromkeys(counted), distinct=distinct, where=where)
+        numbers: tuple[float, ...] | None = ()
+        if kind in ("Percentile", "PercentileDisc"):
+            is_plain = kind == "PercentileDisc" or parts[2].toString() == "1"
+            is_plain = is_plain and kind_of(parts[1]) == "Literal" and type_of(parts[1]) == "double"
+            numbers = (float(parts[1].toString()),) if is_plain and not function.reverse() else None
+        if kind not in _FUNCTIONS or numbers is None:
+            raise refusal(
+                f"{function.prettyName()}() in this form has no operator that takes rows back",
+                "use another aggregate, or a UDAF of the graph",
+                e,
+            )
+        columns = [self.given.argument(one) for one in parts[: 2 if kind in _OF_TWO else 1]]
+        distinct = kind == "CollectSet" or (distinct and kind not in _SAME_DISTINCT)
+        own = _FUNCTIONS[kind]
+        found = self.call(own, type_of(e), *columns, distinct=distinct, where=where, numbers=numbers)
+        return f"coalesce({found}, array())" if own == "collect" else found
 
     def _pivoted(self, function: Any) -> str:
         """The second step of a PIVOT: the one value of each column that it makes."""
-        expressions = self.reader.catalyst.jvm.org.apache.spark.sql.catalyst.expressions
+        expressions = self.given.reader.catalyst.jvm.org.apache.spark.sql.catalyst.expressions
         column, value = function.pivotColumn(), function.valueColumn()
-        name = self.column(value)
+        name = self.given.argument(value)
         found = []
         for one in items(function.pivotColumnValues()):
             literal = expressions.Literal.create(one, column.dataType())
-            text = self.reader.text(column, self._child.names, self._replaced)
-            where = self.computed(f"{text} <=> {self.reader.text(literal, {})}", "boolean")
+            text = f"{self.given.text(column)} <=> {self.given.reader.text(literal, {})}"
+            where = self.given.shared(text, "boolean")
             found.append(self.call("first_value", type_of(value), name, where=where))
         return f"array({', '.join(found)})"
 
 
-class AggregateReader:
-    """Reads one Aggregate. ``final``: whether windows over a column of a node close."""
+def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
+    """One Aggregate: its arguments before it and its results after it."""
+    grouping = items(plan.groupingExpressions())
+    results = [one for one in items(plan.aggregateExpressions()) if needed is None or id_of(one) in needed]
+    aggregates = {
+        int(one.resultId().id()): one
+        for result in results
+        for one in walk(result)
+        if kind_of(one) == "AggregateExpression"
+    }
+    below = set().union(*map(ids_in, [*grouping, *results]))
+    windowed = _window(reader, plan, grouping, below)
+    if windowed is None:
+        child = reader.plan(plan.child(), below)
+    else:
+        child, grouping = windowed.rows, [one for one in grouping if id_of(one) != windowed.attribute]
+    child, replaced = reader.subqueries(child, [*grouping, *aggregates.values()])
+    given = Given(reader, child, replaced)
+    calls = Calls(given)
+    keys, texts = _keys(given, grouping)
+    texts |= {own: calls.aggregate(one) for own, one in aggregates.items()}
+    if not keys and not calls.calls:  # one row, of which nothing is read
+        calls.call("count", "bigint")
+    read = [name for call in calls.calls for name in (*call.columns, call.where) if name is not None]
+    names = [*keys, *read, *([] if windowed is None else [windowed.time])]
+    rows = Read(given.node(), {})
+    rows = rows.only(list(dict.fromkeys(names)) or rows.node.names[:1])
+    columns = [ir.Column(name, rows.node.type_of(name)) for name in keys]
+    if windowed is not None:
+        columns += [ir.Column(name, "timestamp") for name in ir.WINDOW_COLUMNS[:2]]
+        texts[windowed.attribute] = "named_struct('start', `window_start`, 'end', `window_end`)"
+    common: dict[str, Any] = {
+        "inputs": (rows.node,),
+        "columns": (*columns, *calls.results),
+        "keys": tuple(keys),
+        "calls": tuple(calls.calls),
+    }
+    node: ir.Node = (
+        ir.Aggregate(**common)
+        if windowed is None
+        else ir.WindowAggregate(**common, time=windowed.time, window=windowed.window)
+    )
+    return reader.projected(Read(node, {}), results, texts)
 
-    def __init__(
-        self, reader: Reader, plan: Any, needed: Needed, final: Callable[[ir.Node, str], bool]
-    ) -> None:
-        self._reader, self._plan, self._final = reader, plan, final
-        self._grouping = items(plan.groupingExpressions())
-        results = items(plan.aggregateExpressions())
-        self._results = [one for one in results if needed is None or id_of(one) in needed]
 
-    def read(self) -> Read:
-        """The aggregate, its arguments before it and its results after it."""
-        from asyncstate.sql.plans import Read
-
-        aggregates = {
-            int(one.resultId().id()): one
-            for result in self._results
-            for one in walk(result)
-            if kind_of(one) == "AggregateExpression"
-        }
-        windowed = self._window()
-        if windowed is None:
-            below = set().union(*map(ids_in, [*self._grouping, *self._results]))
-            child, grouping = self._reader.plan(self._plan.child(), below), self._grouping
-        else:
-            child, grouping = (
-                windowed.rows,
-                [one for one in self._grouping if id_of(one) != windowed.attribute],
+def _keys(given: Given, grouping: list[Any]) -> tuple[list[str], dict[int, str]]:
+    """The key columns, and the texts of the grouping expressions after the aggregation, by id. A struct, which is no
+    key, becomes its leaves."""
+    keys, texts = list[str](), dict[int, str]()
+    for one in grouping:
+        if kind_of(one) == "Literal":
+            keys.append(given.computed("key", given.reader.text(one, {}), type_of(one)))
+            continue
+        if kind_of(one) != "AttributeReference":
+            raise refusal(
+                "a grouping expression that is not a column", "group by a column of a subquery", one
             )
-        child, replaced = self._reader._subqueries(child, [*grouping, *aggregates.values()])
-        calls = Calls(self._reader, child, replaced)
-        keys, texts = self._keys(grouping, child, replaced, calls.added)
-        texts |= {own: calls.aggregate(one) for own, one in aggregates.items()}
-        names = [
-            *keys,
-            *(one for call in calls.calls for one in (*call.columns, *([call.where] if call.where else []))),
-        ]
-        names += [windowed.time] if windowed is not None else []
-        given = self._reader.project(child, calls.added)
-        given = self._reader.only(given, list(dict.fromkeys(names)) or list(given.names)[:1])
-        columns = [ir.Column(name, given.type_of(name)) for name in keys]
-        if windowed is None:
-            columns += calls.results
-            node: ir.Node = ir.Aggregate(
-                inputs=(given,), columns=tuple(columns), keys=tuple(keys), calls=tuple(calls.calls)
-            )
-        else:
-            columns += [ir.Column(name, "timestamp") for name in ("window_start", "window_end")]
-            columns += calls.results
-            texts[windowed.attribute] = "named_struct('start', `window_start`, 'end', `window_end`)"
-            node = ir.WindowAggregate(
-                inputs=(given,),
-                columns=tuple(columns),
-                keys=tuple(keys),
-                calls=tuple(calls.calls),
-                time=windowed.time,
-                window=windowed.window,
-            )
-        found = self._reader.projected(Read(node, {}), self._results, texts)
-        return found
+        name = given.read.names[id_of(one)]
+        if not type_of(one).startswith("struct<"):
+            keys.append(name)
+            texts[id_of(one)] = quoted(name)
+            continue
+        parts = leaves(quoted(name), one.dataType(), bool(one.nullable()))
+        columns = [given.computed("key", text, kind) for text, kind, _ in parts]
+        keys += columns
+        texts[id_of(one)] = from_leaves(iter(columns), one.dataType(), bool(one.nullable()))
+    return list(dict.fromkeys(keys)), texts
 
-    def _keys(
-        self, grouping: list[Any], child: Read, replaced: dict[int, str], added: dict[str, tuple[str, str]]
-    ) -> tuple[list[str], dict[int, str]]:
-        """The key columns, and the texts of the grouping expressions after the aggregation, by id. A struct, which is
-        no key, becomes its leaves."""
-        keys, texts = [], {}
-        for one in grouping:
-            if kind_of(one) == "Literal":
-                column = self._reader.fresh("key")
-                added[column] = self._reader.text(one, {}), type_of(one)
-                keys.append(column)
-                continue
-            if kind_of(one) != "AttributeReference":
+
+def _window(reader: Reader, plan: Any, grouping: list[Any], below: set[int]) -> _Windowed | None:
+    """The window of event time that closes among the grouping expressions; None: windows are values like others."""
+    for one in grouping:
+        if kind_of(one) != "AttributeReference" or not type_of(one).startswith("struct<"):
+            continue
+        marks = [mark for mark in _MARKS if one.metadata().contains(mark)]
+        made = _definition(plan.child(), id_of(one)) if marks else None
+        if made is not None:
+            times = items(made.references().toSeq())
+            if len(times) != 1:
                 raise refusal(
-                    "a grouping expression that is not a column", "group by a column of a subquery", one
+                    "a window of several columns of time", "compute the time in a subquery first", plan
                 )
-            name = child.names[id_of(one)]
-            if not type_of(one).startswith("struct<"):
-                keys.append(name)
-                texts[id_of(one)] = quoted(name)
-                continue
-            columns = []
-            for text, kind in leaves(quoted(name), one.dataType(), bool(one.nullable())):
-                columns.append(self._reader.fresh("key"))
-                added[columns[-1]] = text, "boolean" if kind is None else str(kind.catalogString())
-            keys += columns
-            texts[id_of(one)] = from_leaves(iter(columns), one.dataType(), bool(one.nullable()))
-        return list(dict.fromkeys(keys)), texts
-
-    def _window(self) -> _Windowed | None:
-        """The window of event time that closes among the grouping expressions; None: windows are values like others."""
-        reader = self._reader
-        for one in self._grouping:
-            marks = [
-                mark
-                for mark in _MARKS
-                if kind_of(one) == "AttributeReference" and one.metadata().contains(mark)
-            ]
-            if not marks or not type_of(one).startswith("struct<"):
-                continue
-            found = _definition(self._plan.child(), id_of(one))
-            is_session = marks[0] == _MARKS[1]
-            if found is not None:
-                made, times = found, items(found.references().toSeq())
-                if len(times) != 1:
-                    raise refusal(
-                        "a window of several columns of time",
-                        "compute the time in a subquery first",
-                        self._plan,
-                    )
-                below = set().union(*map(ids_in, [*self._grouping, *self._results]))
-                with reader.raw_times({id_of(one): times[0]}, self._plan.child()):
-                    child = reader.plan(self._plan.child(), below)
-                time = child.names[id_of(one)]
-                if self._final(child.node, time):
-                    return _Windowed(child, time, _lengths(str(made.toString()), self._plan), id_of(one))
-            if is_session:
-                raise refusal(
-                    "session_window over rows without a watermark",
-                    "declare event_time= and watermark_delay= at the source, and group its rows directly",
-                    self._plan,
-                )
-        return None
+            with reader.raw_times(id_of(one), times[0], plan.child()):
+                child = reader.plan(plan.child(), below)
+            time = child.names[id_of(one)]
+            if reader.is_final(child.node, time):
+                return _Windowed(child, time, _lengths(str(made.toString()), plan), id_of(one))
+        if marks[:1] == [_MARKS[1]]:
+            raise refusal(
+                "session_window over rows without a watermark",
+                "declare event_time= and watermark_delay= at the source, and group its rows directly",
+                plan,
+            )
+    return None
 
 
 class _Windowed(NamedTuple):

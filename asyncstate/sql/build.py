@@ -1,6 +1,6 @@
 """Builds streams and operators from the nodes of a compiled statement.
 
-Owns: ``Builder``; ``Facts``, what is known of the rows of a stream before the job is checked.
+Owns: ``Builder``; ``Built``, a stream and what is known of its rows before the job is checked.
 Invariant: facts come from where a job infers them, ``node_changes`` and ``bind``; nothing is inferred again here.
 Must not import Spark.
 """
@@ -26,19 +26,19 @@ from asyncstate.operator import InputSpec, Operator, OutputSpec
 from asyncstate.relational.calls import aggregate_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
+from asyncstate.sql.conditions import arrow_condition, is_met
 from asyncstate.sql.constant_join import ConstantJoin
-from asyncstate.sql.looking import is_met
-from asyncstate.sql.residual import arrow_condition
-from asyncstate.sql.rules import WINDOW_COLUMNS, retained
+from asyncstate.sql.rules import retained
 from asyncstate.state.expiring.ttl import Ttl
 
 _FOUND: Final = "__found"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """The columns of a stream, without ``row_kind``, and its changelog facts."""
+class Built:
+    """A stream, its columns without ``row_kind``, and its changelog facts."""
 
+    stream: Stream
     schema: pa.Schema
     changes: Changelog
 
@@ -47,18 +47,10 @@ class Facts:
         """The columns, with ``row_kind`` if there are changes."""
         return [*self.schema.names, *([] if self.changes.is_insert_only else [ROW_KIND_COLUMN])]
 
-
-@dataclass(frozen=True)
-class Built:
-    """A stream and its facts."""
-
-    stream: Stream
-    facts: Facts
-
-    @property
-    def changes(self) -> Changelog:
-        """The changelog mode and keys of the stream."""
-        return self.facts.changes
+    def then(self, stream: Stream, schema: pa.Schema | None = None) -> Built:
+        """A stream that is made of its rows without an operator; ``schema``: of it, if it has other columns."""
+        changes = node_changes(stream.node, [self.changes], self.columns, ROW_KIND_COLUMN in self.columns)
+        return Built(stream, self.schema if schema is None else schema, changes)
 
 
 @dataclass(frozen=True)
@@ -119,22 +111,21 @@ class Builder:
             for text, column in zip(node.texts, node.columns, strict=True)
             for own in [column_of(text)]
         ]
-        if texts == [quoted(name) for name in given.facts.schema.names]:
+        if texts == [quoted(name) for name in given.schema.names]:
             return given
         return self._selected(given, node.columns, texts)
 
     def _filter(self, node: ir.Filter, given: Built) -> Built:
         for condition in node.conditions:
-            stream = given.stream.where(condition)
-            given = Built(stream, replace(given.facts, changes=_behind(stream, given)))
+            given = given.then(given.stream.where(condition))
         return given
 
     def _union(self, node: ir.Union, *given: Built) -> Built:
         if len(given) == 1:
             return given[0]
         stream = given[0].stream.union(*(one.stream for one in given[1:]))
-        changes = node_changes(stream.node, [one.changes for one in given], given[0].facts.columns, False)
-        return Built(stream, Facts(given[0].facts.schema, changes))
+        changes = node_changes(stream.node, [one.changes for one in given], given[0].columns, False)
+        return Built(stream, given[0].schema, changes)
 
     def _explode(self, node: ir.Explode, given: Built) -> Built:
         kept = [quoted(name) for name in node.names if name not in node.made]
@@ -148,19 +139,17 @@ class Builder:
                 [_declared(one) for one in node.calls], ttl=self._ttl_of(node.inputs[0])
             )
             return self._applied("group", operator, [given], node, [node.keys])
-        calls = [_declared(one) for one in node.calls] or [ops.count().alias("__count")]
-        return self._applied("group", ops.GroupAggregate(calls, empty_row=True), [given], node, [()])
+        operator = ops.GroupAggregate([_declared(one) for one in node.calls], empty_row=True)
+        return self._applied("group", operator, [given], node, [()])
 
     def _windowaggregate(self, node: ir.WindowAggregate, given: Built) -> Built:
         operator = ops.WindowAggregate(_window(node.window), [_declared(one) for one in node.calls])
         return self._applied("window", operator, [given], node, [node.keys], event_time=node.time)
 
     def _windowtable(self, node: ir.WindowTable, given: Built) -> Built:
-        operator, key = ops.WindowTableFunction(_window(node.window)), [node.key or None]
-        made = [replace(one, name=name) for one, name in zip(node.columns[-3:], WINDOW_COLUMNS, strict=True)]
-        columns, time = (*node.columns[:-3], *made), node.time
-        found = self._applied("windows", operator, [given], node, key, columns, event_time=time)
-        return self._renamed(found, node)
+        operator, own = ops.WindowTableFunction(_window(node.window)), (*node.names[:-3], *ir.WINDOW_COLUMNS)
+        key = [node.key or None]
+        return self._applied("windows", operator, [given], node, key, own, event_time=node.time)
 
     def _match(self, node: ir.Match, given: Built) -> Built:
         define: Any = {
@@ -197,7 +186,7 @@ class Builder:
             return self._with_constant(node, given[0], constant[0])
         left, right = given
         how = node.how
-        if how == "single" and not node.left_key:
+        if how == "single" and not node.left_key and node.condition is None:
             return self._with_one_row(node, left, right)
         if how == "single":
             if not right.changes.identifies(node.right_key):
@@ -241,15 +230,10 @@ class Builder:
         table = node.inputs[0 if is_left else 1]
         assert isinstance(table, ir.Constant)
         own, sent = (node.left_key, node.right_key) if is_left else (node.right_key, node.left_key)
-        rows = table.table
-        inexact = [one for one in own if pa.types.is_floating(rows.schema.field(one).type)]
-        if node.condition is not None or node.null_safe or inexact:
-            raise SqlError(
-                f"{node.sql + ': ' if node.sql else ''}a join with rows that no source changes compares by '=', and no "
-                "floats; declare the table with job.table(...)"
-            )
         how: Any = "left" if node.how == "right" else node.how
-        return self._applied("constant-join", ConstantJoin(rows, sent, own, how), [given], node, [None])
+        return self._applied(
+            "constant-join", ConstantJoin(table.table, sent, own, how), [given], node, [None]
+        )
 
     def _intervaljoin(self, node: ir.IntervalJoin, left: Built, right: Built) -> Built:
         operator = ops.IntervalJoin(
@@ -274,7 +258,7 @@ class Builder:
         return self._applied("temporal-join", operator, [left, right], node, keys, event_time=times)
 
     def _lookupjoin(self, node: ir.LookupJoin, given: Built) -> Built:
-        lookup, own = self._lookups[node.source], given.facts.schema.names
+        lookup, own = self._lookups[node.source], given.schema.names
         is_changed = not given.changes.is_insert_only
         operator: ops.LookupJoin = (ops.LookupJoin if is_changed else ops.StatelessLookupJoin)(
             lookup.lookup,
@@ -285,12 +269,21 @@ class Builder:
             ttl=self._ttl,
             **lookup.options,
         )
-        found = (name + _FOUND if name in own else name for name in node.own)
-        made = [replace(one, name=name) for one, name in zip(node.columns[len(own) :], found, strict=True)]
-        columns, key = (*node.columns[: len(own)], *made), node.key if is_changed else None
-        return self._renamed(self._applied("lookup-join", operator, [given], node, [key], columns), node)
+        names = (*own, *(name + _FOUND if name in own else name for name in node.own))
+        key = node.key if is_changed else None
+        return self._applied("lookup-join", operator, [given], node, [key], names)
 
     def _rank(self, node: ir.Rank, given: Built) -> Built:
+        operator: ops.Rank | ops.WindowRank
+        if node.windows:
+            operator = ops.WindowRank(
+                _orders(node.order),
+                node.limit,
+                offset=node.offset,
+                function=node.function,  # type: ignore[arg-type]
+                rank_column=node.number,
+            )
+            return self._applied("window-rank", operator, [given], node, [node.key])
         operator = ops.Rank(
             _orders(node.order),
             node.limit,
@@ -334,7 +327,7 @@ class Builder:
         if not given.changes.is_upsert:
             return given
         key = given.changes.upsert_key
-        times, names = given.stream.node.times, given.facts.schema.names
+        times, names = given.stream.node.times, given.schema.names
         found: Any = times.sequence
         sequence = [found] if isinstance(found, str) else list(found or ())
         if not set(sequence) <= set(names):
@@ -346,7 +339,11 @@ class Builder:
             "event_time": times.event_time if times.event_time in names else [None],
             "sequence": times.sequence,
         }
-        return self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
+        made = self._applied("normalize", ops.ChangelogNormalize(), [given], None, [key], **own)
+        if made.schema.names == names:
+            return made
+        schema = pa.schema([made.schema.field(name) for name in names])
+        return made.then(made.stream.select(*map(quoted, names)), schema)
 
     def materialized(self, root: ir.Node, keys: Sequence[str]) -> Built:
         """The newest row of each key of a table, for rows that other columns identify."""
@@ -356,14 +353,8 @@ class Builder:
         return self._applied("materialize", ops.UpsertMaterialize(), [given], root, [tuple(keys)])
 
     def _selected(self, given: Built, columns: Sequence[ir.Column], texts: Sequence[str]) -> Built:
-        stream = given.stream.select(*texts)
         schema = pa.schema([pa.field(one.name, read_type(one.type, one.name)) for one in columns])
-        return Built(stream, Facts(schema, _behind(stream, given)))
-
-    def _renamed(self, given: Built, node: ir.Node) -> Built:
-        """The rows with the names of the node's columns."""
-        pairs = zip(given.facts.schema.names, node.names, strict=True)
-        return self._selected(given, node.columns, [_as(own, new) for own, new in pairs])
+        return given.then(given.stream.select(*texts), schema)
 
     def _applied(
         self,
@@ -372,10 +363,11 @@ class Builder:
         given: Sequence[Built],
         node: ir.Node | None,
         keys: Sequence[tuple[str, ...] | None],
-        columns: Sequence[ir.Column] | None = None,
+        own: Sequence[str] | None = None,
         **arguments: Any,
     ) -> Built:
-        """The rows of an operator, with these columns; the node's, or without one its input's."""
+        """The rows of an operator, with the columns of the node; without one, all of its columns. ``own``: what the
+        operator calls them."""
         self._uids[what] = number = self._uids.get(what, 0) + 1
         # Columns of sources have other names by now, so nothing is inherited by name.
         arguments = {"event_time": [None] * len(given), "sequence": [None] * len(given), **arguments}
@@ -393,42 +385,30 @@ class Builder:
         times = arguments["event_time"]
         specs = [
             InputSpec(
-                one.facts.schema,
-                tuple(own or ()),
+                one.schema,
+                tuple(by or ()),
                 times if times is None or isinstance(times, str) else times[n],
                 one.changes,
                 name=f"the input of {what}",
                 broadcast=n == operator.broadcast_input,
             )
-            for n, (one, own) in enumerate(zip(given, keys, strict=True))
+            for n, (one, by) in enumerate(zip(given, keys, strict=True))
         ]
         for spec in specs:
             for name in spec.key:
                 check_key_type(name, spec.column(name).type)
         bound = OutputSpec.of(operator.bind(specs))
-        found = Built(stream, Facts(bound.schema, operator_changes(stream.node, bound.changes)))
+        found = Built(stream, bound.schema, operator_changes(stream.node, bound.changes))
         if node is None:
-            schema = pa.schema([bound.schema.field(name) for name in given[0].facts.schema.names])
-            if schema.names == bound.schema.names:
-                return found
-            stream = stream.select(*map(quoted, schema.names))
-            return Built(stream, Facts(schema, _behind(stream, found)))
-        columns, texts = node.columns if columns is None else columns, []
-        for one in columns:
-            own = bound.schema.field(one.name).type
-            same = own == read_type(one.type, one.name)
-            texts.append(
-                quoted(one.name) if same else f"CAST({quoted(one.name)} AS {one.type}) AS {quoted(one.name)}"
-            )
+            return found
+        texts = []
+        for column, name in zip(node.columns, own or node.names, strict=True):
+            same = bound.schema.field(name).type == read_type(column.type, column.name)
+            cast = f"CAST({quoted(name)} AS {column.type}) AS {quoted(column.name)}"
+            texts.append(_as(name, column.name) if same else cast)
         if texts == [quoted(name) for name in bound.schema.names]:
             return found
-        return self._selected(found, columns, texts)
-
-
-def _behind(stream: Stream, given: Built) -> Changelog:
-    return node_changes(
-        stream.node, [given.changes], given.facts.columns, ROW_KIND_COLUMN in given.facts.columns
-    )
+        return self._selected(found, node.columns, texts)
 
 
 def _window(given: tuple[str | int, ...]) -> Any:
@@ -464,7 +444,7 @@ def skip_of(words: tuple[str, ...]) -> Any:
 
 def _spread(given: Built) -> tuple[str, ...]:
     """A key for rows that may be in any partition: a unique one, or all columns that can be keys."""
-    flat = [one.name for one in given.facts.schema if not pa.types.is_nested(one.type)]
+    flat = [one.name for one in given.schema if not pa.types.is_nested(one.type)]
     return next((one for one in given.changes.unique_keys if one), tuple(flat))
 
 

@@ -72,6 +72,7 @@ class Catalyst:
         self.spark = spark
         self._user = java
         self._own: set[str] = set()
+        self._schemas: dict[str, StructType] = {}
         self.java = java.cloneSession()
         self.session = SparkSession(spark.sparkContext, self.java)
         self.jvm: Any = spark.sparkContext._jvm
@@ -80,7 +81,10 @@ class Catalyst:
         self.session.conf.set("spark.sql.debug.maxToStringFields", str((1 << 31) - 1))
 
     def add(self, name: str, schema: StructType) -> None:
-        """A stand-in for a source or a stored view with these columns."""
+        """A stand-in for a source or a stored view with these columns, unless it is there."""
+        if self._schemas.get(name) == schema:
+            return
+        self._schemas[name] = schema
         fields = [
             StructField(one.name, one.dataType, one.nullable, {SOURCE: name, COLUMN: one.name})
             for one in schema
@@ -157,10 +161,10 @@ class Catalyst:
             )
         return found
 
-    def optimized(self, analyzed: Any) -> Any:
-        """The plan after all rules that hold for changelogs."""
+    def optimized(self, analyzed: Any, text: str = "") -> Any:
+        """The plan after all rules that hold for changelogs. Raises SqlError if a rule refuses it."""
         plan = analyzed
-        with self.active():
+        with self.active(), sql_errors(text):
             for limit, rules in self._rules():
                 for _ in range(min(limit, _ROUNDS_MAX)):
                     before = plan

@@ -35,8 +35,9 @@ def said(node: ir.Node, read: str = "") -> str:
     """A node in one line; ``read``: its inputs, as they are called there."""
     values = {field.name: getattr(node, field.name) for field in fields(node) if field.name not in _HIDDEN}
     for name in ("texts", "own"):
-        if name in values:
-            made = zip(values.pop(name), node.names, strict=True)
+        if name in values:  # of a lookup, the columns that it adds
+            given = values.pop(name)
+            made = zip(given, node.names[len(node.names) - len(given) :], strict=True)
             values["columns"] = tuple(one if one == new else f"{one} AS {new}" for one, new in made)
     parts = [_said(name, value) for name, value in values.items()]
     source = f"  -- {node.sql}" if node.sql else ""

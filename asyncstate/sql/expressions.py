@@ -18,12 +18,22 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_json_stri
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql.catalyst import Catalyst, items, sql_errors
+from asyncstate.sql_words import Words
 
 _TRANSPARENT: Final = {
     *("KnownFloatingPointNormalized", "NormalizeNaNAndZero", "KnownNotNull", "KnownNullable"),
     *("KnownNotContainsNull", "ArrayDistinctKey", "Alias"),
 }
 _SUBQUERIES: Final = {"Exists", "ListQuery", "InSubquery", "DynamicPruningSubquery", "LateralSubquery"}
+COMPARISONS: Final = {
+    "EqualTo": "=",
+    "EqualNullSafe": "<=>",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+}
+"""Catalyst's comparisons, and their signs."""
 _LAMBDA: Final = "lambdafunction("
 _ID: Final = re.compile(r"#\d+L?")
 
@@ -94,12 +104,12 @@ def refusal(what: str, remedy: str, node: Any = None) -> SqlError:
     return SqlError(f"{where or 'the statement'}: not kept up to date: {what}; {remedy}")
 
 
-def leaves(text: str, kind: Any, is_nullable: bool = True) -> list[tuple[str, Any]]:
+def leaves(text: str, kind: Any, is_nullable: bool = True) -> list[tuple[str, str, Any]]:
     """Values that are the same where two of a type are, and can be keys: of a struct whether it is null, which is no
-    type of Spark but None, and those of its fields. (text, type)"""
+    type of Catalyst but None, and those of its fields. (text, type, type of Catalyst)"""
     if str(kind.typeName()) != "struct":
-        return [(text, kind)]
-    found: list[tuple[str, Any]] = [(f"({text}) IS NULL", None)] if is_nullable else []
+        return [(text, str(kind.catalogString()), kind)]
+    found: list[tuple[str, str, Any]] = [(f"({text}) IS NULL", "boolean", None)] if is_nullable else []
     for field in items(kind.toSeq()):
         found += leaves(f"({text}).{quoted(str(field.name()))}", field.dataType())
     return found
@@ -253,26 +263,15 @@ class Expressions:
 
 def _with_lambdas(text: str) -> str:
     """The text with ``(x, y) -> body`` for each ``lambdafunction(body, x, y)``, as Spark writes it."""
-    while (start := text.rfind(_LAMBDA)) >= 0:
-        parts, depth, quote = list[str](), 0, ""
-        at = begin = start + len(_LAMBDA)
-        while depth >= 0:
-            char = text[at]
-            if quote:
-                quote = "" if char == quote else quote
-            elif char in "'`\"":
-                quote = char
-            elif char in "([":
-                depth += 1
-            elif char in ")]":
-                depth -= 1
-            if depth < 0 or (char == "," and depth == 0 and not quote):
-                parts.append(text[begin:at].strip())
-                begin = at + 1
-            at += 1
-        body, *names = parts
+    while _LAMBDA in text:  # a literal may have the word
+        words = Words(text)
+        at = next((at for at in reversed(range(len(words))) if words.has(at, "LAMBDAFUNCTION (")), None)
+        if at is None:
+            return text
+        close = words.close(at + 1)
+        body, *names = (words.cut(*one) for one in words.split(at + 2, close))
         given = names[0] if len(names) == 1 else f"({', '.join(names)})"
-        text = f"{text[:start]}{given} -> {body}{text[at:]}"
+        text = words.replaced((at, close + 1, f"{given} -> {body}"))
     return text
 
 

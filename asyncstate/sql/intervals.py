@@ -15,19 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import items, option
-from asyncstate.sql.expressions import children, conjuncts, id_of, kind_of, type_of
+from asyncstate.sql.conditions import FLIPPED
+from asyncstate.sql.expressions import COMPARISONS, children, conjuncts, id_of, kind_of, type_of
 
 if TYPE_CHECKING:
-    from asyncstate.sql.plans import Read, Reader
+    from asyncstate.sql.plans import Reader
+    from asyncstate.sql.rows import Read
 
 _DAY_US: Final = 86_400_000_000
-_STRICT: Final = {
-    "LessThan": 1,
-    "GreaterThan": 1,
-    "LessThanOrEqual": 0,
-    "GreaterThanOrEqual": 0,
-    "EqualTo": 0,
-}
 _KEPT: Final = {"left": (0,), "anti": (0,), "right": (1,), "full": (0, 1)}
 
 
@@ -51,7 +46,7 @@ def interval_of(
     for condition in conjuncts(option(plan.condition())):
         for (left, right), sign, offset in _difference(reader, condition, outputs):
             lows, highs, used = bounds.setdefault((left, right), ([], [], []))
-            strict = _STRICT[kind_of(condition)]
+            strict = COMPARISONS[kind_of(condition)] in ("<", ">")
             if sign >= 0:
                 lows.append(offset + strict)
             if sign <= 0:
@@ -76,12 +71,11 @@ def interval_join(node: ir.Join, interval: Interval) -> ir.Node:
         if interval.nullable[side]:
             timed = ir.Filter(inputs=(given,), columns=given.columns, conditions=(f"{time} IS NOT NULL",))
             inputs[side] = timed
-            texts = (
-                quoted(one.name) if one in given.columns else f"CAST(NULL AS {one.type})"
+            made = {
+                one: quoted(one.name) if one in given.columns else f"CAST(NULL AS {one.type})"
                 for one in node.columns
-            )
-            alone = replace(timed, conditions=(f"{time} IS NULL",))
-            around.append(ir.Project(inputs=(alone,), columns=node.columns, texts=tuple(texts)))
+            }
+            around.append(ir.Project.of(replace(timed, conditions=(f"{time} IS NULL",)), made))
     joined = ir.IntervalJoin(
         inputs=tuple(inputs),
         columns=node.columns,
@@ -102,11 +96,11 @@ def _difference(
 ) -> list[tuple[tuple[int, int], int, int]]:
     """What a comparison says of (left, right) times: the sign 1 that the right one minus the left one is at least the
     offset, -1 that it is at most, 0 that it is the offset. Empty if it is another condition."""
-    kind = kind_of(condition)
-    if kind not in _STRICT:
+    compared = COMPARISONS.get(kind_of(condition))
+    if compared not in FLIPPED:
         return []
     one, two = condition.left(), condition.right()
-    sign = 0 if kind == "EqualTo" else 1 if kind.startswith("Greater") else -1
+    sign = 0 if compared == "=" else 1 if compared[0] == ">" else -1
     for a, b, way in ((one, two, sign), (two, one, -sign)):
         if kind_of(a) == "SubtractTimestamps" and _length(reader, b, type_of(children(a)[0]), 0) is not None:
             later, earlier = (_time(reader, part) for part in children(a))

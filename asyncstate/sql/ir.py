@@ -17,6 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 FORMAT: Final = 2
+WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,11 @@ class Project(Node):
 
     texts: tuple[str, ...]
 
+    @classmethod
+    def of(cls, node: Node, made: Mapping[Column, str], sql: str = "") -> Project:
+        """Columns, each with its text, of the rows of a node."""
+        return cls(inputs=(node,), columns=tuple(made), texts=tuple(made.values()), sql=sql)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Filter(Node):
@@ -155,7 +161,7 @@ class WindowTable(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Match(Node):
     """A row for each run of a key's rows that matches ``pattern``. ``define``: (variable, whether its condition looks
-    back, the condition, see ``looking``, or a column); ``calls``: the measures, with a variable in ``where``;
+    back, the condition, see ``conditions``, or a column); ``calls``: the measures, with a variable in ``where``;
     ``after``: the words of AFTER MATCH."""
 
     key: tuple[str, ...]
@@ -178,7 +184,7 @@ class Kept(Node):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Join(Node):
     """``how``: inner, left, right, full, semi, anti, or mark, which adds a boolean column, whether there is a partner.
-    ``condition``: what the join itself checks of candidate rows, see ``residual``."""
+    ``condition``: what the join itself checks of candidate rows, see ``conditions``."""
 
     how: str
     left_key: tuple[str, ...] = ()
@@ -227,7 +233,8 @@ class LookupJoin(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rank(Node):
-    """The rows of each key with numbers in (offset, offset + limit]; ``number``: the column of the number."""
+    """The rows of each key with numbers in (offset, offset + limit]; ``number``: the column of the number;
+    ``windows``: of each window that closes, too, by the columns ``window_start`` and ``window_end``."""
 
     key: tuple[str, ...]
     order: tuple[Order, ...]
@@ -235,6 +242,7 @@ class Rank(Node):
     offset: int = 0
     function: str = "row_number"
     number: str | None = None
+    windows: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

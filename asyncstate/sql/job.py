@@ -16,7 +16,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Source, Stream
 from asyncstate.errors import SqlError
 from asyncstate.spark.exchange import arrow_schema_of
-from asyncstate.sql.build import Built, Facts
+from asyncstate.sql.build import Built
 from asyncstate.sql.pipeline import table_of
 from asyncstate.sql.statements import (
     Compiled,
@@ -87,8 +87,5 @@ class JobSql:
             )
         schema, changes = stream._flow.facts_of(stream.node)
         times = stream.node.times
-        event_time = times.event_time if times.event_time in schema.names else None
-        has_delay, has_sequence = times.watermark_delay is not None, bool(times.sequence)
-        self.context.add(
-            name, Table(Built(stream, Facts(schema, changes)), event_time, has_delay, has_sequence)
-        )
+        times = times._replace(event_time=times.event_time if times.event_time in schema.names else None)
+        self.context.add(name, Table(Built(stream, schema, changes), times))

@@ -24,10 +24,11 @@ from asyncstate.sql.build import skip_of
 from asyncstate.sql.catalyst import items, sql_errors
 from asyncstate.sql.expressions import id_of, ids_in, kind_of, type_of, walk
 from asyncstate.sql.residual import ResidualReader
-from asyncstate.sql.words import Words, unquoted
+from asyncstate.sql.rows import Given, Read
+from asyncstate.sql_words import Words, unquoted
 
 if TYPE_CHECKING:
-    from asyncstate.sql.plans import Read, Reader
+    from asyncstate.sql.plans import Reader
     from asyncstate.sql.syntax import Part, Syntax
 
 _CLAUSES: Final = (
@@ -218,11 +219,12 @@ def match_table(syntax: Syntax, words: Words, at: int) -> str | None:
 
 def _clauses(words: Words, begin: int, end: int) -> dict[str, tuple[int, int]]:
     """Where each clause begins and ends, after its own words."""
-    depth, found = 0, list[tuple[int, str]]()
-    for place in range(begin, end):
-        is_first = not depth and words.word(place - 1) != "."
-        found += [(place, one) for one in _CLAUSES if is_first and words.has(place, one)]
-        depth += (words.words[place] == "(") - (words.words[place] == ")")
+    found = [
+        (place, one)
+        for place in words.outside(begin, end)
+        for one in _CLAUSES
+        if words.word(place - 1) != "." and words.has(place, one)
+    ]
     stops = [place for place, _ in found[1:]] + [end]
     ranges = {one: (place + len(one.split()), stop) for (place, one), stop in zip(found, stops, strict=True)}
     lacks = [one for one in ("ORDER BY", "MEASURES", "PATTERN (") if one not in ranges]
@@ -239,13 +241,12 @@ def _clauses(words: Words, begin: int, end: int) -> dict[str, tuple[int, int]]:
 
 
 def _order(words: Words, begin: int, end: int) -> ir.Order:
-    said = words.words[begin + 1 : end]
-    descending = "DESC" in said
-    rest = [one for one in said if one not in ("ASC", "DESC")]
-    if rest not in ([], ["NULLS", "FIRST"], ["NULLS", "LAST"]) or not words.is_name(begin):
+    after, direction, nulls = words.ordered(begin, end)
+    if after != begin + 1 or not words.is_name(begin):
         raise words.refusal(begin, end, "this order", "name columns of the table")
-    first = rest[1] == "FIRST" if rest else not descending
-    return ir.Order(unquoted(words.cut(begin, begin + 1)), descending, first)
+    descending = direction == "DESC"
+    first = nulls == "FIRST" if nulls else not descending
+    return ir.Order(unquoted(words.cut(begin, after)), descending, first)
 
 
 def _condition(define: _Clause, begin: int, end: int) -> tuple[str, str, bool]:
@@ -296,28 +297,28 @@ def _types(syntax: Syntax, schema: StructType, values: Mapping[str, Value]) -> l
 
 
 def read_match(
-    reader: Reader, rows: Read, own: dict[str, str], part: Part, types: Mapping[str, str]
+    reader: Reader, node: ir.Node, own: dict[str, str], part: Part, types: Mapping[str, str]
 ) -> ir.Node:
     """The operator over the rows of the part's query, and in ``own`` the names of its columns; ``types``: of them."""
-    match, added = part.match, dict[str, tuple[str, str]]()
+    match, calls = part.match, list[ir.Call]()
     assert match is not None
     assert part.time is not None
-    trees = iter(_looking(reader, match, rows, own, added))
+    rows, conditions = _looking(reader, match, node, own)
+    trees = iter(conditions)
     define = tuple(
         (variable, looks, next(trees) if looks else own[text]) for variable, text, looks in match.define
     )
-    given, calls = reader.project(rows, added), []
     for _, value in match.measures:
         column = () if value.column is None else (own[value.column],)
         made = reader.fresh("measure")
         calls.append(ir.Call(made, value.function, column, where=value.variable, numbers=(value.offset,)))
     key = tuple(own[name] for name in part.key)
-    columns = [ir.Column(name, given.type_of(name)) for name in key]
+    columns = [ir.Column(name, rows.type_of(name)) for name in key]
     columns += [
         ir.Column(one.name, types[name]) for one, (name, _) in zip(calls, match.measures, strict=True)
     ]
     found = ir.Match(
-        inputs=(given,),
+        inputs=(rows,),
         columns=tuple(columns),
         key=key,
         time=own[part.time],
@@ -344,28 +345,29 @@ def columns_read(match: MatchOf) -> set[str]:
     )
 
 
-def _looking(
-    reader: Reader, match: MatchOf, rows: Read, own: dict[str, str], added: dict[str, tuple[str, str]]
-) -> list[Any]:
-    """The conditions that look back, as nested tuples."""
-    from asyncstate.sql.plans import Read
-
+def _looking(reader: Reader, match: MatchOf, node: ir.Node, own: dict[str, str]) -> tuple[ir.Node, list[Any]]:
+    """The rows with what the conditions that look back need, and these conditions, as nested tuples."""
     texts = [f"({text}) AS c{n}" for n, (_, text, looks) in enumerate(match.define) if looks]
     if not texts:
-        return []
+        return node, []
     catalyst = reader.catalyst
     with sql_errors():
         made = catalyst.no_rows(StructType.fromJson(json.loads(match.schema))).selectExpr(*texts)
     plan = catalyst.optimized(made._jdf.queryExecution().analyzed())
-    values, found = dict(match.looked), []
-    for one in items(plan.projectList()):
-        e = one.child() if kind_of(one) == "Alias" else one
-        columns = [part for part in walk(e) if kind_of(part) == "AttributeReference"]
-        names = {id_of(part): own[str(part.name())] for part in columns if str(part.name()) not in values}
-        looking = _Looking(reader, [Read(rows.node, names)], [set(names)], [added])
-        looking.values, looking.own = values, own
-        found.append(looking.read([e]))
-    return found
+    found = [one.child() if kind_of(one) == "Alias" else one for one in items(plan.projectList())]
+    values = dict(match.looked)
+    columns = {
+        id_of(part): str(part.name())
+        for e in found
+        for part in walk(e)
+        if kind_of(part) == "AttributeReference"
+    }
+    names = {one: own[name] for one, name in columns.items() if name not in values}
+    given = Given(reader, Read(node, names))
+    looking = _Looking(reader, [given], [set(names)])
+    looking.values, looking.own = values, own
+    conditions = [looking.read([e]) for e in found]
+    return given.node(), conditions
 
 
 class _Looking(ResidualReader):

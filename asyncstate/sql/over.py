@@ -1,6 +1,6 @@
 """Reads OVER: window functions and aggregates over frames.
 
-Owns: ``OverReader``.
+Owns: ``read_over``.
 Invariant: a function or frame that no operator keeps right is refused by name.
 """
 
@@ -12,119 +12,115 @@ from asyncstate.sql import ir
 from asyncstate.sql.aggregates import Calls
 from asyncstate.sql.catalyst import items
 from asyncstate.sql.expressions import children, id_of, ids_in, kind_of, refusal, type_of
+from asyncstate.sql.rows import Given, Needed, Read
 
 if TYPE_CHECKING:
-    from asyncstate.sql.plans import Needed, Read, Reader
+    from asyncstate.sql.plans import Reader
 
-_NUMBERS: Final = {
+_OFFSETS: Final = {"Lag": "lag", "Lead": "lead"}
+_WITHOUT_FRAME: Final = {
     "RowNumber": "row_number",
     "Rank": "rank",
     "DenseRank": "dense_rank",
     "PercentRank": "percent_rank",
     "CumeDist": "cume_dist",
+    "NTile": "ntile",
+    **_OFFSETS,
 }
-_OFFSETS: Final = {"Lag": "lag", "Lead": "lead"}
 _PLACES: Final = {"First": "first_in_frame", "Last": "last_in_frame", "AnyValue": "first_in_frame"}
+_FUNCTIONS: Final = {**_WITHOUT_FRAME, **_PLACES, "NthValue": "nth_value"}
 _NULLS: Final = (*_PLACES, *_OFFSETS, "NthValue")
 _PYTHON: Final = ("boolean", "int", "bigint", "double", "string")
 Frame = tuple[str | int | None, ...]
 
 
-class OverReader:
-    """Reads one Window: a node for each of its frames."""
+def window_functions(plan: Any) -> list[Any]:
+    """The functions of a Window. Spark also lists columns of an outer query, which the rows have anyway."""
+    return [one for one in items(plan.windowExpressions()) if kind_of(one) == "Alias"]
 
-    def __init__(self, reader: Reader, plan: Any, needed: Needed) -> None:
-        self._reader, self._plan, self._needed = reader, plan, needed
 
-    def read(self) -> Read:
-        """The input's columns and the results."""
-        from asyncstate.sql.plans import Read
-
-        reader, plan = self._reader, self._plan
-        expressions = items(plan.windowExpressions())
-        order, partition = items(plan.orderSpec()), items(plan.partitionSpec())
-        below = None
-        if self._needed is not None:
-            below = self._needed.union(*map(ids_in, [*expressions, *order, *partition]))
-            below -= {id_of(one) for one in expressions}
-        child = reader.plan(plan.child(), below)
-        calls = {frame: Calls(reader, child, {}) for frame in dict.fromkeys(map(self._frame, expressions))}
-        texts = {id_of(one): self._call(one, calls[self._frame(one)]) for one in expressions}
-        added = {name: text for one in calls.values() for name, text in one.added.items()}
-        by = reader.order(order, child.names, added)
-        key = reader.key_columns(partition, child.names, added)
-        node = reader.project(child, added)
-        for frame, one in calls.items():
-            node = ir.Over(
-                inputs=(node,),
-                columns=(*node.columns, *one.results),
-                key=tuple(key),
-                order=by,
-                frame=frame,
-                calls=tuple(one.calls),
-            )
-        names = dict(child.names)
-        texts_by_name = {}
-        for one in expressions:
-            names[id_of(one)] = reader.name(one)
-            texts_by_name[reader.name(one)] = texts[id_of(one)], type_of(one)
-        kept = reader.only(
-            node, [*child.node.names, *(c.name for one in calls.values() for c in one.results)]
+def read_over(reader: Reader, plan: Any, needed: Needed) -> Read:
+    """One Window: a node for each of its frames, with the input's columns and the results."""
+    expressions = window_functions(plan)
+    order, partition = items(plan.orderSpec()), items(plan.partitionSpec())
+    below = needed
+    if needed is not None:
+        below = needed.union(*map(ids_in, [*expressions, *order, *partition]))
+        below -= {id_of(one) for one in expressions}
+    given = Given(reader, reader.plan(plan.child(), below))
+    calls = {frame: Calls(given) for frame in dict.fromkeys(map(_frame, expressions))}
+    texts = {reader.name(one): (_call(one, calls[_frame(one)]), type_of(one)) for one in expressions}
+    by, key, node = given.order(order), given.key(partition), given.node()
+    for frame, one in calls.items():
+        node = ir.Over(
+            inputs=(node,),
+            columns=(*node.columns, *one.results),
+            key=key,
+            order=by,
+            frame=frame,
+            calls=tuple(one.calls),
         )
-        whole = reader.project(Read(kept, {}), texts_by_name)
-        return Read(reader.only(whole, [*child.node.names, *texts_by_name]), names)
+    names = {**given.read.names, **{id_of(one): reader.name(one) for one in expressions}}
+    kept = given.read.node.names
+    results = [column.name for one in calls.values() for column in one.results]
+    shown = Given(reader, Read(node, names).only([*kept, *results]))
+    shown.added = texts
+    return Read(shown.node(), names).only([*kept, *texts])
 
-    def _call(self, alias: Any, calls: Calls) -> str:
-        function = alias.child().windowFunction()
-        kind = kind_of(function)
-        if kind == "AggregateExpression":
-            inner = function.aggregateFunction()
-            if kind_of(inner) not in _PLACES and kind_of(inner) != "NthValue":
-                return calls.aggregate(function)
-            if function.filter().isDefined():
-                raise refusal("FILTER of a value of the frame", "put the condition into CASE", function)
-            function, kind = inner, kind_of(inner)
-        column, ignore = calls.column, kind in _NULLS and "true" in str(function.ignoreNulls()).lower()
-        if kind in _PLACES:
-            return calls.call(
-                _PLACES[kind], type_of(function), column(children(function)[0]), numbers=(ignore,)
-            )
-        if kind == "NthValue":
-            given = column(children(function)[0]), int(function.offset().toString())
-            return calls.call("nth_value", type_of(function), given[0], numbers=(given[1], ignore))
-        if kind in _NUMBERS:
-            return calls.call(_NUMBERS[kind], type_of(function))
-        if kind == "NTile":
-            return calls.call("ntile", type_of(function), numbers=(int(function.buckets().toString()),))
-        if kind in _OFFSETS:
-            offset = abs(int((function.inputOffset() if kind == "Lag" else function.offset()).toString()))
-            numbers = offset, self._default(function), ignore
-            return calls.call(_OFFSETS[kind], type_of(function), column(function.input()), numbers=numbers)
+
+def _call(alias: Any, calls: Calls) -> str:
+    function = alias.child().windowFunction()
+    kind = kind_of(function)
+    if kind == "AggregateExpression":
+        inner = function.aggregateFunction()
+        if kind_of(inner) not in _PLACES and kind_of(inner) != "NthValue":
+            return calls.aggregate(function)
+        if function.filter().isDefined():
+            raise refusal("FILTER of a value of the frame", "put the condition into CASE", function)
+        function, kind = inner, kind_of(inner)
+    columns, numbers, offset = list[Any](), list[Any](), 0
+    if kind in _PLACES or kind == "NthValue":
+        columns = [children(function)[0]]
+        numbers = [] if kind in _PLACES else [int(function.offset().toString())]
+    elif kind in _OFFSETS:
+        offset = int((function.inputOffset() if kind == "Lag" else function.offset()).toString())
+        columns, numbers = [function.input()], [abs(offset), _default(function)]
+    elif kind == "NTile":
+        numbers = [int(function.buckets().toString())]
+    if kind in _NULLS:
+        numbers.append("true" in str(function.ignoreNulls()).lower())
+    if kind not in _FUNCTIONS:
         raise refusal(
             f"{function.prettyName()}() OVER has no operator", "use an aggregate or a ranking", function
         )
+    given = map(calls.given.argument, columns)
+    if offset < 0:
+        kind = "Lead" if kind == "Lag" else "Lag"
+    return calls.call(_FUNCTIONS[kind], type_of(function), *given, numbers=tuple(numbers))
 
-    def _default(self, function: Any) -> Any:
-        """The default of lag and lead."""
-        default = function.default()
-        if kind_of(default) == "Literal" and default.value() is None:
-            return None
-        if kind_of(default) != "Literal" or type_of(default) not in _PYTHON:
-            raise refusal("lag or lead with this default", "give a number, a text or a boolean", function)
-        value = default.value()
-        return str(default.toString()) if type_of(default) == "string" else value
 
-    def _frame(self, alias: Any) -> Frame:
-        over = alias.child()
-        if kind_of(over) != "WindowExpression":
-            raise refusal(f"{over.sql()} in a window", "write it as a function OVER (...)", over)
-        frame, function = over.windowSpec().frameSpecification(), over.windowFunction()
-        if kind_of(function) in (*_NUMBERS, *_OFFSETS, "NTile"):
-            return "rows", None, 0
-        kind = "range" if frame.frameType().toString().startswith("Range") else "rows"
-        before, after = _end(frame.lower(), over), _end(frame.upper(), over)
-        ends = None if before is None else -before, after
-        return ("whole",) if ends == (None, None) else (kind, *ends)
+def _default(function: Any) -> Any:
+    """The default of lag and lead."""
+    default = function.default()
+    if kind_of(default) == "Literal" and default.value() is None:
+        return None
+    if kind_of(default) != "Literal" or type_of(default) not in _PYTHON:
+        raise refusal("lag or lead with this default", "give a number, a text or a boolean", function)
+    value = default.value()
+    return str(default.toString()) if type_of(default) == "string" else value
+
+
+def _frame(alias: Any) -> Frame:
+    over = alias.child()
+    if kind_of(over) != "WindowExpression":
+        raise refusal(f"{over.sql()} in a window", "write it as a function OVER (...)", over)
+    frame, function = over.windowSpec().frameSpecification(), over.windowFunction()
+    if kind_of(function) in _WITHOUT_FRAME:
+        return "rows", None, 0
+    kind = "range" if frame.frameType().toString().startswith("Range") else "rows"
+    before, after = _end(frame.lower(), over), _end(frame.upper(), over)
+    ends = None if before is None else -before, after
+    return ("whole",) if ends == (None, None) else (kind, *ends)
 
 
 def _end(bound: Any, over: Any) -> int | None:

@@ -14,7 +14,7 @@ from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Source, Stream
 from asyncstate.dataflow.changelog_inference import source_changes
 from asyncstate.errors import SqlError
-from asyncstate.sql.build import Built, Facts
+from asyncstate.sql.build import Built
 from asyncstate.sql.statements import Compiled, SqlContext, Table
 from asyncstate.state.expiring.ttl import Ttl
 
@@ -66,9 +66,7 @@ def table_of(stream: Stream, schema: pa.Schema | None = None) -> Table:
     kinds = ROW_KIND_COLUMN in schema.names or node.changelog
     columns = pa.schema([field for field in schema if field.name != ROW_KIND_COLUMN])
     changes = source_changes(node, [*columns.names, *([ROW_KIND_COLUMN] if kinds else [])], kinds)
-    has_delay = node.times.watermark_delay is not None
-    has_sequence = bool(node.times.sequence)
-    return Table(Built(stream, Facts(columns, changes)), node.times.event_time, has_delay, has_sequence)
+    return Table(Built(stream, columns, changes), node.times)
 
 
 def _nowhere(rows: Any, batch_id: int) -> None:

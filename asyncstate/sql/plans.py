@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,10 +22,12 @@ from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
-from asyncstate.sql.aggregates import AggregateReader
+from asyncstate.sql.aggregates import read_aggregate
 from asyncstate.sql.build import LookupTable
-from asyncstate.sql.catalyst import COLUMN, SOURCE, Catalyst, items, option, sql_errors
+from asyncstate.sql.catalyst import Catalyst, items, option, sql_errors
+from asyncstate.sql.conditions import FLIPPED
 from asyncstate.sql.expressions import (
+    COMPARISONS,
     Expressions,
     children,
     conjuncts,
@@ -40,8 +42,10 @@ from asyncstate.sql.expressions import (
     walk,
 )
 from asyncstate.sql.intervals import interval_join, interval_of
-from asyncstate.sql.parts import as_of_join, read_part
+from asyncstate.sql.over import read_over, window_functions
+from asyncstate.sql.parts import as_of_join, read_part, temporal_join
 from asyncstate.sql.residual import ResidualReader
+from asyncstate.sql.rows import Given, Needed, Read, equalities, own_name, source_of
 from asyncstate.sql.syntax import Syntax
 
 _CONSTANT_ROWS_MAX: Final = 100_000
@@ -55,43 +59,18 @@ _JOINS: Final = {
     "LeftSemi": "semi",
     "LeftAnti": "anti",
 }
+_STATELESS: Final = (("inner", "right"), ("inner", "left", "semi", "anti"))
+"""The joins of constant rows, at the left and the right side, that need no state."""
 _RANKS: Final = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
 _SHARED: Final = {"Aggregate", "Join", "Window"}
-_FLIPPED: Final = {
-    "LessThan": "GreaterThan",
-    "LessThanOrEqual": "GreaterThanOrEqual",
-    "GreaterThan": "LessThan",
-    "GreaterThanOrEqual": "LessThanOrEqual",
-}
-_SIGNS: Final = {
-    "LessThan": "<",
-    "LessThanOrEqual": "<=",
-    "GreaterThan": ">",
-    "GreaterThanOrEqual": ">=",
-    "EqualTo": "=",
-}
 _ORDERED: Final = {
     *("tinyint", "smallint", "int", "bigint", "float", "double", "decimal"),
     *("string", "date", "timestamp", "timestamp_ntz"),
 }
+_NESTED: Final = ("array", "map", "struct")
 _SESSION: Final = "precisetimestampconversion"
 _SESSION_MARK: Final = "spark.sessionWindow"
 _numbers: Final = itertools.count()
-Needed = set[int] | None
-"""The ids of the columns that are read; None: all."""
-
-
-@dataclass(frozen=True)
-class Read:
-    """A node, and the names of its columns by Catalyst's ids."""
-
-    node: ir.Node
-    names: dict[int, str]
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether its rows never change."""
-        return isinstance(self.node, ir.Constant)
 
 
 class Reader:
@@ -113,29 +92,30 @@ class Reader:
         self._names: dict[int, str] = {}
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
         self._raw_times: dict[int, Any] = {}
+        self._leaf: Any = None
         # Plans of views are shared by statements, so a tag of one statement must not count for another.
         tag = f"asyncstate.{next(_numbers)}"
         self._tag = catalyst.jvm.org.apache.spark.sql.catalyst.trees.TreeNodeTag(tag)
 
     def read(self, plan: Any) -> ir.Node:
         """The nodes of a plan; the last has the statement's own names of columns. Raises SqlError."""
+        self._leaf = self._any_source(plan)
         found = self.plan(plan, None)
         if found.is_constant:
             raise SqlError(
                 "the statement reads no source; its rows never change, so there is nothing to keep up to date"
             )
-        texts, columns, used = [], [], dict[str, int]()
+        made, used = dict[ir.Column, str](), set[str]()
         for attribute in items(plan.output()):
             own = str(attribute.name())
-            used[own.lower()] = used.get(own.lower(), 0) + 1
             if own.lower() == ROW_KIND_COLUMN:
                 raise refusal(f"'{own}' is the changelog's own column", "give the column another name", plan)
-            if used[own.lower()] > 1:
+            if own.lower() in used:
                 raise refusal(f"two columns are called '{own}'", "give each a name of its own with AS", plan)
-            texts.append(quoted(found.names[id_of(attribute)]))
-            columns.append(ir.Column(own, type_of(attribute)))
+            used.add(own.lower())
+            made[ir.Column(own, type_of(attribute))] = quoted(found.names[id_of(attribute)])
         self.expressions.check()
-        return ir.Project(inputs=(found.node,), columns=tuple(columns), texts=tuple(texts))
+        return ir.Project.of(found.node, made)
 
     # -- names and columns --------------------------------------------------------------------------------
 
@@ -150,72 +130,14 @@ class Reader:
         """A name for a column that the statement does not have."""
         return self._named.of(f"__{what}")
 
-    def column(self, expression: Any, name: str) -> ir.Column:
-        """A column of the type of the expression."""
-        return ir.Column(name, type_of(expression))
-
-    def project(self, read: Read, added: dict[str, tuple[str, str]]) -> ir.Node:
-        """The node with more columns: (text, type) by name."""
-        if not added:
-            return read.node
-        kept = read.node.columns
-        columns = (*kept, *(ir.Column(name, kind) for name, (_, kind) in added.items()))
-        texts = (*(quoted(one.name) for one in kept), *(text for text, _ in added.values()))
-        if isinstance(read.node, ir.Constant):
-            rows = self.catalyst.session.createDataFrame(read.node.table)
-            named = [f"{text} AS {quoted(one.name)}" for text, one in zip(texts, columns, strict=True)]
-            return ir.Constant.of(rows.selectExpr(*named).toArrow(), columns)
-        return ir.Project(inputs=(read.node,), columns=columns, texts=texts)
-
-    def only(self, node: ir.Node, names: Sequence[str], sql: str = "") -> ir.Node:
-        """The node with these columns alone."""
-        if tuple(names) == node.names:
-            return node
-        columns = tuple(ir.Column(name, node.type_of(name)) for name in names)
-        return ir.Project(inputs=(node,), columns=columns, texts=tuple(map(quoted, names)), sql=sql)
-
-    def key_columns(
-        self, expressions: Sequence[Any], names: dict[int, str], added: dict[str, tuple[str, str]]
-    ) -> list[str]:
-        """The columns of a key; ``added`` gets those that are computed, and the leaves of structs."""
-        found = []
-        for one in expressions:
-            if type_of(one).startswith("struct<"):
-                for text, kind in leaves(self.text(one, names), one.dataType()):
-                    found.append(self.fresh("key"))
-                    added[found[-1]] = text, "boolean" if kind is None else str(kind.catalogString())
-            elif kind_of(one) == "AttributeReference":
-                found.append(names[id_of(one)])
-            else:
-                column = self.fresh("key")
-                added[column] = self.text(one, names), type_of(one)
-                found.append(column)
-        return list(dict.fromkeys(found))
-
-    def order(
-        self, specs: Sequence[Any], names: dict[int, str], added: dict[str, tuple[str, str]]
-    ) -> tuple[ir.Order, ...]:
-        """The columns of an ORDER BY."""
-        found = []
-        for spec in specs:
-            one = spec.child()
-            if kind_of(one) == "AttributeReference":
-                column = names[id_of(one)]
-            else:
-                column = self.fresh("order")
-                added[column] = self.text(one, names), type_of(one)
-            descending = spec.direction().toString() != "Ascending"
-            found.append(ir.Order(column, descending, "NullsFirst" in spec.nullOrdering().toString()))
-        return tuple(
-            {one.column: one for one in reversed(found)}[one]
-            for one in dict.fromkeys(o.column for o in found)
-        )
+    def column(self, attribute: Any) -> ir.Column:
+        """The column that is named after an attribute."""
+        return ir.Column(self.name(attribute), type_of(attribute))
 
     @contextmanager
-    def raw_times(self, windows: dict[int, Any], plan: Any) -> Iterator[None]:
+    def raw_times(self, own: int, time: Any, plan: Any) -> Iterator[None]:
         """Meanwhile a column of windows has the time that they are made of, wherever it is renamed in ``plan``."""
-        (own, time), before = next(iter(windows.items())), self._raw_times
-        found = {own: time}
+        found, before = {own: time}, self._raw_times
         while kind_of(plan) in ("Project", "Filter"):
             for one in items(plan.projectList()) if kind_of(plan) == "Project" else ():
                 if (
@@ -230,6 +152,20 @@ class Reader:
             yield
         finally:
             self._raw_times = before
+
+    def streamed(self, read: Read) -> Read:
+        """Rows that no source changes as rows of a stream: each is joined with a row that is always there."""
+        if not read.is_constant:
+            return read
+        if self._leaf is None:
+            raise SqlError(
+                "the statement has constant rows next to lookups alone; declare the rows with job.table(...)"
+            )
+        none = self.plan(self._leaf, set()).where(["false"]).node
+        count = ir.Column(self.fresh("row"), "bigint")
+        row = ir.Aggregate(inputs=(none,), columns=(count,), keys=(), calls=(ir.Call(count.name, "count"),))
+        node = ir.Join(inputs=(read.node, row), columns=(*read.node.columns, count), how="inner")
+        return Read(node, read.names).only(read.node.names)
 
     # -- plans --------------------------------------------------------------------------------------------
 
@@ -262,17 +198,15 @@ class Reader:
 
     def _again(self, read: Read, output: list[int], plan: Any, needed: Needed) -> Read | None:
         """A subplan that was read before, under the names of this one; None if it lacks a column."""
-        texts, columns, names = [], [], {}
+        made, names = dict[ir.Column, str](), dict[int, str]()
         for old, attribute in zip(output, items(plan.output()), strict=True):
             if old in read.names:
-                new = self.name(attribute)
-                names[id_of(attribute)] = new
-                texts.append(quoted(read.names[old]))
-                columns.append(ir.Column(new, read.node.type_of(read.names[old])))
+                names[id_of(attribute)] = new = self.name(attribute)
+                made[ir.Column(new, read.node.type_of(read.names[old]))] = quoted(read.names[old])
             elif needed is None or id_of(attribute) in needed:
                 return None
         self.notes.append(f"{fragment(plan) or kind_of(plan)} is computed once")
-        return Read(ir.Project(inputs=(read.node,), columns=tuple(columns), texts=tuple(texts)), names)
+        return Read(ir.Project.of(read.node, made), names)
 
     def _reads_source(self, plan: Any) -> bool:
         """Whether a plan reads a source, also in subqueries. Each node is asked once, and tagged with the answer."""
@@ -283,24 +217,35 @@ class Reader:
             plan.setTagValue(self._tag, known)
         return bool(known == "True")
 
+    def _any_source(self, plan: Any) -> Any:
+        """The leaf of a source that is not a lookup; None if there is none."""
+        if source_of(plan) is not None and source_of(plan) not in self.lookups:
+            return plan
+        below = map(self._any_source, [*items(plan.children()), *items(plan.subqueries())])
+        return next((one for one in below if one is not None), None)
+
     def _constant(self, plan: Any) -> Read:
         """The rows of a plan that reads no source, as they are now."""
-        rows = self.catalyst.rows(plan)
-        output = items(plan.output())
-        names = {id_of(one): self.name(one) for one in output}
+        rows, output = self.catalyst.rows(plan), items(plan.output())
+        columns = tuple(map(self.column, output))
+        if not output:  # an Arrow table without columns has no rows
+            rows, columns = rows.selectExpr("1"), (ir.Column(self.fresh("row"), "int"),)
         with sql_errors():
-            table: pa.Table = rows.toDF(*names.values()).limit(_CONSTANT_ROWS_MAX + 1).toArrow()
+            named = rows.toDF(*(one.name for one in columns))
+            table: pa.Table = named.limit(_CONSTANT_ROWS_MAX + 1).toArrow()
         if table.num_rows > _CONSTANT_ROWS_MAX:
             raise refusal(
                 f"a table that no source changes has more than {_CONSTANT_ROWS_MAX} rows",
                 "declare it with job.table(...), or join it by a lookup",
                 plan,
             )
-        return Read(ir.Constant.of(table, tuple(self.column(one, self.name(one)) for one in output)), names)
+        names = {id_of(one): self.name(one) for one in output}
+        return Read(ir.Constant.of(table, columns), names)
 
     def _logicalrdd(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
-        source = str(output[0].metadata().getString(SOURCE))
+        source = source_of(plan)
+        assert source is not None
         if source in self.syntax.parts:
             return read_part(self, plan, self.syntax.parts[source], needed)
         if source in self.lookups:
@@ -312,24 +257,24 @@ class Reader:
         wanted = [one for one in output if needed is None or id_of(one) in needed] or output[:1]
         names = {id_of(one): self.name(one) for one in wanted}
         node = ir.Scan(
-            columns=tuple(self.column(one, self.name(one)) for one in wanted),
+            columns=tuple(map(self.column, wanted)),
             source=source,
-            own=tuple(str(one.metadata().getString(COLUMN)) for one in wanted),
+            own=tuple(map(own_name, wanted)),
         )
         return Read(node, names)
 
     def _project(self, plan: Any, needed: Needed) -> Read:
         wanted = [one for one in items(plan.projectList()) if needed is None or id_of(one) in needed]
         below = self.plan(plan.child(), set().union(*map(ids_in, wanted)))
-        below, replaced = self._subqueries(below, wanted)
+        below, replaced = self.subqueries(below, wanted)
         return self.projected(below, wanted, replaced)
 
     def projected(self, below: Read, wanted: Sequence[Any], replaced: dict[int, str]) -> Read:
         """The named expressions ``wanted`` over a node."""
-        texts, columns, names = [], [], {}
+        made, names = dict[ir.Column, str](), dict[int, str]()
         for one in wanted:
             bare = one.child() if kind_of(one) == "Alias" else one
-            new = self.name(one)
+            names[id_of(one)] = new = self.name(one)
             if id_of(one) in self._raw_times:
                 raw = self._raw_times[id_of(one)]
                 bare = raw if id_of(raw) in below.names else bare
@@ -337,12 +282,11 @@ class Reader:
                 raise refusal(
                     "session_window that is not grouped by", "group by it and the columns of a session", one
                 )
-            texts.append(self.text(bare, below.names, replaced))
-            columns.append(self.column(self._raw_times.get(id_of(one), bare), new))
-            names[id_of(one)] = new
-        if not texts:  # only the number of rows is read
-            texts, columns = ["1"], [ir.Column(self.fresh("row"), "int")]
-        return Read(ir.Project(inputs=(below.node,), columns=tuple(columns), texts=tuple(texts)), names)
+            column = ir.Column(new, type_of(self._raw_times.get(id_of(one), bare)))
+            made[column] = self.text(bare, below.names, replaced)
+        if not made:  # only the number of rows is read
+            made[ir.Column(self.fresh("row"), "int")] = "1"
+        return Read(ir.Project.of(below.node, made), names)
 
     def _filter(self, plan: Any, needed: Needed) -> Read:
         conditions = [one for one in conjuncts(plan.condition()) if not is_only_valid(one, self._raw_times)]
@@ -354,110 +298,84 @@ class Reader:
 
     def _filtered(self, read: Read, conditions: Sequence[Any]) -> Read:
         """The rows for which all conditions are true. Those without subqueries come first: they need no state."""
-        subqueries = [any(kind_of(part) == "ScalarSubquery" for part in walk(one)) for one in conditions]
-        plain = [one for one, has in zip(conditions, subqueries, strict=True) if not has]
-        if plain:
-            texts = tuple(self.text(one, read.names) for one in plain)
-            read = Read(
-                ir.Filter(inputs=(read.node,), columns=read.node.columns, conditions=texts), read.names
-            )
+        read = self.streamed(read)
+        read = read.where(self.text(one, read.names) for one in conditions if not _scalar_subqueries(one))
         rest = []
-        for one in (one for one, has in zip(conditions, subqueries, strict=True) if has):
+        for one in filter(_scalar_subqueries, conditions):
             found = self._compared_with_one_row(read, one)
             rest += [one] if found is None else []
             read = found or read
         if not rest:
             return read
-        joined, replaced = self._subqueries(read, rest)
-        texts = tuple(self.text(one, joined.names, replaced) for one in rest)
-        node = ir.Filter(inputs=(joined.node,), columns=joined.node.columns, conditions=texts)
-        return Read(self.only(node, read.node.names), read.names)
+        joined, replaced = self.subqueries(read, rest)
+        kept = joined.where(self.text(one, joined.names, replaced) for one in rest)
+        return kept.only(read.node.names)
 
     def _compared_with_one_row(self, read: Read, condition: Any) -> Read | None:
         """The rows whose value compares with one that is computed of a scalar subquery alone; None for another form."""
-        kind = kind_of(condition)
-        if kind not in (*_FLIPPED, "EqualTo"):
+        sign = COMPARISONS.get(kind_of(condition))
+        if sign not in FLIPPED:
             return None
         value, bound = condition.left(), condition.right()
-        if any(kind_of(one) == "ScalarSubquery" for one in walk(value)):
-            value, bound, kind = bound, value, _FLIPPED.get(kind, kind)
-        of_value, of_bound = (
-            [one for one in walk(e) if kind_of(one) == "ScalarSubquery"] for e in (value, bound)
-        )
+        if _scalar_subqueries(value):
+            value, bound, sign = bound, value, FLIPPED[sign]
+        of_value, of_bound = map(_scalar_subqueries, (value, bound))
         simple = not of_value and ids_in(value) and len(of_bound) == 1 and not ids_in(bound)
         if not simple or type_of(value) != type_of(bound) or type_of(value).split("(")[0] not in _ORDERED:
             return None
-        added: dict[str, tuple[str, str]] = {}
-        text = self._typed(value, self.text(value, read.names))
-        column = column_of(text)
-        if column is None:
-            column = self.fresh("compared")
-            added[column] = text, type_of(value)
+        given = Given(self, read)
+        text = _exact(value, given.text(value))
+        column = column_of(text) or given.computed("compared", text, type_of(value))
         sub, own = self._one_row(of_bound[0])
         limit = ir.Column(self.fresh("bound"), type_of(bound))
-        text = self._typed(bound, self.text(bound, {}, {id_of(of_bound[0]): quoted(own)}))
+        text = _exact(bound, self.text(bound, {}, {id_of(of_bound[0]): quoted(own)}))
+        rows = given.node()
         node = ir.DynamicFilter(
-            inputs=(
-                given := self.project(read, added),
-                ir.Project(inputs=(sub.node,), columns=(limit,), texts=(text,)),
-            ),
-            columns=given.columns,
+            inputs=(rows, ir.Project.of(sub.node, {limit: text})),
+            columns=rows.columns,
             column=column,
-            comparison=_SIGNS[kind],
+            comparison=sign,
             bound=limit.name,
             sql=fragment(condition),
         )
-        return Read(self.only(node, read.node.names), read.names)
-
-    def _typed(self, expression: Any, text: str) -> str:
-        """The text with its type, where engines count the digits of decimals in different ways."""
-        kind = type_of(expression)
-        return f"CAST({text} AS {kind})" if kind.startswith("decimal") else text
+        return Read(node, read.names).only(read.node.names)
 
     def _one_row(self, subquery: Any) -> tuple[Read, str]:
         """The rows of a scalar subquery, and the name of its column."""
         if items(subquery.outerAttrs()):
             raise refusal("a correlated subquery stays in an expression", "write it as a join", subquery)
         (attribute,) = items(subquery.plan().output())
-        read = self.plan(subquery.plan(), None)
-        if read.is_constant:
-            raise refusal("a subquery over constant tables", "put its value into the text", subquery)
+        read = self.streamed(self.plan(subquery.plan(), None))
         return read, read.names[id_of(attribute)]
 
-    def _subqueries(self, read: Read, expressions: Sequence[Any]) -> tuple[Read, dict[int, str]]:
+    def subqueries(self, read: Read, expressions: Sequence[Any]) -> tuple[Read, dict[int, str]]:
         """Join the scalar subqueries of the expressions to the rows: the text of each, by its id."""
         replaced: dict[int, str] = {}
         for expression in expressions:
-            for one in walk(expression):
-                if kind_of(one) != "ScalarSubquery" or id_of(one) in replaced:
+            for one in _scalar_subqueries(expression):
+                if id_of(one) in replaced:
                     continue
+                read = self.streamed(read)
                 sub, own = self._one_row(one)
-                column = self.fresh("scalar")
-                kind = ir.Column(column, type_of(one))
-                value = ir.Project(inputs=(sub.node,), columns=(kind,), texts=(quoted(own),))
+                column = ir.Column(self.fresh("scalar"), type_of(one))
                 node = ir.Join(
-                    inputs=(read.node, value),
-                    columns=(*read.node.columns, kind),
+                    inputs=(read.node, ir.Project.of(sub.node, {column: quoted(own)})),
+                    columns=(*read.node.columns, column),
                     how="single",
                     sql=fragment(one),
                 )
                 read = Read(node, read.names)
-                replaced[id_of(one)] = quoted(column)
+                replaced[id_of(one)] = quoted(column.name)
         return read, replaced
 
-    def _aggregate(self, plan: Any, needed: Needed) -> Read:
-        return AggregateReader(self, plan, needed, self.is_final).read()
+    _aggregate, _window = read_aggregate, read_over
 
     def _sort(self, plan: Any, needed: Needed) -> Read:
         return self.plan(plan.child(), needed)
 
-    def _locallimit(self, plan: Any, needed: Needed) -> Read:
-        return self.plan(plan.child(), needed)
-
-    def _repartitionbyexpression(self, plan: Any, needed: Needed) -> Read:
-        return self.plan(plan.child(), needed)
-
-    _rebalancepartitions = _repartition = _resolvedhint = _subqueryalias = _repartitionbyexpression
+    _locallimit = _repartition = _repartitionbyexpression = _rebalancepartitions = _sort
+    _resolvedhint = _subqueryalias = _sort
+    _windowgrouplimit = _sort  # the filter of a ranking keeps no more
 
     def _globallimit(self, plan: Any, needed: Needed) -> Read:
         limit, below, offset = int(plan.limitExpr().toString()), plan.child(), 0
@@ -478,12 +396,10 @@ class Reader:
                 inputs=(child.node,), columns=child.node.columns, order=(), limit=limit, offset=offset
             )
             return Read(found, child.names)
-        child = self.plan(node.child(), None)
-        added: dict[str, tuple[str, str]] = {}
-        order = self.order(items(node.order()), child.names, added)
-        given = self.project(child, added)
-        found = ir.Limit(inputs=(given,), columns=given.columns, order=order, limit=limit, offset=offset)
-        read = Read(self.only(found, child.node.names), child.names)
+        given = Given(self, self.plan(node.child(), None))
+        order, rows = given.order(items(node.order())), given.node()
+        found = ir.Limit(inputs=(rows,), columns=rows.columns, order=order, limit=limit, offset=offset)
+        read = Read(found, given.read.names).only(given.read.node.names)
         for one in reversed(projects):
             read = self.projected(read, items(one.projectList()), {})
         return read
@@ -493,27 +409,21 @@ class Reader:
 
     def _union(self, plan: Any, needed: Needed) -> Read:
         output = items(plan.output())
-        columns = tuple(self.column(one, f"{self.name(one)}_u") for one in output)
+        columns = [ir.Column(f"{self.name(one)}_u", type_of(one)) for one in output]
+        row = [] if output else [ir.Column(self.fresh("row"), "int")]
         parts = []
         for below in items(plan.children()):
-            child = self.plan(below, None)
-            if child.is_constant:
-                raise refusal(
-                    "a UNION with rows that no source changes",
-                    "write these rows into one of the sources, or declare them with job.table(...)",
-                    below,
-                )
-            texts = []
-            for given, column in zip(items(below.output()), columns, strict=True):
-                text = quoted(child.names[id_of(given)])
-                texts.append(text if type_of(given) == column.type else f"CAST({text} AS {column.type})")
-            parts.append(ir.Project(inputs=(child.node,), columns=columns, texts=tuple(texts)))
-        names = {id_of(one): column.name for one, column in zip(output, columns, strict=True)}
-        return Read(ir.Union(inputs=tuple(parts), columns=columns), names)
+            child = self.streamed(self.plan(below, None))
+            given = [(quoted(child.names[id_of(one)]), type_of(one)) for one in items(below.output())]
+            # Where only the number of rows is read, there is no column.
+            parts.append(_typed(child.node, columns or row, given or [("1", "int")]))
+        return _united(parts, output)
 
     def _expand(self, plan: Any, _: Needed) -> Read:
-        output = items(plan.output())
-        projections = [items(one) for one in items(plan.projections())]
+        listed = items(plan.output())
+        places = sorted({id_of(one): at for at, one in reversed([*enumerate(listed)])}.values())  # each once
+        output = [listed[number] for number in places]
+        projections = [[items(one)[number] for number in places] for one in items(plan.projections())]
         child = self.plan(plan.child(), set().union(*(ids_in(one) for part in projections for one in part)))
         raw = {
             number: self._raw_times[id_of(one)]
@@ -522,44 +432,32 @@ class Reader:
         }
         if raw:  # one row for all windows of a row
             projections = [[raw.get(number, one) for number, one in enumerate(projections[0])]]
-        columns = tuple(
-            self.column(raw.get(number, one), self.name(one)) for number, one in enumerate(output)
-        )
+        columns = [
+            ir.Column(self.name(one), type_of(raw.get(number, one))) for number, one in enumerate(output)
+        ]
         parts = []
         for part in projections:
-            texts = []
-            for one, column in zip(part, columns, strict=True):
-                text = self.text(one, child.names)
-                texts.append(text if type_of(one) == column.type else f"CAST({text} AS {column.type})")
-            parts.append(ir.Project(inputs=(child.node,), columns=columns, texts=tuple(texts)))
-        names = {id_of(one): column.name for one, column in zip(output, columns, strict=True)}
-        if len(parts) == 1:
-            return Read(parts[0], names)
-        return Read(ir.Union(inputs=tuple(parts), columns=columns), names)
+            given = [(self.text(one, child.names), type_of(one)) for one in part]
+            parts.append(_typed(child.node, columns, given))
+        return _united(parts, output)
 
     def _generate(self, plan: Any, _: Needed) -> Read:
         child, generator = self.plan(plan.child(), None), plan.generator()
         output = items(plan.generatorOutput())
-        made = tuple(self.column(one, self.name(one)) for one in output)
+        made = tuple(map(self.column, output))
         names = {id_of(one): self.name(one) for one in output}
         if kind_of(generator) == "ReplicateRows":
             count, *values = children(generator)
-            hidden = self.fresh("copy")
-            given = self.project(child, {})
-            columns = (*made, ir.Column(hidden, "bigint"))
-            inner = ir.Project(
-                inputs=(given,),
-                columns=(*made, ir.Column(hidden, "bigint")),
-                texts=(*(self.text(one, child.names) for one in values), self.text(count, child.names)),
-            )
-            copies = ir.Column(self.fresh("copy"), "bigint")
+            copies, copy = (ir.Column(self.fresh("copy"), "bigint") for _ in range(2))
+            given = [self.text(one, child.names) for one in (*values, count)]
+            inner = ir.Project.of(child.node, dict(zip((*made, copies), given, strict=True)))
             node = ir.Explode(
                 inputs=(inner,),
-                columns=(*columns, copies),
-                text=f"explode(sequence(1L, {quoted(hidden)}))",
-                made=(copies.name,),
+                columns=(*inner.columns, copy),
+                text=f"explode(sequence(1L, {quoted(copies.name)}))",
+                made=(copy.name,),
             )
-            return Read(self.only(node, [one.name for one in made]), names)
+            return Read(node, names).only([one.name for one in made])
         text = self.expressions.generator(generator, child.names)
         if plan.outer():
             text = re.sub(r"^(\w+)\(", r"\1_outer(", text)
@@ -581,98 +479,77 @@ class Reader:
         found = as_of_join(self, plan, how, needed) if has_others else None
         if found is not None:
             return found
-        condition = option(plan.condition())
-        read_by = ids_in(condition) if condition is not None else set()
+        conditions = conjuncts(option(plan.condition()))
+        read_by = set().union(*map(ids_in, conditions))
         outputs = [{id_of(one) for one in items(side.output())} for side in (plan.left(), plan.right())]
         wanted: list[Needed] = [None if needed is None else (needed | read_by) & own for own in outputs]
-        if how in ("semi", "anti", "mark"):
+        shows_left = how in ("semi", "anti", "mark")
+        if shows_left:
             wanted[1] = read_by & outputs[1]
-        sides = [self.plan(plan.left(), wanted[0]), self.plan(plan.right(), wanted[1])]
-        self._check_constants(plan, how, sides)
-        pairs, rest = equalities(conjuncts(condition), outputs)
-        interval = interval_of(self, plan, sides, outputs) if how not in ("mark", "single") else None
+        pairs, rest = equalities(conditions, outputs)
+        is_safe = bool(pairs) and all(one[2] for one in pairs)
+        inexact = any("float" in type_of(one[0]) or "double" in type_of(one[0]) for one in pairs)
+        is_plain = not (is_safe or inexact or (rest and how != "inner"))
+        sides = []
+        for side, of_side, stateless in zip((plan.left(), plan.right()), wanted, _STATELESS, strict=True):
+            found = self.plan(side, of_side)
+            sides.append(Given(self, found if is_plain and how in stateless else self.streamed(found)))
+        reads = [side.read for side in sides]
+        interval = interval_of(self, plan, reads, outputs) if how not in ("mark", "single") else None
         rest = [one for one in rest if interval is None or one not in interval.used]
-        added: list[dict[str, tuple[str, str]]] = [{}, {}]
-        keys = self._join_key(pairs, sides, added)
+        keys = self._join_key(pairs, sides)
         behind = rest if how == "inner" else []
-        checked = None
-        if rest and how != "inner":
-            checked = ResidualReader(self, sides, outputs, added).read(rest)
-        shown = ["semi", "anti"]
-        given = [self.project(side, more) for side, more in zip(sides, added, strict=True)]
-        columns = given[0].columns if how in (*shown, "mark") else (*given[0].columns, *given[1].columns)
-        names = {**sides[0].names} if how in (*shown, "mark") else {**sides[0].names, **sides[1].names}
-        kept = [one.name for one in sides[0].node.columns]
-        kept += [] if how in (*shown, "mark") else [one.name for one in sides[1].node.columns]
+        checked = ResidualReader(self, sides, outputs).read(rest) if rest and how != "inner" else None
+        given = [side.node() for side in sides]
+        shown = slice(1 if shows_left else 2)
+        columns = [column for node in given[shown] for column in node.columns]
+        names = {own: name for read in reads[shown] for own, name in read.names.items()}
+        kept = [name for read in reads[shown] for name in read.node.names]
         if mark is not None:
-            columns = (*columns, ir.Column(self.name(mark), "boolean"))
             names[id_of(mark)] = self.name(mark)
+            columns.append(ir.Column(self.name(mark), "boolean"))
             kept.append(self.name(mark))
-        safe = bool(pairs) and all(one[2] for one in pairs)
         if not pairs:
             self.notes.append(
                 f"{fragment(plan) or 'a join'}: a join without an equality runs in one partition"
             )
         joined = ir.Join(
-            inputs=(given[0], given[1]),
-            columns=columns,
+            inputs=tuple(given),
+            columns=tuple(columns),
             how=how,
             left_key=tuple(keys[0]),
             right_key=tuple(keys[1]),
-            null_safe=safe,
+            null_safe=is_safe,
             condition=checked,
             sql=fragment(plan),
         )
-        node = joined if interval is None else interval_join(joined, interval)
-        if behind:
-            texts = tuple(self.text(one, names) for one in behind)
-            node = ir.Filter(inputs=(node,), columns=node.columns, conditions=texts)
-        return Read(self.only(node, kept), names)
+        read = Read(joined if interval is None else interval_join(joined, interval), names)
+        return read.where(self.text(one, names) for one in behind).only(kept)
 
-    def _check_constants(self, plan: Any, how: str, sides: Sequence[Read]) -> None:
-        constant = [side.is_constant for side in sides]
-        if (constant[0] and how not in ("inner", "right")) or (
-            constant[1] and how not in ("inner", "left", "semi", "anti")
-        ):
-            raise refusal(
-                f"a {how} join that keeps rows of a table that no source changes",
-                "declare the table with job.table(...), or join the other way round",
-                plan,
-            )
-
-    def _join_key(
-        self,
-        pairs: Sequence[tuple[Any, Any, bool]],
-        sides: Sequence[Read],
-        added: Sequence[dict[str, tuple[str, str]]],
-    ) -> list[list[str]]:
+    def _join_key(self, pairs: Sequence[tuple[Any, Any, bool]], sides: Sequence[Given]) -> list[list[str]]:
         """The key columns of both sides. A null-safe equality next to others becomes two: whether the value is null,
         and the value with a default for null. A struct becomes its leaves."""
         keys: list[list[str]] = [[], []]
         safe = all(one[2] for one in pairs)
         literal = self.catalyst.jvm.org.apache.spark.sql.catalyst.expressions.Literal
         for *both, is_safe in pairs:
-            for side, one in enumerate(both):
-                text = self.text(one, sides[side].names)
-                own = sides[side].names[id_of(one)] if kind_of(one) == "AttributeReference" else ""
+            for side, one, key in zip(sides, both, keys, strict=True):
+                text = side.text(one)
+                own = side.read.names[id_of(one)] if kind_of(one) == "AttributeReference" else ""
                 if not type_of(one).startswith("struct<"):
-                    parts = [(text, one.dataType(), is_safe)]
+                    parts = [(text, type_of(one), one.dataType(), is_safe)]
                 else:  # a null struct equals nothing, but null fields are equal
                     null, *fields = leaves(text, one.dataType())
                     first = null[0] if is_safe else f"IF({null[0]}, NULL, TRUE)"
-                    parts, own = [(first, None, False), *((*field, True) for field in fields)], ""
-                for part, kind, by_null in parts:
-                    if by_null and not safe and kind is not None:
-                        default = literal.default(kind).sql()
-                        keys[side].append(self.fresh("null"))
-                        added[side][keys[side][-1]] = f"({part}) IS NULL", "boolean"
-                        part = f"coalesce({part}, {default})"
-                    elif own and own not in keys[side]:
-                        keys[side].append(own)
+                    parts, own = [(first, null[1], None, False), *((*field, True) for field in fields)], ""
+                for part, kind, spark_kind, by_null in parts:
+                    if by_null and not safe and spark_kind is not None:
+                        key.append(side.computed("null", f"({part}) IS NULL", "boolean"))
+                        part = f"coalesce({part}, {literal.default(spark_kind).sql()})"
+                    elif own and own not in key:
+                        key.append(own)
                         continue
-                    keys[side].append(self.fresh("key"))
-                    kind_text = "boolean" if kind is None else str(kind.catalogString())
-                    added[side][keys[side][-1]] = part, kind_text
+                    key.append(side.computed("key", part, kind))
         return keys
 
     def _asofjoin(self, plan: Any, _: Needed) -> Read:
@@ -690,30 +567,33 @@ class Reader:
                 "write ASOF [LEFT] JOIN r MATCH_CONDITION (l.time >= r.time) ON l.key = r.key, with columns alone",
                 plan,
             )
-        sides = [self.plan(plan.left(), None), self.plan(plan.right(), None)]
-        keys = [tuple(sides[n].names[id_of(pair[n])] for pair in pairs) for n in (0, 1)]
-        node = ir.TemporalJoin(
-            inputs=(sides[0].node, sides[1].node),
-            columns=(*sides[0].node.columns, *sides[1].node.columns),
-            how=how,
-            left_key=keys[0],
-            right_key=keys[1],
-            times=(sides[0].names[id_of(times[0])], sides[1].names[id_of(times[1])]),
-        )
-        return Read(node, {**sides[0].names, **sides[1].names})
+        given, versions = Given(self, self.plan(plan.left(), None)), self.plan(plan.right(), None)
+        keys = [(given.column("key", one), two) for one, two, _ in pairs]
+        return temporal_join(given, versions, how, keys, times)
 
     # -- rankings and windows -----------------------------------------------------------------------------
 
     def _ranked(self, plan: Any, conditions: Sequence[Any], needed: Needed) -> Read | None:
         """Rows chosen by their number: a ranking that keeps the best ones only. None if it is not of this form."""
         window = plan.child()
-        if kind_of(window) != "Window" or len(items(window.windowExpressions())) != 1:
+        if kind_of(window) != "Window" or not self._reads_source(window):
             return None
-        (alias,) = items(window.windowExpressions())
-        own, order = id_of(alias), items(window.orderSpec())
+        made = window_functions(window)
+        if len(made) != 1:
+            return None
+        (alias,) = made
+        own, order, ranked, projects = id_of(alias), items(window.orderSpec()), window.child(), list[Any]()
         function = _RANKS.get(kind_of(alias.child().windowFunction()))
-        if function is None or not order:
+        if function is None:
             return None
+        if not order:  # of LIMIT in a correlated subquery, for which Spark sorts the rows before
+            while kind_of(ranked) == "Project":
+                projects.append(ranked)
+                ranked = ranked.child()
+            if kind_of(ranked) == "Sort":
+                order, ranked = items(ranked.order()), ranked.child()
+            else:
+                ranked, projects = window.child(), []
         bounds = [(one, _bound(one, own)) for one in conditions]
         rest = [one for one, bound in bounds if bound is None]
         highest = [bound[1] for _, bound in bounds if bound is not None and bound[1] is not None]
@@ -724,21 +604,23 @@ class Reader:
         if limit <= offset:
             raise refusal(f"no row has a number from {offset + 1} to {limit}", "leave the query out", plan)
         numbered = needed is None or own in needed or any(own in ids_in(one) for one in rest)
-        below = None
-        if needed is not None:
-            parts = [*rest, *order, *items(window.partitionSpec())]
-            below = needed.union(*map(ids_in, parts)) - {own}
-        child = self.plan(window.child(), below)
-        added: dict[str, tuple[str, str]] = {}
-        by = self.order(order, child.names, added)
-        key = self.key_columns(items(window.partitionSpec()), child.names, added)
-        given = self.project(child, added)
+        below, partition = None, items(window.partitionSpec())
+        if needed is not None and order and not projects:
+            below = needed.union(*map(ids_in, [*rest, *order, *partition])) - {own}
+        given = Given(self, self.plan(ranked, below))
+        if projects and (numbered or not set().union(*map(ids_in, partition)) <= set(given.read.names)):
+            return None
+        by = given.order(order)
+        if not by:  # any rows are right
+            flat = [one for one in given.read.node.columns if one.type.split("<")[0] not in _NESTED]
+            by = tuple(ir.Order(one.name) for one in flat)
+        key, rows = given.key(partition), given.node()
         number = self.name(alias) if numbered else None
         more = () if number is None else (ir.Column(number, "int"),)
         node: ir.Node = ir.Rank(
-            inputs=(given,),
-            columns=(*given.columns, *more),
-            key=tuple(key),
+            inputs=(rows,),
+            columns=(*rows.columns, *more),
+            key=key,
             order=by,
             limit=limit - offset,
             offset=offset,
@@ -746,41 +628,37 @@ class Reader:
             number=number,
             sql=fragment(plan),
         )
-        names = dict(child.names) if number is None else {**child.names, own: number}
-        found = self._filtered(Read(node, names), rest)
-        return Read(self.only(found.node, [*child.node.names, *([] if number is None else [number])]), names)
-
-    def _window(self, plan: Any, needed: Needed) -> Read:
-        from asyncstate.sql.over import OverReader
-
-        return OverReader(self, plan, needed).read()
+        names = given.read.names if number is None else {**given.read.names, own: number}
+        found = Read(node, names).only([*given.read.node.names, *(one.name for one in more)])
+        for one in reversed(projects):
+            found = self.projected(found, items(one.projectList()), {})
+        return self._filtered(found, rest)
 
 
-def source_of(leaf: Any) -> str | None:
-    """The source of a leaf of a plan."""
-    output = items(leaf.output()) if kind_of(leaf) == "LogicalRDD" else []
-    is_ours = bool(output) and bool(output[0].metadata().contains(SOURCE))
-    return str(output[0].metadata().getString(SOURCE)) if is_ours else None
+def _scalar_subqueries(e: Any) -> list[Any]:
+    return [one for one in walk(e) if kind_of(one) == "ScalarSubquery"]
 
 
-def equalities(
-    conditions: Sequence[Any], outputs: Sequence[set[int]]
-) -> tuple[list[tuple[Any, Any, bool]], list[Any]]:
-    """The equalities of the left and the right side, (left, right, null-safe), and the other conditions."""
-    pairs, rest = [], []
-    for one in conditions:
-        kind = kind_of(one)
-        if kind in ("EqualTo", "EqualNullSafe"):
-            a, b = one.left(), one.right()
-            of_a, of_b = ids_in(a), ids_in(b)
-            if of_a and of_b and of_a <= outputs[0] and of_b <= outputs[1]:
-                pairs.append((a, b, kind == "EqualNullSafe"))
-                continue
-            if of_a and of_b and of_a <= outputs[1] and of_b <= outputs[0]:
-                pairs.append((b, a, kind == "EqualNullSafe"))
-                continue
-        rest.append(one)
-    return pairs, rest
+def _exact(expression: Any, text: str) -> str:
+    """The text with its type, where engines count the digits of decimals in different ways."""
+    kind = type_of(expression)
+    return f"CAST({text} AS {kind})" if kind.startswith("decimal") else text
+
+
+def _typed(node: ir.Node, columns: Sequence[ir.Column], texts: Sequence[tuple[str, str]]) -> ir.Project:
+    """Columns of texts, each of which has a type."""
+    made = {
+        column: text if kind == column.type else f"CAST({text} AS {column.type})"
+        for column, (text, kind) in zip(columns, texts, strict=True)
+    }
+    return ir.Project.of(node, made)
+
+
+def _united(parts: Sequence[ir.Node], output: Sequence[Any]) -> Read:
+    names = {id_of(one): name for one, name in zip(output, parts[0].names, strict=False)}
+    if len(parts) == 1:
+        return Read(parts[0], names)
+    return Read(ir.Union(inputs=tuple(parts), columns=parts[0].columns), names)
 
 
 def _bound(condition: Any, own: int) -> tuple[int | None, int | None] | None:
@@ -792,18 +670,13 @@ def _bound(condition: Any, own: int) -> tuple[int | None, int | None] | None:
         and id_of(condition.child()) == own
     ):
         return None, None
-    if kind not in (*_FLIPPED, "EqualTo"):
+    sign = COMPARISONS.get(kind)
+    if sign not in FLIPPED:
         return None
     a, b = condition.left(), condition.right()
     if kind_of(a) == "Literal":
-        a, b, kind = b, a, _FLIPPED.get(kind, kind)
+        a, b, sign = b, a, FLIPPED[sign]
     if kind_of(a) != "AttributeReference" or id_of(a) != own or kind_of(b) != "Literal":
         return None
     n = int(b.toString())
-    return {
-        "LessThan": (None, n - 1),
-        "LessThanOrEqual": (None, n),
-        "EqualTo": (n, n),
-        "GreaterThan": (n + 1, None),
-        "GreaterThanOrEqual": (n, None),
-    }[kind]
+    return {"<": (None, n - 1), "<=": (None, n), "=": (n, n), ">": (n + 1, None), ">=": (n, None)}[sign]

@@ -1,7 +1,7 @@
 """Rules over compiled plans.
 
 Owns: ``compacted``, which leaves out projections that another one can take over, and makes one operator of windows and
-their aggregation; ``event_time_source``; ``retained``.
+their aggregation; ``retained``.
 Must not import Spark.
 """
 
@@ -10,40 +10,49 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
+from asyncstate.sql.lineage import is_valid
+from asyncstate.sql.rankings import best_rows, of_closed_windows
 
-WINDOW_COLUMNS: Final = ("window_start", "window_end", "window_time")
 
-
-def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool]) -> ir.Node:
+def compacted(root: ir.Node, is_final: Callable[[ir.Node, str], bool], keeps_all: bool = True) -> ir.Node:
     """The same plan with fewer nodes: a projection that only picks columns goes into the scan or projection below;
-    groups by windows of event time that close, see ``is_final``, become window aggregates."""
+    groups by windows of event time that close, see ``is_final``, become window aggregates; a join with the best of
+    each group becomes a ranking, unless rows are forgotten (not ``keeps_all``)."""
     readers = Counter(one for node in ir.walk(root) for one in node.inputs)
     done: dict[ir.Node, ir.Node] = {}
     for node in ir.walk(root):
         inputs = tuple(done[one] for one in node.inputs)
         new = node if inputs == node.inputs else replace(node, inputs=inputs)
-        if isinstance(new, ir.Project) and (picked := picked_columns(new)) is not None:
-            new = _merged(new, picked, readers[node.inputs[0]] == 1)
         if isinstance(new, ir.Aggregate):
             new = _closed(new, is_final) or new
-        done[node] = new
+        if isinstance(new, ir.Rank):
+            new = of_closed_windows(new) or new
+        if keeps_all and isinstance(new, ir.Join):
+            new = best_rows(new) or new
+        if keeps_all and isinstance(new, ir.Filter) and readers[node.inputs[0]] == 1:
+            new = best_rows(new.inputs[0], new.conditions) or new
+        while isinstance(new, ir.Project) and (merged := _merged(new, readers)) is not None:
+            new = merged
+        done[node], readers[new] = new, readers[node]
     return done[root]
 
 
-def _merged(node: ir.Project, picked: list[str], alone: bool) -> ir.Node:
-    (below,) = node.inputs
+def _merged(node: ir.Project, readers: Counter[ir.Node]) -> ir.Node | None:
+    """A projection that only picks columns, and the node below as one; None if they stay two."""
+    (below,), picked = node.inputs, picked_columns(node)
+    if picked is None:
+        return None
     if isinstance(below, ir.Scan):
         own = dict(zip(below.names, below.own, strict=True))
         return replace(below, columns=node.columns, own=tuple(own[name] for name in picked))
-    if isinstance(below, ir.Project) and (alone or picked_columns(below) is not None):
+    if isinstance(below, ir.Project) and (readers[below] < 2 or picked_columns(below) is not None):
         texts = dict(zip(below.names, below.texts, strict=True))
         return replace(node, inputs=below.inputs, texts=tuple(texts[name] for name in picked))
-    return node
+    return None
 
 
 def picked_columns(node: ir.Project) -> list[str] | None:
@@ -62,13 +71,16 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
     if not isinstance(table, ir.WindowTable) or not is_final(table.inputs[0], table.time):
         return None
     (given,), time = table.inputs, table.time
-    windows = dict(zip(table.names[-3:], WINDOW_COLUMNS, strict=True))
+    windows = dict(zip(table.names[-3:], ir.WINDOW_COLUMNS, strict=True))
     key = {name: name for name in table.key}
     for one in reversed(chain):
         if isinstance(one, ir.Filter):
-            if any(name in text for name in windows for text in one.conditions):
+            valid = {is_valid(name) for name in windows}  # as joins by windows say, and no window is null
+            conditions = tuple(text for text in one.conditions if text not in valid)
+            if any(name in text for name in windows for text in conditions):
                 return None
-            given = replace(one, inputs=(given,), columns=given.columns)
+            if conditions:
+                given = replace(one, inputs=(given,), columns=given.columns, conditions=conditions)
             continue
         texts = dict(zip(one.columns, one.texts, strict=True))
         picked = {column.name: column_of(text) for column, text in texts.items()}
@@ -81,17 +93,17 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
             return None
         windows = {name: windows[own] for name, own in picked.items() if own in windows}
         key = {name: key[own] for name, own in picked.items() if own in key}
-        given = replace(one, inputs=(given,), columns=tuple(kept), texts=tuple(kept.values()))
+        given = ir.Project.of(given, kept, one.sql)
     keys = tuple(name for name in node.keys if name not in windows)
     is_session = table.window[0] == "session"
     read = {name for call in node.calls for name in (*call.columns, call.where)}
     if (
-        not set(WINDOW_COLUMNS[:2]) <= {windows.get(name) for name in node.keys}
+        not set(ir.WINDOW_COLUMNS[:2]) <= {windows.get(name) for name in node.keys}
         or read & set(windows)
         or (is_session and {key.get(name) for name in keys} != set(table.key))
     ):
         return None
-    made = [ir.Column(name, given.type_of(time)) for name in WINDOW_COLUMNS]
+    made = [ir.Column(name, given.type_of(time)) for name in ir.WINDOW_COLUMNS]
     columns = [ir.Column(name, node.type_of(name)) for name in keys]
     found = ir.WindowAggregate(
         inputs=(given,),
@@ -102,8 +114,7 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
         window=table.window,
         sql=node.sql or table.sql,
     )
-    texts_above = tuple(quoted(windows.get(name, name)) for name in node.names)
-    return ir.Project(inputs=(found,), columns=node.columns, texts=texts_above)
+    return ir.Project.of(found, {one: quoted(windows.get(one.name, one.name)) for one in node.columns})
 
 
 def retained(node: ir.Node) -> ir.Kept | None:
@@ -111,16 +122,3 @@ def retained(node: ir.Node) -> ir.Kept | None:
     while isinstance(node, ir.Project | ir.Filter | ir.Explode):
         (node,) = node.inputs
     return node if isinstance(node, ir.Kept) else None
-
-
-def event_time_source(node: ir.Node, column: str) -> tuple[str, str] | None:
-    """The source and the column there that ``column`` is, if rows come from it without an operator."""
-    while not isinstance(node, ir.Scan):
-        if isinstance(node, ir.Project):
-            below = column_of(node.texts[node.names.index(column)])
-        else:
-            below = column if isinstance(node, ir.Filter) else None
-        if below is None or below not in node.inputs[0].names:
-            return None
-        (node,), column = node.inputs, below
-    return node.source, node.own[node.names.index(column)]

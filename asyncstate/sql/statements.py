@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from asyncstate import operators as ops
 from asyncstate.codec import SchemaLike, read_schema
+from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import AsyncStateError, SqlError
 from asyncstate.runtime import FILE_NAME_RULE, names_files
 from asyncstate.sql import ir
@@ -25,8 +26,9 @@ from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
 from asyncstate.sql.changes import Operators, digests
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
+from asyncstate.sql.lineage import event_time_source
 from asyncstate.sql.plans import Reader
-from asyncstate.sql.rules import compacted, event_time_source
+from asyncstate.sql.rules import compacted
 from asyncstate.sql.syntax import Syntax
 from asyncstate.state.expiring.ttl import Ttl
 
@@ -111,21 +113,22 @@ def is_readable(text: bytes) -> bool:
 
 @dataclass
 class Table:
-    """A source or a stored view."""
+    """A source or a stored view, and its time attributes; ``digest``: of the plan of a view that is kept."""
 
     built: Built
-    event_time: str | None = None
-    has_delay: bool = False
-    has_sequence: bool = False
+    times: Times = field(default_factory=Times)
     digest: str = ""
-    """Of the plan of a view that is kept."""
+
+    @property
+    def has_delay(self) -> bool:
+        """Whether it has a watermark."""
+        return self.times.watermark_delay is not None
 
     @property
     def facts(self) -> list[Any]:
         """All that a plan over it depends on."""
-        built = self.built
-        schema, changes = str(built.facts.schema.remove_metadata()), built.changes.text
-        return [schema, changes, self.event_time, self.has_delay, self.has_sequence]
+        schema, changes = str(self.built.schema.remove_metadata()), self.built.changes.text
+        return [schema, changes, self.times.event_time, self.has_delay, bool(self.times.sequence)]
 
 
 class SqlContext:
@@ -166,10 +169,9 @@ class SqlContext:
             if self._spark is None:
                 raise SqlError("a statement is compiled by a Spark session; give one, or run a stored plan")
             self._catalyst = Catalyst(self._spark)
-            for name, table in self.tables.items():
-                self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
-            for name, lookup in self.lookups.items():
-                self._catalyst.add(name, from_arrow_schema(lookup.schema))
+        schemas = {name: table.built.schema for name, table in self.tables.items()}
+        for name, schema in (schemas | {name: one.schema for name, one in self.lookups.items()}).items():
+            self._catalyst.add(name, from_arrow_schema(schema))
         return self._catalyst
 
     def check_free(self, name: str) -> None:
@@ -181,8 +183,6 @@ class SqlContext:
         """Make a stream known by a name."""
         self.check_free(name)
         self.tables[name] = table
-        if self._catalyst is not None:
-            self._catalyst.add(name, from_arrow_schema(table.built.facts.schema))
 
     def add_lookup(
         self, name: str, lookup: Any, key: SchemaLike, columns: SchemaLike, options: Mapping[str, Any]
@@ -202,8 +202,6 @@ class SqlContext:
                 "columns of different names, and leave to statements what they say: how, where, suffixes, ttl"
             )
         self.lookups[name] = found
-        if self._catalyst is not None:
-            self._catalyst.add(name, from_arrow_schema(found.schema))
 
     def table(self, name: str) -> Table | None:
         """The source or view of a name in lower case."""
@@ -321,12 +319,12 @@ class SqlContext:
             return self._insert(read, state_ttl, changed)
         return self.query(read, state_ttl, changed).stream
 
-    def compile(self, parsed: Any, text: str, name: str) -> Compiled:
-        """Compile a parsed query."""
+    def compile(self, parsed: Any, text: str, name: str, keeps_all: bool = True) -> Compiled:
+        """Compile a parsed query; ``keeps_all``: no operator forgets rows."""
         analyzed = self.catalyst.analyzed(parsed, text)
-        plan = self.catalyst.optimized(analyzed)
+        plan = self.catalyst.optimized(analyzed, text)
         reader = Reader(self.catalyst, self._is_final, self._syntax, self.lookups)
-        root = compacted(reader.read(plan), self._is_final)
+        root = compacted(reader.read(plan), self._is_final, keeps_all)
         self._check_volatile(reader, root)
         return Compiled(name, text, root, tuple(dict.fromkeys(reader.notes)))
 
@@ -370,7 +368,7 @@ class SqlContext:
                 f"{_COMPILE}. {'. '.join(differing)}"
             )
         else:
-            compiled = self.compile(read.query, read.text, name)
+            compiled = self.compile(read.query, read.text, name, state_ttl is None)
             compiled = replace(compiled, made_from=now, kind=read.kind, target=read.target)
         built = self.build(compiled, state_ttl, changed, keys)
         if read.kind == "view":
@@ -420,26 +418,29 @@ class SqlContext:
                 if name.lower() in one.lower() and view not in texts:
                     texts.append(view)
                     found[f"view '{name}'"] = view
-        for name, table in self.tables.items():
+        facts = {("table", name): table.facts for name, table in self.tables.items()}
+        of_lookups = {name: str(one.schema.remove_metadata()) for name, one in self.lookups.items()}
+        for (what, name), said in (
+            facts | {("lookup", name): one for name, one in of_lookups.items()}
+        ).items():
             if any(name.lower() in one.lower() for one in texts):
-                found[f"table '{name}'"] = table.facts
-        for name, lookup in self.lookups.items():
-            if any(name.lower() in one.lower() for one in texts):
-                found[f"lookup '{name}'"] = str(lookup.schema.remove_metadata())
+                found[f"{what} '{name}'"] = said
         found |= {"windows": "updating"} if self._updating else {}
         return {**found, **{key: self._spark.conf.get(key) for key in SETTINGS}}
 
     def _rows(self, name: str) -> Built:
         """The rows of a table; upserts as a full changelog."""
         table = self.tables[name]
-        if table.has_sequence and not table.built.changes.is_upsert:
+        if table.times.sequence and not table.built.changes.is_upsert:
             raise SqlError(
                 f"source '{name}' has a sequence, which orders changes of a key; declare mode='upsert' and "
                 "primary_key= at the source"
             )
         if table.built.changes.is_upsert:
             normal = Builder({}, name).normalized(table.built)
-            self.tables[name] = table = replace(table, built=normal, has_sequence=False)
+            self.tables[name] = table = replace(
+                table, built=normal, times=table.times._replace(sequence=None)
+            )
         return table.built
 
     def _is_final(self, node: ir.Node, column: str) -> bool:
@@ -448,7 +449,8 @@ class SqlContext:
             return False
         source, own = found
         table = self.tables[source]
-        return table.event_time == own and table.has_delay and table.built.changes.is_insert_only
+        is_timed = table.times.event_time == own and table.has_delay
+        return is_timed and table.built.changes.is_insert_only
 
     def _insert(self, read: Statement, state_ttl: Ttl, changed: str | None) -> Stream:
         target = read.target

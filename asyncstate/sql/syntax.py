@@ -18,11 +18,11 @@ from pyspark.sql.types import StructField, StructType
 
 from asyncstate.errors import SqlError, StateDeclarationError
 from asyncstate.spark.column_types import quoted
+from asyncstate.sql import ir
 from asyncstate.sql.catalyst import sql_errors
 from asyncstate.sql.expressions import kind_of, type_of
 from asyncstate.sql.match import MatchOf, match_table
-from asyncstate.sql.rules import WINDOW_COLUMNS
-from asyncstate.sql.words import Words, unquoted
+from asyncstate.sql_words import Words, unquoted
 from asyncstate.state.expiring.ttl import StateTtl
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Syntax:
         table, alias = self._context.table(unquoted(own)), alias or own
         if is_now and unquoted(own) in map(str.lower, self._context.lookups):
             return words.replaced((begin, end, f"{own} AS {alias}"))
-        if table is None or not time or not (is_now or table.event_time):
+        if table is None or not time or not (is_now or table.times.event_time):
             raise words.refusal(
                 begin,
                 end,
@@ -131,11 +131,13 @@ class Syntax:
         if is_now:
             name = self.add(part, self.schema_of(part.query))
             return words.replaced((begin, end, f"{name} AS {alias}"))
-        part = Part(part.what, part.query, part.place, time=table.event_time)
+        part = Part(part.what, part.query, part.place, time=table.times.event_time)
         stop = words.condition_end(end + 1)
         if words.word(end) != "ON" or stop == end + 1:
             raise words.refusal(begin, end, "a temporal join without ON", "write ON l.key = t.key after it")
-        condition = f"({words.cut(end + 1, stop)}) AND {time} >= {alias}.{quoted(str(table.event_time))}"
+        condition = (
+            f"({words.cut(end + 1, stop)}) AND {time} >= {alias}.{quoted(str(table.times.event_time))}"
+        )
         name = self.add(part, self.schema_of(part.query))
         return words.replaced((begin, end, f"{name} AS {alias}"), (end + 1, stop, condition))
 
@@ -165,7 +167,7 @@ class Syntax:
             or "timestamp" not in time.dataType.typeName()
         ):
             raise words.refusal(begin, end, "no column of times", "give DESCRIPTOR(time) of a timestamp")
-        clash = [name for name in WINDOW_COLUMNS if name in columns]
+        clash = [name for name in ir.WINDOW_COLUMNS if name in columns]
         lost = [name for name in key if name not in columns]
         if clash or lost or (key and kind != "SESSION"):
             raise words.refusal(
@@ -182,7 +184,7 @@ class Syntax:
             key=tuple(columns[name].name for name in key),
             window=(kind.lower(), *lengths),
         )
-        made = [StructField(name, time.dataType) for name in WINDOW_COLUMNS]
+        made = [StructField(name, time.dataType) for name in ir.WINDOW_COLUMNS]
         name, wrapped = self.add(part, StructType([*schema, *made])), words.has(at - 2, "TABLE (")
         wrapped &= words.word(close + 1) == ")"
         return words.replaced((at - 2 * wrapped, close + 1 + wrapped, name))
@@ -262,17 +264,14 @@ class Syntax:
 def _relations(words: Words, at: int) -> Sequence[tuple[int, int, str, int]]:
     """The tables and subqueries in FROM of the query block around a place: where each begins and ends, its name, and
     where its alias begins."""
-    found, depth, is_from = [], 0, False
-    for place in range(at, len(words)):
+    found, is_from = [], False
+    for place in words.outside(at, len(words)):
         word = words.words[place]
-        depth += word == "("
-        depth -= word == ")"
-        if depth < 0 or (not depth and word in ("UNION", "INTERSECT", "EXCEPT", "MINUS")):
+        if word in ("UNION", "INTERSECT", "EXCEPT", "MINUS"):
             break
         begins = word in ("FROM", "JOIN") and words.word(place - 1) != "DISTINCT"  # IS DISTINCT FROM
-        if not depth:
-            is_from = (is_from or begins) and word not in ("WHERE", "GROUP", "HAVING")
-        if depth or not (begins or (word == "," and is_from)):
+        is_from = (is_from or begins) and word not in ("WHERE", "GROUP", "HAVING")
+        if not (begins or (word == "," and is_from)):
             continue
         begin = place + 1
         stop = words.close(begin) + 1 if words.word(begin) == "(" else words.path(begin)

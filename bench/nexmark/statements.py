@@ -36,7 +36,7 @@ _DISTINCT = ", ".join(
 _CHANNEL = "nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '')"
 _DAY = "date_format(dateTime, 'yyyy-MM-dd') AS day"
 _IN_TIME = "FROM auction A JOIN bid B ON A.id = B.auction AND B.dateTime BETWEEN A.dateTime AND A.expires"
-_COUNTED = """(SELECT auction, count(*) AS num, w FROM
+_COUNTED = """(SELECT auction, count(*) AS num, w.start AS starttime, w.end AS endtime FROM
     (SELECT auction, window(dateTime, '10 seconds', '2 seconds') AS w FROM bid) GROUP BY auction, w)"""
 
 STATEMENTS = {
@@ -48,7 +48,8 @@ STATEMENTS = {
     "q4": f"""SELECT category AS id, sum(final) div count(*) AS final
         FROM (SELECT max(B.price) AS final, A.category {_IN_TIME} GROUP BY A.id, A.category) GROUP BY category""",
     "q5": f"""SELECT C.auction, C.num FROM {_COUNTED} C
-        JOIN (SELECT max(num) AS most, w FROM {_COUNTED} GROUP BY w) M ON C.w = M.w AND C.num >= M.most""",
+        JOIN (SELECT max(num) AS most, starttime, endtime FROM {_COUNTED} GROUP BY starttime, endtime) M
+        ON C.starttime = M.starttime AND C.endtime = M.endtime AND C.num >= M.most""",
     "q6": f"""SELECT seller, sum(price) OVER last div count(*) OVER last AS avg_price FROM (
             SELECT A.id, A.seller, B.price, B.dateTime AS at,
                 row_number() OVER (PARTITION BY A.id, A.seller ORDER BY B.price DESC, B.dateTime) AS place {_IN_TIME}

@@ -14,14 +14,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyspark.sql import functions as sf
 
 from asyncstate import RecordOperator, ValueStateDescriptor
-from asyncstate.errors import ConfigurationError, JobError, OperatorError, SqlError
+from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import InputSpec, RecordContext, Row
-from asyncstate.operators import GroupAggregate, WindowAggregate, count, sum_, tumble
+from asyncstate.operators import (
+    Deduplicate,
+    GroupAggregate,
+    LookupJoin,
+    WindowAggregate,
+    count,
+    max_,
+    sum_,
+    tumble,
+)
 from asyncstate.spark import StreamingJob, apply_batch, read_state
-from asyncstate.spark.sinks import SqliteTarget, UpsertSink
-from asyncstate.spark.sources import json_rows
+from asyncstate.spark.connect_files import ConnectFiles
+from asyncstate.spark.facts import known_changes
+from asyncstate.spark.prometheus import PrometheusProgress
+from asyncstate.spark.sinks import AppendSink, ParquetTarget, SqliteTarget, UpsertSink
+from asyncstate.spark.sources import debezium_json, json_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,10 +44,29 @@ if TYPE_CHECKING:
 
 ROWS, KEYS = 40, 5
 SECONDS_MAX = 120
+URL = "ASYNCSTATE_TEST_URL"
+PAUSED, RESUME = "paused", "resume"
+"""Files by which a micro-batch says that it waits, and is told to go on."""
+
+
+def pause(folder: Path, wanted: Callable[[], bool] | None = None) -> None:
+    """Wait, in a process of the server's, until the test ends it or ``wanted`` is true: by default, until the file
+    RESUME is there. Only the first call in ``folder`` waits."""
+    try:
+        with (folder / PAUSED).open("x") as mark:
+            mark.write(f"{os.getpid()}\n")
+    except FileExistsError:
+        return
+    wanted = (folder / RESUME).exists if wanted is None else wanted
+    never = threading.Event()
+    while not wanted():
+        never.wait(0.05)
 
 
 class Balance(RecordOperator):
-    """The sum of each account; a negative amount is an error."""
+    """The sum of each account; a negative amount is an error. ``pause_in``: a folder; the row of ``ROWS`` pauses."""
+
+    pause_in: Path | None = None
 
     def bind(self, inputs: tuple[InputSpec, ...]) -> pa.Schema:
         return pa.schema([("k", pa.int64()), ("total", pa.int64())])
@@ -45,6 +77,8 @@ class Balance(RecordOperator):
     async def process(self, row: Row, ctx: RecordContext) -> None:
         if row.v < 0:
             raise ValueError(f"amount {row.v} of account {row.k}")
+        if row.v == ROWS and self.pause_in is not None:  # in the second micro-batch
+            pause(self.pause_in)
         total = await self.total.async_value() + row.v
         await self.total.async_update(total)
         ctx.emit(row.k, total)
@@ -55,6 +89,7 @@ def main(name: str, url: str, folder: str, mode: str) -> None:
     from pyspark.sql import SparkSession
 
     logging.basicConfig(level=logging.WARNING)
+    os.environ[URL] = url
     spark = SparkSession.builder.remote(url).getOrCreate()
     spark.conf.set("spark.async-state.enabled", str(mode == "async").lower())
     try:
@@ -133,8 +168,17 @@ def _sums() -> GroupAggregate:
 
 def graph(spark: SparkSession, folder: Path) -> Any:
     """A graph with a sink of a table; progress reaches the client."""
+    from prometheus_client import CollectorRegistry
+
     seen: list[Progress] = []
-    job = _job(spark, folder, on_progress=seen.append)
+    registry = CollectorRegistry()
+    metrics = PrometheusProgress(registry)
+
+    def on_progress(progress: Progress) -> None:
+        seen.append(progress)
+        metrics(progress)
+
+    job = _job(spark, folder, on_progress=on_progress)
     numbers = job.source("numbers", _numbers(spark, folder, 3))
     sums = numbers.where("v >= 0").apply(_sums(), key="k", uid="sums")
     sums.to(UpsertSink("k", _new_table(folder)))
@@ -148,8 +192,19 @@ def graph(spark: SparkSession, folder: Path) -> Any:
         "reported": [progress["batch_id"] for progress in seen],
         "rows": sum(progress["operators"]["sums"]["rows_in"] for progress in job.history),
         "explained": "sums" in explained,
+        "measured": f"{ROWS} \u2192 " in job.explain(),
+        "repr": repr(job),
+        "html": job._repr_html_(),
         "keys": len(state),
+        "metric": registry.get_sample_value("asyncstate_micro_batches_total", {"job": "job"}),
+        "bar": job._snapshot(query, None).lines,
+        "left": _left(folder),
     }
+
+
+def _left(folder: Path) -> list[str]:
+    """What client and server have told each other, and not deleted."""
+    return [path.name for path in folder.glob("state/connect/**/*") if path.is_file()]
 
 
 def _state(spark: SparkSession, folder: Path) -> DataFrame:
@@ -187,11 +242,13 @@ def function(spark: SparkSession, folder: Path) -> Any:
         assert spark.range(1).count() == 1
         totals.groupBy("k").agg({"total": "max"}).join(names, "k").write.mode("append").parquet(place)
 
-    def start(trigger: str) -> StreamingQuery:
-        stream = _numbers(spark, folder, 2).writeStream.foreachBatch(on_batch).trigger(**{trigger: True})
-        return stream.option("checkpointLocation", str(folder / "query")).start()
+    writer = _numbers(spark, folder, 2).writeStream.foreachBatch(on_batch).trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", str(folder / "query"))
 
-    job.await_termination(_started(start))
+    job.await_termination(_started(lambda trigger: writer.start()))
+    _numbers(spark, folder, 1, "more")
+    (folder / "more" / "0.parquet").rename(folder / "in" / "2.parquet")
+    job.await_termination(_started(lambda trigger: writer.start()))
     rows = spark.read.parquet(place).groupBy("name").max("max(total)").collect()
     return {
         "last": {name: value for name, value in rows},
@@ -200,19 +257,26 @@ def function(spark: SparkSession, folder: Path) -> Any:
 
 
 def initial(spark: SparkSession, folder: Path) -> Any:
-    """A source that starts from a table."""
+    """A source that starts from a table, and a table that does not stream."""
     job = _job(spark, folder)
     before = spark.sql("SELECT k, 1000L AS v, timestamp_seconds(0) AS at FROM range(5) AS t(k)")
     numbers = job.source("numbers", _numbers(spark, folder, 1), initial=before)
-    numbers.apply(_sums(), key="k", uid="sums").to(UpsertSink("k", _new_table(folder)))
+    more = job.table(
+        "more", spark.createDataFrame([(k, 5, None) for k in range(KEYS)], "k long, v long, at timestamp")
+    )
+    numbers.union(more).apply(_sums(), key="k", uid="sums").to(UpsertSink("k", _new_table(folder)))
     job.await_termination(_started(job.start))
     return dict(_table(folder))
+
+
+BAD = "if(v = 0, -30L, v)"
+"""One bad row only: of two, each in a task of its own, either may be the first to fail."""
 
 
 def errors(spark: SparkSession, folder: Path) -> Any:
     """What an operator and a sink raise arrives as it was raised."""
     found = []
-    for name, where in (("operator", "v - 30"), ("sink", "v")):
+    for name, where in (("operator", BAD), ("sink", "v")):
         job = _job(spark, folder / name)
         rows = job.source("numbers", _numbers(spark, folder, 1)).select("k", v=where)
         rows.apply(Balance(), key="k", uid="balance").to(functools.partial(_fail))
@@ -220,18 +284,53 @@ def errors(spark: SparkSession, folder: Path) -> Any:
             job.await_termination(_started(job.start))
         except Exception as error:
             found.append([type(error).__name__, str(error), "\n".join(getattr(error, "__notes__", []))])
-    try:
-        job.sql("SELECT * FROM numbers")
-    except ConfigurationError as error:
-        found.append([type(error).__name__, str(error), ""])
-    job = _job(spark, folder / "refused")
-    rows = job.source("numbers", _numbers(spark, folder, 1))
-    rows.apply(_sums(), key="k", uid="sums").to(lambda df, batch_id: print(job.name))
-    try:
-        job.start(trigger="availableNow")
-    except JobError as error:
-        found.append([type(error).__name__, str(error), ""])
+    job = _job(spark, folder / "source")
+    texts = _numbers(spark, folder, 1).selectExpr("concat('no ', v) as value")
+    rows = job.source("numbers", debezium_json(texts.where("value = 'no 7'"), "k long"))
+    rows.apply(GroupAggregate([count().alias("total")]), key="k", uid="sums").to(functools.partial(_fail))
+    query = _started(job.start)
+    assert job._client is not None
+    assert job._client._thread is not None
+    job._client._thread.join(SECONDS_MAX)  # nobody awaits the query
+    error = job.last_error
+    found.append([type(error).__name__, str(error), ""])
+    found.append([str(query.isActive), "", "\n".join(_left(folder / "source"))])
     return found
+
+
+def refused(spark: SparkSession, folder: Path) -> Any:
+    """What a job over Spark Connect does not do is refused by one sentence, before a row is read."""
+    job = _job(spark, folder)
+    numbers = job.source("numbers", _numbers(spark, folder, 1))
+    sums = numbers.apply(_sums(), key="k", uid="sums")
+    frame, lock = _numbers(spark, folder, 1), threading.Lock()
+
+    def started(sink: Any) -> Callable[[], object]:
+        other = _job(spark, folder)
+        rows = other.source("numbers", _numbers(spark, folder, 1))
+        rows.apply(_sums(), key="k", uid="sums").to(sink)
+        return functools.partial(other.start, trigger="availableNow")
+
+    asked: dict[str, Callable[[], object]] = {
+        "sql": lambda: job.sql("SELECT * FROM numbers"),
+        "show": sums.show,
+        "show given": lambda: sums.show({"numbers": [(1, 2, None)]}),
+        "executor": lambda: StreamingJob(
+            spark, str(folder / "local"), {"async-state.executor": "local"}, "job"
+        ),
+        "the job": started(lambda df, batch_id: print(job.name)),
+        "a stream": started(lambda df, batch_id: frame.count()),
+        "a lock": started(lambda df, batch_id: print(lock)),
+    }
+    return {name: _refusal(call) for name, call in asked.items()}
+
+
+def _refusal(call: Callable[[], object]) -> list[str]:
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
 
 
 def _fail(rows: DataFrame, batch_id: int) -> None:
@@ -239,7 +338,12 @@ def _fail(rows: DataFrame, batch_id: int) -> None:
 
 
 def batch(spark: SparkSession, folder: Path) -> Any:
-    """An operator over all rows of a DataFrame."""
+    """An operator over all rows of a DataFrame, in a session that is not the active one."""
+    from pyspark.sql import SparkSession
+
+    another = SparkSession.builder.remote(os.environ[URL]).create()
+    spark = spark if type(spark).active() is another else another
+    assert type(spark).active() is not spark
     rows = spark.range(ROWS).selectExpr(f"id % {KEYS} as k", "id as v")
     found = apply_batch(_sums(), rows, key="k")
     totals = {str(row["k"]): row["total"] for row in found.where("row_kind = '+I'").collect()}
@@ -250,11 +354,49 @@ def batch(spark: SparkSession, folder: Path) -> Any:
     except JobError as error:
         ended = str(error)
     try:
-        apply_batch(Balance(), rows.selectExpr("k", "v - 30 as v"), key="k")
+        apply_batch(Balance(), rows.selectExpr("k", f"{BAD} as v"), key="k")
         failed = ""
     except OperatorError as error:
         failed = str(error)
     return {"totals": totals, "ended": ended, "failed": failed}
+
+
+def modes(spark: SparkSession, folder: Path) -> Any:
+    """What is known of rows that Spark has derived from the output of operators."""
+    return modes_of(spark)
+
+
+def modes_of(spark: SparkSession) -> dict[str, str]:
+    """The same in any session."""
+    sales = spark.createDataFrame([("a", 1), ("a", 2), ("b", 3)], "k string, v long")
+    upserts = apply_batch(GroupAggregate([sum_("v").alias("v")], emit_update_before=False), sales, key="k")
+    firsts = apply_batch(Deduplicate(time="processing"), sales, key="k")
+    other = spark.createDataFrame([("c", 1, "-D")], "k string, v long, row_kind string")
+    made = {
+        "filtered upserts": upserts.where("v > 2"),
+        "moved upserts": upserts.repartition(3),
+        "upserts and others": upserts.select("k", "v", "row_kind").union(other),
+        "others and upserts": other.union(upserts.select("k", "v", "row_kind")),
+        "joined upserts": other.join(
+            upserts.selectExpr("k AS own", "row_kind AS kind"), other.k == sf.col("own")
+        ),
+        "filtered insertions": firsts.where("v > 1").withColumn("w", firsts.v + 1),
+        "insertions and others": firsts.select("k", "v", "row_kind").union(other),
+        "others and insertions": other.union(firsts.select("k", "v", "row_kind")),
+        "insertions and their own": firsts.union(firsts.withColumn("row_kind", sf.lit("-D"))),
+        "insertions and upserts": firsts.select("k", "v", "row_kind").union(
+            upserts.select("k", "v", "row_kind")
+        ),
+        "other kinds": firsts.withColumn("row_kind", firsts.k),
+    }
+    return {name: _mode(df) for name, df in made.items()}
+
+
+def _mode(df: DataFrame) -> str:
+    try:
+        return known_changes(df).text
+    except SchemaError:
+        return "refused"
 
 
 def stopped(spark: SparkSession, folder: Path) -> Any:
@@ -290,6 +432,7 @@ def stopped(spark: SparkSession, folder: Path) -> Any:
         "committed": [committed, last],
         "batches": [one["batch_id"] for one in [*job.history, *again.history]],
         "table": dict(_table(folder)),
+        "left": _left(folder),
     }
 
 
@@ -298,12 +441,170 @@ def _ledger_version(job: StreamingJob) -> int:
     return -1 if latest is None else latest.batch_id
 
 
-def killed(spark: SparkSession, folder: Path) -> Any:
-    """Half of a story that ends when the server is killed: prints each micro-batch that was committed."""
-    job = _job(spark, folder, on_progress=lambda one: print("committed", one["batch_id"], flush=True))
-    sums = job.source("numbers", _numbers(spark, folder, 10)).apply(_sums(), key="k", uid="sums")
-    sums.to(UpsertSink("k", _new_table(folder)))
+def lookups(spark: SparkSession, folder: Path) -> Any:
+    """Calls, a side output and appended rows; checkpoint and sink have relative paths, as do the server's own."""
+    os.chdir(folder)
+    job = StreamingJob(spark, "state", {"async-state.parallelism": 2}, "job")
+    rows = job.source("numbers", _numbers(spark, folder, 2)).select("k", "v")
+    join = LookupJoin(_name, pa.schema([("name", pa.string())]), on=["k"], on_failure="output")
+    named = rows.apply(join, key="k", uid="names")
+    named.to(AppendSink(ParquetTarget("named")), name="named")
+    named.output("errors").to(AppendSink(ParquetTarget("failed")), name="failed")
     job.await_termination(_started(job.start))
+    found = spark.read.parquet(str(folder / "named")).groupBy("name").count().collect()
+    failed = spark.read.parquet(str(folder / "failed")).select("k", "error_type").distinct().collect()
+    return {
+        "named": {name: number for name, number in found},
+        "failed": [list(row) for row in failed],
+        "batches": [one["batch_id"] for one in job.history],
+        "query": (folder / "state-query").is_dir(),
+    }
+
+
+async def _name(keys: list[tuple[int]]) -> list[list[tuple[str]]]:
+    if (0,) in keys:
+        raise LookupError("no name")
+    return [[(f"name {k}",)] for (k,) in keys]
+
+
+def elsewhere(spark: SparkSession, folder: Path) -> Any:
+    """At the location of the checkpoint, the server has another folder than the client."""
+    job = _job(spark, folder)
+    sums = job.source("numbers", _numbers(spark, folder, 1)).apply(_sums(), key="k", uid="sums")
+    sums.to(UpsertSink("k", _new_table(folder)))
+    begin = ConnectFiles.begin
+    ConnectFiles.begin = lambda self: None  # type: ignore[method-assign]  # as if in another folder
+    try:
+        query = _started(job.start)
+    finally:
+        ConnectFiles.begin = begin  # type: ignore[method-assign]
+    return [*_refusal(lambda: job.await_termination(query)), _table(folder), _ledger_version(job)]
+
+
+class _Lines:
+    """A screen: ``wanted`` is set when it has shown these lines."""
+
+    def __init__(self, *starts: str) -> None:
+        self.starts = starts
+        self.wanted = threading.Event()
+
+    def show(self, lines: list[str]) -> None:
+        if all(any(line.startswith(start) for line in lines) for start in self.starts):
+            self.wanted.set()
+
+    def clear(self) -> None:
+        pass
+
+
+def watched(spark: SparkSession, folder: Path) -> Any:
+    """A micro-batch that waits: the bar shows it, ``stop`` gives up after its timeout, and the query goes on."""
+    from asyncstate.spark import job as module
+
+    screen = _Lines("job: batch 1, ", "last: batch 0, 40 rows in ")
+    module.screen_of_this_process = lambda: screen  # type: ignore[attr-defined]
+    job = _job(spark, folder)
+    operator = Balance()
+    operator.pause_in = folder
+    numbers = job.source("numbers", _numbers(spark, folder, 3)).select("k", "v")
+    numbers.apply(operator, key="k", uid="balance").to(_Nothing())
+    query = _started(functools.partial(job.start, progress=True))
+    shown = screen.wanted.wait(SECONDS_MAX)
+    late = _refusal(lambda: job.stop(timeout_seconds=0.5))
+    active = query.isActive
+    (folder / RESUME).touch()
+    job.await_termination(query)
+    return {
+        "shown": shown,
+        "late": late,
+        "active": active,
+        "batches": [one["batch_id"] for one in job.history],
+        "left": _left(folder),
+    }
+
+
+class _Nothing:
+    """A sink that keeps nothing."""
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        rows.count()
+
+
+def stopped_failing(spark: SparkSession, folder: Path) -> Any:
+    """``stop`` raises the error of the micro-batch that it waits for."""
+    job = _job(spark, folder)
+    numbers = job.source("numbers", _numbers(spark, folder, 2))
+    numbers.apply(_sums(), key="k", uid="sums").to(functools.partial(_fail_when_stopped, folder))
+    _started(job.start)
+    never = threading.Event()
+    while not (folder / PAUSED).exists():
+        never.wait(0.05)
+    found = _refusal(job.stop)
+    return {
+        "error": found,
+        "last": [type(job.last_error).__name__, str(job.last_error)],
+        "left": _left(folder),
+    }
+
+
+def _fail_when_stopped(folder: Path, rows: DataFrame, batch_id: int) -> None:
+    pause(folder, lambda: any(folder.glob("state/connect/*/stop")))
+    raise LookupError(f"no place for {rows.count()} rows")
+
+
+class PausingTarget(SqliteTarget):
+    """Pauses after its second write, when the rows are in the table and the micro-batch is not committed."""
+
+    def __init__(self, path: str, table: str, folder: Path | None) -> None:
+        super().__init__(path, table)
+        self.folder = folder
+
+    def write(self, writer: str, batch_id: int, *given: Any) -> bool:
+        written = super().write(writer, batch_id, *given)
+        if batch_id == 1 and self.folder is not None:
+            pause(self.folder)
+        return written
+
+
+def _pausing(spark: SparkSession, folder: Path, where: str) -> StreamingJob:
+    """A job whose second micro-batch pauses in the operator or in the sink."""
+    job = _job(spark, folder)
+    operator = Balance()
+    operator.pause_in = folder if where == "operator" else None
+    balances = job.source("numbers", _numbers(spark, folder, 4)).select("k", "v")
+    target = PausingTarget(_new_table(folder).path, "totals", folder if where == "sink" else None)
+    balances = balances.apply(operator, key="k", uid="balance")
+    last = balances.apply(GroupAggregate([max_("total").alias("total")]), key="k", uid="last")
+    last.to(UpsertSink("k", target))
+    return job
+
+
+def _run_pausing(where: str, spark: SparkSession, folder: Path) -> Any:
+    """A job whose server is killed in the middle of its second micro-batch: returns what it was told."""
+    job = _pausing(spark, folder, where)
+    query = _started(job.start)
+    error = _refusal(lambda: job.await_termination(query))
+    return {
+        "error": error,
+        "last": type(job.last_error).__name__,
+        "batches": [o["batch_id"] for o in job.history],
+    }
+
+
+def resumed(spark: SparkSession, folder: Path) -> Any:
+    """The same job, started again to its end."""
+    job = _pausing(spark, folder, "nowhere")
+    job.await_termination(_started(job.start))
+    return {
+        "table": dict(_table(folder)),
+        "version": _ledger_version(job),
+        "batches": [one["batch_id"] for one in job.history],
+        "left": _left(folder),
+    }
+
+
+def after(spark: SparkSession, folder: Path) -> Any:
+    """What is there when all processes have ended."""
+    job = _pausing(spark, folder, "nowhere")
     return {"table": dict(_table(folder)), "version": _ledger_version(job)}
 
 
@@ -328,11 +629,8 @@ def statements(spark: SparkSession, folder: Path) -> Any:
     job.source("numbers", numbers)
     job.load_plans((folder / "plan.json").read_text())
     job.sink("totals", UpsertSink("k", _new_table(folder)))
-    refused = ""
-    try:
-        job.sql("INSERT INTO totals SELECT k, max(v) AS total FROM numbers GROUP BY k")
-    except SqlError as error:
-        refused = str(error)
+    unknown = "INSERT INTO totals SELECT k, max(v) AS total FROM numbers GROUP BY k"
+    refused = [_refusal(functools.partial(job.sql, text)) for text in (unknown, f"EXPLAIN {STATEMENT}")]
     job.sql(STATEMENT)
     job.await_termination(_started(job.start))
     return {"table": dict(_table(folder)), "refused": refused}
@@ -344,9 +642,18 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "function": function,
     "initial": initial,
     "errors": errors,
+    "refused": refused,
     "batch": batch,
+    "modes": modes,
+    "lookups": lookups,
+    "elsewhere": elsewhere,
+    "watched": watched,
     "stopped": stopped,
-    "killed": killed,
+    "stopped failing": stopped_failing,
+    "operator": functools.partial(_run_pausing, "operator"),
+    "sink": functools.partial(_run_pausing, "sink"),
+    "resumed": resumed,
+    "after": after,
     "statements": statements,
     "dropped": dropped,
 }

@@ -83,9 +83,11 @@ class ConnectServer:
             time.sleep(0.1)
         raise RuntimeError(f"no server of Spark Connect: {self.log.read_text()[-4000:]}")
 
-    def kill(self) -> None:
-        """End the server and its workers at once."""
+    def kill(self, *, with_micro_batches: bool = True) -> None:
+        """End the server and its workers at once. ``with_micro_batches=False``: only its JVM, as when that runs out of
+        memory; the process of a micro-batch stays, and ends when it misses the JVM."""
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            send = os.killpg if with_micro_batches else os.kill
+            send(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +20,7 @@ pytest.importorskip("pyspark")
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.sinks import SqliteTarget, UpsertSink
 from tests.conftest import ROOT
-from tests.connect.programs import KEYS, ROWS, STATEMENT, _totals
+from tests.connect.programs import KEYS, PAUSED, RESUME, ROWS, STATEMENT, _totals, modes_of
 from tests.connect.server import ConnectServer
 
 if TYPE_CHECKING:
@@ -53,7 +57,11 @@ def client(name: str, server: ConnectServer, folder: Path, mode: str) -> subproc
 
 def result(name: str, server: ConnectServer, folder: Path, mode: str) -> Any:
     """What a client's program returns."""
-    running = client(name, server, folder, mode)
+    return ended(client(name, server, folder, mode), server)
+
+
+def ended(running: subprocess.Popen[str], server: ConnectServer) -> Any:
+    """What a running client's program returns."""
     try:
         out, err = running.communicate(timeout=SECONDS_MAX)
     finally:
@@ -70,7 +78,14 @@ def test_a_graph_runs_on_the_server_and_reports_to_the_client(
     assert found["batches"] == found["reported"] == [0, 1, 2]
     assert found["rows"] == 3 * ROWS
     assert found["explained"]
+    assert found["measured"]
+    assert "batch 2" in found["repr"]
+    assert "sums" in found["html"]
     assert found["keys"] == KEYS
+    assert found["metric"] == 3
+    assert found["bar"][0] == "job: waiting for rows"
+    assert found["bar"][1].startswith(f"last: batch 2, {ROWS} rows in ")
+    assert found["left"] == ["begun"]
 
 
 def test_what_a_reader_drops_is_counted_on_the_server(
@@ -93,27 +108,77 @@ def test_a_function_uses_frames_and_session_of_the_client(
     server: ConnectServer, tmp_path: Path, mode: str
 ) -> None:
     found = result("function", server, tmp_path, mode)
-    totals = _totals(range(2 * ROWS))
-    assert found["last"] == {f"name {k}": totals[str(k)] for k in range(KEYS)}
-    assert found["batches"] == [0, 1]
+    totals, more = _totals(range(2 * ROWS)), _totals(range(ROWS))
+    assert found["last"] == {f"name {k}": totals[str(k)] + more[str(k)] for k in range(KEYS)}
+    assert found["batches"] == [0, 1, 2]
 
 
-def test_a_source_starts_from_a_table(server: ConnectServer, tmp_path: Path, mode: str) -> None:
-    expected = {k: total + 1000 for k, total in _totals(range(ROWS)).items()}
+def test_a_source_starts_from_a_table_and_another_is_one(
+    server: ConnectServer, tmp_path: Path, mode: str
+) -> None:
+    expected = {k: total + 1005 for k, total in _totals(range(ROWS)).items()}
     assert result("initial", server, tmp_path, mode) == expected
 
 
 def test_errors_arrive_as_they_were_raised(server: ConnectServer, tmp_path: Path, mode: str) -> None:
-    operator, sink, statement, refused = result("errors", server, tmp_path, mode)
+    operator, sink, source, query = result("errors", server, tmp_path, mode)
     assert operator[0] == "OperatorError"
-    assert "operator 'balance'" in operator[1]
-    assert "amount -30 of account 0" in operator[1]
+    assert "operator 'balance', key (0,): ValueError: amount -30 of account 0" in operator[1]
     assert sink[:2] == ["LookupError", f"no place for {ROWS} rows"]
     assert "in micro-batch 0 of job 'job'" in sink[2]
-    assert statement[0] == "ConfigurationError"
-    assert "run `asyncstate sql compile job.sql -o plan.json` there" in statement[1]
-    assert refused[0] == "JobError"
-    assert "uses the job itself" in refused[1]
+    assert source[0] == "SchemaError"
+    assert source[1].startswith("debezium_json: ")
+    assert "no 7" in source[1]
+    assert query == ["False", "", "begun"]
+
+
+def test_what_is_lost_is_refused_by_name(server: ConnectServer, tmp_path: Path, mode: str) -> None:
+    found = result("refused", server, tmp_path, mode)
+    kinds = {name: kind for name, (kind, _) in found.items()}
+    assert kinds == {
+        "sql": "ConfigurationError",
+        "show": "JobError",
+        "show given": "JobError",
+        "executor": "ConfigurationError",
+        "the job": "JobError",
+        "a stream": "JobError",
+        "a lock": "JobError",
+    }
+    assert "run `asyncstate sql compile job.sql -o plan.json` there" in found["sql"][1]
+    assert "show" in found["show"][1]
+    assert found["show"] == found["show given"]
+    assert "only with a classic session" in found["executor"][1]
+    assert "uses the job itself" in found["the job"][1]
+    assert "uses a streaming DataFrame" in found["a stream"][1]
+    assert "cannot be sent to the server of Spark Connect" in found["a lock"][1]
+
+
+def test_calls_side_outputs_and_relative_paths(server: ConnectServer, tmp_path: Path, mode: str) -> None:
+    found = result("lookups", server, tmp_path, mode)
+    assert found["named"] == {f"name {k}": 2 * ROWS // KEYS for k in range(1, KEYS)}
+    assert found["failed"] == [[0, "LookupError"]]
+    assert found["batches"] == [0, 1]
+    assert found["query"]
+
+
+def test_a_checkpoint_that_is_another_folder_on_the_server_is_refused(
+    server: ConnectServer, tmp_path: Path, mode: str
+) -> None:
+    kind, text, table, version = result("elsewhere", server, tmp_path, mode)
+    assert kind == "CheckpointError"
+    assert "the server of Spark Connect finds another folder at the checkpoint's location" in text
+    assert table == []
+    assert version == -1
+
+
+def test_a_micro_batch_that_takes_long_is_shown(server: ConnectServer, tmp_path: Path, mode: str) -> None:
+    found = result("watched", server, tmp_path, mode)
+    assert found["shown"]
+    assert found["late"][0] == "JobError"
+    assert "the running micro-batch did not end within 0.5 s, so the query continues" in found["late"][1]
+    assert found["active"]
+    assert found["batches"] == [0, 1, 2]
+    assert found["left"] == ["begun"]
 
 
 def test_statements_run_by_the_plans_of_a_classic_session(
@@ -128,7 +193,10 @@ def test_statements_run_by_the_plans_of_a_classic_session(
     (tmp_path / "plan.json").write_text(job.compiled_plans())
     found = result("statements", server, tmp_path, mode)
     assert found["table"] == _totals(range(2 * ROWS))
-    assert "the compiled plans do not have this statement" in found["refused"]
+    unknown, explained = found["refused"]
+    assert unknown[0] == explained[0] == "SqlError"
+    assert "the compiled plans do not have this statement" in unknown[1]
+    assert "EXPLAIN" in explained[1]
 
 
 def test_an_operator_over_a_bounded_frame(server: ConnectServer, tmp_path: Path, mode: str) -> None:
@@ -136,6 +204,17 @@ def test_an_operator_over_a_bounded_frame(server: ConnectServer, tmp_path: Path,
     assert found["totals"] == _totals(range(ROWS))
     assert "after unpersist()" in found["ended"]
     assert "amount -30 of account 0" in found["failed"]
+
+
+def test_what_is_known_of_derived_rows_is_that_of_a_classic_session(
+    server: ConnectServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    found = result("modes", server, tmp_path, "sync")
+    assert found == modes_of(spark)
+    assert found["filtered insertions"] == "insert-only"
+    refused = {name for name, mode in found.items() if mode == "refused"}
+    assert refused == {name for name in found if "upserts" in name}
+    assert {found[name] for name in found.keys() - refused - {"filtered insertions"}} == {"retract"}
 
 
 def test_a_stopped_query_breaks_no_micro_batch_off(server: ConnectServer, tmp_path: Path, mode: str) -> None:
@@ -146,22 +225,75 @@ def test_a_stopped_query_breaks_no_micro_batch_off(server: ConnectServer, tmp_pa
     assert committed == last < 7
     assert found["batches"] == list(range(8))
     assert found["table"] == _totals(range(8 * ROWS))
+    assert found["left"] == ["begun"]
 
 
-def test_a_killed_server_loses_nothing(tmp_path: Path, mode: str) -> None:
+def test_stop_raises_the_error_of_the_micro_batch(server: ConnectServer, tmp_path: Path, mode: str) -> None:
+    found = result("stopped failing", server, tmp_path, mode)
+    assert found["error"] == found["last"] == ["LookupError", f"no place for {KEYS} rows"]
+    assert found["left"] == ["begun"]
+
+
+def paused(folder: Path, running: subprocess.Popen[str]) -> int:
+    """The process that waits in the middle of a micro-batch of a running client."""
+    never, deadline = threading.Event(), time.monotonic() + SECONDS_MAX
+    while running.poll() is None and time.monotonic() < deadline:
+        if (folder / PAUSED).exists() and (text := (folder / PAUSED).read_text()).endswith("\n"):
+            return int(text)
+        never.wait(0.05)
+    pytest.fail(f"no micro-batch waits: {running.communicate()}")
+
+
+def await_end(process: int) -> None:
+    """Return when a process that is no child of this one has ended."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    try:
+        ready, _, _ = select.select([handle], [], [], SECONDS_MAX)
+        assert ready, f"process {process} goes on"
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.parametrize("where", ["operator", "sink", "JVM alone"])
+def test_a_server_killed_in_the_middle_of_a_micro_batch_loses_nothing(
+    tmp_path: Path, mode: str, where: str
+) -> None:
     (tmp_path / "server").mkdir()
     server = ConnectServer(tmp_path / "server")
     try:
-        for _ in range(2):
-            running = client("killed", server, tmp_path, mode)
-            assert running.stdout is not None
-            line = running.stdout.readline()
-            server.kill()
-            running.kill()
-            running.communicate()
-            assert line.startswith("committed "), server.log.read_text()[-4000:]
-            server.start()
-        found = result("killed", server, tmp_path, mode)
+        running = client("operator" if where == "operator" else "sink", server, tmp_path, mode)
+        process = paused(tmp_path, running)
+        server.kill(with_micro_batches=where != "JVM alone")
+        server.start()
+        told = ended(running, server)
+        assert told["error"][0] == told["last"] == "JobError"
+        assert "job 'job': the server of Spark Connect has ended or was started again" in told["error"][1]
+        assert told["batches"] == [0]
+        found = result("resumed", server, tmp_path, mode)
+        assert found["table"] == _totals(range(4 * ROWS))
+        assert found["batches"] == [1, 2, 3]
+        assert found["version"] == 3
+        assert found["left"] == ["begun"]
+        (
+            tmp_path / RESUME
+        ).touch()  # the process of the lost micro-batch, if it is there, writes and commits now
+        await_end(process)
+        assert result("after", server, tmp_path, mode) == {"table": _totals(range(4 * ROWS)), "version": 3}
     finally:
         server.kill()
-    assert found == {"table": _totals(range(10 * ROWS)), "version": 9}
+
+
+def test_a_client_that_ends_leaves_its_query(server: ConnectServer, tmp_path: Path, mode: str) -> None:
+    running = client("sink", server, tmp_path, mode)
+    paused(tmp_path, running)
+    running.kill()
+    running.communicate()
+    (tmp_path / RESUME).touch()
+    never, deadline = threading.Event(), time.monotonic() + SECONDS_MAX
+    expected = {"table": _totals(range(4 * ROWS)), "version": 3}
+    while (found := result("after", server, tmp_path, mode)) != expected and time.monotonic() < deadline:
+        never.wait(1)
+    assert found == expected

@@ -115,6 +115,7 @@ def test_a_deleted_query_checkpoint_is_refused(query: Query) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.classic
 def test_a_deleted_state_checkpoint_is_refused(query: Query) -> None:
     shutil.rmtree(query.state)
     query.add(1)
@@ -138,6 +139,7 @@ def test_state_rolled_back_alone_is_refused(query: Query) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.classic
 def test_a_batch_is_replayed_after_its_commit(query: Query) -> None:
     (query.query / "commits" / "2").unlink()  # killed between our commit and Spark's
     (query.query / "commits" / ".2.crc").unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import subprocess
 import sys
 import traceback
@@ -106,6 +107,25 @@ def test_other_errors_pass() -> None:
         raise KeyError("x")
     with pytest.raises(OperatorError, match="deep"), translated():
         raise RuntimeError(raised(OperatorError("deep")))
+
+
+def test_only_classes_of_exceptions_are_made_of_a_text(tmp_path: Path) -> None:
+    place = tmp_path / "touched"
+    for kind, message in (("exec", f"open({str(place)!r}, 'w')"), ("open", str(place)), ("SystemExit", "3")):
+        sent = {"kind": kind, "message": message, "traceback": ""}
+        back = restore(f"[asyncstate-error {own_mark()} {json.dumps(sent)}]")
+        assert (type(back), str(back)) == (JobError, f"{kind}: {message}")
+    assert not place.exists()
+
+
+class _TwoFoldError(AsyncStateError):
+    def __init__(self, key: int, what: str) -> None:
+        super().__init__(key, what)
+
+
+def test_a_users_subclass_with_other_arguments_arrives_by_its_name() -> None:
+    back = restore(raised(_TwoFoldError(1, "no stock")))
+    assert (type(back), str(back)) == (JobError, "_TwoFoldError: (1, 'no stock')")
 
 
 @pytest.mark.parametrize(

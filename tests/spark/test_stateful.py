@@ -131,6 +131,7 @@ def test_timers_fire_at_the_watermark_and_at_the_finish(
 
 
 @pytest.mark.smoke
+@pytest.mark.classic
 def test_a_streaming_query_survives_its_restart(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:

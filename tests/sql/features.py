@@ -211,6 +211,14 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select b, d from (select if(b = 1, null, named_struct('x', a)) as s, b from t) p join (select if(d = 2, null, named_struct('x', a)) as s, d from u) q on p.s <=> q.s",
         "select b, d from t join u on (t.b is distinct from 1 and u.d is distinct from 2 and t.a is not distinct from u.a) or (b = 1 and d = 2)",
     ),
+    "order-struct": (
+        "select a, b, row_number() over (partition by c order by named_struct('x', a, 'y', b) desc) as n from t",
+        "select a, b, row_number() over (partition by c order by a desc nulls last, b desc nulls last) as n from t",
+    ),
+    "limit-struct": (
+        "select a, b from t order by if(c = 'x', null, named_struct('x', b, 'y', named_struct('z', c))) nulls last, a, b limit 6",
+        "select a, b from t order by coalesce(c = 'x', false), case when c = 'x' then null else b end nulls first, case when c = 'x' then null else c end nulls first, a nulls first, b nulls first limit 6",
+    ),
     "over-struct": (
         "select a, b, count(*) over (partition by named_struct('x', a, 'y', c)) as n from t",
         "select a, b, count(*) over (partition by a, c) as n from t",
@@ -231,6 +239,82 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select t.a, b, k.name from t join (values (1, 'one'), (2, 'two')) as k(id, name) on t.a = k.id",
         "",
     ),
+    "scalar-alone": ("select (select max(a) from t) as m, (select count(*) from u where d > 1) as n", ""),
+    "constant-compared": (
+        "select k.id, k.name from (values (1L, 'one'), (3L, 'three'), (30L, 'many')) as k(id, name) where id > 1 and id <= (select max(a) from t)",
+        "select k.id, k.name from (values (1, 'one'), (3, 'three'), (30, 'many')) as k(id, name) where id > 1 and id <= (select max(a) from t)",
+    ),
+    "constant-ranked": (
+        "select id from (select id, row_number() over (order by id) as n from (values (1L), (2L), (3L)) as k(id)) where n <= 2 and id <= (select max(a) from t)",
+        "select id from (values (1), (2)) as k(id) where id <= (select max(a) from t)",
+    ),
+    "constant-union": (
+        "select a, b from t union all values (100L, 200L)",
+        "select a, b from t union all values (100, 200)",
+    ),
+    "constant-kept": (
+        "select k.id, t.b from (values (1), (2), (77)) as k(id) left join t on t.a = k.id",
+        "",
+    ),
+    "constant-full": (
+        "select k.id, t.b from (values (1L), (77L)) as k(id) full join t on t.a = k.id",
+        "select k.id, t.b from (values (1), (77)) as k(id) full join t on t.a = k.id",
+    ),
+    "constant-condition": (
+        "select t.a, b, k.id from t left join (values (1L, 4L), (2L, 1L)) as k(id, n) on t.a = k.id and t.b > k.n",
+        "select t.a, b, k.id from t left join (values (1, 4), (2, 1)) as k(id, n) on t.a = k.id and t.b > k.n",
+    ),
+    "constant-null-safe": (
+        "select t.a, b, k.name from t join (values (1L, 'one'), (null, 'none')) as k(id, name) on t.a <=> k.id",
+        "select t.a, b, k.name from t join (values (1, 'one'), (null, 'none')) as k(id, name) on t.a is not distinct from k.id",
+    ),
+    "constant-in": (
+        "select id from (values (1L), (3L), (50L)) as k(id) where id in (select a from t) or id > 40",
+        "select id from (values (1), (3), (50)) as k(id) where id in (select a from t) or id > 40",
+    ),
+    "constant-exists": ("select exists (select 1 from t where b > 5) as x", ""),
+    "constant-first": (
+        "select (select b from t order by b desc, a, c limit 1) as m",
+        "select (select b from t order by b desc nulls last limit 1) as m",
+    ),
+    "constant-of-each": (
+        "select a, (select max(k.name) from (values (1L, 'one'), (2L, 'two')) as k(id, name) where k.id = t.a) as name from t",
+        "select a, case a when 1 then 'one' when 2 then 'two' end as name from t",
+    ),
+    "scalar-constant": (
+        "select a, b from t where b > (select max(x) from (values (1L), (4L)) as k(x))",
+        "select a, b from t where b > 4",
+    ),
+    "scalar-condition": (
+        "select a, b, (select m from (select max(d) as m from u) where t.b > 3) as m from t",
+        "",
+    ),
+    "scalar-over": (
+        "select a, (select max(n) from (select row_number() over (order by d, f) as n from v where v.d = t.a)) as m from t",
+        "",
+    ),
+    "scalar-limit": (
+        "select a, (select d from v where v.d > t.a order by d, f limit 1) as d from t",
+        "",
+    ),
+    "cube-using": (
+        "select a, c, count(distinct a) as n from t join u using (a) group by cube (a, c) having count(*) > 0",
+        "",
+    ),
+    "lateral-limit": (
+        "select t.a, t.b, x.d, x.e from t, lateral (select d, e from u where u.a = t.a order by d desc, e limit 2) as x",
+        "select t.a, t.b, x.d, x.e from t, lateral (select d, e from u where u.a = t.a order by d desc nulls last, e nulls first limit 2) as x",
+    ),
+    "scalar-any": ("select a, (select sign(d) from u where u.a = t.a and d > 0 limit 1) as n from t", ""),
+    "aggregate-unread": ("select count(*) + cast(null as bigint) as n from t", ""),
+    "count-of-aggregate": ("select count(*) as n from (select max(a) as m from t)", ""),
+    "count-of-union": ("select count(*) as n from (select a from t union all select d from u)", ""),
+    "count-of-limit": ("select count(*) as n from (select a from t order by b, a, c limit 3)", ""),
+    "count-of-explode": (
+        "select count(*) as n from (select explode(array(1, 2)) from t)",
+        "select 2 * count(*) as n from t",
+    ),
+    "count-of-cross": ("select count(*) as n from t cross join u", ""),
     "group-constant": ("select count(*) as n from t group by 1=1", ""),
     "collect": (
         "select a, array_sort(collect_list(b)) as l from t group by a",
@@ -277,6 +361,10 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, b, sum(n) as n from (select a, b, ntile(3) over (partition by a order by b) as n from t) group by a, b",
         "select a, b, sum(n) as n from (select a, b, ntile(3) over (partition by a order by b nulls first) as n from t) group by a, b",
     ),
+    "lag-negative": (
+        "select a, b, lag(b, -1) over (partition by a order by b, c) as p, lead(b, -2, 9) over (partition by a order by b, c) as q from t",
+        "select a, b, lead(b, 1) over (partition by a order by b nulls first, c nulls first) as p, lag(b, 2, 9) over (partition by a order by b nulls first, c nulls first) as q from t",
+    ),
     "lag-default": (
         "select a, b, lag(b, 1, -1) over (partition by a order by b, c) as p from t",
         "select a, b, lag(b, 1, -1) over (partition by a order by b nulls first, c nulls first) as p from t",
@@ -300,13 +388,13 @@ FEATURES: dict[str, tuple[str, str]] = {
 }
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "union-constant": (
-        "select a, b from t union all values (100L, 200L)",
-        "line 1: .*UNION with rows that no source changes; .*job.table",
+    "subquery-of-both": (
+        "select t.a from t full join u on exists (select 1 from u as w where w.d = t.a and w.a = u.a)",
+        "Spark says of the statement: .*both join inputs",
     ),
-    "constant-kept": (
-        "select k.id, t.b from (values (1), (2)) as k(id) left join t on t.a = k.id",
-        "left join that keeps rows of a table that no source changes; ",
+    "several-rows-condition": (
+        "select a, (select d from u where t.b > 3) as m from t",
+        "nothing says that this subquery has at most one row",
     ),
     "now": ("select a, current_timestamp() as x from t", r"current_timestamp\(\) changes without a row"),
     "random": ("select a, rand() as x from t", "rand"),

@@ -211,6 +211,15 @@ def test_window_functions_of_tables_are_windows(spark: SparkSession, name: str) 
     assert kept_right(flow, tables, sql, oracle, async_enabled=begins_async, finish=True) > 3
 
 
+def test_explain_knows_the_words_that_spark_does_not(spark: SparkSession) -> None:
+    def statements(context: SqlContext) -> Any:
+        assert "WindowAggregate" in context.run(f"EXPLAIN {WINDOWS['tumble'][0]}")
+        return context.run("SELECT a FROM l")
+
+    with PipelineHarness(pipeline(spark, statements), timed_tables().sources(["l"])) as harness:
+        assert "WindowAggregate" not in harness.explain()
+
+
 SYNTAX_REFUSED: dict[str, tuple[str, str]] = {
     "no event time": (
         "SELECT a FROM l JOIN (SELECT * FROM v) FOR SYSTEM_TIME AS OF l.ts AS x ON l.k = x.k",

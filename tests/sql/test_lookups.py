@@ -85,6 +85,17 @@ def test_a_lookup_of_insertions_needs_no_exchange(spark: SparkSession, async_ena
         assert harness.end_batch()["out"] == [("+I", 1, "n1"), ("+I", 1, "n1")]
 
 
+def test_explain_shows_a_lookup(spark: SparkSession) -> None:
+    def statements(context: SqlContext) -> Any:
+        with_lookup(context)
+        said = context.run("EXPLAIN SELECT t.id, size FROM t JOIN dim ON t.id = dim.id")
+        assert "source Dim; how inner; key id_0; columns size AS size_0" in said
+        return context.run("SELECT id FROM t")
+
+    with PipelineHarness(pipeline(spark, statements), {"t": PipelineSource(SCHEMA)}) as harness:
+        assert "LookupJoin" not in harness.explain()
+
+
 REFUSED: dict[str, tuple[str, str]] = {
     "alone": ("SELECT name FROM dim", "lookup 'Dim', which has no rows of its own"),
     "kept": ("SELECT name FROM t RIGHT JOIN dim ON t.id = dim.id", "no rows of its own"),

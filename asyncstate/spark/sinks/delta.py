@@ -16,6 +16,7 @@ import xxhash
 
 from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written
 from asyncstate.errors import SchemaError, StoreError
+from asyncstate.locations import absolute
 from asyncstate.spark.sinks.sql import identifier
 from asyncstate.spark.sinks.target import (
     TargetChanges,
@@ -56,7 +57,7 @@ class DeltaTarget:
     """The table at ``uri`` (a folder, ``s3://...``); ``storage_options`` as deltalake takes them."""
 
     def __init__(self, uri: str, storage_options: dict[str, str] | None = None) -> None:
-        self.uri = check_text("DeltaTarget", "uri", uri)
+        self.uri = absolute(check_text("DeltaTarget", "uri", uri))
         self.storage_options = storage_options
 
     def check(self, schema: pa.Schema, keys: tuple[str, ...]) -> None:

@@ -19,6 +19,7 @@ from pyarrow import fs
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.driver.write_marks import UNKNOWN, Mark, Origin, is_written, mark_from, mark_of
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
+from asyncstate.locations import absolute
 from asyncstate.spark.sinks.column_checks import plain
 from asyncstate.spark.sinks.target import TargetChanges, check_keys, check_text
 
@@ -60,7 +61,7 @@ class ParquetTarget:
     """
 
     def __init__(self, folder: str) -> None:
-        self.folder = check_text("ParquetTarget", "folder", folder)
+        self.folder = absolute(check_text("ParquetTarget", "folder", folder))
 
     @property
     def place(self) -> str:

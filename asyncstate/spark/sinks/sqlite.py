@@ -20,6 +20,7 @@ import pyarrow.types as kinds
 
 from asyncstate.driver.write_marks import UNKNOWN, Origin, is_written
 from asyncstate.errors import ConfigurationError, SchemaError, StoreError
+from asyncstate.locations import absolute
 from asyncstate.spark.sinks.column_checks import (
     duration_texts,
     integer_in_float,
@@ -81,7 +82,7 @@ class SqliteTarget:
             raise ConfigurationError(
                 f"SqliteTarget: path {path!r} is not a path; give the file of an SQLite database"
             )
-        self.path = str(path)
+        self.path = absolute(str(path))
         self.table = check_text("SqliteTarget", "table", table)
 
     @property

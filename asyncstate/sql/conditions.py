@@ -1,6 +1,7 @@
-"""Conditions of MATCH_RECOGNIZE that look back at the rows of a match, evaluated row by row.
+"""Conditions over more rows than one, nested tuples of words and their parts.
 
-Owns: ``is_met``.
+Owns: ``arrow_condition``, of candidate rows of a join; ``is_met``, of a row and the match so far; ``COMPARED`` and
+``COUNTED``, the words.
 Invariant: the answer is Spark's for every row: null is not known, and NaN equals itself and is the largest number.
 Must not import Spark.
 """
@@ -11,21 +12,67 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import pyarrow.compute as pc
+
 from asyncstate.errors import SqlError
 from asyncstate.operator import Row
 
-_COMPARED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+COMPARED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "=": operator.eq,
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
 }
-_COUNTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+FLIPPED: Final = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+"""What is said with the sides exchanged."""
+COUNTED: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
 }
+
+
+def _unknown(what: str) -> SqlError:
+    return SqlError(
+        f"a stored plan has the condition {what!r}, which this version does not know; compile it again"
+    )
+
+
+def arrow_condition(given: Any) -> pc.Expression:
+    """The Arrow expression of a condition."""
+    what, *parts = given
+    if what == "field":
+        return pc.field(parts[0])
+    if what in ("and", "or"):
+        one, two = map(arrow_condition, parts)
+        return one & two if what == "and" else one | two
+    if what in ("not", "null", "valid"):
+        (one,) = map(arrow_condition, parts)
+        return ~one if what == "not" else one.is_null() if what == "null" else one.is_valid()
+    if what in COUNTED:
+        return COUNTED[what](*map(arrow_condition, parts))
+    one, two, floats = arrow_condition(parts[0]), arrow_condition(parts[1]), parts[2]
+    if what == "<=>":
+        both = one.is_null() & two.is_null()
+        same = _compared("=", one, two, floats)
+        return both | (one.is_valid() & two.is_valid() & same)
+    if what not in COMPARED:
+        raise _unknown(what)
+    return _compared(what, one, two, floats)
+
+
+def _compared(what: str, one: Any, two: Any, floats: bool) -> Any:
+    plain = COMPARED[what](one, two)
+    if not floats:
+        return plain
+    # A NaN is equal to a NaN, and greater than any other number. Null in either makes all of it null.
+    first, second = pc.is_nan(one), pc.is_nan(two)
+    if what == "=":
+        return plain | (first & second)
+    if what in (">", ">="):
+        return plain | (first if what == ">=" else first & ~second)
+    return plain | (second if what == "<=" else second & ~first)
 
 
 def is_met(condition: Any, row: Row, match: Any) -> bool:
@@ -60,13 +107,11 @@ def _value(e: Any, row: Row, match: Any) -> Any:
         return not values[0]
     if what == "cast":
         return float(values[0]) if parts[1] == "double" else values[0]
-    if what in _COUNTED:
-        return _COUNTED[what](*values)
-    if what not in _COMPARED:
-        raise SqlError(
-            f"a stored plan has the condition {what!r}, which this version does not know; compile it again"
-        )
-    return _COMPARED[what](*map(_ordered, values))
+    if what in COUNTED:
+        return COUNTED[what](*values)
+    if what not in COMPARED:
+        raise _unknown(what)
+    return COMPARED[what](*map(_ordered, values))
 
 
 def _ordered(value: Any) -> Any:

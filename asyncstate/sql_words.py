@@ -1,8 +1,10 @@
-"""The words of a statement, with their places, for what Spark's parser does not know.
+"""The words of SQL texts, with their places, for what Spark's parser does not know.
 
-Owns: ``Words``.
-Invariant: literals, quoted names and comments are never taken for words. A replaced part keeps its line breaks, so that
+Owns: ``tokens``, ``Token``; ``Words``.
+Invariant: strings, quoted names and comments are never taken for words. A replaced part keeps its line breaks, so that
 errors have the line of the user's text.
+
+Source: the lexer of Spark's ``SqlBaseLexer.g4``.
 """
 
 from __future__ import annotations
@@ -10,15 +12,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Final
-
-from sqlglot.dialects.spark import Spark
-from sqlglot.errors import TokenError
+from typing import Final, NamedTuple
 
 from asyncstate.errors import SqlError
 
+_TOKEN: Final = re.compile(
+    r"""(?P<space>\s+|--[^\n]*)
+    |(?P<hint>/\*\+)
+    |(?P<comment>/\*)
+    |(?P<raw>[rR](?:'[^']*'|"[^"]*"))
+    |(?P<string>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
+    |(?P<name>`(?:[^`]|``)*`)
+    |(?P<open>['"`])
+    |(?P<word>\w[\w$]*)
+    |(?P<sign><=>|=>|[|]>|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENT: Final = re.compile(r"/\*|\*/")
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b"}
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|`(?:[^`]|``)+`")
-_TEXT: Final = re.compile(r"[rR]?(['\"]).*\1", re.DOTALL)
 _ENDS: Final = re.compile(
     "JOIN|INNER|LEFT|RIGHT|FULL|CROSS|SEMI|ANTI|NATURAL|ASOF|WHERE|GROUP|HAVING|ORDER|LIMIT|OFFSET|UNION|INTERSECT|"
     "EXCEPT|MINUS|WINDOW|QUALIFY|SORT|CLUSTER|DISTRIBUTE|PIVOT|UNPIVOT|TABLESAMPLE|LATERAL|[,;)]|[|]>"
@@ -26,27 +38,70 @@ _ENDS: Final = re.compile(
 _AFTER_TABLE: Final = re.compile("ON|USING|FOR|WITH|MATCH_RECOGNIZE|MATCH_CONDITION|AS|[(]")
 
 
+class Token(NamedTuple):
+    """``kind``: word, sign, string, raw, name, hint; open: a string, name or comment that does not end."""
+
+    kind: str
+    text: str
+    line: int
+    start: int
+
+    @property
+    def end(self) -> int:
+        """Where it ends in the text."""
+        return self.start + len(self.text)
+
+    @property
+    def upper(self) -> str:
+        """A word in capitals; of others what they are."""
+        return self.text.upper() if self.kind == "word" else self.text
+
+    @property
+    def value(self) -> str:
+        """A string or name without its quotes."""
+        if self.kind == "raw":
+            return self.text[2:-1]
+        if self.kind == "name":
+            return self.text[1:-1].replace("``", "`")
+        if self.kind != "string":
+            return self.text
+        quote = self.text[0]
+        inner = self.text[1:-1].replace(quote * 2, quote)
+        return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), inner, flags=re.S)
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """What a text consists of besides spaces and comments; one that is open is the last."""
+    at, line = 0, 1
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        assert found is not None  # the last alternative takes any character
+        kind, end = str(found.lastgroup), found.end()
+        depth = int(kind in ("comment", "hint"))
+        while depth:
+            mark = _COMMENT.search(text, end)
+            if mark is None:
+                kind, depth = "open", 0
+            else:
+                depth, end = depth + (1 if mark[0] == "/*" else -1), mark.end()
+        if kind not in ("space", "comment"):
+            yield Token(kind, text[at:end], line, at)
+        if kind == "open":
+            return
+        line += text.count("\n", at, end)
+        at = end
+
+
 class Words:
-    """``words``: in upper case, but quoted names and literals as they are; ``spans``: where each is in ``text``."""
+    """``words``: in upper case, but quoted names and literals as they are; ``spans``: where each is in ``text``. A text
+    with an open string has none: Spark's parser says what is wrong."""
 
     def __init__(self, text: str) -> None:
+        found = list(tokens(text))
         self.text = text
-        self.words: list[str] = []
-        self.spans: list[tuple[int, int]] = []
-        try:
-            tokens: list[Any] = Spark().tokenize(text)
-        except TokenError:  # Spark's parser says what is wrong
-            tokens = []
-        end = 0
-        for token in tokens:
-            if token.start < end:
-                continue  # a part of the one before, such as the L of 10L
-            raw, end = text[token.start : token.end + 1], token.end + 1
-            is_whole = raw[:1] in "`'\"" or raw.startswith("/*") or _TEXT.fullmatch(raw) is not None
-            parts = [(0, raw)] if is_whole else [(one.start(), one[0]) for one in re.finditer(r"\S+", raw)]
-            for at, part in parts:  # ORDER BY is one token
-                self.words.append(part if is_whole else part.upper())
-                self.spans.append((token.start + at, token.start + at + len(part)))
+        self.tokens = [] if found and found[-1].kind == "open" else found
+        self.words = [one.upper for one in self.tokens]
+        self.spans = [(one.start, one.end) for one in self.tokens]
 
     def __len__(self) -> int:
         return len(self.words)
@@ -65,7 +120,7 @@ class Words:
 
     def line(self, at: int) -> int:
         """The line of a word, from 1."""
-        return self.text.count("\n", 0, self.spans[at][0]) + 1
+        return self.tokens[at].line
 
     def below(self, at: int, text: str) -> str:
         """The text at the line of a word."""
@@ -98,25 +153,40 @@ class Words:
         """Whether the word can be the name of a table or a column."""
         return _NAME.fullmatch(self.word(at)) is not None
 
+    def outside(self, begin: int, end: int) -> Iterator[int]:
+        """The places outside of brackets, without those of closing ones. A bracket that closes none is the last."""
+        depth = 0
+        for place in range(begin, end):
+            closes = self.words[place] in (")", "]", "}")
+            depth -= closes
+            if depth < 0 or not (depth or closes):
+                yield place
+            if depth < 0:
+                return
+            depth += self.words[place] in ("(", "[", "{")
+
     def close(self, at: int) -> int:
         """The place of the bracket that closes the one at ``at``. Raises SqlError if there is none."""
-        depth = 0
-        for place in range(at, len(self)):
-            depth += self.words[place] == "("
-            depth -= self.words[place] == ")"
-            if not depth:
-                return place
-        raise self.refusal(at, len(self), "a bracket that is not closed", "close it")
+        last = max(self.outside(at + 1, len(self)), default=-1)
+        if self.word(last) != ")":
+            raise self.refusal(at, len(self), "a bracket that is not closed", "close it")
+        return last
 
     def split(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts between commas outside of brackets."""
-        depth, cuts = 0, [begin - 1]
-        for place in range(begin, end):
-            depth += self.words[place] in ("(", "[", "{")
-            depth -= self.words[place] in (")", "]", "}")
-            if self.words[place] == "," and not depth:
-                cuts.append(place)
-        return ((one + 1, two) for one, two in pairwise([*cuts, end])) if begin < end else iter(())
+        commas = [place for place in self.outside(begin, end) if self.words[place] == ","]
+        cuts = pairwise([begin - 1, *commas, end])
+        return ((one + 1, two) for one, two in cuts) if begin < end else iter(())
+
+    def ordered(self, begin: int, end: int) -> tuple[int, str, str]:
+        """An expression in ORDER BY: the place after it, then ASC or DESC, FIRST or LAST; empty if they are not
+        there."""
+        nulls = direction = ""
+        if end - begin > 2 and self.word(end - 2) == "NULLS" and self.word(end - 1) in ("FIRST", "LAST"):
+            nulls, end = self.word(end - 1), end - 2
+        if end - begin > 1 and self.word(end - 1) in ("ASC", "DESC"):
+            direction, end = self.word(end - 1), end - 1
+        return end, direction, nulls
 
     def path(self, at: int) -> int:
         """The place after a name with dots that begins at ``at``; ``at`` if there is none."""
@@ -156,14 +226,11 @@ class Words:
 
     def condition_end(self, at: int) -> int:
         """The place after the condition that begins at ``at``."""
-        depth = 0
-        for place in range(at, len(self)):
+        for place in self.outside(at, len(self)):
             word, after = self.words[place], self.word(place + 1)
             is_call = word in ("LEFT", "RIGHT") and after == "("
-            if not depth and _ENDS.fullmatch(word) and self.word(place - 1) != "." and not is_call:
+            if _ENDS.fullmatch(word) and self.word(place - 1) != "." and not is_call:
                 return place
-            depth += word == "("
-            depth -= word == ")"
         return len(self)
 
 

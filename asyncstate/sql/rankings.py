@@ -1,0 +1,138 @@
+"""Rules that find rankings in a compiled plan.
+
+Owns: ``best_rows``, rows that are joined with the largest or smallest value of their own group; ``of_closed_windows``,
+rankings of windows that the watermark closes.
+Invariant: what is not certain to have the same rows is left as it is.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from asyncstate.spark.column_types import quoted
+from asyncstate.sql import ir
+from asyncstate.sql.conditions import FLIPPED
+from asyncstate.sql.lineage import called, is_valid, origin_of
+
+_COMPARED: Final = re.compile(r"\(`?(\w+)`? (>=|<=) `?(\w+)`?\)")
+_BEST: Final = {"max": ("=", ">="), "min": ("=", "<=")}
+"""How a value is compared with the best one, if it is to be that."""
+_ORDERED: Final = {
+    *("tinyint", "smallint", "int", "bigint", "decimal", "string", "date", "timestamp", "timestamp_ntz")
+}
+"""Types whose equal values are one value: of floats, 0.0 and -0.0 are two."""
+
+
+def best_rows(join: ir.Node, conditions: Sequence[str] = ()) -> ir.Node | None:
+    """The rows of a join for which ``conditions`` are true as a ranking, if one side has the largest or smallest value
+    of each group of the other one's rows, and the join takes the rows that have it. None for other joins."""
+    if not isinstance(join, ir.Join) or isinstance(join, ir.IntervalJoin) or join.condition is not None:
+        return None
+    one, two = zip(join.inputs, (join.left_key, join.right_key), strict=True)
+    found = _best_rows(join, conditions, *one, *two) if join.how in ("inner", "semi") else None
+    return found or (_best_rows(join, conditions, *two, *one) if join.how == "inner" else None)
+
+
+def _best_rows(
+    join: ir.Join,
+    conditions: Sequence[str],
+    rows: ir.Node,
+    key: Sequence[str],
+    best: ir.Node,
+    best_key: Sequence[str],
+) -> ir.Node | None:
+    left, right = origin_of(rows), origin_of(best)
+    if not isinstance(right.rows, tuple) or right.rows[0] != "Aggregate":
+        return None
+    _, group_rows, group_conditions, group_key, _ = right.rows
+    by_key, values, rest = dict[str, str](), list[tuple[str, str, str]](), list[str]()
+    for one, two in zip(key, best_key, strict=True):
+        text = right.columns[two]
+        if text not in group_key:
+            values.append((one, text, "="))
+        elif by_key.setdefault(text, one) != one or left.columns[one] != text:
+            return None
+    for condition in conditions:
+        found = _COMPARED.fullmatch(condition)
+        one, sign, two = ("", "", "") if found is None else found.groups()
+        if one in right.columns:
+            one, sign, two = two, FLIPPED[sign], one
+        bound = right.columns.get(two)
+        if one in left.columns and bound is not None and bound not in group_key:
+            values.append((one, bound, sign))
+        else:
+            rest.append(condition)
+    if not group_key or set(by_key) != group_key or len(values) != 1:
+        return None
+    ((value, text, sign),) = values
+    functions = [
+        name for name in _BEST if text == called(ir.Call("", name, (value,)), left) and sign in _BEST[name]
+    ]
+    not_null = [value] if join.null_safe else [*by_key.values(), value]
+    checked = {is_valid(left.columns[one]): one for one in not_null}
+    if (
+        not functions
+        or rows.type_of(value).split("(")[0] not in _ORDERED
+        or (sign == "=" and join.null_safe)
+        or left.rows != group_rows
+        or left.conditions - set(checked) != group_conditions - set(checked)
+        or right.conditions - {*checked, is_valid(text)}
+    ):
+        return None
+    shown = {name: (by_key | {text: value}).get(own) for name, own in right.columns.items()}
+    shown |= {name: name for name in rows.names}
+    if None in [shown[name] for name in join.names]:
+        return None
+    rank = ir.Rank(
+        inputs=(rows,),
+        columns=rows.columns,
+        key=tuple(by_key.values()),
+        order=(ir.Order(value, functions == ["max"], nulls_first=False),),
+        limit=1,
+        function="rank",
+        sql=join.sql,
+    )
+    ranked = of_closed_windows(rank) or rank
+    may_be_null = [one for one in not_null if left.columns[one] not in left.valid]
+    nulls = [
+        is_valid(quoted(one)) for one in may_be_null if is_valid(left.columns[one]) not in left.conditions
+    ]
+    if nulls:
+        ranked = ir.Filter(inputs=(ranked,), columns=ranked.columns, conditions=tuple(nulls))
+    ranked = ir.Project.of(ranked, {one: quoted(str(shown[one.name])) for one in join.columns})
+    if rest:
+        ranked = ir.Filter(inputs=(ranked,), columns=join.columns, conditions=tuple(rest))
+    return ranked
+
+
+def of_closed_windows(rank: ir.Rank) -> ir.Node | None:
+    """A ranking by windows that close as one that waits for them, before the projections of its input. None for another
+    one."""
+    chain, below = list[ir.Project](), rank.inputs[0]
+    while isinstance(below, ir.Project):
+        chain.append(below)
+        (below,) = below.inputs
+    above, origin = origin_of(rank.inputs[0]).columns, origin_of(below)
+    names = {text: name for name, text in origin.columns.items()}
+    key = [names.get(above[name]) for name in rank.key]
+    order = [replace(one, column=names.get(above[one.column], "")) for one in rank.order]
+    closes = isinstance(origin.rows, tuple) and origin.rows[0] == "WindowAggregate"
+    if not (closes and {*ir.WINDOW_COLUMNS[:2]} <= set(key) and all([*key, *(one.column for one in order)])):
+        return None
+    more = rank.columns[len(rank.inputs[0].columns) :]
+    found: ir.Node = replace(
+        rank,
+        inputs=(below,),
+        columns=(*below.columns, *more),
+        key=tuple(str(name) for name in key if name not in ir.WINDOW_COLUMNS),
+        order=tuple(order),
+        windows=True,
+    )
+    for one in reversed(chain):
+        texts = dict(zip(one.columns, one.texts, strict=True))
+        found = ir.Project.of(found, texts | {column: quoted(column.name) for column in more}, one.sql)
+    return found
