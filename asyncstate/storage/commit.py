@@ -1,14 +1,19 @@
 """The end of a micro-batch on one partition: delta file, sometimes a snapshot, partition manifest.
 
-Owns: commit_partition and what it writes. Invariant: nothing here is visible until the driver writes the
-manifest; all names are unique to the attempt. Must not write manifests.
+Owns: commit_partition and what it writes, and uploads_together. Invariant: nothing here is visible until the driver
+writes the manifest; all names are unique to the attempt. Must not write manifests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
-from asyncstate.storage.files import CheckpointFiles, file_checksum
+import xxhash
+
+from asyncstate.storage.files import TRANSFERS_MAX, CheckpointFiles, at_once, file_checksum
 from asyncstate.storage.keyed_store import SortedChanges
 from asyncstate.storage.lease import Lease
 from asyncstate.storage.manifest import (
@@ -19,11 +24,26 @@ from asyncstate.storage.manifest import (
     extend_lineage,
     snapshot_folder,
 )
-from asyncstate.storage.rocksdb import write_sst
+from asyncstate.storage.rocksdb import SmallDelta, small_bytes, sst_bytes, write_sst
 from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.snapshot import create_snapshot
 
 SNAPSHOT_EVERY_DELTAS = 10
+_together: ContextVar[list[tuple[CheckpointFiles, str, bytes]] | None] = ContextVar("together", default=None)
+
+
+@contextmanager
+def uploads_together() -> Iterator[None]:
+    """A context manager at whose end the small deltas of all partitions that were committed inside it are uploaded,
+    several at a time: a process that runs partitions one after the other waits for the checkpoint once. After an error
+    inside it none is uploaded. Raises CheckpointError if an upload fails."""
+    pending: list[tuple[CheckpointFiles, str, bytes]] = []
+    before = _together.set(pending)
+    try:
+        yield
+    finally:
+        _together.reset(before)
+    at_once(TRANSFERS_MAX, lambda upload: upload[0].put_bytes(*upload[1:]), pending)
 
 
 def commit_partition(
@@ -45,23 +65,39 @@ def commit_partition(
     base = lease.base
     snapshot = None
     if base.rescaled or len(base.deltas) >= snapshot_every_deltas:
+        lease.flush()
         folder = snapshot_folder(uid, partition, batch_id, attempt)
         # After a change of parallelism there are none: the sources' files hold other key groups.
         present = PartitionManifest(partition, base.snapshot, base.deltas).files()
         snapshot = create_snapshot(lease.store, base.lineage, files, folder, present)
-    name = delta_name(uid, partition, batch_id, attempt)
-    local = lease.kept_folder / Path(name).name
-    delta = write_delta(changes, local, name, lease.store.options)
     deltas = [] if snapshot else list(base.deltas)
-    if delta is not None:
-        files.put_file(local, name)
+    if changes:
+        delta = _put_delta(lease, files, changes, delta_name(uid, partition, batch_id, attempt))
         deltas.append(DeltaRef(batch_id, delta, extend_lineage(base.lineage, delta)))
     return PartitionManifest(partition, snapshot or base.snapshot, deltas)
 
 
-def write_delta(changes: SortedChanges, local: Path, name: str, options: RocksDBOptions) -> FileRef | None:
-    """Write sorted changes to a local file that the checkpoint will call ``name``; None when empty."""
-    if not changes:
-        return None
+def _put_delta(lease: Lease, files: CheckpointFiles, changes: SortedChanges, name: str) -> FileRef:
+    """Upload the delta and leave it for the next micro-batch: a small one in memory, another as a file."""
+    store, size_bytes = lease.store, small_bytes(changes)
+    lease.kept_folder.mkdir(exist_ok=True)
+    local = lease.kept_folder / Path(name).name
+    if size_bytes is None:
+        delta = write_delta(changes, local, name, store.options)
+        files.put_file(local, name)
+        return delta
+    data = sst_bytes(changes, store.options)
+    local.write_bytes(data)
+    pending = _together.get()
+    if pending is None:
+        files.put_bytes(name, data)
+    else:
+        pending.append((files, name, data))
+    store.next_delta = SmallDelta(name, changes, size_bytes)
+    return FileRef(name, len(data), xxhash.xxh3_128_hexdigest(data), len(changes))
+
+
+def write_delta(changes: SortedChanges, local: Path, name: str, options: RocksDBOptions) -> FileRef:
+    """Write sorted changes, at least one, to a local file that the checkpoint will call ``name``."""
     write_sst(local, changes, options)
     return FileRef(name, local.stat().st_size, file_checksum(local), len(changes))

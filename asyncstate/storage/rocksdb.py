@@ -1,8 +1,9 @@
-"""A KeyedStore on RocksDB: the only writer is the ingestion of sorted SST files.
+"""A KeyedStore on RocksDB: large deltas are ingested as SST files, small ones are written to RocksDB's memtable.
 
-Owns: RocksDBStore, and writing such files. Invariants: there are no direct puts, so the write-ahead log and RocksDB's
-memtable stay empty and the content is exactly the ingested files; no iterator outlives the call that made it, so
-``close`` really closes. Must not import checkpoint, lease or anything above.
+Owns: RocksDBStore, and writing such files. Invariants: the write-ahead log stays empty, so what is in the memtable is
+lost with the process: ``unflushed`` says so, and code that reads the files, or records what they hold, calls ``flush``
+first; no iterator outlives the call that made it, so ``close`` really closes. Must not import checkpoint, lease or
+anything above.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ import functools
 import logging
 import os
 import re
+import sys
+import tempfile
 import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from rocksdict import IngestExternalFileOptions, Options, Rdict, ReadOptions, SstFileWriter
+from rocksdict import (
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+    WriteBatch,
+    WriteOptions,
+)
 
 from asyncstate.errors import StoreError
 from asyncstate.storage.keyed_store import (
@@ -45,12 +56,32 @@ _SHORT_SCAN_ENTRIES = 16
 _SETTLE_POLL_SECONDS = 0.002
 _STARTS_WITHIN_SECONDS = 0.02  # a due compaction starts by then, unless RocksDB's threads are busy elsewhere
 _SETTLE_SECONDS_MAX = 600.0  # giving up loses all of the compaction's work
+_SMALL_ENTRIES_MAX = 4096
+_SMALL_BYTES_MAX = 256 << 10
+_UNFLUSHED_BYTES_MAX = 512 << 10  # half of RocksDB's write buffer, which has the entries' overhead as well
+
+
+class SmallDelta(NamedTuple):
+    """Changes that fit into the memtable, and the name of their file in the checkpoint."""
+
+    name: str
+    changes: SortedChanges
+    size_bytes: int
+
+
+def small_bytes(changes: SortedChanges) -> int | None:
+    """The bytes of the changes' keys and values, None if they are too many for ``apply_unlogged``."""
+    if not isinstance(changes, list | ChangeColumns) or len(changes) > _SMALL_ENTRIES_MAX:
+        return None
+    size_bytes = sum(len(key) + (0 if value is None else len(value)) for key, value in changes)
+    return size_bytes if size_bytes <= _SMALL_BYTES_MAX else None
 
 
 class RocksDBStore(KeyedStore):
-    """One RocksDB folder, filled by ingestion only. Hold its lease before opening it.
+    """One RocksDB folder. Hold its lease before opening it.
 
     ``damaged`` turns True when RocksDB reported an error: the folder should be rebuilt from the checkpoint.
+    ``next_delta``: the small delta that the last micro-batch has written, for the next one.
     """
 
     def __init__(
@@ -70,6 +101,8 @@ class RocksDBStore(KeyedStore):
         self._raw_options.set_disable_auto_compactions(True)
         # Without CURRENT, which a cleaner of temporary folders may have deleted, RocksDB would begin an empty one.
         self._raw_options.create_if_missing(not Path(path).exists())
+        self.next_delta: SmallDelta | None = None
+        self._unflushed_bytes = self._unflushed_entries = 0
         self._compacts = False
         self._errors_before = 0
         self._blocks: Rdict | None = None
@@ -184,6 +217,7 @@ class RocksDBStore(KeyedStore):
     def _range_blocks(self) -> Rdict | None:
         """None if the files cannot be opened a second time: scans then wait for the device themselves."""
         if self._blocks is None and not self._no_blocks:
+            self.flush()  # the second opening has the files alone
             try:
                 self._blocks = open_range_blocks(self.path, self.options)
             except (
@@ -243,6 +277,40 @@ class RocksDBStore(KeyedStore):
                 Path(spare).unlink(missing_ok=True)
         self._note_readers()
         self.version = version
+
+    @property
+    def unflushed(self) -> bool:
+        """Whether a part of the content is in memory alone."""
+        return self._unflushed_bytes > 0
+
+    def apply_unlogged(self, delta: SmallDelta, version: int) -> None:
+        """Write a small delta to the memtable, which takes no sync of a file: ``unflushed`` until it is full."""
+        db = self.db
+        self._drop_range_blocks()
+        batch, unlogged = WriteBatch(raw_mode=True), cast(Any, WriteOptions())
+        unlogged.disable_wal = True
+        try:
+            _write_each(batch, delta.changes)
+            db.write(batch, unlogged)
+        except Exception as error:
+            raise self.failed(f"extended by {delta.name}", error) from error
+        self._unflushed_bytes += delta.size_bytes
+        self._unflushed_entries += sum(-1 if value is None else 1 for _, value in delta.changes)
+        self.version = version
+        if self._unflushed_bytes > _UNFLUSHED_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is in memory alone to a file."""
+        if self.unflushed:
+            try:
+                self.db.flush()
+            except StoreError:
+                raise
+            except Exception as error:
+                raise self.failed("flushed", error) from error
+            self._unflushed_bytes = self._unflushed_entries = 0
+            self._note_readers()
 
     def sorted_runs(self) -> int:
         """Number of overlapping runs in which a lookup may have to search."""
@@ -345,8 +413,10 @@ class RocksDBStore(KeyedStore):
         """Return metrics from RocksDB's properties and its list of live files."""
         live = self.db.live_files()
         return StoreStatistics(
-            entries_estimate=max(0, sum(f["num_entries"] - 2 * f["num_deletions"] for f in live)),
-            size_bytes=sum(f["size"] for f in live),
+            entries_estimate=max(
+                0, sum(f["num_entries"] - 2 * f["num_deletions"] for f in live) + self._unflushed_entries
+            ),
+            size_bytes=sum(f["size"] for f in live) + self._unflushed_bytes,
             files=len(live),
             sorted_runs=len(_run_bytes(live)),
             block_cache_bytes=self._number("block-cache-usage"),
@@ -435,8 +505,12 @@ def _range_options(end: bytes | None) -> ReadOptions:
     return options
 
 
-def _write_each(writer: SstFileWriter, changes: Iterable[Change]) -> None:
+def _write_each(writer: SstFileWriter | WriteBatch, changes: Iterable[Change]) -> None:
     put, delete = writer.__setitem__, writer.__delitem__
+    if isinstance(changes, ChangeColumns) and None not in changes.values:
+        # One call into rocksdict for each, and nothing else.
+        deque(map(put, changes.sorted_keys, changes.values), maxlen=0)
+        return
     for key, value in changes:
         if value is None:
             delete(key)
@@ -454,11 +528,7 @@ def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptio
     try:
         writer = SstFileWriter(_writer_options(options))
         writer.open(str(path))
-        if isinstance(changes, ChangeColumns) and None not in changes.values:
-            # One call into rocksdict for each, and nothing else.
-            deque(map(writer.__setitem__, changes.sorted_keys, changes.values), maxlen=0)
-        else:
-            _write_each(writer, changes)
+        _write_each(writer, changes)
         writer.finish()
     except StoreError:
         raise
@@ -467,3 +537,15 @@ def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptio
             f"the file {path} could not be written: {error}. Check the disk's space and permissions, then "
             f"retry"
         ) from error
+
+
+def sst_bytes(changes: SortedChanges, options: RocksDBOptions) -> bytes:
+    """The bytes of the SST file of small changes."""
+    if sys.platform == "linux":  # in memory: RocksDB syncs each file that it writes
+        with open(os.memfd_create("asyncstate-delta"), "rb") as memory:
+            write_sst(f"/proc/self/fd/{memory.fileno()}", changes, options)
+            return memory.read()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "delta.sst")
+        write_sst(path, changes, options)
+        return path.read_bytes()

@@ -12,6 +12,7 @@ checkpoints.
 from __future__ import annotations
 
 import fcntl
+import functools
 import math
 import os
 import select
@@ -29,7 +30,8 @@ import xxhash
 
 from asyncstate.errors import StoreError
 
-RECORD_FORMAT: Final = 2
+RECORD_FORMAT: Final = 3
+_RECORD_BYTES: Final = 512
 _PRIVATE: Final = 0o700
 _OTHERS: Final = 0o077
 _TAKE_OVER_SECONDS_MAX: Final = (
@@ -39,7 +41,8 @@ _TAKE_OVER_SECONDS_MAX: Final = (
 
 class SlotRecord(msgspec.Struct, frozen=True):
     """What a slot holds, in its folder ``store``. ``boot`` identifies this start of the machine: after a power cut no
-    slot is trusted."""
+    slot is trusted. ``newest``: the files hold all of ``lineage``, and may hold parts of what was added up to this
+    lineage, which the open store had in memory."""
 
     version: int
     lineage: str
@@ -47,16 +50,18 @@ class SlotRecord(msgspec.Struct, frozen=True):
     changing: bool
     boot: str
     format: int = RECORD_FORMAT
+    newest: str = ""
 
 
 @dataclass(slots=True)
 class Slot:
     """The folder ``folder``; ``lock`` is the open lock file while this process uses it. ``taken_over``: another process
-    has just released it to this one."""
+    has just released it to this one. ``opened``: the content of the open store, part of which may be in memory."""
 
     folder: Path
     lock: int | None = None
     taken_over: bool = False
+    opened: SlotRecord | None = None
     _store: str | None = None
 
     @property
@@ -113,10 +118,11 @@ class Slot:
                 return path.stat().st_mtime
         return math.inf
 
-    def write(self, version: int, lineage: str, changing: bool) -> None:
-        """Record what the slot holds."""
-        record = SlotRecord(version, lineage, self.db.name, changing, _boot_id())
-        replace_file(self.folder / "VERSION", msgspec.json.encode(record))
+    def write(self, version: int, lineage: str, changing: bool, newest: str = "") -> SlotRecord:
+        """Record what the slot holds, and return the record."""
+        record = SlotRecord(version, lineage, self.db.name, changing, _boot_id(), newest=newest)
+        _overwrite(self.folder / "VERSION", msgspec.json.encode(record))
+        return record
 
     def invalidate(self) -> None:
         """Remove the record, which needs no space on the disk: the store will be rebuilt."""
@@ -205,6 +211,21 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
+def _overwrite(path: Path, data: bytes) -> None:
+    """Write a record in place, where there is one: replacing a file makes some file systems write the new one to the
+    disk. A record that a reader sees half written is in doubt, as is one that a crash has cut off."""
+    padded = data.ljust(_RECORD_BYTES)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return replace_file(path, padded)
+    try:
+        os.pwrite(file, padded, 0)
+    finally:
+        os.close(file)
+
+
+@functools.cache
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

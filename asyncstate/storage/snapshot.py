@@ -115,6 +115,7 @@ def sibling_scratch(path: str | Path) -> TemporaryDirectory[str]:
 def hard_linked_copy(store: RocksDBStore, folder: Path) -> None:
     """Make ``folder``, which does not exist yet, a store of the same content; table files are linked, not copied."""
     try:
+        store.flush()  # RocksDB would copy its write-ahead log, which is empty
         RocksDBCheckpoint(store.db).create_checkpoint(str(folder))
     except (StoreError, OSError):
         raise

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 
 from asyncstate import RecordOperator, ValueStateDescriptor
+from asyncstate.driver.commit_log import CommitLog
 from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.operator import InputSpec, RecordContext, Row
 from asyncstate.operators import (
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 ROWS, KEYS = 40, 5
 SECONDS_MAX = 120
 URL = "ASYNCSTATE_TEST_URL"
-PAUSED, RESUME = "paused", "resume"
-"""Files by which a micro-batch says that it waits, and is told to go on."""
+PAUSED, RESUME, COMMIT = "paused", "resume", "commit"
+"""Files by which a micro-batch says that it waits, is told to go on, and says what became of its commit."""
 
 
 def pause(folder: Path, wanted: Callable[[], bool] | None = None) -> None:
@@ -61,6 +62,18 @@ def pause(folder: Path, wanted: Callable[[], bool] | None = None) -> None:
     never = threading.Event()
     while not wanted():
         never.wait(0.05)
+    commit = CommitLog.commit
+
+    def watched(log: CommitLog, *given: Any) -> Any:
+        try:
+            found = commit(log, *given)
+        except Exception as error:
+            (folder / COMMIT).write_text(f"{type(error).__name__}\n")
+            raise
+        (folder / COMMIT).write_text("committed\n")
+        return found
+
+    CommitLog.commit = watched  # type: ignore[method-assign]
 
 
 class Balance(RecordOperator):
@@ -292,8 +305,8 @@ def errors(spark: SparkSession, folder: Path) -> Any:
     assert job._client is not None
     assert job._client._thread is not None
     job._client._thread.join(SECONDS_MAX)  # nobody awaits the query
-    error = job.last_error
-    found.append([type(error).__name__, str(error), ""])
+    last = job.last_error
+    found.append([type(last).__name__, str(last), ""])
     found.append([str(query.isActive), "", "\n".join(_left(folder / "source"))])
     return found
 

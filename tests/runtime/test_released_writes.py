@@ -1,4 +1,7 @@
-"""When a micro-batch has ended, its writes are free at once: nothing of them waits for the garbage collector."""
+"""When a micro-batch has ended, its writes are free at once: nothing of them waits for the garbage collector.
+
+Small ones are kept for the next micro-batch, which adds them to the store.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def test_no_writes_are_left(operator, column_cache: int, async_enabled: bool) ->
         gc.disable()
         try:
             for number in range(3):
-                harness.push([(key, number) for key in range(100)])
+                harness.push([(key, number) for key in range(5_000)])
                 harness.end_batch()
             objects = gc.get_objects()
         finally:

@@ -89,6 +89,60 @@ def test_a_store_closes_where_no_file_or_thread_is_left_to_watch_it(
     assert job.content(manifest) == {A: b"1", B: b"2"}
 
 
+@pytest.mark.parametrize("batches", range(1, 9))
+@pytest.mark.parametrize("back", [0, 1, 2])
+def test_a_killed_process_loses_no_state(tmp_path: Path, kept: StorePool, batches: int, back: int) -> None:
+    """It had part of the content in memory, and the files may have more than a version that is read then."""
+    writes: list[Writes] = [{key(n % 5, "x"): b"%d" % n, key(n % 3, "y"): None} for n in range(batches)]
+    program = "\n".join(
+        [
+            "import os, pathlib, sys",
+            "from asyncstate.storage import StorePool",
+            "from tests.storage.minijob import MiniJob",
+            "job = MiniJob(pathlib.Path(sys.argv[1]), 4, open_stores=StorePool())",
+            f"for writes in {writes!r}:",
+            "    job.batch(writes)",
+            "os._exit(9)",
+        ]
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert killed.returncode == 9
+    job = MiniJob(tmp_path, 4, open_stores=kept)
+    version = max(0, batches - 1 - back)
+    assert job.content(job.checkpoint.read(version)) == applied({}, *writes[: version + 1])
+    if back == 0 and batches % 4 != 1:  # a snapshot in the last micro-batch has hidden the deltas before it
+        assert job.ways == ["kept" if batches == 1 else "advanced"]
+
+
+def test_small_deltas_take_no_file_of_the_store(tmp_path: Path, kept: StorePool) -> None:
+    """Until a snapshot, someone who reads the files, or the end."""
+    job = MiniJob(tmp_path, 9, open_stores=kept)
+    for n in range(5):
+        job.batch({A: b"%d" % n})
+    (store,) = [one.rocks for one in kept._kept.values()]
+    record = Slot(next(iter(kept._kept.values())).slot.folder).record()
+    assert record is not None
+    assert (store.unflushed, store.sorted_runs(), store.version, record.version) == (True, 0, 3, -1)
+    assert store.get(A) == b"3"
+    assert store.cold([A[:2]]) == [A[:2]]  # this opens the files a second time
+    assert (store.unflushed, store.sorted_runs()) == (False, 1)
+    assert store.scan(A, None, 9) == [(A, b"3")]
+
+
+@pytest.mark.parametrize("back", [0, 1, 2, 3])
+def test_files_may_have_more_than_their_record(tmp_path: Path, kept: StorePool, back: int) -> None:
+    """RocksDB flushes when it likes; a version before that must not see it."""
+    job = MiniJob(tmp_path, 9, open_stores=kept)
+    writes: list[Writes] = [{A: b"%d" % n, key(n, "new"): b""} for n in range(5)]
+    for each in writes:
+        job.batch(each)
+    next(iter(kept._kept.values())).rocks.flush()
+    kill(kept)
+    job.stores._slots_max = 1  # it cannot use another folder
+    version = 4 - back
+    assert job.content(job.checkpoint.read(version)) == applied({}, *writes[: version + 1])
+
+
 def test_who_had_the_lease_cannot_read_on(tmp_path: Path, kept: StorePool) -> None:
     job = MiniJob(tmp_path, open_stores=kept)
     manifest = job.batch({A: b"1"})
@@ -116,7 +170,9 @@ def test_a_failed_task_leaves_no_open_store(tmp_path: Path, kept: StorePool) -> 
 
 STEPS = st.tuples(
     st.integers(0, 1),  # the worker
-    st.sampled_from(["batch", "batch", "batch", "lost", "replay", "fail", "rollback", "read", "rescale"]),
+    st.sampled_from(
+        ["batch", "batch", "batch", "lost", "replay", "fail", "rollback", "read", "rescale", "kill"]
+    ),
     st.dictionaries(
         st.builds(key, st.integers(0, 15), st.sampled_from("ab")),
         st.sampled_from([None, b"1", b"22"]),
@@ -124,6 +180,18 @@ STEPS = st.tuples(
     ),
     st.integers(0, 3),  # how many versions back
 )
+
+
+def kill(worker: StorePool) -> None:
+    """What the worker's stores have in memory is lost, and nothing is recorded."""
+    for name in list(worker._kept):
+        kept = worker._kept[name]
+        files = f"{kept.rocks.path}.files"
+        shutil.copytree(kept.rocks.path, files)
+        path, kept.slot.opened = kept.rocks.path, None
+        worker.shut(Path(name))
+        shutil.rmtree(path)
+        Path(files).rename(path)
 
 
 @settings(deadline=None)
@@ -160,6 +228,8 @@ def test_two_workers_take_turns_whatever_fails(steps: list[tuple[int, str, Write
                 base = job.checkpoint.latest()
             elif what == "rescale":
                 parallelism = 3 - parallelism
+            elif what == "kill":
+                kill(workers[worker])
             else:
                 base = job.checkpoint.read(max(0, base.batch_id - back))
             assert base is not None
