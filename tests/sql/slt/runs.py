@@ -50,6 +50,7 @@ _CASTS = {pa.string(): "VARCHAR", pa.decimal128(38, 0): "DECIMAL(38, 0)"}
 
 
 _FREE = {
+    r"AS OF PROCTIME\(\)": "what a table has as of now depends on when the view is made",
     r"\* FROM (HOP|TUMBLE)\(": "a table of windows also has window_time",
     r"^(?!.*ORDER BY).*\bLIMIT \d+": "LIMIT takes any of rows that are equal in the order",
 }
