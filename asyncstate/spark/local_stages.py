@@ -3,7 +3,6 @@
 Owns: ``LocalStages``, which runs them, and ``LocalStage``, their rows.
 Invariant: the tasks are those that Spark would run, over the same partitions; a stage runs here completely or
 not at all.
-Must not import storage.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from asyncstate.spark.stages import (
     uids_of,
 )
 from asyncstate.spark.task_errors import left
+from asyncstate.storage import uploads_together
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,7 +90,7 @@ class LocalStages:
             if given is None:
                 return None
             try:
-                with _turns:
+                with _turns, uploads_together():
                     started = time.perf_counter()
                     rows_of: Callable[[Any], list[pa.RecordBatch]] = lambda one: given[id(one)].batches  # noqa: E731
                     made = run_locally(planned, rows_of, self._run, _copies_of, choice.bytes_max)

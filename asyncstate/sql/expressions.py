@@ -24,7 +24,9 @@ _TRANSPARENT: Final = {
     *("KnownFloatingPointNormalized", "NormalizeNaNAndZero", "KnownNotNull", "KnownNullable"),
     *("KnownNotContainsNull", "ArrayDistinctKey", "Alias"),
 }
-_SUBQUERIES: Final = {"Exists", "ListQuery", "InSubquery", "DynamicPruningSubquery", "LateralSubquery"}
+_SUBQUERIES: Final = {
+    *("Exists", "ListQuery", "InSubquery", "DynamicPruningSubquery", "LateralSubquery", "ScalarSubquery"),
+}
 COMPARISONS: Final = {
     "EqualTo": "=",
     "EqualNullSafe": "<=>",
@@ -230,7 +232,7 @@ class Expressions:
             return e.withName(names[own]).withQualifier(self._catalyst.seq([]))
         if kind == "AggregateExpression":
             return self._replacement(e, replaced[int(e.resultId().id())])
-        if kind == "ScalarSubquery":
+        if kind == "ScalarSubquery" and id_of(e) in replaced:
             return self._replacement(e, replaced[id_of(e)])
         if kind in _SUBQUERIES:
             raise refusal(f"a subquery ({kind}) stays in an expression", "write it as a join", e)

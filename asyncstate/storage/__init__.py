@@ -8,7 +8,7 @@ rocksdict is imported below this package only.
 """
 
 from asyncstate.storage.checkpoint import Checkpoint
-from asyncstate.storage.commit import commit_partition
+from asyncstate.storage.commit import commit_partition, uploads_together
 from asyncstate.storage.files import CheckpointFiles, LocalFiles, verify_file
 from asyncstate.storage.keyed_store import (
     EMPTY_VERSION,
@@ -95,5 +95,6 @@ __all__ = [
     "group_bounds",
     "group_range",
     "partition_restore_plan",
+    "uploads_together",
     "verify_file",
 ]

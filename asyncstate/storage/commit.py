@@ -1,16 +1,19 @@
 """The end of a micro-batch on one partition: delta file, sometimes a snapshot, partition manifest.
 
-Owns: commit_partition and what it writes. Invariant: nothing here is visible until the driver writes the
-manifest; all names are unique to the attempt. Must not write manifests.
+Owns: commit_partition and what it writes, and uploads_together. Invariant: nothing here is visible until the driver
+writes the manifest; all names are unique to the attempt. Must not write manifests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import xxhash
 
-from asyncstate.storage.files import CheckpointFiles, file_checksum
+from asyncstate.storage.files import TRANSFERS_MAX, CheckpointFiles, at_once, file_checksum
 from asyncstate.storage.keyed_store import SortedChanges
 from asyncstate.storage.lease import Lease
 from asyncstate.storage.manifest import (
@@ -26,6 +29,21 @@ from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.snapshot import create_snapshot
 
 SNAPSHOT_EVERY_DELTAS = 10
+_together: ContextVar[list[tuple[CheckpointFiles, str, bytes]] | None] = ContextVar("together", default=None)
+
+
+@contextmanager
+def uploads_together() -> Iterator[None]:
+    """A context manager at whose end the small deltas of all partitions that were committed inside it are uploaded,
+    several at a time: a process that runs partitions one after the other waits for the checkpoint once. After an error
+    inside it none is uploaded. Raises CheckpointError if an upload fails."""
+    pending: list[tuple[CheckpointFiles, str, bytes]] = []
+    before = _together.set(pending)
+    try:
+        yield
+    finally:
+        _together.reset(before)
+    at_once(TRANSFERS_MAX, lambda upload: upload[0].put_bytes(*upload[1:]), pending)
 
 
 def commit_partition(
@@ -70,7 +88,11 @@ def _put_delta(lease: Lease, files: CheckpointFiles, changes: SortedChanges, nam
         return delta
     data = sst_bytes(changes, store.options)
     local.write_bytes(data)
-    files.put_bytes(name, data)
+    pending = _together.get()
+    if pending is None:
+        files.put_bytes(name, data)
+    else:
+        pending.append((files, name, data))
     store.next_delta = SmallDelta(name, changes, size_bytes)
     return FileRef(name, len(data), xxhash.xxh3_128_hexdigest(data), len(changes))
 

@@ -10,6 +10,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from asyncstate.errors import EnvironmentSetupError, SchemaError
 _NUMBER = "asyncstate:number"
 _opened = threading.local()  # a connection of each thread: to open one takes longer than a query
 _SPARK_MIN = 4
+_WHOLE = {getattr(exp.DataType.Type, name) for name in ("TINYINT", "SMALLINT", "INT", "BIGINT")}
 _EXPLODES = re.compile(r"\s*explode\(", re.IGNORECASE)
 
 
@@ -152,7 +154,14 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
             f"'{expression}': {found.key} is not computed from one row, so it needs Spark; use an operator, or a "
             "function of Arrow columns"
         )
-    return str(parsed.transform(_for_duckdb).sql(dialect="duckdb", identify=True))
+    made = parsed.transform(_for_duckdb)
+    for cast in [one for one in made.find_all(exp.Cast) if one.to.this in _WHOLE]:
+        with contextlib.suppress(SchemaError):  # within a function of its own arguments
+            text = cast.this.sql(dialect="duckdb", identify=True)
+            kind = _query(rows.slice(0, 0), [f"{text} AS value"]).column(0).type
+            if pa.types.is_floating(kind) or pa.types.is_decimal(kind):  # Spark cuts what DuckDB rounds
+                cast.set("this", exp.Anonymous(this="trunc", expressions=[cast.this]))
+    return str(made.sql(dialect="duckdb", identify=True))
 
 
 def _for_duckdb(node: exp.Expression) -> exp.Expression:

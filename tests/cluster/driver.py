@@ -303,7 +303,7 @@ def run_query(spark: SparkSession, settings: Settings, plan: Plan) -> None:
     }
     checkpoint = str(settings.folder("checkpoint"))
     run = PlannedRun(settings.story)
-    job = watched(settings, plan, clock)(spark, checkpoint, options, name="cluster", clock=clock, run=run)
+    job = watched(settings, plan, clock)(spark, checkpoint, options, name="cluster", _clock=clock, _run=run)
     schema = spark.read.parquet(settings.source).schema
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(settings.source)
     Query(settings, plan).declare(job.source("bids", stream))

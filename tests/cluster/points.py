@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.partition.task import run_partition
-from asyncstate.storage import Checkpoint, LocalFiles, files
+from asyncstate.storage import Checkpoint, LocalFiles
 from tests.cluster.cluster import command_line, executors_of, kill
 
 TASK_POINTS = ("task start", "before upload", "after upload", "task end")
@@ -40,6 +41,8 @@ DRIVER_POINTS = (
     "after batch",
 )
 _SLOW_SECONDS_MAX = 20.0
+_hooks = ExitStack()
+"""Those that are laid for the rest of this process."""
 
 
 class InjectedError(Exception):
@@ -167,33 +170,36 @@ class PlannedRun:
         plan = Plan(Path(self.story))
         reached = functools.partial(plan.reached, batch_id=spec.batch_id, uid=spec.uid, partition=partition)
         reached("task start")
-        with _uploads(reached):
+
+        def written(when: str, name: str) -> None:
+            if "/delta-" in name:
+                reached(f"{when} upload")
+
+        with _writes(written):
             for out in run_partition(spec, partition, batches):
                 if isinstance(out, CommitRecord):
                     reached("task end")
                 yield out
 
 
-class _uploads:  # noqa: N801 - reads as a function where it is used
-    """Inside, the upload of a delta reaches its points: within the file's own error handling, as a full disk does."""
+@contextmanager
+def _writes(reached: Callable[[str, str], None]) -> Iterator[None]:
+    """Inside, each write of a checkpoint file is told of, ``reached("before", name)`` and ``reached("after", name)``:
+    within its own error handling, as a full disk is."""
+    original = LocalFiles._temporary
 
-    def __init__(self, reached: Callable[[str], None]) -> None:
-        self._reached = reached
-        self._original = files._link_or_copy
+    @contextmanager
+    def temporary(self: LocalFiles, name: str) -> Iterator[Path]:
+        with original(self, name) as path:
+            reached("before", name)
+            yield path
+            reached("after", name)
 
-    def __enter__(self) -> None:
-        def link_or_copy(source: Any, target: Any) -> None:
-            upload = "delta-" in str(source) and ".tmp-" in str(target)
-            if upload:
-                self._reached("before upload")
-            self._original(source, target)
-            if upload:
-                self._reached("after upload")
-
-        files._link_or_copy = link_or_copy
-
-    def __exit__(self, *_: object) -> None:
-        files._link_or_copy = self._original
+    LocalFiles._temporary = temporary  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LocalFiles._temporary = original  # type: ignore[method-assign]
 
 
 def hook_driver(plan: Plan) -> None:
@@ -202,7 +208,6 @@ def hook_driver(plan: Plan) -> None:
 
     running = [-1]
     base_of, commit, delete = CommitLog.base_of, Checkpoint.commit, LocalFiles.delete
-    write = files._write_synced
 
     def hooked_base_of(self: CommitLog, batch_id: int) -> Any:
         running[0] = batch_id
@@ -222,12 +227,11 @@ def hook_driver(plan: Plan) -> None:
         if not name.startswith("owners/"):
             plan.reached("in retention", running[0])
 
-    def hooked_write(path: Path, data: bytes) -> None:
-        if path.parent.name == "manifests":
+    def written(when: str, name: str) -> None:
+        if when == "before" and name.startswith("manifests/"):
             plan.reached("manifest write", running[0])
-        write(path, data)
 
     CommitLog.base_of = hooked_base_of  # type: ignore[method-assign]
     Checkpoint.commit = hooked_commit  # type: ignore[method-assign]
     LocalFiles.delete = hooked_delete  # type: ignore[method-assign]
-    files._write_synced = hooked_write
+    _hooks.enter_context(_writes(written))

@@ -35,7 +35,7 @@ from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import known_changes
 from asyncstate.spark.prometheus import PrometheusProgress
 from asyncstate.spark.sinks import AppendSink, ParquetTarget, SqliteTarget, UpsertSink
-from asyncstate.spark.sources import debezium_json
+from asyncstate.spark.sources import debezium_json, json_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -621,6 +621,17 @@ def after(spark: SparkSession, folder: Path) -> Any:
     return {"table": dict(_table(folder)), "version": _ledger_version(job)}
 
 
+def dropped(spark: SparkSession, folder: Path) -> Any:
+    """A reader drops every fifth message; the client gets their number."""
+    job = _job(spark, folder)
+    given = _numbers(spark, folder, 2)
+    texts = given.selectExpr("if(k = 0, 'no', to_json(struct(k, v))) AS value")
+    numbers = job.source("numbers", json_rows(texts, "k bigint not null, v bigint", malformed="drop"))
+    numbers.apply(_sums(), key="k", uid="sums").to(UpsertSink("k", _new_table(folder)))
+    job.await_termination(_started(job.start))
+    return {"table": dict(_table(folder)), "dropped": [progress["dropped"] for progress in job.history]}
+
+
 STATEMENT = "INSERT INTO totals SELECT k, sum(v) AS total FROM numbers WHERE v >= 0 GROUP BY k"
 
 
@@ -657,4 +668,5 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "resumed": resumed,
     "after": after,
     "statements": statements,
+    "dropped": dropped,
 }

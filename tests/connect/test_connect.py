@@ -88,6 +88,15 @@ def test_a_graph_runs_on_the_server_and_reports_to_the_client(
     assert found["left"] == ["begun"]
 
 
+def test_what_a_reader_drops_is_counted_on_the_server(
+    server: ConnectServer, tmp_path: Path, mode: str
+) -> None:
+    found = result("dropped", server, tmp_path, mode)
+    assert found["table"] == {k: total for k, total in _totals(range(2 * ROWS)).items() if k != "0"}
+    example = "not an event of this format, or more text follows it, in: no"
+    assert found["dropped"] == 2 * [{"numbers": {"rows": ROWS // KEYS, "example": example}}]
+
+
 def test_windows_of_two_sources_end_with_the_input(server: ConnectServer, tmp_path: Path, mode: str) -> None:
     found = result("windows", server, tmp_path, mode)
     assert found["before"] == KEYS  # of the first window; the others wait for the end

@@ -16,6 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.metrics import Observed
 from asyncstate.spark import StreamingJob
+from asyncstate.spark.kafka import Json
+from asyncstate.spark.kafka.job_source import kafka_source
 from asyncstate.spark.sources import debezium_json, json_rows, operation_column
 from asyncstate.spark.spark_executor import SparkExecutor
 from operators import ChangelogNormalize, GroupAggregate, count, sum_
@@ -138,6 +140,23 @@ def test_without_a_stage_the_source_is_read_once_more(
     assert sorted(rows) == [(1, 2), (1, 3), (2, 5)]
     assert len(again) == 2
     assert "is not one of" in str(dropped["operations"]["example"])
+
+
+class OwnFormat:
+    """A format of a user's own, which drops messages by itself."""
+
+    def rows(self, df: DataFrame, malformed: Any) -> DataFrame:
+        return df.where("value like '{%}'")
+
+
+def test_a_format_that_does_not_count_is_named(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = spark.readStream.schema("value string").parquet(str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        kafka_source(make_job(), "own", given, OwnFormat(), None, "drop", {})
+        kafka_source(make_job(), "ours", given, Json(ITEMS), None, "drop", {})
+    assert [one.args[0] for one in caplog.records if "is not counted" in one.getMessage()] == ["own"]
 
 
 def test_upserts_and_dataframes_that_spark_has_derived(

@@ -388,6 +388,10 @@ FEATURES: dict[str, tuple[str, str]] = {
 }
 
 REFUSED: dict[str, tuple[str, str]] = {
+    "subquery-of-outer-join": (
+        "select t.a, u.d from t full join u on t.a = (select min(d) from u)",
+        r"a subquery \(ScalarSubquery\) stays in an expression; write it as a join",
+    ),
     "subquery-of-both": (
         "select t.a from t full join u on exists (select 1 from u as w where w.d = t.a and w.a = u.a)",
         "Spark says of the statement: .*both join inputs",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from asyncstate.errors import CheckpointCorruptionError
-from asyncstate.storage import LocalFiles, LocalStores, partition_restore_plan
+from asyncstate.errors import CheckpointCorruptionError, CheckpointError
+from asyncstate.storage import LocalFiles, LocalStores, StorePool, partition_restore_plan, uploads_together
 from asyncstate.storage.files import TRANSFERS_MAX, at_once
-from tests.storage.minijob import MiniJob, key
+from tests.storage.minijob import MAX_PARALLELISM, MiniJob, applied, key
 
 _DEADLINE_SECONDS = 20.0
 
@@ -25,6 +25,11 @@ class MeetingFiles(LocalFiles):
     def get_file(self, name: str, local: str | Path) -> None:
         self._meeting.wait(_DEADLINE_SECONDS)
         super().get_file(name, local)
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        if name.startswith("state/"):
+            self._meeting.wait(_DEADLINE_SECONDS)
+        super().put_bytes(name, data)
 
 
 @pytest.fixture
@@ -84,3 +89,43 @@ def test_all_items_are_done(items: list[int]) -> None:
     done: list[int] = []
     at_once(2, done.append, items)
     assert sorted(done) == items
+
+
+@pytest.mark.parametrize("kept", [None, StorePool()], ids=["closed", "open"])
+def test_small_deltas_of_all_partitions_go_up_at_the_same_time(
+    tmp_path: Path, kept: StorePool | None
+) -> None:
+    job, model = MiniJob(tmp_path, open_stores=kept), {}
+    files = MeetingFiles(Path(job.files.place))
+    job.files = files
+    for n in range(7):  # snapshots among them, which go up by files
+        writes = {key(group, "a"): b"%d" % n for group in range(MAX_PARALLELISM)}
+        with uploads_together():
+            manifest = job.attempt(job.checkpoint.latest(), n, writes, TRANSFERS_MAX)
+        job.checkpoint.commit(manifest)
+        model = applied(model, writes)
+        assert job.content(manifest, TRANSFERS_MAX) == model
+    kept.close()
+
+
+def test_after_an_error_nothing_goes_up(tmp_path: Path) -> None:
+    def fail() -> None:
+        with uploads_together():
+            job.attempt(None, 0, {key(0, "a"): b"1"}, 2)
+            raise ZeroDivisionError
+
+    job = MiniJob(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert job.files.list("state/") == []
+    assert job.content(job.batch({key(0, "b"): b"2"})) == {key(0, "b"): b"2"}
+
+
+def test_an_upload_that_fails_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise CheckpointError("the disk is full")
+
+    job = MiniJob(tmp_path)
+    monkeypatch.setattr(LocalFiles, "put_bytes", full)
+    with pytest.raises(CheckpointError, match="full"), uploads_together():
+        job.attempt(None, 0, {key(0, "a"): b"1", key(9, "a"): b"1"}, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -414,6 +415,24 @@ def test_rows_that_would_wait_for_ever_are_refused_as_in_a_job() -> None:
 def test_sources_alone_are_refused_as_in_a_job() -> None:
     with pytest.raises(JobError, match="has no operator and no sink"):
         PipelineHarness(lambda orders: None, {"orders": PipelineSource(ORDERS)})
+
+
+def test_a_cast_to_a_whole_number_cuts_the_fraction_as_in_spark() -> None:
+    def cut(rows: Stream) -> None:
+        texts = (
+            "cast(x as int) AS a",
+            "cast(x * 3 as bigint) AS b",
+            "cast(d as int) AS c",
+            "cast(s as int) AS e",
+        )
+        rows.select(*texts, "cast(n as int) AS f", "cast(2.7 as int) AS g").to(print, name="cut")
+
+    schema = pa.schema(
+        [("x", pa.float64()), ("d", pa.decimal128(10, 2)), ("s", pa.string()), ("n", pa.int64())]
+    )
+    with PipelineHarness(cut, {"rows": PipelineSource(schema)}) as harness:
+        harness.push("rows", [(2.7, Decimal("2.50"), "7", 3), (-2.7, Decimal("-2.50"), None, None)])
+        assert harness.end_batch()["cut"] == [("+I", 2, 8, 2, 7, 3, 2), ("+I", -2, -8, -2, None, None, 2)]
 
 
 def test_all_columns_are_selected_by_a_star() -> None:

@@ -7,6 +7,7 @@ Must not import runtime, storage or execution.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -17,7 +18,7 @@ from asyncstate.dataflow import Source, Stream, Transform
 from asyncstate.dataflow.changelog_inference import source_changes
 from asyncstate.errors import ConfigurationError, JobError
 from asyncstate.spark.column_types import quoted
-from asyncstate.spark.facts import source_facts
+from asyncstate.spark.facts import marked_rows, source_facts
 from asyncstate.spark.kafka.formats import MessageFormat
 from asyncstate.spark.kafka.registry import SchemaRegistry, decoded
 from asyncstate.spark.sources.malformed import MARKED
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from asyncstate.spark.job import StreamingJob
+
+_log = logging.getLogger(__name__)
 
 OnMalformed = Literal["fail", "drop", "output"]
 SIDE: Final = "malformed"
@@ -77,7 +80,15 @@ def kafka_source(
     decimals = getattr(message_format, "decimals", None)
     messages = df if registry is None else decoded(df, registry, decimals=decimals)
     if malformed != "output":
-        return KafkaStream(job.source(name, message_format.rows(messages, malformed), **declared), None)
+        rows = message_format.rows(messages, malformed)
+        if malformed == "drop" and marked_rows(rows) is None:
+            _log.warning(
+                "source '%s': what %r drops is not counted, because it does not return what a reader of "
+                "asyncstate.spark.sources has returned",
+                name,
+                message_format,
+            )
+        return KafkaStream(job.source(name, rows, **declared), None)
     return _with_output(job, name, message_format.rows(messages, "marked"), dict(declared))
 
 

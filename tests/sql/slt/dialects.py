@@ -81,6 +81,9 @@ def for_spark(query: exp.Expression, engine: str, schemas: Mapping[str, Mapping[
             query = annotate_types(typed, schema=known, dialect=engine).transform(_divided, engine)
         except Exception as error:
             raise NotTranslatedError("sqlglot does not find the types of a division") from error
+    for one in query.find_all(exp.Table):
+        if one.name.lower() == "stream":  # a word of Spark's
+            one.this.set("quoted", True)
     for one in query.find_all(exp.CTE):
         one.set("materialized", None)
     text = query.transform(_table_function).transform(_percentile).transform(_in).sql(dialect="spark")
