@@ -281,7 +281,7 @@ class LocalStores:
         cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
         slot.taken_over = False  # from now on this process holds it
         shutil.rmtree(slot.scratch, ignore_errors=True)
-        shutil.rmtree(slot.kept, ignore_errors=True)
+        slot.drop_kept()
         slot.compacted_marker.unlink(missing_ok=True)
         restored = RestoreStatistics(method, applied, fetcher.bytes_fetched, time.monotonic() - started)
         keep = functools.partial(

@@ -90,6 +90,12 @@ class Slot:
         """The folder of delta files, under their base names, that a store of this slot need not fetch."""
         return self.folder / "kept"
 
+    def drop_kept(self) -> None:
+        """Delete the files of ``kept``. The folder stays: making and removing one costs more than its files."""
+        with suppress(OSError):
+            for file in os.scandir(self.kept):
+                os.unlink(file)
+
     @property
     def cached(self) -> Path:
         """What the previous holder had cached of the store, for the process that took over the slot. It goes with the
