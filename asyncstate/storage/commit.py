@@ -11,9 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-import xxhash
-
-from asyncstate.storage.files import TRANSFERS_MAX, CheckpointFiles, at_once, file_checksum
+from asyncstate.storage.files import (
+    TRANSFERS_MAX,
+    CheckpointFiles,
+    at_once,
+    data_checksum,
+    file_checksum,
+)
 from asyncstate.storage.keyed_store import SortedChanges
 from asyncstate.storage.lease import Lease
 from asyncstate.storage.manifest import (
@@ -94,7 +98,7 @@ def _put_delta(lease: Lease, files: CheckpointFiles, changes: SortedChanges, nam
     else:
         pending.append((files, name, data))
     store.next_delta = SmallDelta(name, changes, size_bytes)
-    return FileRef(name, len(data), xxhash.xxh3_128_hexdigest(data), len(changes))
+    return FileRef(name, len(data), data_checksum(data), len(changes))
 
 
 def write_delta(changes: SortedChanges, local: Path, name: str, options: RocksDBOptions) -> FileRef:

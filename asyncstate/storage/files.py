@@ -267,6 +267,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def data_checksum(data: bytes) -> str:
+    """Return the checksum of a file with this content."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
 def file_checksum(path: str | Path) -> str:
     """Return the xxh3-128 of a file's content in hex."""
     digest = xxhash.xxh3_128()

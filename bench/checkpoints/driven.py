@@ -96,7 +96,8 @@ class MemoryFiles(CheckpointFiles):
         """Nothing."""
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        self._bytes[name] = data
+        if not name.startswith("state/"):
+            self._bytes[name] = data
 
     def get_file(self, name: str, local: str | Path) -> None:
         raise AssertionError(f"{name} was asked for: a job without a checkpoint cannot lose its local store")
@@ -130,13 +131,14 @@ class CountedFiles(LocalFiles):
 
     def put_file(self, local: str | Path, name: str) -> None:
         super().put_file(local, name)
-        self._add("snapshot" if "/snap/" in name else "delta", os.stat(local).st_size)
+        self._add(name, os.stat(local).st_size)
 
     def put_bytes(self, name: str, data: bytes) -> None:
         super().put_bytes(name, data)
-        self._add("driver", len(data))
+        self._add(name, len(data))
 
-    def _add(self, what: str, size_bytes: int) -> None:
+    def _add(self, name: str, size_bytes: int) -> None:
+        what = "snapshot" if "/snap/" in name else "delta" if name.startswith("state/") else "driver"
         self._counts[what] = self._counts.get(what, 0) + size_bytes
 
 
@@ -162,6 +164,7 @@ def without_checkpoint() -> Iterator[None]:
     with (
         instead(MemoryFiles),
         patch.object(task_commit, "create_snapshot", lambda *_: None),
+        patch.object(task_commit, "data_checksum", lambda _: ""),
         patch.object(task_commit, "file_checksum", lambda _: ""),
         patch.object(task_files, "file_checksum", lambda _: ""),
     ):
