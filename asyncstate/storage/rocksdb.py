@@ -432,6 +432,10 @@ class RocksDBStore(KeyedStore):
         """Memory of the open tables' indexes and filters, which an open store holds in addition to the block cache."""
         return _tables_bytes(self.db)
 
+    def memtable_bytes(self) -> int:
+        """Memory of what is not flushed yet."""
+        return self._number("cur-size-all-mem-tables")
+
     def handed_on(self) -> RocksDBStore:
         """The open database as another object; for holders of this one the store is closed."""
         if self._compacts:

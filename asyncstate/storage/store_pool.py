@@ -30,7 +30,7 @@ from asyncstate.errors import StoreError
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.slots import Slot
 
-# What an open store takes in addition to its tables; it also bounds how many files are open.
+# What an open store takes in addition to its tables and memtable; it also bounds how many files are open.
 _STORE_BYTES: Final = 1 << 20
 
 GiveAway = Callable[[], tuple[str, Any] | None]
@@ -126,7 +126,7 @@ class StorePool:
         ``export_cache``: supplies the cache for the process that requests them; another thread calls it. Stores beyond
         the limit are closed, least recently used first.
         """
-        size_bytes = _STORE_BYTES + rocks.tables_bytes()
+        size_bytes = _STORE_BYTES + rocks.tables_bytes() + rocks.memtable_bytes()
         asked = slot.listen() if size_bytes <= limit_bytes else None
         if asked is None:
             return False
