@@ -120,7 +120,7 @@ def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
 
 
 def _python_cells(line: str) -> list[Cell]:
-    command = shutil.which(f"python{line}")
+    command = _interpreter(line)
     if command is None:
         print(f"there is no python{line}; install it, so that it can be tested", file=sys.stderr)
         return [Cell(f"Python {line}", "not there", False, 0.0)]
@@ -129,6 +129,18 @@ def _python_cells(line: str) -> list[Cell]:
         _run(python, f"Python {line}", "README's job", README),
         _run(python, f"Python {line}", "smoke tests", SMOKE),
     ]
+
+
+def _interpreter(line: str) -> str | None:
+    """A Python of this version that runs; what pyenv puts on the path may only say that it is not chosen."""
+    found = [
+        shutil.which(f"python{line}"),
+        *map(str, Path.home().glob(f".pyenv/versions/{line}.*/bin/python")),
+    ]
+    for command in filter(None, found):
+        if subprocess.run([command, "--version"], capture_output=True, check=False).returncode == 0:
+            return command
+    return None
 
 
 def _run(
