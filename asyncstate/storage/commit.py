@@ -69,7 +69,6 @@ def commit_partition(
     base = lease.base
     snapshot = None
     if base.rescaled or len(base.deltas) >= snapshot_every_deltas:
-        lease.flush()
         folder = snapshot_folder(uid, partition, batch_id, attempt)
         # After a change of parallelism there are none: the sources' files hold other key groups.
         present = PartitionManifest(partition, base.snapshot, base.deltas).files()

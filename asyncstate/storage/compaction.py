@@ -61,10 +61,8 @@ class CopyRecord(msgspec.Struct, frozen=True):
 
 
 def pending_of(slot: Slot, record: SlotRecord, base: RestorePlan) -> list[DeltaRef] | None:
-    """The deltas of ``base`` that the files of ``slot`` lack; None if they are not those of an ancestor of ``base``."""
+    """The deltas of ``base`` that the store of ``slot`` lacks; None if it is not an ancestor of ``base``."""
     pending = base.pending_after(record.lineage)
-    if pending is not None and record.newest not in ("", record.lineage, *(each.lineage for each in pending)):
-        return None
     copy = CopyRecord.of(slot) if pending is None else None
     if copy is None or copy.lineage != record.lineage:
         return pending

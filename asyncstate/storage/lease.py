@@ -18,15 +18,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from msgspec.structs import replace
-
 from asyncstate.errors import StoreError
 from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
 from asyncstate.storage.files import CheckpointFiles
 from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.restore_plan import RestorePlan
-from asyncstate.storage.rocksdb import RocksDBStore, SmallDelta
+from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.slots import (
     Slot,
@@ -36,7 +34,7 @@ from asyncstate.storage.slots import (
     make_private,
     new_store_folder,
 )
-from asyncstate.storage.store_pool import GiveAway, StorePool, close_store, flush_store, read_cached
+from asyncstate.storage.store_pool import GiveAway, StorePool, read_cached
 
 _STALE_VERSIONS: Final = 16
 _ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
@@ -88,10 +86,6 @@ class Lease:
         self._scratch = RocksDBStore(new_store_folder(self._slot.scratch), self.store.options)
         return self._scratch
 
-    def flush(self) -> None:
-        """Have all of the store in its files, and say so in the slot's record."""
-        flush_store(self._slot, self.store)
-
     def _drop_scratch(self) -> None:
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
@@ -125,10 +119,7 @@ class Lease:
         finally:
             if not kept:
                 try:
-                    if self.store.damaged:
-                        self.store.close()
-                    else:
-                        close_store(self._slot, self.store)
+                    self.store.close()
                 finally:
                     self._slot.unlock()
 
@@ -263,12 +254,9 @@ class LocalStores:
         """``undo`` closes the store if no lease is made."""
         started = time.monotonic()
         fetcher = Fetcher(self._files, base.version, slot.kept)
-        if opened is not None and opened.options != options:
-            close_store(slot, opened)
-            opened = None
-        record = slot.record() if opened is None else slot.opened
+        record = slot.record()
         pending = None if record is None else pending_of(slot, record, base)
-        if opened is not None and pending is None:
+        if opened is not None and (pending is None or opened.options != options):
             opened.close()
             opened = None
         rocks = None if pending is None else _advanced(slot, base, pending, fetcher, options, opened)
@@ -332,17 +320,15 @@ def _advanced(
     try:
         if rocks is None:
             rocks = RocksDBStore(slot.db, options)
-        delta, rocks.next_delta = rocks.next_delta, None
-        if delta is not None and [each.file.name for each in pending] == [delta.name]:
-            _add_small(slot, rocks, delta, base)
-        else:
-            if pending:
-                rocks.flush()
-                slot.write(base.version, base.lineage, changing=True)
+        small, rocks.next_delta = rocks.next_delta, None
+        if pending:
+            slot.write(base.version, base.lineage, changing=True)
+            if small is not None and [delta.file.name for delta in pending] == [small.name]:
+                rocks.apply_small(small, base.version)
+            else:
                 advance(rocks, pending, base.version, fetcher)
-            rocks.version = base.version
-            if not rocks.unflushed:  # else nothing was added, and the record is right
-                slot.opened = slot.write(base.version, base.lineage, changing=False)
+        rocks.version = base.version
+        slot.write(base.version, base.lineage, changing=False)
         rocks.compact_if_due()
     except BaseException as error:
         if rocks is not None:
@@ -354,23 +340,13 @@ def _advanced(
     return rocks
 
 
-def _add_small(slot: Slot, rocks: RocksDBStore, delta: SmallDelta, base: RestorePlan) -> None:
-    """Add the delta to the open store, in memory; the record says from where on a later process has to apply deltas."""
-    flushed = slot.record() if rocks.unflushed else slot.opened
-    if flushed is None:
-        raise StoreError(f"the record of the local store {slot.folder} is gone")
-    slot.write(flushed.version, flushed.lineage, changing=False, newest=base.lineage)
-    rocks.apply_unlogged(delta, base.version)
-    slot.opened = replace(flushed, version=base.version, lineage=base.lineage, newest="")
-
-
 def _rebuilt(slot: Slot, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
     if slot.folder.exists():
         slot.clear()
     slot.folder.mkdir(parents=True)
     rocks = build_store(slot.new_db(), base, fetcher, options)
     try:
-        slot.opened = slot.write(base.version, base.lineage, changing=False)
+        slot.write(base.version, base.lineage, changing=False)
     except BaseException:
         _closed(rocks)
         raise
@@ -387,8 +363,7 @@ def _distance(slot: Slot, base: RestorePlan) -> tuple[int, int]:
     record = slot.record()
     if record is None:
         return _EMPTY, 0
-    # An open store has more than its files.
-    pending = pending_of(slot, replace(record, lineage=record.newest or record.lineage, newest=""), base)
+    pending = pending_of(slot, record, base)
     if pending is None:
         return _EMPTY + 1, record.version
     return (_COPY if slot.compacted_marker.exists() else _ON_THE_WAY), len(pending)

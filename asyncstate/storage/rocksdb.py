@@ -1,9 +1,8 @@
 """A KeyedStore on RocksDB: large deltas are ingested as SST files, small ones are written to RocksDB's memtable.
 
-Owns: RocksDBStore, and writing such files. Invariants: the write-ahead log stays empty, so what is in the memtable is
-lost with the process: ``unflushed`` says so, and code that reads the files, or records what they hold, calls ``flush``
-first; no iterator outlives the call that made it, so ``close`` really closes. Must not import checkpoint, lease or
-anything above.
+Owns: RocksDBStore, and writing such files. Invariants: what is in the memtable is in the write-ahead log, too, which is
+not synced: it outlives the process, not the machine; code that reads the table files calls ``flush`` first; no iterator
+outlives the call that made it, so ``close`` really closes. Must not import checkpoint, lease or anything above.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from rocksdict import (
     ReadOptions,
     SstFileWriter,
     WriteBatch,
-    WriteOptions,
 )
 
 from asyncstate.errors import StoreError
@@ -70,7 +68,7 @@ class SmallDelta(NamedTuple):
 
 
 def small_bytes(changes: SortedChanges) -> int | None:
-    """The bytes of the changes' keys and values, None if they are too many for ``apply_unlogged``."""
+    """The bytes of the changes' keys and values, None if they are too many for ``apply_small``."""
     if not isinstance(changes, list | ChangeColumns) or len(changes) > _SMALL_ENTRIES_MAX:
         return None
     size_bytes = sum(len(key) + (0 if value is None else len(value)) for key, value in changes)
@@ -280,18 +278,20 @@ class RocksDBStore(KeyedStore):
 
     @property
     def unflushed(self) -> bool:
-        """Whether a part of the content is in memory alone."""
+        """Whether a part of the content is in no table file."""
         return self._unflushed_bytes > 0
 
-    def apply_unlogged(self, delta: SmallDelta, version: int) -> None:
-        """Write a small delta to the memtable, which takes no sync of a file: ``unflushed`` until it is full."""
+    def apply_small(self, delta: SmallDelta, version: int) -> None:
+        """Write a small delta to the memtable, which takes no sync of a file: ``unflushed`` until it is full.
+
+        With RocksDB's log: without it, closing a store whose folder is gone waits a second for a flush that fails.
+        """
         db = self.db
         self._drop_range_blocks()
-        batch, unlogged = WriteBatch(raw_mode=True), cast(Any, WriteOptions())
-        unlogged.disable_wal = True
+        batch = WriteBatch(raw_mode=True)
         try:
             _write_each(batch, delta.changes)
-            db.write(batch, unlogged)
+            db.write(batch)
         except Exception as error:
             raise self.failed(f"extended by {delta.name}", error) from error
         self._unflushed_bytes += delta.size_bytes
@@ -301,7 +301,7 @@ class RocksDBStore(KeyedStore):
             self.flush()
 
     def flush(self) -> None:
-        """Write what is in memory alone to a file."""
+        """Write what is in no table file to one."""
         if self.unflushed:
             try:
                 self.db.flush()

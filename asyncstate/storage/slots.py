@@ -30,7 +30,7 @@ import xxhash
 
 from asyncstate.errors import StoreError
 
-RECORD_FORMAT: Final = 3
+RECORD_FORMAT: Final = 2
 _RECORD_BYTES: Final = 512
 _PRIVATE: Final = 0o700
 _OTHERS: Final = 0o077
@@ -41,8 +41,7 @@ _TAKE_OVER_SECONDS_MAX: Final = (
 
 class SlotRecord(msgspec.Struct, frozen=True):
     """What a slot holds, in its folder ``store``. ``boot`` identifies this start of the machine: after a power cut no
-    slot is trusted. ``newest``: the files hold all of ``lineage``, and may hold parts of what was added up to this
-    lineage, which the open store had in memory."""
+    slot is trusted."""
 
     version: int
     lineage: str
@@ -50,18 +49,16 @@ class SlotRecord(msgspec.Struct, frozen=True):
     changing: bool
     boot: str
     format: int = RECORD_FORMAT
-    newest: str = ""
 
 
 @dataclass(slots=True)
 class Slot:
     """The folder ``folder``; ``lock`` is the open lock file while this process uses it. ``taken_over``: another process
-    has just released it to this one. ``opened``: the content of the open store, part of which may be in memory."""
+    has just released it to this one."""
 
     folder: Path
     lock: int | None = None
     taken_over: bool = False
-    opened: SlotRecord | None = None
     _store: str | None = None
 
     @property
@@ -124,11 +121,10 @@ class Slot:
                 return path.stat().st_mtime
         return math.inf
 
-    def write(self, version: int, lineage: str, changing: bool, newest: str = "") -> SlotRecord:
-        """Record what the slot holds, and return the record."""
-        record = SlotRecord(version, lineage, self.db.name, changing, _boot_id(), newest=newest)
+    def write(self, version: int, lineage: str, changing: bool) -> None:
+        """Record what the slot holds."""
+        record = SlotRecord(version, lineage, self.db.name, changing, _boot_id())
         _overwrite(self.folder / "VERSION", msgspec.json.encode(record))
-        return record
 
     def invalidate(self) -> None:
         """Remove the record, which needs no space on the disk: the store will be rebuilt."""

@@ -86,7 +86,7 @@ def create_snapshot(
         sizes = store.file_sizes()
         for path in sorted(frozen.iterdir()):
             if path.suffix != ".sst" and not path.name.startswith(_META_PREFIXES):
-                continue  # the write-ahead log is empty, and the binding writes its own settings at each open
+                continue  # the write-ahead log is flushed, and the binding writes its own settings at each open
             size_bytes = path.stat().st_size
             if path.suffix != ".sst":
                 checksum = file_checksum(path)
@@ -115,7 +115,7 @@ def sibling_scratch(path: str | Path) -> TemporaryDirectory[str]:
 def hard_linked_copy(store: RocksDBStore, folder: Path) -> None:
     """Make ``folder``, which does not exist yet, a store of the same content; table files are linked, not copied."""
     try:
-        store.flush()  # RocksDB would copy its write-ahead log, which is empty
+        store.flush()  # the log is left out
         RocksDBCheckpoint(store.db).create_checkpoint(str(folder))
     except (StoreError, OSError):
         raise

@@ -2,9 +2,8 @@
 
 Owns: ``StorePool``, the open stores of one process, the requests for them, and the file in which a store's cache is
 exported.
-Invariants: a store in the pool has the content of its slot's ``opened``, and nothing changes it; its slot stays locked
-by this process, and this process reads a named pipe next to it for as long as the store may be requested. A store is
-flushed before it is released, and its record names all of it. The
+Invariants: a store in the pool has the content that its slot's record names, and nothing changes it; its slot stays
+locked by this process, and this process reads a named pipe next to it for as long as the store may be requested. The
 file is right for the content that it names, and exists as a whole or not at all; it holds nothing that the store does
 not. It is not a stable format: only the process for which it was written reads it, so a process of another version
 never sees it. Must not know of checkpoints or decide what a store is used for.
@@ -61,25 +60,10 @@ class _Kept:
         meanwhile."""
         try:
             with suppress(StoreError):
-                close_store(self.slot, self.rocks)
+                self.rocks.close()
                 self.slot.unlock()
         finally:
             os.close(self.asked)  # last: the requester waits as long as the pipe has a reader
-
-
-def flush_store(slot: Slot, rocks: RocksDBStore) -> None:
-    """Flush the store of ``slot``, whose record then names all of its content."""
-    if rocks.unflushed and slot.opened is not None:
-        rocks.flush()
-        slot.write(slot.opened.version, slot.opened.lineage, changing=False)
-
-
-def close_store(slot: Slot, rocks: RocksDBStore) -> None:
-    """Flush and close the store of ``slot``. Raises StoreError if it cannot be closed; if it cannot be flushed, the
-    record stays as it is, and is right."""
-    with suppress(StoreError, OSError):
-        flush_store(slot, rocks)
-    rocks.close()
 
 
 class StorePool:

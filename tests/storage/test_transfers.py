@@ -91,11 +91,9 @@ def test_all_items_are_done(items: list[int]) -> None:
     assert sorted(done) == items
 
 
-@pytest.mark.parametrize("kept", [None, StorePool()], ids=["closed", "open"])
-def test_small_deltas_of_all_partitions_go_up_at_the_same_time(
-    tmp_path: Path, kept: StorePool | None
-) -> None:
-    job, model = MiniJob(tmp_path, open_stores=kept), {}
+def test_small_deltas_of_all_partitions_go_up_at_the_same_time(tmp_path: Path) -> None:
+    kept = StorePool()
+    job, model = MiniJob(tmp_path, open_stores=kept), dict[bytes, bytes]()
     files = MeetingFiles(Path(job.files.place))
     job.files = files
     for n in range(7):  # snapshots among them, which go up by files
