@@ -43,7 +43,7 @@ odd_values: st.SearchStrategy[Any] = st.one_of(
                 pd.NA,
                 pd.Timestamp(1500),
                 pd.Timestamp(2000),
-                np.datetime64("NaT"),
+                np.datetime64("NaT", "us"),
                 np.timedelta64(1, "us"),
             ),
             *(dt.date(2020, 1, 2), dt.datetime(2020, 1, 2), dt.datetime(2020, 1, 2, 3, 4, 5, 6)),

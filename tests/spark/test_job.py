@@ -30,6 +30,7 @@ from asyncstate.errors import (
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.spark import MicroBatch, Progress, StreamingJob
 from asyncstate.spark.connect_batch import ConnectJob
+from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.storage.checkpoint import Checkpoint
 from asyncstate.storage.files import LocalFiles
 from asyncstate.storage.manifest import AppliedTimes, Manifest
@@ -95,6 +96,7 @@ def test_a_job_on_a_server_has_the_settings_of_the_clients_session(
     session.conf.set("spark.async-state.in-flight-limit", "77")
     job = StreamingJob(session, str(tmp_path / "state"), {"async-state.buffer-size": 5}, "job")
     session.conf.set("spark.async-state.in-flight-limit", "78")
+    ConnectFiles(LocalFiles(tmp_path / "state"), "run").begin()
     told = ConnectJob(job._arguments, "run", "mark", lambda df, batch: None, None, {}, {})
     on_server = StreamingJob.on_server(session, pickle.loads(pickle.dumps(told._replace(function=None))))
     assert on_server.config == job.config
