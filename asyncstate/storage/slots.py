@@ -89,8 +89,8 @@ class Slot:
 
     def drop_kept(self) -> None:
         """Delete the files of ``kept``. The folder stays: making and removing one costs more than its files."""
-        with suppress(OSError):
-            for file in os.scandir(self.kept):
+        with suppress(OSError), os.scandir(self.kept) as files:
+            for file in files:
                 os.unlink(file)
 
     @property
