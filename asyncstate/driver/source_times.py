@@ -93,10 +93,7 @@ def _reads_all(node: Apply, consumer: Node, source: Source) -> bool:
 
 def reads_all(node: Apply, source: Source) -> bool:
     """Whether the stage of ``node`` reads all rows of ``source``, whatever is between them."""
-    ways = [_way(one, source) for one in node.inputs]
-    taken = [index for index, way in enumerate(ways) if way]
-    whole = [node.key is not None or _times(node)[index] is not None for index in taken]
-    return False not in ways and bool(taken) and all(whole) and node.operator.broadcast_input not in taken
+    return _reads_all(node, source, source)
 
 
 def _way(node: Node, consumer: Node) -> bool | None:

@@ -130,43 +130,37 @@ async def _steps(coroutine: CoroutineType[Any, Any, Any], record: Record) -> Any
 def note_changes(state: object) -> None:
     """Let ``state`` note from now on, in the current record or of the bundle, that it was changed; other states than
     those of keys can be changed by neither."""
-    kind: Any = type(state)  # mypy takes the hash of the class for that of its objects
-    if isinstance(state, KeyedState):
+    if isinstance(state, KeyedState | BundleState):
+        kind: Any = type(state)  # mypy takes the hash of the class for that of its objects
         state.__class__ = _noting(kind)
-    elif isinstance(state, BundleState):
-        state.__class__ = _noting_bundles(kind)
 
 
 @functools.cache
 def _noting(kind: Any) -> Any:
-    names = [name for name in dir(kind) if not name.startswith("_") and name not in _READS]
-    names += [name for name in _WRITING_OPERATORS if hasattr(kind, name)]
-    methods = {name: _noted(getattr(kind, name)) for name in names if callable(getattr(kind, name))}
+    if issubclass(kind, BundleState):
+        names, note = [*BUNDLE_WRITES], _note_bundle
+    else:
+        names = [name for name in dir(kind) if not name.startswith("_") and name not in _READS]
+        names, note = [*names, *_WRITING_OPERATORS], _note_record
+    known = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
+    methods = {name: _noted(method, note) for name, method in known.items() if callable(method)}
     return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **methods})
 
 
-@functools.cache
-def _noting_bundles(kind: Any) -> Any:
-    names = [name for name in BUNDLE_WRITES if hasattr(kind, name)]
-    methods = {name: _noted_by_bundle(getattr(kind, name)) for name in names}
-    return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__, **methods})
+def _note_record(state: Any) -> None:
+    record = state._sink.current
+    if type(record) is GuardedRecord:
+        record.changed = True
 
 
-def _noted_by_bundle(method: Callable[..., Any]) -> Callable[..., Any]:
+def _note_bundle(state: Any) -> None:
+    state._sink.changed = True
+
+
+def _noted(method: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
     @functools.wraps(method)
     def noted(self: Any, *given: Any, **named: Any) -> Any:
-        self._sink.changed = True
-        return method(self, *given, **named)
-
-    return noted
-
-
-def _noted(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def noted(self: Any, *given: Any, **named: Any) -> Any:
-        record = self._sink.current
-        if type(record) is GuardedRecord:
-            record.changed = True
+        note(self)
         return method(self, *given, **named)
 
     return noted

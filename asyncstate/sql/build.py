@@ -274,25 +274,18 @@ class Builder:
         return self._applied("lookup-join", operator, [given], node, [key], names)
 
     def _rank(self, node: ir.Rank, given: Built) -> Built:
-        operator: ops.Rank | ops.WindowRank
+        settings: dict[str, Any] = {
+            "offset": node.offset,
+            "function": node.function,
+            "rank_column": node.number,
+        }
+        operator: Operator
         if node.windows:
-            operator = ops.WindowRank(
-                _orders(node.order),
-                node.limit,
-                offset=node.offset,
-                function=node.function,  # type: ignore[arg-type]
-                rank_column=node.number,
-            )
-            return self._applied("window-rank", operator, [given], node, [node.key])
-        operator = ops.Rank(
-            _orders(node.order),
-            node.limit,
-            offset=node.offset,
-            function=node.function,  # type: ignore[arg-type]
-            rank_column=node.number,
-            ttl=self._ttl_of(node.inputs[0]),
-        )
-        return self._applied("rank", operator, [given], node, [node.key])
+            name, operator = "window-rank", ops.WindowRank(_orders(node.order), node.limit, **settings)
+        else:
+            ttl = self._ttl_of(node.inputs[0])
+            name, operator = "rank", ops.Rank(_orders(node.order), node.limit, **settings, ttl=ttl)
+        return self._applied(name, operator, [given], node, [node.key])
 
     def _limit(self, node: ir.Limit, given: Built) -> Built:
         operator: Operator

@@ -29,29 +29,28 @@ if TYPE_CHECKING:
     from asyncstate.spark import StreamingJob
 
 Numbers = npt.NDArray[np.int64]
+Number = Callable[[Any], Any]
+"""The number of each row, of the columns of a DataFrame or of arrays, by name."""
 
 
 class Sink:
     """Receives the output: as a DataFrame from a function of micro-batches, as Arrow from a graph. It drops the rows,
-    or gives ``seen`` the number of each (``KEYED``) as soon as it has them."""
+    or gives ``seen`` the ``number`` of each as soon as it has them."""
 
-    def __init__(self, number: str = "", seen: Callable[[Numbers], None] | None = None) -> None:
+    def __init__(self, number: Number | None = None, seen: Callable[[Numbers], None] | None = None) -> None:
         self._number, self._seen = number, seen
 
     def __call__(self, rows: DataFrame, _batch_id: int) -> None:
-        if self._seen is None:
+        if self._number is None or self._seen is None:
             rows.write.format("noop").mode("overwrite").save()
         else:
-            self._give(rows.selectExpr(f"{self._number} AS number").toArrow().column(0))
+            found = rows.select(self._number(rows).alias("number")).toArrow().column(0)
+            self._seen(found.to_numpy().astype(np.int64))
 
     def write_arrow_micro_batch(self, rows: pa.Table, *_: Any) -> None:
-        if self._seen is not None:
-            columns = {name: rows.column(name).to_numpy() for name in rows.column_names if name != "row_kind"}
-            self._give(pa.array(eval(self._number, {}, columns)))
-
-    def _give(self, numbers: pa.Array | pa.ChunkedArray) -> None:
-        assert self._seen is not None
-        self._seen(numbers.to_numpy(zero_copy_only=False).astype(np.int64))
+        if self._number is not None and self._seen is not None:
+            columns = {name: rows.column(name).to_numpy() for name in rows.column_names}
+            self._seen(self._number(columns).astype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -101,25 +100,34 @@ class Keyed:
     """How the numbers that a source counts up become the rows of a work, and come out again.
 
     ``fixed`` is the key of number ``value`` where the state has ``{keys}`` keys; ``steady`` the key where each number
-    has to be known by what comes out for it, and ``number`` that number by the columns that come out. ``each``: a row
-    comes out for each number; otherwise one for the last of a key in a micro-batch.
+    has to be known by what comes out for it, and ``number``, for so many keys, that number by the columns that come
+    out. ``each``: a row comes out for each number; otherwise one for the last of a key in a micro-batch.
     """
 
     fixed: str
     steady: str
-    number: str
+    number: Callable[[int], Number]
     each: bool
 
 
 _STRIDE = 7_919  # prime: neighbouring numbers are not neighbouring keys
-_COUNTED = "(n - 1) * {keys} + key"
+
+
+def _counted(keys: int) -> Number:
+    return lambda rows: (rows["n"] - 1) * keys + rows["key"]
+
+
+def _key(_: int) -> Number:
+    return lambda rows: rows["key"]
+
+
 KEYED: Mapping[str, Keyed] = {
-    "a": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _COUNTED, each=False),
+    "a": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _counted, each=False),
     # Half of the numbers have keys that were there, half new ones.
     "b": Keyed(
-        f"IF(value % 2 = 0, pmod(value * {_STRIDE}, {{keys}}), {{keys}} + value)", "value", "key", each=True
+        f"IF(value % 2 = 0, pmod(value * {_STRIDE}, {{keys}}), {{keys}} + value)", "value", _key, each=True
     ),
-    "d": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _COUNTED, each=True),
+    "d": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _counted, each=True),
 }
 """By work."""
 

@@ -163,7 +163,7 @@ def latencies(spark: SparkSession, work: str, plan: Plan, report: Report) -> Non
 def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: str) -> Iterator[Row]:
     numbers: list[Numbers] = []  # of events that came to the sink, a micro-batch each
     moments: list[float] = []  # when it had them
-    number = KEYED[work].number.format(keys=plan.steady_keys)
+    number = KEYED[work].number(plan.steady_keys)
 
     def seen(found: Numbers) -> None:
         moment = time.time()

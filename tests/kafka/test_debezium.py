@@ -17,10 +17,8 @@ from pyspark.sql import SparkSession
 
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.kafka import Debezium
-from asyncstate.spark.sources import POSITIONS
-from operators import ChangelogNormalize, GroupAggregate, count, sum_
 from tests.conftest import no_server
-from tests.kafka.captured import Rows, wait_for
+from tests.kafka.captured import Rows, keep_up_to_date, wait_for
 from tests.servers import debezium
 from tests.servers.kafka import KafkaBroker, free_ports, jars
 from tests.sinks import postgres
@@ -66,32 +64,13 @@ def run(
     """Read to the end of what is there."""
     options = {"async-state.parallelism": 2, "async-state.enabled": enabled}
     job = StreamingJob(spark, str(checkpoint), options, name="job")
-    place = list(POSITIONS["postgresql"])
-
-    def table(name: str, schema: str, **more: Any) -> Any:
-        changes = Debezium(schema, upsert_key="id", connector="postgresql", decimals="base64", **more)
-        rows = job.kafka(
-            name,
-            kafka.servers,
-            f"{prefix}.public.{name}",
-            changes,
-            starting="earliest",
-            connector="python",
-            sequence=place,
-            drop_stale=True,
-        )
-        return rows.apply(ChangelogNormalize(), key="id", uid=name).drop(*place)
-
-    customers = table("customers", CUSTOMERS, timestamps={"seen": "us"})
-    customers.select("id", "city", "credit", "born", "unix_micros(seen) AS seen", "unix_micros(at) AS at").to(
-        into[0], name="into customers"
-    )
-    sums = GroupAggregate([count().alias("n"), sum_("amount").alias("total")])
-    orders = table("orders", ORDERS).with_columns(size="length(note)")
-    orders.apply(sums, key=("customer", "size"), uid="totals").select(
-        "struct(customer, size) AS key", "n", "total"
-    ).to(into[1], name="into totals")
-    job.await_termination(job.start(trigger="availableNow"))
+    given: dict[str, Any] = {"upsert_key": "id", "connector": "postgresql", "decimals": "base64"}
+    tables = {
+        "customers": Debezium(CUSTOMERS, **given, timestamps={"seen": "us"}),
+        "orders": Debezium(ORDERS, **given),
+    }
+    shown = ["id", "city", "credit", "born", "unix_micros(seen) AS seen", "unix_micros(at) AS at"]
+    keep_up_to_date(job, kafka, f"{prefix}.public", tables, shown, into)
 
 
 def test_tables_of_postgresql(

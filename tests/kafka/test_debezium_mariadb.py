@@ -19,10 +19,8 @@ from pyspark.sql import SparkSession
 from asyncstate.errors import SchemaError
 from asyncstate.spark import StreamingJob
 from asyncstate.spark.kafka import Debezium
-from asyncstate.spark.sources import POSITIONS
-from operators import ChangelogNormalize, GroupAggregate, count, sum_
 from tests.conftest import no_server
-from tests.kafka.captured import Rows, wait_for
+from tests.kafka.captured import Rows, keep_up_to_date, wait_for
 from tests.servers import debezium
 from tests.servers.kafka import KafkaBroker, free_ports, jars
 from tests.sinks import mysql
@@ -83,32 +81,13 @@ def run(
     """Read to the end of what is there."""
     options = {"async-state.parallelism": 2, "async-state.enabled": enabled}
     job = StreamingJob(spark, str(checkpoint), options, name="job")
-    place = list(POSITIONS["mysql"])
-
-    def table(name: str, schema: str) -> Any:
-        changes = Debezium(schema, upsert_key="id", connector="mysql", decimals="base64", timestamps="us")
-        rows = job.kafka(
-            name,
-            kafka.servers,
-            f"{prefix}.tests.{name}",
-            changes,
-            starting="earliest",
-            connector="python",
-            sequence=place,
-            drop_stale=True,
-        )
-        return rows.apply(ChangelogNormalize(), key="id", uid=name).drop(*place)
-
-    customers = table("customers", CUSTOMERS)
-    customers.select("id", "city", "credit", "born", "unix_micros(seen) AS seen").to(
-        into[0], name="into customers"
-    )
-    sums = GroupAggregate([count().alias("n"), sum_("amount").alias("total")])
-    orders = table("orders", ORDERS).with_columns(size="length(note)")
-    orders.apply(sums, key=("customer", "size"), uid="totals").select(
-        "struct(customer, size) AS key", "n", "total"
-    ).to(into[1], name="into totals")
-    job.await_termination(job.start(trigger="availableNow"))
+    given: dict[str, Any] = {"upsert_key": "id", "connector": "mysql", "decimals": "base64"}
+    tables = {
+        "customers": Debezium(CUSTOMERS, **given, timestamps="us"),
+        "orders": Debezium(ORDERS, **given, timestamps="us"),
+    }
+    shown = ["id", "city", "credit", "born", "unix_micros(seen) AS seen"]
+    keep_up_to_date(job, kafka, f"{prefix}.tests", tables, shown, into)
 
 
 def check(database: Any, found: list[Rows]) -> None:

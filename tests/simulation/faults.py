@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from asyncstate.storage import LocalFiles, RocksDBStore
 
-_OS_CALLS: Final = ("replace", "rename", "link", "unlink", "mkdir", "rmdir", "fsync")
+_OS_CALLS: Final = ("replace", "rename", "link", "unlink", "mkdir", "rmdir", "fsync", "pwrite")
 _FILES_CALLS: Final = ("put_file", "put_bytes", "get_file", "get_bytes", "list", "delete")
 
 
@@ -118,7 +118,8 @@ def hooked(steps: Steps, folder: str) -> Iterator[None]:
         hook(os, name, is_below)
     for name in _FILES_CALLS:
         hook(LocalFiles, name, lambda *_: True)
-    hook(RocksDBStore, "apply", lambda *_: True)
+    for name in ("apply", "apply_small"):
+        hook(RocksDBStore, name, lambda *_: True)
     try:
         yield
     finally:

@@ -113,6 +113,16 @@ def test_what_passes_is_asked_again(monkeypatch: pytest.MonkeyPatch, call: str, 
     assert "abort_transaction" not in client.calls
 
 
+@pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
+def test_a_transaction_that_has_to_be_aborted_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    client = Client({call: error(KafkaError.NOT_COORDINATOR, aborts=True)}, times=1)
+    with pytest.raises(StoreError, match="NOT_COORDINATOR.*the transaction was not committed"):
+        written(monkeypatch, client)
+    assert [client.calls.count(step) for step in (call, "abort_transaction")] == [1, 1]
+
+
 @pytest.mark.parametrize("call", STEPS)
 def test_what_never_passes_is_bounded(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     monkeypatch.setattr("asyncstate.spark.sinks.kafka._RETRY_SECONDS", 0.001)

@@ -237,7 +237,8 @@ def _retried(step: Callable[[float], _T]) -> _T:
         except KafkaException as error:
             failure = error.args[0]
             passes = failure.retriable() or failure.code() in passing
-            if not passes or time.monotonic() + _RETRY_SECONDS >= deadline:
+            ended = failure.fatal() or failure.txn_requires_abort()
+            if ended or not passes or time.monotonic() + _RETRY_SECONDS >= deadline:
                 raise
             time.sleep(_RETRY_SECONDS)
 

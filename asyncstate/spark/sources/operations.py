@@ -81,14 +81,17 @@ def _operations(
         judged = df.selectExpr("*", f"if({kind} is null, {problem}, null) as {_PROBLEM}")
         return only_malformed(judged, df.columns, _PROBLEM)
     others = [quoted(name) for name in df.columns if name != column]
+
+    def changes(row_kind: str, *more: str) -> DataFrame:
+        return df.selectExpr(*others, f"{row_kind} as {ROW_KIND_COLUMN}", *more)
+
     if malformed == "fail":
-        kind = f"coalesce({kind}, {raised(source, problem, row)})"
-        return df.selectExpr(*others, f"{kind} as {ROW_KIND_COLUMN}")
-    changes = df.selectExpr(*others, f"{kind} as {ROW_KIND_COLUMN}").where(f"{ROW_KIND_COLUMN} is not null")
+        return changes(f"coalesce({kind}, {raised(source, problem, row)})")
+    good = changes(kind).where(f"{ROW_KIND_COLUMN} is not null")
     if not df.isStreaming:
-        return changes
+        return good
     mark = mark_of(df.columns, f"if({kind} is null, {problem}, null)", row)
-    return with_marked(changes, df.selectExpr(*others, f"coalesce({kind}, '+I') as {ROW_KIND_COLUMN}", mark))
+    return with_marked(good, changes(f"coalesce({kind}, '+I')", mark))
 
 
 def _check(source: str, df: DataFrame, column: str, kinds: Mapping[str, str]) -> None:
