@@ -21,6 +21,7 @@ from asyncstate.sql.expressions import (
     is_only_valid,
     kind_of,
     leaves,
+    literal_of,
     refusal,
     type_of,
     walk,
@@ -82,9 +83,10 @@ class Calls:
         distinct: bool = False,
         where: str | None = None,
         numbers: tuple[Any, ...] = (),
+        order: tuple[ir.Order, ...] = (),
     ) -> str:
         """The text of the result of a function, which is of type ``kind``."""
-        spec = function, columns, distinct, where, numbers
+        spec = function, columns, distinct, where, numbers, order
         if spec not in self._known:
             self._known[spec] = self.given.reader.fresh("result")
             self.results.append(ir.Column(self._known[spec], kind))
@@ -103,6 +105,8 @@ class Calls:
         if kind == "Count":
             counted = [self.given.argument(one) for one in parts if one.nullable() or distinct]
             return self.call("count", "bigint", *dict.fromkeys(counted), distinct=distinct, where=where)
+        if kind == "ListAgg":
+            return self._text_of_all(e, distinct, where)
         numbers: tuple[float, ...] | None = ()
         if kind in ("Percentile", "PercentileDisc"):
             is_plain = kind == "PercentileDisc" or parts[2].toString() == "1"
@@ -119,6 +123,35 @@ class Calls:
         own = _FUNCTIONS[kind]
         found = self.call(own, type_of(e), *columns, distinct=distinct, where=where, numbers=numbers)
         return f"coalesce({found}, array())" if own == "collect" else found
+
+    def _text_of_all(self, e: Any, distinct: bool, where: str | None) -> str:
+        """LISTAGG. Bytes are kept as hexadecimal text, which has their order."""
+        function, given = e.aggregateFunction(), self.given
+        value, delimiter = function.child(), function.delimiter()
+        if kind_of(delimiter) != "Literal":
+            raise refusal("a delimiter that is not constant", "write it as a literal", e)
+        text, separator = given.text(value), delimiter.value()
+        if type_of(value) == "binary":
+            form, back = "hex({})", "unhex({})"
+            column = given.shared(form.format(text), "string")
+            separator = "" if separator is None else bytes(separator).hex().upper()
+        else:
+            form = back = "{}"
+            column = given.argument(value)
+            separator = "" if separator is None else str(delimiter.toString())
+        specs = items(function.orderExpressions())
+        order = given.order(specs, lambda one: column if given.text(one) == text else given.argument(one))
+        if not distinct or not order or order[0].column == column:
+            numbers = (separator,)
+            found = self.call(
+                "string_agg", "string", column, distinct=distinct, where=where, numbers=numbers, order=order
+            )
+            return back.format(found)
+        # Spark lets what is cast be the order of distinct values only if equal texts are of equal values.
+        kept, kind = order[0].column, type_of(specs[0].child())
+        values = self.call("collect", f"array<{kind}>", kept, distinct=True, where=where, order=order)
+        one = form.format(f"CAST(x AS {type_of(value)})")
+        return back.format(f"array_join(transform({values}, x -> {one}), {literal_of(separator)})")
 
     def _pivoted(self, function: Any) -> str:
         """The second step of a PIVOT: the one value of each column that it makes."""
@@ -157,7 +190,7 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
     texts |= {own: calls.aggregate(one) for own, one in aggregates.items()}
     if not keys and not calls.calls:  # one row, of which nothing is read
         calls.call("count", "bigint")
-    read = [name for call in calls.calls for name in (*call.columns, call.where) if name is not None]
+    read = [name for call in calls.calls for name in call.reads]
     names = [*keys, *read, *([] if windowed is None else [windowed.time])]
     rows = Read(given.node(), {})
     rows = rows.only(list(dict.fromkeys(names)) or rows.node.names[:1])

@@ -320,6 +320,38 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, array_sort(collect_list(b)) as l from t group by a",
         "select a, list_sort(coalesce(list(b) filter (where b is not null), [])) as l from t group by a",
     ),
+    "listagg": (
+        "select a, listagg(c, '-') within group (order by b desc, c) as x, string_agg(distinct c, ', ') within group (order by c desc) as y, count(*) as n from t group by a",
+        "select a, string_agg(c, '-' order by b desc nulls last, c) as x, string_agg(distinct c, ', ' order by c desc) as y, count(*) as n from t group by a",
+    ),
+    "listagg-of-all": (
+        "select listagg(c, concat('<', '>')) within group (order by -b nulls last, c) as x from t",
+        "select string_agg(c, '<>' order by -b nulls last, c) as x from t",
+    ),
+    "listagg-any-order": (
+        "select a, length(replace(listagg(c, '/'), 'x', '')) as x, length(listagg(c)) as n, length(string_agg(distinct c, null)) as m from t group by a",
+        "select a, length(replace(string_agg(c, '/'), 'x', '')) as x, nullif(count(c), 0) as n, nullif(count(distinct c), 0) as m from t group by a",
+    ),
+    "listagg-filter": (
+        "select a, listagg(upper(c)) within group (order by upper(c)) filter (where b > 2) as x, listagg(distinct upper(c), '') within group (order by upper(c)) filter (where b <= 2) as y from t group by a",
+        "select a, string_agg(upper(c), '' order by upper(c)) filter (where b > 2) as x, string_agg(distinct upper(c), '' order by upper(c)) filter (where b <= 2) as y from t group by a",
+    ),
+    "listagg-of-numbers": (
+        "select a, listagg(b * 3, ',') within group (order by b) as x, listagg(distinct b * 3, '\\'') within group (order by b * 3 desc) as y from t group by a",
+        "select a, string_agg((b * 3)::varchar, ',' order by b) as x, array_to_string(list_reverse_sort(list(distinct b * 3) filter (where b is not null)), '''') as y from t group by a",
+    ),
+    "listagg-binary": (
+        "select a, hex(listagg(cast(c as binary), X'2CFF') within group (order by cast(c as binary) desc)) as x, hex(listagg(distinct cast(c as binary)) within group (order by cast(c as binary))) as y from t group by a",
+        "select a, string_agg(hex(c), '2CFF' order by c desc) as x, string_agg(distinct hex(c), '' order by hex(c)) as y from t group by a",
+    ),
+    "over-listagg": (
+        "select a, b, c, listagg(c, ',') within group (order by c desc, b) over (partition by a) as x from t",
+        "select a, b, c, string_agg(c, ',' order by c desc, b) over (partition by a) as x from t",
+    ),
+    "over-rows-listagg": (
+        "select a, b, c, listagg(c, ',') over (partition by a order by b, c rows between 1 preceding and current row) as x from t",
+        "select a, b, c, string_agg(c, ',') over (partition by a order by b nulls first, c nulls first rows between 1 preceding and current row) as x from t",
+    ),
     "max-by": (
         "select a, max_by(b, c) as m, min_by(c, b) as k from (select a, max(b) as b, c from t where c is not null and b is not null group by a, c) where b <> 3 group by a having count(*) = count(distinct b)",
         "select a, arg_max(b, c) as m, arg_min(c, b) as k from (select a, max(b) as b, c from t where c is not null and b is not null group by a, c) where b <> 3 group by a having count(*) = count(distinct b)",
@@ -407,6 +439,11 @@ REFUSED: dict[str, tuple[str, str]] = {
         "type list.*cannot be a key",
     ),
     "limit-0": ("select a from t limit 0", "no source"),
+    "delimiter-of-a-column": ("select a, listagg(c, c) as x from t group by a", "Spark says.*a foldable"),
+    "distinct-in-another-order": (
+        "select a, listagg(distinct c) within group (order by b) as x from t group by a",
+        "Spark says.*must be picked from the function inputs",
+    ),
     "several-rows": ("select a, (select d from u where u.a = t.a) as x from t", "."),
     "syntax": ("select a,\nfrom where t", r"line 2"),
     "unknown-column": ("select nope from t", "nope"),

@@ -34,6 +34,8 @@ OVER = (
 AGGREGATES = (
     *("count(*)", "count({n})", "sum({n})", "min({n})", "max({n})", "avg({n})"),
     *("count(DISTINCT {n})", "sum(DISTINCT {n})", "min({s})", "bit_xor({n})"),
+    "listagg({s}, ',') WITHIN GROUP (ORDER BY {s})",
+    "listagg(DISTINCT {s}, '') WITHIN GROUP (ORDER BY {s} DESC NULLS LAST)",
 )
 THREE: Columns = [("c0", "n"), ("c1", "n"), ("c2", "n")]
 
