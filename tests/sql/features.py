@@ -337,8 +337,8 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, string_agg(upper(c), '' order by upper(c)) filter (where b > 2) as x, string_agg(distinct upper(c), '' order by upper(c)) filter (where b <= 2) as y from t group by a",
     ),
     "listagg-of-numbers": (
-        "select a, listagg(b * 3, ',') within group (order by b) as x, listagg(distinct b * 3, '\\'') within group (order by b * 3 desc) as y from t group by a",
-        "select a, string_agg((b * 3)::varchar, ',' order by b) as x, array_to_string(list_reverse_sort(list(distinct b * 3) filter (where b is not null)), '''') as y from t group by a",
+        "select a, listagg(b * 3, '\\'') within group (order by b) as x, listagg(distinct b, null) within group (order by cast(b as string) desc) as y from t group by a",
+        "select a, string_agg((b * 3)::varchar, '''' order by b) as x, string_agg(distinct b::varchar, '' order by b::varchar desc) as y from t group by a",
     ),
     "listagg-binary": (
         "select a, hex(listagg(cast(c as binary), X'2CFF') within group (order by cast(c as binary) desc)) as x, hex(listagg(distinct cast(c as binary)) within group (order by cast(c as binary))) as y from t group by a",
