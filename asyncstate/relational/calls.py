@@ -29,7 +29,7 @@ _FUNCTIONS: Final = (
 """Functions of operators that have the same name in SQL."""
 _UNDERSCORED: Final = ("max", "min", "rank", "sum")
 """Those with an underscore after their name, since Python or another function has it."""
-_OF_PLACES: Final[Mapping[str, Callable[..., Aggregate]]] = {
+_WITH_OPTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "first_in_frame": lambda column, ignore: ops.nth_value(column, ignore_nulls=ignore),
     "lag": lambda column, distance, default, ignore: ops.lag(column, distance, default, ignore_nulls=ignore),
     "last_in_frame": lambda column, ignore: ops.nth_value(column, from_last=True, ignore_nulls=ignore),
@@ -37,6 +37,8 @@ _OF_PLACES: Final[Mapping[str, Callable[..., Aggregate]]] = {
         column, distance, default, ignore_nulls=ignore
     ),
     "nth_value": lambda column, n, ignore: ops.nth_value(column, n, ignore_nulls=ignore),
+    "percentile_descending": lambda column, at: ops.percentile(column, at, descending=True),
+    "percentile_disc_descending": lambda column, at: ops.percentile_disc(column, at, descending=True),
 }
 _OF_A_FRAME: Final = {"first_value": "first_in_frame", "last_value": "last_in_frame"}
 _OTHER_NAMES: Final = {
@@ -82,7 +84,7 @@ def aggregate_of(
     """A call of the function with this name in SQL, over columns of the input; ``order``: of its values; ``where``: a
     boolean column."""
     own = f"{function}_" if function in _UNDERSCORED else function
-    make = _OF_PLACES.get(function) or getattr(ops, own)
+    make = _WITH_OPTIONS.get(function) or getattr(ops, own)
     found: Aggregate = make(*columns, *literals, **({"order_by": order} if order else {}))
     found = found.distinct() if distinct else found
     return found if where is None else found.where(where)

@@ -262,6 +262,8 @@ class Expressions:
         if not parts:
             return e
         new = [self._rebuilt(one, names, replaced, typed) for one in parts]
+        if kind == "CreateNamedStruct":  # struct(a) has the name of its column, which has another one now
+            return self._x.CreateNamedStruct(self._catalyst.seq(new))
         return e.withNewChildren(self._catalyst.seq(new))
 
     def _replacement(self, e: Any, given: Any) -> Any:

@@ -360,6 +360,22 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, percentile(b, 0.5) as p, median(b) as m from t group by a",
         "select a, quantile_cont(b, 0.5) as p, median(b) as m from t group by a",
     ),
+    "percentiles": (
+        "select a, percentile(b, array(0.25, 0.5, 1)) as p, percentile_disc(array(0, 0.5)) within group (order by b desc) as q, percentile_cont(0.3) within group (order by b desc) as r from t group by a",
+        "select a, quantile_cont(b, [0.25, 0.5, 1]) as p, case when count(b) > 0 then [max(b), quantile_disc(b, 0.5 order by b desc)] end as q, quantile_cont(b, 0.3 order by b desc) as r from t group by a",
+    ),
+    "approx-percentile": (
+        "select a, approx_percentile(b, 0.4) as p, percentile_approx(b, array(0.0, 0.5, 1.0), 100) as q from t group by a",
+        "select a, quantile_disc(b, 0.4) as p, quantile_disc(b, [0.0, 0.5, 1.0]) as q from t group by a",
+    ),
+    "structs": (
+        "select struct(a, b + 1 as x, c) as s, struct(a).a as y, struct(struct(c)) as z from t",
+        "select {'a': a, 'x': b + 1, 'c': c} as s, a as y, {'col1': {'c': c}} as z from t",
+    ),
+    "over-range-of-dates": (
+        "select a, b, sum(b) over (partition by a order by date_add(date'2024-02-26', cast(b as int)) range between interval 1 day preceding and interval 2 days following) as s, count(*) over (partition by a order by date_add(date'2024-02-26', cast(b as int)) desc range between 1 preceding and current row) as n from t where b is not null",
+        "select a, b, sum(b) over (partition by a order by b range between 1 preceding and 2 following) as s, count(*) over (partition by a order by b desc range between 1 preceding and current row) as n from t where b is not null",
+    ),
     "bits": ("select a, bit_and(b) as x, bit_or(b) as y, bit_xor(b) as z from t group by a", ""),
     "moments": (
         "select a, covar_pop(b, b) as x, covar_pop(a, b) as y, covar_samp(a * b, b) as z from t group by a",
