@@ -14,6 +14,8 @@ from asyncstate.sql import ir
 if TYPE_CHECKING:
     from asyncstate.sql.statements import Compiled
 
+_WITHOUT_LITERALS = {"avg", "count", "match_number", "max", "min", "sum"}
+"""Functions whose number, in MATCH_RECOGNIZE, means nothing."""
 _HIDDEN = {"inputs", "columns", "sql", "rows"}
 
 
@@ -54,9 +56,9 @@ def _said(name: str, value: Any) -> str:
 
 def _part(value: Any) -> str:
     if isinstance(value, ir.Call):
-        inner = (
-            f"{'DISTINCT ' if value.distinct else ''}{', '.join([*value.columns, *map(repr, value.numbers)])}"
-        )
+        literals = () if value.function in _WITHOUT_LITERALS else value.numbers
+        read = ", ".join([*value.columns, *map(repr, literals)])
+        inner = f"DISTINCT {read}" if value.distinct else read
         order = f" ORDER BY {', '.join(map(_part, value.order))}" if value.order else ""
         where = f" where {value.where}" if value.where else ""
         return f"{value.function}({inner}{order}){where} AS {value.name}"
