@@ -455,6 +455,11 @@ REFUSED: dict[str, tuple[str, str]] = {
         "type list.*cannot be a key",
     ),
     "limit-0": ("select a from t limit 0", "no source"),
+    "null-without-a-type": ("select a, null as x from t", r"no type; write CAST\(NULL AS INT\)"),
+    "weighted-percentile": (
+        "select percentile(b, 0.5, 2) as x from t",
+        r"percentile\(\) in this form has no operator",
+    ),
     "delimiter-of-a-column": ("select a, listagg(c, c) as x from t group by a", "Spark says.*a foldable"),
     "distinct-in-another-order": (
         "select a, listagg(distinct c) within group (order by b) as x from t group by a",
