@@ -171,7 +171,7 @@ def test_a_row_that_is_too_short_for_its_stamp_is_named() -> None:
     sink.current = FakeRecord(b"", b"")
     state = opened(sink, StateTtl("1 hour"))[0]
     sink.base[keys.store_keys(8)[0]] = b"1234567"
-    with pytest.raises(CodecError, match="operator 'op', state 'one': a stored row has no time stamp"):
+    with pytest.raises(CodecError, match="state 'one' of operator 'op': a stored row has no time stamp"):
         state.get(keys)
 
 

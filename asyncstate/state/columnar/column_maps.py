@@ -1,6 +1,6 @@
 """Column map state: rows of typed columns by key and user key, read and written for many pairs at once.
 
-Owns: ``ColumnMapState``, its descriptor, and the results of its reads of many entries; ``TtlColumnMapState``.
+Owns: ``ColumnMapState``, its descriptor, and the results of its reads of many entries.
 Invariant: an entry is stored under ``[store key of the key][user key]``, as in a ``MapState`` without namespaces, so
 the entries of a key are one range of the store, in the order of the user keys.
 Must not import storage, execution or operators.
@@ -31,11 +31,10 @@ from asyncstate.codec.value_columns import LARGE_BINARY, Int64Array
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, BelongsTo
-from asyncstate.state.columnar.column_state import ColumnState, TimeRange
+from asyncstate.state.columnar.column_state import ColumnState
+from asyncstate.state.columnar.results import TimeRange
 from asyncstate.state.columnar.state_columns import ColumnsDescriptor
-from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.expiring.ttl import Ttl
-from asyncstate.state.expiring.ttl_columns import TtlColumnState
 from asyncstate.state.ranges import (
     REMOVED_PAGE,
     TIME_FIRST_PREFIX_BYTES,
@@ -149,9 +148,7 @@ class ColumnMapState(ColumnState):
         return [(start, prefix_end(start)) for start in keys.store_keys(self._id)]
 
     def _entries(self, page: _Page) -> MapEntries:
-        unexpired, chosen = self._unexpired(page.entries)
-        store_keys = [key for key, _ in unexpired]
-        columns, _ = self._codec.decode([row for _, row in unexpired])
+        store_keys, columns, chosen = self._visible_entries(page.entries)
         return MapEntries(
             store_keys=store_keys,
             key_index=np.array(page.key_index, np.int64)[chosen],
@@ -164,7 +161,7 @@ class ColumnMapState(ColumnState):
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[MapTimeRange]:
         """See ``ColumnState``. Order: key group, namespace, key, user key."""
         self._check_time_first()
-        return map(self._time_range, self._time_pages(start, until))
+        return super().up_to(until, start)  # type: ignore[return-value]  # _time_range gives them
 
     def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
         """Remove all entries with start <= namespace <= ``until``; time-first states only."""
@@ -174,10 +171,9 @@ class ColumnMapState(ColumnState):
         remove_pages(self.remove_entries, pages)
 
     def _time_range(self, entries: Page) -> MapTimeRange:
-        store_keys = [key for key, _ in entries]
+        store_keys, columns, _ = self._visible_entries(entries)
         packed = pa.array(store_keys, LARGE_BINARY)
         key_columns, ends = self._key_codec.decode_prefix(packed, TIME_FIRST_PREFIX_BYTES)
-        columns, _ = self._codec.decode([row for _, row in entries])
         return MapTimeRange(
             store_keys=store_keys,
             namespaces=namespaces_of(packed),
@@ -217,10 +213,6 @@ class ColumnMapState(ColumnState):
         raise StateAccessError(f"{self._codec.owner} {what}")
 
 
-class TtlColumnMapState(TtlColumnState, ColumnMapState):
-    """A ColumnMapState whose entries expire separately."""
-
-
 @dataclass(frozen=True)
 class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
     """Declares a ColumnMapState: ``key_schema`` has the parts of the user key, ``schema`` the fields of a row.
@@ -255,9 +247,7 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
         """User key, schema, layout and the time domain of the ttl."""
         return {"key": schema_to_text(self.key_schema), **super().type_texts()}
 
-    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ColumnMapState:
+    def _state(self, *bound: Any) -> ColumnMapState:
         names = [f"{self.name}.{name}" for name in self.key_schema.names]
         user_keys = KeyCodec(self.key_schema.types, names, 1)
-        if expiry is None:
-            return ColumnMapState(user_keys, self.time_first, *bound)
-        return TtlColumnMapState(expiry, user_keys, self.time_first, *bound)
+        return ColumnMapState(user_keys, self.time_first, *bound)

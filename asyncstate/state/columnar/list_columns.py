@@ -1,7 +1,6 @@
 """Declaration of the column states with many rows per key.
 
-Owns: ``ListColumnStateDescriptor``; the state itself is in ``list_column_state``, with a time to live in
-``ttl_columns``.
+Owns: ``ListColumnStateDescriptor``; the state itself is in ``list_column_state``.
 Must not import storage, execution or operators.
 """
 
@@ -15,9 +14,7 @@ import pyarrow as pa
 from asyncstate.operator import BelongsTo
 from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
 from asyncstate.state.columnar.state_columns import ColumnsDescriptor
-from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.expiring.ttl import Ttl
-from asyncstate.state.expiring.ttl_columns import TtlListColumnState
 
 __all__ = ["ListColumnState", "ListColumnStateDescriptor", "ListColumns"]
 
@@ -41,5 +38,5 @@ class ListColumnStateDescriptor(ColumnsDescriptor[ListColumnState]):
     kind: ClassVar[str] = "list-column"
     _layouts = "blocks", "time-first blocks"
 
-    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ListColumnState:
-        return ListColumnState(*bound) if expiry is None else TtlListColumnState(expiry, *bound)
+    def _state(self, *bound: Any) -> ListColumnState:
+        return ListColumnState(*bound)

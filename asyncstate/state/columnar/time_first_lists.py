@@ -19,7 +19,6 @@ from asyncstate.operator import MIN_WATERMARK, BelongsTo
 from asyncstate.state.columnar.list_blocks import numbered_keys
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.columnar.state_columns import ColumnsDescriptor, TimeRange
-from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.ranges import (
     REMOVED_PAGE,
     TIME_FIRST_PREFIX_BYTES,
@@ -44,7 +43,7 @@ class TimeFirstListDescriptor(ColumnsDescriptor["TimeFirstListState"]):
     ttl = None
     _layouts = ListColumnStateDescriptor._layouts
 
-    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> TimeFirstListState:
+    def _state(self, *bound: Any) -> TimeFirstListState:
         return TimeFirstListState(*bound)
 
 
