@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from asyncstate.codec import (
     schema_to_text,
 )
 from asyncstate.codec.value_columns import LARGE_BINARY, Int64Array
-from asyncstate.errors import StateAccessError, StateDeclarationError
+from asyncstate.errors import StateDeclarationError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, BelongsTo
 from asyncstate.state.columnar.column_state import ColumnState
@@ -96,11 +96,10 @@ class ColumnMapState(ColumnState):
     do not have namespaces as declared.
     """
 
-    def __init__(self, user_keys: KeyCodec, time_first: bool, *bound: Any) -> None:
+    def __init__(self, user_keys: KeyCodec, *bound: Any) -> None:
         """``bound``: the arguments of a ColumnState."""
         super().__init__(*bound)
         self._user_keys = user_keys
-        self._time_first = time_first
 
     # -- all entries of keys ------------------------------------------------------------------------
 
@@ -160,7 +159,6 @@ class ColumnMapState(ColumnState):
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[MapTimeRange]:
         """See ``ColumnState``. Order: key group, namespace, key, user key."""
-        self._check_time_first()
         return super().up_to(until, start)  # type: ignore[return-value]  # _time_range gives them
 
     def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
@@ -184,7 +182,7 @@ class ColumnMapState(ColumnState):
 
     # -- checks ----------------------------------------------------------------------------
 
-    def _store_keys(self, keys: KeyBatch) -> list[bytes]:
+    def _check_keys(self, keys: KeyBatch) -> None:
         if not isinstance(keys, UserKeyBatch):
             self._misused("was used without user keys; pass keys.with_user_keys(columns, index)")
         if keys.user_types != self._user_keys.types:
@@ -195,22 +193,6 @@ class ColumnMapState(ColumnState):
                 f"was used with user keys of type ({given}), but is declared with ({declared}); cast them"
             )
         self._check_namespaces(keys)
-        return keys.store_keys(self._id)
-
-    def _check_namespaces(self, keys: KeyBatch) -> None:
-        if self._time_first and keys.namespaces is None:
-            self._misused(
-                "is time-first but was used with keys without namespaces; use keys.in_namespaces(times)"
-            )
-        if not self._time_first and keys.namespaces is not None:
-            self._misused("was used with keys in namespaces; declare it with time_first=True")
-
-    def _check_time_first(self) -> None:
-        if not self._time_first:
-            self._misused("was read by a range of namespaces; declare it with time_first=True")
-
-    def _misused(self, what: str) -> NoReturn:
-        raise StateAccessError(f"{self._codec.owner} {what}")
 
 
 @dataclass(frozen=True)
@@ -250,4 +232,4 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
     def _state(self, *bound: Any) -> ColumnMapState:
         names = [f"{self.name}.{name}" for name in self.key_schema.names]
         user_keys = KeyCodec(self.key_schema.types, names, 1)
-        return ColumnMapState(user_keys, self.time_first, *bound)
+        return ColumnMapState(user_keys, *bound)

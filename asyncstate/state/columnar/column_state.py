@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from operator import attrgetter
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch, RowCodec, UserKeyBatch, prefix_end
 from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array, binary_rows
+from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.state.column_cache.cache import ColumnCache
@@ -48,7 +49,8 @@ class DependentState(Protocol):
 class BundleState:
     """A state of all keys of a bundle at once, bound to the sink of a partition.
 
-    ``codec`` is a StampedCodec if there is a ``lifetime``.
+    ``codec`` is a StampedCodec if there is a ``lifetime``. Raises StateAccessError for keys that do not have namespaces
+    as declared (``time_first``), or that have user keys where none are declared.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class BundleState:
         state_id: int,
         codec: RowCodec,
         context: OperatorContext,
+        time_first: bool = False,
         lifetime: Lifetime | None = None,
     ) -> None:
         self._sink = sink
         self._id = state_id
         self._codec = codec
+        self._time_first = time_first
         self._lifetime = lifetime
         self._groups = context.key_groups
         self._key_codec = context.key_codec
@@ -77,7 +81,28 @@ class BundleState:
         self._sink.prefetch(self._store_keys(keys))
 
     def _store_keys(self, keys: KeyBatch) -> list[bytes]:
+        self._check_keys(keys)
         return keys.store_keys(self._id)
+
+    def _check_keys(self, keys: KeyBatch) -> None:
+        if isinstance(keys, UserKeyBatch):
+            self._misused("was used with user keys; pass the KeyBatch itself, or use a ColumnMapState")
+        self._check_namespaces(keys)
+
+    def _check_namespaces(self, keys: KeyBatch) -> None:
+        if self._time_first and keys.namespaces is None:
+            self._misused(
+                "is time-first but was used with keys without namespaces; use keys.in_namespaces(times)"
+            )
+        if not self._time_first and keys.namespaces is not None:
+            self._misused("was used with keys in namespaces; declare it with time_first=True")
+
+    def _check_time_first(self) -> None:
+        if not self._time_first:
+            self._misused("was read by a range of namespaces; declare it with time_first=True")
+
+    def _misused(self, what: str) -> NoReturn:
+        raise StateAccessError(f"{self._codec.owner} {what}")
 
     def _with_stamps(
         self, columns: Sequence[pa.Array], stamps: Int64Array | None, count: int
@@ -110,30 +135,31 @@ class ColumnState(BundleState):
 
     def get(self, keys: KeyBatch) -> Columns:
         """The rows of ``keys``."""
-        front = self._front_of(keys)
+        front = self._front_for(keys)
         if front is None:
             return self._decode(self._sink.get_many(self._store_keys(keys)))
         return self._visible(front.get(keys))
 
     def async_get(self, keys: KeyBatch) -> StateFuture[Columns]:
         """A future of the same."""
-        front = self._front_of(keys)
+        front = self._front_for(keys)
         if front is None:
             return self._sink.async_get_many(self._store_keys(keys)).then_apply(self._decode)
         rows = front.async_get(keys)
         return rows if self._lifetime is None else rows.then_apply(self._visible)
 
     def prefetch(self, keys: KeyBatch) -> None:
-        front = self._front_of(keys)
+        front = self._front_for(keys)
         if front is None:
             super().prefetch(keys)
         else:
             front.prefetch(keys)
 
-    def _front_of(self, keys: KeyBatch) -> ColumnFront | None:
-        """The cache for the rows of ``keys``; None if there is none, or if the keys have more than the key columns."""
-        cached = keys.namespaces is None and not isinstance(keys, UserKeyBatch)
-        return self._front if cached else None
+    def _front_for(self, keys: KeyBatch) -> ColumnFront | None:
+        """The cache, which takes ``keys`` as they are; None if there is none."""
+        if self._front is not None:
+            self._check_keys(keys)
+        return self._front
 
     def _decode(self, values: Sequence[bytes | None]) -> Columns:
         return self._visible(Columns(*self._codec.decode(values)))
@@ -155,7 +181,7 @@ class ColumnState(BundleState):
         """Write one row per key: an array (u) per field; ``stamps`` (u, from ``stamps_at``; None: of this
         micro-batch)."""
         columns = self._with_stamps(columns, stamps, len(keys))
-        front = self._front_of(keys)
+        front = self._front_for(keys)
         if front is None:
             self._sink.put_many(self._store_keys(keys), self._codec.encode(columns, num_rows=len(keys)))
         else:
@@ -163,7 +189,7 @@ class ColumnState(BundleState):
 
     def remove(self, keys: KeyBatch) -> None:
         """Remove the rows of ``keys``."""
-        front = self._front_of(keys)
+        front = self._front_for(keys)
         if front is None:
             self._sink.delete_many(self._store_keys(keys))
         else:
@@ -208,6 +234,7 @@ class ColumnState(BundleState):
 
         Entries may be written or removed between pages. Order: key group, namespace, key.
         """
+        self._check_time_first()
         pages = namespace_pages(self._sink, self._id, self._groups, start, until, self._page_size)
         return filter(attrgetter("num_rows"), map(self._time_range, pages))
 

@@ -97,12 +97,12 @@ class ListColumnState(BundleState):
 
     def heads(self, keys: KeyBatch) -> ListHeads:
         """The heads of ``keys``: enough for sizes and for writing."""
-        store_keys = keys.store_keys(self._id)
+        store_keys = self._store_keys(keys)
         return self._heads_reader(store_keys)(self._sink.get_many(store_keys))
 
     def async_heads(self, keys: KeyBatch) -> StateFuture[ListHeads]:
         """A future of the same."""
-        store_keys = keys.store_keys(self._id)
+        store_keys = self._store_keys(keys)
         return self._sink.async_get_many(store_keys).then_apply(self._heads_reader(store_keys))
 
     def rows(self, heads: ListHeads) -> ListColumns:

@@ -58,9 +58,9 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
         older = [schema_from_text(text) for text in older_values(kept)]
         codec = RowCodec(self.schema, older, owner=f"state '{self.name}' of operator '{uid}'")
         if ttl is None:
-            return self._state(sink, state_id, codec, context)
+            return self._state(sink, state_id, codec, context, self.time_first)
         lifetime = Lifetime(ttl, context, f"operator '{uid}', state '{self.name}'")
-        return self._state(sink, state_id, StampedCodec(codec), context, lifetime)
+        return self._state(sink, state_id, StampedCodec(codec), context, self.time_first, lifetime)
 
     @abstractmethod
     def _state(self, *bound: Any) -> S_co:
