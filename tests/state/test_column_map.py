@@ -455,11 +455,9 @@ def test_rows_and_lists_refuse_keys_that_do_not_fit(descriptor: Any, cached: boo
         state.put(timed, *written(descriptor))
     with pytest.raises(StateAccessError, match="state 'by_time' of operator 'op' is time-first"):
         by_time.put(keys, *written(descriptor))
-    if isinstance(state, ColumnState):
-        with pytest.raises(
-            StateAccessError, match="'rows' of operator 'op' was read by a range of namespaces"
-        ):
-            state.up_to(5)
+    for by_range in (state.up_to, state.remove_up_to):
+        with pytest.raises(StateAccessError, match="'rows' of operator 'op' was read by a range of name"):
+            by_range(5)
 
 
 def written(descriptor: Any) -> list[Any]:

@@ -183,6 +183,24 @@ def opened(sink: FakeSink, ttl: StateTtl, time: int = 0) -> tuple[Any, Any]:
     )
 
 
+def test_a_range_of_lists_has_the_rows_that_are_not_expired() -> None:
+    sink = FakeSink()
+    descriptor = ListColumnStateDescriptor("lists", NUMBER, time_first=True, ttl=StateTtl(TTL_US))
+
+    def at(time: int) -> Any:
+        return FakeContext(sink, processing_time=time * MS).get_state(descriptor)
+
+    keys = KEYS.group([pa.array([1, 2], pa.int64())], np.array([5, 6]))
+    at(0).append(keys, [pa.array([10, 20]), pa.array(["a", "b"])], np.arange(2))
+    at(60).append(
+        keys.select(np.array([True, False])), [pa.array([11]), pa.array(["c"])], np.zeros(1, np.int64)
+    )
+    for time, numbers in ((99, [10, 11, 20]), (100, [11]), (160, [])):
+        ranges = list(at(time).up_to(9))
+        assert [number for found in ranges for number in found.columns[0].to_pylist()] == numbers
+        assert sum(found.num_rows for found in ranges) == len(numbers)
+
+
 # -- the clean-up -------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,6 @@ from asyncstate.state.expiring.ttl import Ttl
 from asyncstate.state.ranges import (
     REMOVED_PAGE,
     TIME_FIRST_PREFIX_BYTES,
-    namespace_pages,
     namespaces_of,
     of_state,
     range_pages,
@@ -160,13 +159,6 @@ class ColumnMapState(ColumnState):
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[MapTimeRange]:
         """See ``ColumnState``. Order: key group, namespace, key, user key."""
         return super().up_to(until, start)  # type: ignore[return-value]  # _time_range gives them
-
-    def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
-        """Remove all entries with start <= namespace <= ``until``; time-first states only."""
-        self._check_time_first()
-        limit = min(self._page_size, REMOVED_PAGE)
-        pages = namespace_pages(self._sink, self._id, self._groups, start, until, limit)
-        remove_pages(self.remove_entries, pages)
 
     def _time_range(self, entries: Page) -> MapTimeRange:
         store_keys, columns, _ = self._visible_entries(entries)

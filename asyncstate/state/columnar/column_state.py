@@ -30,11 +30,13 @@ from asyncstate.state.columnar.results import Columns, TimeRange
 from asyncstate.state.expiring.expiry import Lifetime
 from asyncstate.state.expiring.stamped_codec import restamped, stamps_of
 from asyncstate.state.ranges import (
+    REMOVED_PAGE,
     TIME_FIRST_PREFIX_BYTES,
     namespace_pages,
     namespaces_of,
     of_state,
     range_pages,
+    remove_pages,
 )
 from asyncstate.state_backend import Page, StateBackend
 
@@ -97,10 +99,6 @@ class BundleState:
         if not self._time_first and keys.namespaces is not None:
             self._misused("was used with keys in namespaces; declare it with time_first=True")
 
-    def _check_time_first(self) -> None:
-        if not self._time_first:
-            self._misused("was read by a range of namespaces; declare it with time_first=True")
-
     def _misused(self, what: str) -> NoReturn:
         raise StateAccessError(f"{self._codec.owner} {what}")
 
@@ -112,6 +110,21 @@ class BundleState:
         if self._lifetime is None:
             return columns
         return [pa.array(self._lifetime.stamps(None, count) if stamps is None else stamps), *columns]
+
+    # -- ranges -------------------------------------------------------------------------------------
+
+    def remove_entries(self, store_keys: Sequence[bytes]) -> None:
+        """Remove entries by their store keys, as a range gives them."""
+        self._sink.delete_many(store_keys)
+
+    def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
+        """Remove all data with start <= namespace <= ``until``; time-first states only."""
+        remove_pages(self.remove_entries, self._time_pages(start, until, min(self._page_size, REMOVED_PAGE)))
+
+    def _time_pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
+        if not self._time_first:
+            self._misused("was read by a range of namespaces; declare it with time_first=True")
+        return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
 
     def _stored_pages(self, group: bytes) -> Iterator[Page]:
         """All entries of a key group (2 bytes)."""
@@ -222,10 +235,9 @@ class ColumnState(BundleState):
             self._front.remove(self._front.keys_of(owners))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """Remove entries by their store keys, as ``up_to`` gives them."""
         if self._front is not None:
             self._front.forget()
-        self._sink.delete_many(store_keys)
+        super().remove_entries(store_keys)
 
     # -- ranges of time -----------------------------------------------------------------------------
 
@@ -234,8 +246,7 @@ class ColumnState(BundleState):
 
         Entries may be written or removed between pages. Order: key group, namespace, key.
         """
-        self._check_time_first()
-        pages = namespace_pages(self._sink, self._id, self._groups, start, until, self._page_size)
+        pages = self._time_pages(start, until, self._page_size)
         return filter(attrgetter("num_rows"), map(self._time_range, pages))
 
     def _time_range(self, entries: Page) -> TimeRange:

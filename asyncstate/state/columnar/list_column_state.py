@@ -1,8 +1,9 @@
 """List column state: many rows of typed columns per key, read and written for many keys at once.
 
 Owns: ``ListColumnState``: how the rows of a key are distributed over stored values; ``list_columns`` declares it.
-Invariant: every read is a list get; appending rewrites at most one small tail per key. With a ttl, each row has its own
-stamp, before its bytes, and only the clean-up rewrites a list that the operator does not write.
+Invariant: every read of keys is a list get; a range has whole lists; appending rewrites at most one small tail per key.
+With a ttl, each row has its own stamp, before its bytes, and only the clean-up rewrites a list that the operator does
+not write.
 Must not import storage, execution or operators.
 
 A key has a *head* under its store key: a block with its newest rows (the tail) and the number of sealed chunks. When
@@ -13,8 +14,7 @@ one value and one read; a long one costs a second list get, for its chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.codec.key_batch import Int32Array
-from asyncstate.codec.value_columns import BoolArray, Int64Array, storage_dtype
+from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array, storage_dtype
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
+from asyncstate.operator import MIN_WATERMARK
 from asyncstate.state.columnar.column_state import BundleState
 from asyncstate.state.columnar.list_blocks import (
     ListHeads,
@@ -34,35 +34,11 @@ from asyncstate.state.columnar.list_blocks import (
     empty_heads,
     read_heads,
 )
+from asyncstate.state.columnar.results import ListColumns, ListRange
 from asyncstate.state.expiring.expiry import Lifetime
 from asyncstate.state.expiring.stamped_codec import restamped, stamps_of
-from asyncstate.state.ranges import of_state
+from asyncstate.state.ranges import TIME_FIRST_PREFIX_BYTES, namespaces_of, of_state
 from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists, rows_of
-
-
-@dataclass(frozen=True)
-class ListColumns:
-    """Rows of the u keys of a KeyBatch, concatenated key by key: m rows.
-
-    ``columns`` has an array (m) per field; ``key_index`` (m, ascending) is the index of each row's key, ``counts`` (u)
-    the number of rows of each key. Rows of a key are in the order in which they were appended. ``stamps`` (m,
-    microseconds) is the time at which each was written, None without a ttl.
-    """
-
-    columns: list[pa.Array]
-    key_index: Int32Array
-    counts: Int64Array
-    stamps: Int64Array | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """m."""
-        return len(self.key_index)
-
-    @property
-    def starts(self) -> Int64Array:
-        """Index of the first row of each key (u)."""
-        return np.cumsum(self.counts) - self.counts
 
 
 class ListColumnState(BundleState):
@@ -233,6 +209,29 @@ class ListColumnState(BundleState):
             self._sink.put_many(new.chunk_keys, new.chunks)
         self._sink.put_many(heads.store_keys, new.heads)
         return new.chunk_counts
+
+    # -- ranges of time -----------------------------------------------------------------------------
+
+    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[ListRange]:
+        """All lists with start <= namespace <= ``until``, page by page; time-first states only.
+
+        Nothing may be appended to the lists before the iteration ends; lists already yielded may be removed.
+        """
+        found = block_lists(self._time_pages(start, until, self._page_size), self._owner)
+        return map(self._range, found)
+
+    def _range(self, found: FoundLists) -> ListRange:
+        heads = found.heads
+        rows = self._decode(heads, rows_of(*found, self._owner))
+        packed = pa.array(heads.store_keys, LARGE_BINARY)
+        return ListRange(
+            store_keys=heads.store_keys,
+            namespaces=namespaces_of(packed),
+            key_columns=self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES),
+            columns=rows.columns,
+            counts=rows.counts,
+            chunks=heads.chunks,
+        )
 
     # -- the clean-up -----------------------------------------------------------------------------
 
