@@ -27,9 +27,10 @@ from asyncstate.runtime.rows.sorted_inputs import ordered_states
 from asyncstate.state import (
     AdmissionPolicy,
     ColumnCache,
+    ColumnState,
+    ColumnStateDescriptor,
     ExpiringState,
     StateTtl,
-    with_column_cache,
     with_known_values,
 )
 from asyncstate.state.versions import evolved, wrong_kind
@@ -125,9 +126,10 @@ class TaskContext:
         spec = self._spec(descriptor, stored)
         self._declared[name] = spec
         state = descriptor.bind(self._sink, spec.id, self, spec.types)
-        if self._columns is not None:
+        # Range reads need the order of the store.
+        if isinstance(descriptor, ColumnStateDescriptor) and not descriptor.time_first and self._columns:
             is_new = self._columns.is_empty or stored is None
-            state = with_column_cache(state, descriptor, self, self._columns.cache, is_new)
+            cast(ColumnState, state).use_cache(self._columns.cache, is_new)
         if self._admission_of is not None:
             state = with_known_values(state, self._known_bytes, self._admission_of(name))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
