@@ -53,6 +53,7 @@ _FREE = {
     r"AS OF PROCTIME\(\)": "what a table has as of now depends on when the view is made",
     r"\* FROM (HOP|TUMBLE)\(": "a table of windows also has window_time",
     r"^(?!.*ORDER BY).*\bLIMIT \d+": "LIMIT takes any of rows that are equal in the order",
+    r"^(?!.*WITHIN GROUP).*\bLISTAGG\(": "LISTAGG without an order has its values in any",
 }
 """By what is in a query, why two engines may both be right."""
 _DIALECT = {
