@@ -9,7 +9,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
@@ -25,12 +25,12 @@ from asyncstate.runtime.partition.unmatched_retractions import COUNTER, Unmatche
 from asyncstate.runtime.rows.sequence_filter import SequenceFilter, seen_states
 from asyncstate.runtime.rows.sorted_inputs import ordered_states
 from asyncstate.state import (
-    AdmissionPolicy,
     ColumnCache,
+    DecodedCaches,
     ExpiringState,
     StateTtl,
     with_column_cache,
-    with_known_values,
+    with_decoded_cache,
 )
 from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.state_backend import StateBackend
@@ -68,7 +68,7 @@ class TaskContext:
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
-        admission_of: Callable[[str], AdmissionPolicy] | None = None,
+        decoded: DecodedCaches | None = None,
         columns: CachedColumns | None = None,
         notes_changes: bool = False,
     ) -> None:
@@ -95,9 +95,8 @@ class TaskContext:
         self._config = config
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
-        self._admission_of = admission_of
+        self._decoded = decoded
         self._columns = columns
-        self._known_bytes = config.shares.decoded
         self._place = redact(config.checkpoint_dir or "")
         self._stored = {spec.name: spec for spec in stored}
         self.ordered = ordered_states(uid, inputs, stored)
@@ -128,8 +127,8 @@ class TaskContext:
         if self._columns is not None:
             is_new = self._columns.is_empty or stored is None
             state = with_column_cache(state, descriptor, self, self._columns.cache, is_new)
-        if self._admission_of is not None:
-            state = with_known_values(state, self._known_bytes, self._admission_of(name))
+        if self._decoded is not None:
+            state = with_decoded_cache(state, self._decoded, tuple(spec.types.items()))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))
