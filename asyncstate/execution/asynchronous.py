@@ -259,8 +259,7 @@ class AsyncExecutionController(ExecutionController):
     def _scan_later(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
         record = self.current
         assert record is not None
-        for cache in self._caches:
-            cache.write_back()
+        self.write_back()
         ranges, request = self._ranges, RangeRequest(start, end, limit, record)
         try:
             if ranges.begin(request, self._limits.batch_hot_reads):

@@ -310,8 +310,13 @@ class ExecutionController(StateBackend):
         """Collect the buffered writes of ``cache`` before every scan, and at the end of the micro-batch."""
         self._caches.append(cache)
 
+    def write_back(self) -> None:
+        """Write what state objects have buffered, for others to read."""
+        for cache in self._caches:
+            cache.write_back()
+
     def finish_states(self) -> None:
-        """Called when all operator code has run: writes what state objects have buffered."""
+        """Called when all operator code has run: writes what state objects have buffered. It is not read any more."""
         for cache in self._caches:
             cache.finish()
 
@@ -319,8 +324,7 @@ class ExecutionController(StateBackend):
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
         """At most ``limit`` entries with start <= key < end, ascending."""
-        for cache in self._caches:
-            cache.write_back()
+        self.write_back()
         try:
             return self.overlay.scan(start, end, limit)
         except Exception as error:

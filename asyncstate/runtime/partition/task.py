@@ -326,6 +326,7 @@ def _micro_batch(
     with _controller(spec, overlay, memory) as controller:
         scratch = str(folder / "gathered")
         runner = yield from _operated(spec, partition, controller, batches, scratch, memory, cache)
+        controller.write_back()  # the next micro-batch reads it
         controller.finish_states()
     return CommitRecord(
         partition=partition,

@@ -37,7 +37,8 @@ class DecodedCache(WriteBackCache):
     Keys are the state's own: they identify a store key and are cheaper to build. ``values`` is the recent generation,
     and ``held`` has the store keys of written values that the sink does not have yet: always the same dict objects,
     which the states access directly. ``old`` is the other generation, ``default`` the value that reads give for an
-    absent one. ``begin`` and ``finish`` enclose each micro-batch.
+    absent one. ``asked`` is the last key that was read from the sink, ``asked_as`` its store key: a write often follows.
+    ``begin`` and ``finish`` enclose each micro-batch.
     """
 
     __slots__ = (
@@ -54,6 +55,8 @@ class DecodedCache(WriteBackCache):
         "_room",
         "_sink",
         "_state_id",
+        "asked",
+        "asked_as",
         "bytes_peak",
         "carried",
         "default",
@@ -86,6 +89,8 @@ class DecodedCache(WriteBackCache):
         self._entry_bytes = 0  # until keys are measured
         self._room = -1
         self._forgotten = 0  # how often entries have left the cache
+        self.asked: Any = None
+        self.asked_as = b""
         self._sink = self._get = self._async_get = None
 
     # -- one micro-batch --------------------------------------------------------------------------------
@@ -115,9 +120,9 @@ class DecodedCache(WriteBackCache):
         held, sink = self.held, self._sink
         if held and sink is not None:
             values, encode = self.values, self._encode
-            changes = sorted(zip(held.values(), map(values.__getitem__, held), strict=True), key=_STORE_KEY)
-            keys, written = zip(*changes, strict=True)
-            raws = [None if value is None else encode(value) for value in written]
+            changes = sorted([(store_key, values[key]) for key, store_key in held.items()], key=_STORE_KEY)
+            keys = [store_key for store_key, _ in changes]
+            raws = [None if value is None else encode(value) for _, value in changes]
             sink.finish_many(keys, raws, sum(map(len, keys)) + sum(map(len, filter(None, raws))))
             held.clear()
         self.bytes_peak = max(self.bytes_peak, self.size_bytes)
@@ -138,6 +143,7 @@ class DecodedCache(WriteBackCache):
         """The value of a key that ``values`` lacks, None if there is none; read from the sink if it is not known."""
         value = self._recall(key) if self.old else UNKNOWN
         if value is UNKNOWN:
+            self.asked, self.asked_as = key, store_key
             raw = self._get(store_key)  # type: ignore[misc]  # within a micro-batch
             value = self.values[key] = None if raw is None else self._decode(raw)
             self._room -= self._entry_bytes if self._fixed else self._entry_bytes + getsizeof(value)
@@ -150,6 +156,7 @@ class DecodedCache(WriteBackCache):
         value = self._recall(key) if self.old else UNKNOWN
         if value is not UNKNOWN:
             return completed_future(default if value is None else value)
+        self.asked, self.asked_as = key, store_key
         arrived = partial(self._arrived, key, default, self._forgotten)
         return self._async_get(store_key, arrived)  # type: ignore[misc]  # within a micro-batch
 
@@ -205,10 +212,11 @@ class DecodedCache(WriteBackCache):
     def write(self, key: Any, store_key: bytes, value: Any) -> None:
         """Write ``value``, None to remove it. Raises CodecError, and changes nothing, if it cannot be stored."""
         if value is None or (type(value) is self.type and self.fits(value)):
-            known = key in self.values
-            self.values[key] = value
+            values = self.values
+            count = len(values)
+            values[key] = value
             self.held[key] = store_key
-            if not known:
+            if len(values) != count:
                 self._entered(key, value)
         else:
             self.put(key, store_key, self._encode(value), value)

@@ -59,7 +59,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         if known is None:
             raw = self._get(self._entry(key))
             return None if raw is None else self._decode(raw)
-        known_as = self._own_key(), key if type(key) is self._plain_key else self._decoded_key(key)
+        known_as = self._known_as(key)
         value: Any = known(known_as, UNKNOWN)
         cache: Any = self._cache
         if value is UNKNOWN:
@@ -72,7 +72,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         known = self._known
         if known is None:
             return self._async_get(self._entry(key), self._or_none)
-        known_as = self._own_key(), key if type(key) is self._plain_key else self._decoded_key(key)
+        known_as = self._known_as(key)
         value: Any = known(known_as, UNKNOWN)
         cache: Any = self._cache
         if value is UNKNOWN:
@@ -94,17 +94,12 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         """Store ``value``. StateAccessError for None, CodecError for what is not of the declared types."""
         cache = self._cache
         if cache is not None:
-            own = self._own_key()
+            known_as = self._known_as(key)
             # During an iteration no write is held.
-            if (
-                type(key) is self._plain_key
-                and (own, key) in cache.held
-                and type(value) is cache.type
-                and cache.fits(value)
-            ):
-                cache.values[own, key] = value
-            else:
-                self._write(cache, key, value)
+            if known_as in cache.held and type(value) is cache.type and cache.fits(value):
+                cache.values[known_as] = value
+                return
+            self._write(cache, known_as, key, value)
             return
         entry = self._entry(key)
         if value is None:
@@ -233,24 +228,31 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
     # -- the decoded cache ------------------------------------------------------------------------------
 
     def _known_as(self, key: Any) -> tuple[bytes, Any]:
-        """The cache key of an entry."""
-        return self._own_key(), key if type(key) is self._plain_key else self._decoded_key(key)
-
-    def _decoded_key(self, key: Any) -> Any:
-        """A user key of another type that can be stored, in the form that a read gives."""
+        """The cache key of an entry. A user key of another type that can be stored is used in the form that a read
+        gives."""
+        context: Any = self._sink.current
+        try:
+            own = context.encoded_key + self._suffix
+        except (AttributeError, TypeError):
+            raise self._misuse() from None
+        if type(key) is self._plain_key:
+            return own, key
         (decoded,), _ = self._binding.decode_key(self._entry(key), len(self._prefix()))
-        return decoded
+        return own, decoded
 
-    def _write(self, cache: DecodedCache, key: K, value: V) -> None:
-        entry = self._entry(key)  # errors of the key come first
+    def _write(self, cache: DecodedCache, known_as: tuple[bytes, Any], key: K, value: V) -> None:
+        if cache.asked == known_as:
+            known_as, entry = cache.asked, cache.asked_as  # the same objects as in the cache take less memory
+        else:
+            entry = self._entry(key)  # errors of the key come first
         if value is None:
             self._refuse_none(key)
         if not self._cursors:
-            cache.write(self._known_as(key), entry, value)
+            cache.write(known_as, entry, value)
             return
         raw = self._encode(value)
         self._preserve(entry)
-        cache.put(self._known_as(key), entry, raw, value)
+        cache.put(known_as, entry, raw, value)
 
     def _removed(self, page: Page, offset: int) -> None:
         """Drop the removed entries of ``page`` from the cache."""
