@@ -28,7 +28,7 @@ from asyncstate.state.descriptors import (
 from asyncstate.state.expiring.expiry import time_of
 from asyncstate.state.expiring.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.keyed.aggregating_state import AggregateFunction, AggregatingState
-from asyncstate.state.keyed.decoded_cache import DecodedCaches
+from asyncstate.state.keyed.decoded_cache import DecodedCache
 from asyncstate.state.keyed.list_state import ListState
 from asyncstate.state.keyed.map_state import MapState
 from asyncstate.state.keyed.reducing_state import ReducingState
@@ -62,7 +62,7 @@ __all__ = [
     "ColumnState",
     "ColumnStateDescriptor",
     "Columns",
-    "DecodedCaches",
+    "DecodedCache",
     "DueTimer",
     "ExpiringState",
     "KeyedTimers",

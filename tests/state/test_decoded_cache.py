@@ -28,7 +28,8 @@ from asyncstate.execution import BatchFrame, Record, SyncExecutionController
 from asyncstate.execution.record import BroadcastRecord
 from asyncstate.futures import DONE, StateFuture
 from asyncstate.operator import InputSpec
-from asyncstate.state import DecodedCaches, with_decoded_cache
+from asyncstate.runtime.partition.worker_memory import CachedValues
+from asyncstate.state import with_decoded_cache
 from asyncstate.state.keyed import decoded_cache
 from asyncstate.storage import MemTable
 from tests.memory_store import MemoryStore
@@ -44,20 +45,20 @@ class KnownContext(FakeContext):
     """Binds states that keep ``limit_bytes`` of decoded values in ``caches``."""
 
     limit_bytes = PLENTY
-    caches: DecodedCaches
+    caches: CachedValues
 
     def get_state(self, descriptor: Any) -> Any:
-        state = with_decoded_cache(super().get_state(descriptor), self.caches, str(descriptor))
-        for cache in self.caches._opened.values():
+        state = with_decoded_cache(super().get_state(descriptor), self.caches.open, str(descriptor))
+        for cache in self.caches.decoded:
             cache.bound(self.limit_bytes)
         return state
 
 
 def known_context(
-    sink: Any, limit_bytes: int = PLENTY, caches: DecodedCaches | None = None, **more: Any
+    sink: Any, limit_bytes: int = PLENTY, caches: CachedValues | None = None, **more: Any
 ) -> KnownContext:
     context = KnownContext(sink, **more)
-    context.limit_bytes, context.caches = limit_bytes, caches or DecodedCaches()
+    context.limit_bytes, context.caches = limit_bytes, caches or CachedValues()
     context.caches.begin()
     return context
 
@@ -76,7 +77,7 @@ def run_fake(
     """Results of all records and what is stored at the end; plain states without a limit. ``carried``: what is cached
     stays from micro-batch to micro-batch."""
     sink = FakeSink(deferred, seed)
-    caches = DecodedCaches()
+    caches = CachedValues()
     results: list[list[Any]] = []
     for batch in batches:
         more: dict[str, Any] = {
@@ -86,12 +87,11 @@ def run_fake(
             "processing_time": batch.processing_time,
         }
         plain = limit_bytes is None
-        caches = caches if carried else DecodedCaches()
+        caches = caches if carried else CachedValues()
         context = (
             FakeContext(sink, **more) if plain else known_context(sink, limit_bytes or 0, caches, **more)
         )
         runner = ProgramRunner(context)
-        caches.opened()
         records = []
         for row in batch.records:
             results.append([])
@@ -509,16 +509,15 @@ def test_no_key_is_no_key_even_where_the_key_is_empty(controller: SyncExecutionC
 # -- from one micro-batch to the next ----------------------------------------------------------------
 
 
-def _following(sink: FakeSink, caches: DecodedCaches, descriptor: Any, limit_bytes: int = PLENTY) -> Any:
+def _following(sink: FakeSink, caches: CachedValues, descriptor: Any, limit_bytes: int = PLENTY) -> Any:
     """The state in the next micro-batch."""
     sink.commit()
     state = known_context(sink, limit_bytes, caches).get_state(descriptor)
-    caches.opened()
     return state
 
 
 def test_what_was_read_written_and_removed_is_known_in_the_next_micro_batch() -> None:
-    sink, caches = FakeSink(), DecodedCaches()
+    sink, caches = FakeSink(), CachedValues()
     descriptor: Any = ValueStateDescriptor("v", int, 9)
     state = _following(sink, caches, descriptor)
     for key, value in ((1, None), (2, 5)):
@@ -540,7 +539,7 @@ def test_what_was_read_written_and_removed_is_known_in_the_next_micro_batch() ->
 
 
 def test_of_a_state_that_was_not_open_or_had_another_type_nothing_is_known() -> None:
-    sink, caches = FakeSink(), DecodedCaches()
+    sink, caches = FakeSink(), CachedValues()
     sink.current = record(1)
     number, text = ValueStateDescriptor("v", int), ValueStateDescriptor("v", str)
     for descriptor in (number, text, number):
@@ -548,13 +547,13 @@ def test_of_a_state_that_was_not_open_or_had_another_type_nothing_is_known() -> 
     assert sink.reads == 3
     sink.commit()
     known_context(sink, caches=caches)
-    assert caches.opened() == frozenset()
+    assert caches.decoded == []
     assert _following(sink, caches, number).value() is None
     assert sink.reads == 4
 
 
 def test_a_smaller_bound_drops_what_does_not_fit() -> None:
-    sink, caches = FakeSink(), DecodedCaches()
+    sink, caches = FakeSink(), CachedValues()
     descriptor = ValueStateDescriptor("v", int)
     state = _following(sink, caches, descriptor)
     for key in range(100):

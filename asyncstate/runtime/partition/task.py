@@ -62,7 +62,7 @@ from asyncstate.runtime.task_spec import (
     sends_errors,
     with_own_outputs,
 )
-from asyncstate.state import ColumnCache, DecodedCaches
+from asyncstate.state import ColumnCache
 from asyncstate.storage import (
     EmptyStore,
     KeyedStore,
@@ -98,7 +98,7 @@ def run_partition(
         store = opened.store if wrap_store is None else wrap_store(opened.store)
         values = cache.entries
         values.limit_bytes = cache.limit_bytes
-        overlay = MemTable(store, cache.limit_bytes, values.values, opened.write_bound)
+        overlay = MemTable(store, cache.limit_bytes, values.stored, opened.write_bound)
         with _controller(spec, overlay, memory) as controller:
             columns.entries.begin(columns.limit_bytes)
             cached = CachedColumns(columns.entries, opened.is_empty) if columns.limit_bytes else None
@@ -107,7 +107,7 @@ def run_partition(
                 spec, partition, controller, batches, folder, memory, values, cached
             )
             run_seconds = time.perf_counter() - started
-            record = _commit(partition, opened, runner, values.decoded, columns.entries, run_seconds)
+            record = _commit(partition, opened, runner, values, columns.entries, run_seconds)
             # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
             overlay.release()
             cache.keep(record.content.lineage, values)
@@ -174,7 +174,7 @@ def _opened_context(
     cache: CachedValues,
     columns: CachedColumns | None,
 ) -> TaskContext:
-    cache.decoded.begin()
+    cache.begin()
     first, end = group_range(partition, spec.parallelism, spec.max_parallelism)
     context = TaskContext(
         spec.uid,
@@ -187,13 +187,14 @@ def _opened_context(
         spec.watermark,
         spec.processing_time,
         spec.previous_watermark,
-        cache.decoded if cache.limit_bytes and spec.config.shares.decoded else None,
+        cache if cache.limit_bytes and spec.config.shares.decoded else None,
         columns,
         sends_errors(spec.operator),
     )
     spec.operator.open(context)
     states = context.opened()
-    own = cache.decoded.opened() | (frozenset() if columns is None else columns.cache.opened())
+    decoded = frozenset(known.state_id[0] for known in cache.decoded)
+    own = decoded | (frozenset() if columns is None else columns.cache.opened())
     others = any(state.id not in own for state in states)
     controller.overlay.leave_out(own, cache.share_out(spec.config.shares.decoded, others))
     controller.failures.state_names = {state.id: state.name for state in states}
@@ -216,7 +217,7 @@ def _commit(
     partition: int,
     opened: PartitionStore,
     runner: Runner,
-    decoded: DecodedCaches,
+    values: CachedValues,
     columns: ColumnCache,
     run_seconds: float,
 ) -> CommitRecord:
@@ -229,7 +230,7 @@ def _commit(
     settled = time.perf_counter()
     sums, peaks = TaskStatistics(
         rows=runner.statistics(),
-        controller=_with_caches(runner.controller.statistics(), decoded, columns),
+        controller=_with_caches(runner.controller.statistics(), values, columns),
         columns=columns.statistics(),
         transfers=runner.transfers.statistics(),
         partition=opened.statistics(content),
@@ -252,18 +253,18 @@ def _commit(
 
 
 def _with_caches(
-    statistics: ControllerStatistics, decoded: DecodedCaches, columns: ColumnCache
+    statistics: ControllerStatistics, values: CachedValues, columns: ColumnCache
 ) -> ControllerStatistics:
-    """Add what ``decoded`` has cached, and what bundles have read from ``columns``: it takes memory wherever it was
-    read from."""
-    state = statistics.state
+    """Add what is cached as decoded values, and what bundles have read from ``columns``: it takes memory wherever it
+    was read from."""
+    state, decoded = statistics.state, values.decoded
     state = replace(
         state,
         bundle_read_bytes=state.bundle_read_bytes + columns.read_bytes,
         cache_carried=state.cache_carried + sum(cache.carried for cache in decoded),
         cache_evictions=state.cache_evictions + sum(cache.evictions for cache in decoded),
         cache_bytes_peak=state.cache_bytes_peak + sum(cache.bytes_peak for cache in decoded),
-        cache_bytes_limit=state.cache_bytes_limit + sum(cache.limit_bytes for cache in decoded),
+        cache_bytes_limit=values.limit_bytes,
     )
     return replace(statistics, state=state)
 

@@ -22,11 +22,11 @@ from asyncstate.flink_names import hint_for
 from asyncstate.locations import redact
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
 from asyncstate.runtime.partition.unmatched_retractions import COUNTER, UnmatchedRetractions
+from asyncstate.runtime.partition.worker_memory import CachedValues
 from asyncstate.runtime.rows.sequence_filter import SequenceFilter, seen_states
 from asyncstate.runtime.rows.sorted_inputs import ordered_states
 from asyncstate.state import (
     ColumnCache,
-    DecodedCaches,
     ExpiringState,
     StateTtl,
     with_column_cache,
@@ -68,7 +68,7 @@ class TaskContext:
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
-        decoded: DecodedCaches | None = None,
+        values: CachedValues | None = None,
         columns: CachedColumns | None = None,
         notes_changes: bool = False,
     ) -> None:
@@ -95,7 +95,7 @@ class TaskContext:
         self._config = config
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
-        self._decoded = decoded
+        self._values = values
         self._columns = columns
         self._place = redact(config.checkpoint_dir or "")
         self._stored = {spec.name: spec for spec in stored}
@@ -127,8 +127,8 @@ class TaskContext:
         if self._columns is not None:
             is_new = self._columns.is_empty or stored is None
             state = with_column_cache(state, descriptor, self, self._columns.cache, is_new)
-        if self._decoded is not None:
-            state = with_decoded_cache(state, self._decoded, tuple(spec.types.items()))
+        if self._values is not None:
+            state = with_decoded_cache(state, self._values.open, tuple(spec.types.items()))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))

@@ -9,53 +9,71 @@ Must not import Spark.
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import Final
 
+from asyncstate.codec import PlainValues
 from asyncstate.execution import AdaptiveReads, Interests
 from asyncstate.runtime.task_spec import TaskSpec
-from asyncstate.state import ColumnCache, DecodedCaches
+from asyncstate.state import ColumnCache, DecodedCache
 from asyncstate.storage import CacheLoan, GiveAway, PartitionKey, StorePool, ValueCache, WorkerCache
 
 _INTERESTS_MAX: Final = 1_000
 
 
 class CachedValues:
-    """What is cached of one partition's keys: ``decoded`` values of the states whose values may be kept as Python
-    objects, and the stored ``values`` of all others but column states. Together they may take ``limit_bytes``."""
+    """What is cached of one partition's keys: ``decoded`` values of each state that can have them, and the ``stored``
+    bytes of all others but column states. Together they may take ``limit_bytes``."""
 
     def __init__(self, limit_bytes: int = 0) -> None:
         self.limit_bytes = limit_bytes
-        self.values = ValueCache()
-        self.decoded = DecodedCaches()
+        self.stored = ValueCache()
+        self.decoded: list[DecodedCache] = []
+        self._carried: dict[bytes, DecodedCache] = {}
+
+    def begin(self) -> None:
+        """Begin a micro-batch: its states are opened next. What is known of others is dropped."""
+        self._carried = {cache.state_id: cache for cache in self.decoded}
+        self.decoded = []
+
+    def open(self, state_id: bytes, plain: PlainValues, types: Hashable) -> DecodedCache:
+        """The cache of a state, with what is known of it if its ``types`` are the same as before."""
+        cache = self._carried.get(state_id)
+        if cache is None or cache.types != types:
+            cache = DecodedCache(state_id, plain, types)
+        self.decoded.append(cache)
+        return cache
+
+    def share_out(self, state_bytes: int, others: bool) -> int:
+        """Bound the decoded values of each open state to an equal share, at most ``state_bytes``; all ``others``
+        together have one, too, if there are any. Returns the bytes that are left for them."""
+        self._carried = {}
+        share = min(self.limit_bytes // max(1, len(self.decoded) + others), state_bytes)
+        for cache in self.decoded:
+            cache.bound(share)
+        return self.limit_bytes - share * len(self.decoded) if others else 0
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory."""
-        return self.values.size_bytes + self.decoded.size_bytes
+        return self.stored.size_bytes + sum(cache.size_bytes for cache in self.decoded)
 
     @property
     def worth_keeping(self) -> bool:
         """Whether the next micro-batch can make use of it."""
-        return self.values.worth_keeping or self.decoded.size_bytes > 0
+        return self.stored.worth_keeping or self.size_bytes > 0
 
     @property
     def was_short(self) -> bool:
         """Whether entries were evicted or refused for lack of room since the last micro-batch with it began."""
-        return self.values.was_short or any(cache.evictions for cache in self.decoded)
+        return self.stored.was_short or any(cache.evictions for cache in self.decoded)
 
     def shrink(self, limit_bytes: int) -> int:
-        """Keep within ``limit_bytes``; return the number of evicted entries."""
-        dropped = self.values.shrink(max(0, limit_bytes - self.decoded.size_bytes))
-        return dropped + self.decoded.shrink(max(0, limit_bytes - self.values.size_bytes))
-
-    def share_out(self, state_bytes: int, others: bool) -> int:
-        """Bound the decoded values of each state that has them, at most ``state_bytes``: each has an equal share, and
-        so have all ``others`` together if there are any. Returns the bytes that are left for them."""
-        caches = list(self.decoded)
-        share = min(self.limit_bytes // max(1, len(caches) + others), state_bytes)
-        for cache in caches:
-            cache.bound(share)
-        return self.limit_bytes - share * len(caches) if others else 0
+        """Keep within ``limit_bytes``, stored bytes first; return the number of evicted entries."""
+        dropped = self.stored.shrink(max(0, limit_bytes - self.size_bytes + self.stored.size_bytes))
+        for cache in self.decoded:
+            dropped += cache.shrink(max(0, limit_bytes - self.size_bytes + cache.size_bytes))
+        return dropped
 
 
 class WorkerMemory:
@@ -73,7 +91,7 @@ class WorkerMemory:
         self._interests: dict[tuple[str, str, str], Interests] = {}
 
     def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedValues]:
-        """The cached entries of the content ``lineage``, for one micro-batch."""
+        """The cached values of the content ``lineage``, for one micro-batch."""
         return self.entries.lend(partition_key(spec, partition), lineage, spec.config.shares.cache)
 
     def lend_columns(

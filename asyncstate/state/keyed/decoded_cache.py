@@ -1,6 +1,6 @@
 """Decoded values of states of the record grain, kept between micro-batches: the only cache level of such a state.
 
-Owns: ``DecodedCache``, of one declared state, ``DecodedCaches``, those of a partition, and ``UNKNOWN``.
+Owns: ``DecodedCache``, of one declared state, and ``UNKNOWN``.
 Invariants: a cached value equals the result of a read, so a write that bypasses the cache drops the key; a held write
 is known to be storable, and reaches the sink before anything but its own state reads there (see
 ``StateBackend.attach``); only immutable values are cached. Between micro-batches nothing is held: the values are those
@@ -10,7 +10,7 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from functools import partial
 from operator import itemgetter
 from sys import getsizeof
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from asyncstate.codec import PlainValues
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.state_backend import Decoder, StateBackend, WriteBackCache
+from asyncstate.state_backend import StateBackend, WriteBackCache
 
 UNKNOWN: Final = object()
 """Marks a cache miss. None marks a value known to be absent."""
@@ -37,8 +37,8 @@ class DecodedCache(WriteBackCache):
     Keys are the state's own: they identify a store key and are cheaper to build. ``values`` is the recent generation,
     and ``held`` has the store keys of written values that the sink does not have yet: always the same dict objects,
     which the states access directly. ``old`` is the other generation, ``default`` the value that reads give for an
-    absent one. ``asked`` is the last key that was read from the sink, ``asked_as`` its store key: a write often follows.
-    ``begin`` and ``finish`` enclose each micro-batch.
+    absent one. ``asked`` is the last key that was read from the sink, ``asked_as`` its store key: a write often
+    follows. ``begin`` and ``finish`` enclose each micro-batch.
     """
 
     __slots__ = (
@@ -54,7 +54,6 @@ class DecodedCache(WriteBackCache):
         "_old_bytes",
         "_room",
         "_sink",
-        "_state_id",
         "asked",
         "asked_as",
         "bytes_peak",
@@ -64,19 +63,21 @@ class DecodedCache(WriteBackCache):
         "fits",
         "held",
         "old",
+        "state_id",
         "type",
         "types",
         "values",
     )
 
-    _sink: StateBackend | None
-    _get: Callable[[bytes], bytes | None] | None
-    _async_get: Callable[[bytes, Decoder[Any]], StateFuture[Any]] | None
+    # The sink's, within a micro-batch.
+    _sink: Any
+    _get: Any
+    _async_get: Any
 
     def __init__(self, state_id: bytes, plain: PlainValues, types: Hashable) -> None:
         """``types``: what the entries depend on; a state with others has another cache."""
         super().__init__()
-        self._state_id = state_id
+        self.state_id = state_id
         self.types = types
         self.type = plain.type
         self.fits = plain.fits
@@ -117,13 +118,13 @@ class DecodedCache(WriteBackCache):
         self.evictions += self.shrink(limit_bytes)
 
     def finish(self) -> None:
-        held, sink = self.held, self._sink
-        if held and sink is not None:
+        held = self.held
+        if held:
             values, encode = self.values, self._encode
             changes = sorted([(store_key, values[key]) for key, store_key in held.items()], key=_STORE_KEY)
             keys = [store_key for store_key, _ in changes]
             raws = [None if value is None else encode(value) for _, value in changes]
-            sink.finish_many(keys, raws, sum(map(len, keys)) + sum(map(len, filter(None, raws))))
+            self._sink.finish_many(keys, raws, sum(map(len, keys)) + sum(map(len, filter(None, raws))))
             held.clear()
         self.bytes_peak = max(self.bytes_peak, self.size_bytes)
         # The micro-batch's writes are not to live as long as the cache.
@@ -144,11 +145,9 @@ class DecodedCache(WriteBackCache):
         value = self._recall(key) if self.old else UNKNOWN
         if value is UNKNOWN:
             self.asked, self.asked_as = key, store_key
-            raw = self._get(store_key)  # type: ignore[misc]  # within a micro-batch
+            raw = self._get(store_key)
             value = self.values[key] = None if raw is None else self._decode(raw)
-            self._room -= self._entry_bytes if self._fixed else self._entry_bytes + getsizeof(value)
-            if self._room < 0:
-                self._rotate(key, value)
+            self._take(key, value)
         return value
 
     def async_load(self, key: Any, store_key: bytes, default: Any = None) -> StateFuture[Any]:
@@ -158,7 +157,7 @@ class DecodedCache(WriteBackCache):
             return completed_future(default if value is None else value)
         self.asked, self.asked_as = key, store_key
         arrived = partial(self._arrived, key, default, self._forgotten)
-        return self._async_get(store_key, arrived)  # type: ignore[misc]  # within a micro-batch
+        return self._async_get(store_key, arrived)  # type: ignore[no-any-return]
 
     def _recall(self, key: Any) -> Any:
         """``look`` for a key that is not in the recent generation; a hit moves it there."""
@@ -174,9 +173,7 @@ class DecodedCache(WriteBackCache):
         value = None if raw is None else self._decode(raw)
         if forgotten == self._forgotten and key not in self.values:
             self.values[key] = value
-            self._room -= self._entry_bytes if self._fixed else self._entry_bytes + getsizeof(value)
-            if self._room < 0:
-                self._rotate(key, value)
+            self._take(key, value)
         return default if value is None else value
 
     def read(self, key: Any, store_key: bytes) -> Any:
@@ -189,17 +186,9 @@ class DecodedCache(WriteBackCache):
         value = self.look(key)
         return self.async_load(key, store_key) if value is UNKNOWN else completed_future(value)
 
-    def get(self, key: bytes) -> Any:
-        """``read``, for a state whose keys are the store keys."""
-        return self.read(key, key)
-
-    def async_get(self, key: bytes, _: Decoder[Any]) -> StateFuture[Any]:
-        """``async_read``, likewise."""
-        return self.async_read(key, key)
-
     def knows(self, store_key: bytes) -> bool:
         """Whether reads of a state of values need not ask the sink; of a map this is not known."""
-        if store_key[_STATE_ID] != self._state_id:
+        if store_key[_STATE_ID] != self.state_id:
             return False
         return any(
             key in entries
@@ -223,7 +212,7 @@ class DecodedCache(WriteBackCache):
 
     def put(self, key: Any, store_key: bytes, raw: bytes, value: Any) -> None:
         """Write ``raw``, which the caller has encoded, to the sink at once."""
-        self._sink.put(store_key, raw)  # type: ignore[union-attr]  # within a micro-batch
+        self._sink.put(store_key, raw)
         if type(value) is not self.type or not self._kept:
             value = self._decode(raw)
         self.held.pop(key, None)
@@ -251,22 +240,16 @@ class DecodedCache(WriteBackCache):
         held = self.held
         if not held:
             return
-        sink: Any = self._sink
-        values, encode, put = self.values, self._encode, sink.put
+        values, encode, put = self.values, self._encode, self._sink.put
         for key, store_key in held.items():
             value = values[key]
             if value is None:
-                sink.delete(store_key)
+                self._sink.delete(store_key)
             else:
                 put(store_key, encode(value))
         held.clear()
 
     # -- size -------------------------------------------------------------------------------------------
-
-    @property
-    def limit_bytes(self) -> int:
-        """The bound in this micro-batch."""
-        return 2 * self._bytes_max
 
     @property
     def size_bytes(self) -> int:
@@ -314,42 +297,3 @@ class DecodedCache(WriteBackCache):
         parts = sum(map(getsizeof, key)) if type(key) is tuple else 0
         self._entry_bytes = ENTRY_BYTES + getsizeof(key) + parts
         self._room = self._bytes_max - self._entry_bytes * len(self.values)
-
-
-class DecodedCaches:
-    """The caches of one partition's states, by state id; those that a micro-batch does not open are dropped."""
-
-    def __init__(self) -> None:
-        self._caches: dict[bytes, DecodedCache] = {}
-        self._opened: dict[bytes, DecodedCache] = {}
-
-    def begin(self) -> None:
-        """Begin a micro-batch."""
-        self._opened = {}
-
-    def open(self, state_id: bytes, plain: PlainValues, types: Hashable) -> DecodedCache:
-        """The cache of a state: with what is known of it if its ``types`` are the same as before."""
-        cache = self._caches.get(state_id)
-        if cache is None or cache.types != types:
-            cache = DecodedCache(state_id, plain, types)
-        self._opened[state_id] = cache
-        return cache
-
-    def opened(self) -> frozenset[int]:
-        """End opening states; returns the ids of the cached ones."""
-        self._caches = self._opened
-        return frozenset(state_id[0] for state_id in self._caches)
-
-    def __iter__(self) -> Iterator[DecodedCache]:
-        return iter(self._caches.values())
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimated memory."""
-        return sum(cache.size_bytes for cache in self)
-
-    def shrink(self, limit_bytes: int) -> int:
-        """Keep all together within ``limit_bytes``; return the number of dropped entries."""
-        if self.size_bytes <= limit_bytes:
-            return 0
-        return sum(cache.shrink(limit_bytes // len(self._caches)) for cache in self)

@@ -39,8 +39,9 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         super().__init__(binding, suffix)
         self._function = binding.function
         if binding.cache is not None:
-            cache: Any = binding.cache
-            self._get, self._async_get = cache.get, cache.async_get
+            read, async_read = binding.cache.read, binding.cache.async_read
+            self._get = lambda prefix: read(prefix, prefix)  # type: ignore[assignment]
+            self._async_get = lambda prefix, _: async_read(prefix, prefix)  # type: ignore[assignment]
 
     def get(self) -> OUT | None:
         """The folded value; None if nothing has been added."""

@@ -16,7 +16,7 @@ from asyncstate.codec import PlainValues, encode_namespace
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.state.expiring.expiry import Expiry
 from asyncstate.state.keyed.cursors import CursorRegistry
-from asyncstate.state.keyed.decoded_cache import DecodedCache, DecodedCaches
+from asyncstate.state.keyed.decoded_cache import DecodedCache
 from asyncstate.state_backend import StateBackend
 
 S = TypeVar("S")
@@ -170,9 +170,11 @@ def with_default(decode: Callable[[bytes], Any], default: bytes | None) -> Calla
     return or_none if default is None else or_default
 
 
-def with_decoded_cache(state: S, caches: DecodedCaches, types: Hashable) -> S:
-    """``state`` with its cache in ``caches``; unchanged if its values may not be cached. ``types``: what the decoded
-    values depend on."""
+def with_decoded_cache(
+    state: S, open_cache: Callable[[bytes, PlainValues, Hashable], DecodedCache], types: Hashable
+) -> S:
+    """``state`` with the cache that ``open_cache`` gives for its id, values and types; unchanged if its values may not
+    be cached. ``types``: what the decoded values depend on."""
     if not isinstance(state, KeyedState):
         return state
     binding = state._binding
@@ -180,6 +182,6 @@ def with_decoded_cache(state: S, caches: DecodedCaches, types: Hashable) -> S:
     if plain is None:
         return state
     default = None if binding.default is None else binding.decode_value(binding.default)
-    cache = caches.open(binding.state_id, plain, (type(state), types))
+    cache = open_cache(binding.state_id, plain, (type(state), types))
     cache.begin(binding.sink, binding.encode_value, binding.decode_value, default)
     return type(state)(replace(binding, cache=cache), state._suffix)
