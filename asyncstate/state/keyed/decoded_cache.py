@@ -11,7 +11,6 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
 from operator import itemgetter
 from sys import getsizeof
 from typing import Any, Final
@@ -156,7 +155,18 @@ class DecodedCache(WriteBackCache):
         if value is not UNKNOWN:
             return completed_future(default if value is None else value)
         self.asked, self.asked_as = key, store_key
-        arrived = partial(self._arrived, key, default, self._forgotten)
+        forgotten = self._forgotten
+
+        def arrived(raw: bytes | None) -> Any:
+            """Decode an answer, and cache it unless the key may have been written since the request."""
+            value = None if raw is None else self._decode(raw)
+            if forgotten == self._forgotten and key not in self.values:
+                self.values[key] = value
+                self._room -= self._entry_bytes if self._fixed else self._entry_bytes + getsizeof(value)
+                if self._room < 0:
+                    self._rotate(key, value)
+            return default if value is None else value
+
         return self._async_get(store_key, arrived)  # type: ignore[no-any-return]
 
     def _recall(self, key: Any) -> Any:
@@ -167,14 +177,6 @@ class DecodedCache(WriteBackCache):
             self.values[key] = value
             self._take(key, value)
         return value
-
-    def _arrived(self, key: Any, default: Any, forgotten: int, raw: bytes | None) -> Any:
-        """Decode an answer, and cache it unless the key may have been written since the request."""
-        value = None if raw is None else self._decode(raw)
-        if forgotten == self._forgotten and key not in self.values:
-            self.values[key] = value
-            self._take(key, value)
-        return default if value is None else value
 
     def read(self, key: Any, store_key: bytes) -> Any:
         """``look``, then ``load``."""
