@@ -195,7 +195,8 @@ def _opened_context(
     states = context.opened()
     decoded = frozenset(known.state_id[0] for known in cache.decoded)
     own = decoded | (frozenset() if columns is None else columns.cache.opened())
-    others = any(state.id not in own for state in states)
+    timers = isinstance(spec.operator, RecordOperator) and spec.operator.handles_timers
+    others = timers or any(state.id not in own for state in states)
     controller.overlay.leave_out(own, cache.share_out(spec.config.shares.decoded, others))
     controller.failures.state_names = {state.id: state.name for state in states}
     return context
