@@ -538,6 +538,25 @@ def test_what_was_read_written_and_removed_is_known_in_the_next_micro_batch() ->
     assert raw.endswith((6).to_bytes(8, "little"))
 
 
+def test_what_is_cached_need_not_be_prefetched() -> None:
+    sink = FakeSink()
+    sink.current = one = record(1)
+    context = known_context(sink)
+    context.get_state(ValueStateDescriptor("v", int)).update(5)
+    context.get_state(ReducingStateDescriptor("r", max, int)).add(5)
+    context.get_state(ValueStateDescriptor("w", int))
+    keys = [
+        [other.group + bytes([8 + at]) + other.encoded_key for at in range(3)] for other in (one, record(2))
+    ]
+    known = [[[cache.knows(key) for key in row] for row in keys] for cache in context.caches.decoded]
+    nothing = [False, False, False]
+    assert known == [
+        [[True, False, False], nothing],
+        [[False, True, False], nothing],
+        [nothing, nothing],
+    ]
+
+
 def test_of_a_state_that_was_not_open_or_had_another_type_nothing_is_known() -> None:
     sink, caches = FakeSink(), CachedValues()
     sink.current = record(1)
