@@ -215,7 +215,7 @@ MUTATIONS: Final = (
         "state/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/column_cache/cached_column_state.py",
+        "asyncstate/state/column_cache/column_front.py",
         "if not new.any() or table.drops != asked.drops:",
         "if not new.any():",
         "state/test_column_cache.py",
@@ -227,15 +227,15 @@ MUTATIONS: Final = (
         "state/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/column_cache/ttl_column_cache.py",
-        "        return table.find(self._key_codec.group(columns, num_rows=len(store_keys))) < 0",
+        "asyncstate/state/column_cache/column_front.py",
+        "        return table.find(self.keys_of(store_keys)) < 0",
         "        return np.ones(len(store_keys), np.bool_)",
         "runtime/test_column_cache.py",
     ),
     _mutation(
-        "asyncstate/state/column_cache/ttl_column_cache.py",
-        "_only(found.present & self._expiry.live(stored), found)",
-        "_only(found.present, found)",
+        "asyncstate/state/columnar/column_state.py",
+        "stored.present & self._lifetime.live(stored.numpy(0).astype(np.int64, copy=False))",
+        "stored.present",
         "runtime/test_column_cache.py",
     ),
     # what of it goes to another worker

@@ -9,7 +9,7 @@ from asyncstate.state.broadcast_state import (
     BroadcastStateDescriptor,
     BroadcastValue,
 )
-from asyncstate.state.column_cache import ColumnCache, ColumnCacheStatistics, with_column_cache
+from asyncstate.state.column_cache import ColumnCache, ColumnCacheStatistics
 from asyncstate.state.columnar.column_maps import (
     ColumnMapState,
     ColumnMapStateDescriptor,
@@ -92,6 +92,5 @@ __all__ = [
     "pages_of",
     "time_of",
     "turn_of",
-    "with_column_cache",
     "with_decoded_cache",
 ]

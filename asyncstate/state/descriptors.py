@@ -34,7 +34,7 @@ from asyncstate.codec import (
 from asyncstate.errors import CodecError, SchemaError, StateDeclarationError
 from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
-from asyncstate.state.expiring.expiry import Expiry, checked_time
+from asyncstate.state.expiring.expiry import Expiry
 from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
 from asyncstate.state.expiring.ttl_states import (
     TtlAggregatingState,
@@ -169,7 +169,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         if ttl is not None:
             own["plain"] = None
             owner = f"operator '{context.uid}', state '{self.name}'"
-            expiry = Expiry(ttl, sink, checked_time(ttl, context, owner))
+            expiry = Expiry(ttl, context, owner, sink)
             encode = expiry.stamped(encode)
         return StateContext(
             name=self.name,

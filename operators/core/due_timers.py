@@ -57,7 +57,7 @@ class Ends(Protocol):
 
 
 class TimeFirst(Protocol):
-    """A state that is read by ranges of namespaces: ``ColumnState``, ``TimeFirstListState``."""
+    """A state that is read by ranges of namespaces: ``ColumnState``, ``ListColumnState``."""
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
         """All entries with start <= namespace <= ``until``, by key group, namespace and key, page by page."""

@@ -27,8 +27,7 @@ from asyncstate.growth import StateGrowth, with_rows
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.state.broadcast_state import BroadcastStateDescriptor
 from asyncstate.state.columnar.list_blocks import ListHeads
-from asyncstate.state.columnar.list_columns import ListColumns
-from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, row_ids, take_rows
 from ..core.consolidation import net_by_content
@@ -80,7 +79,9 @@ class OneRowInput(KeepsKey, BundleOperator):
         self._content = [at for at, name in enumerate(spec.schema.names) if name not in spec.sequence]
         self._payload = StoredColumns(spec, at_least_one=True)
         self._missing = context.missing_rows()
-        self._rows = context.get_state(TimeFirstListDescriptor("rows", pa.schema(self._payload.fields)))
+        self._rows = context.get_state(
+            ListColumnStateDescriptor("rows", pa.schema(self._payload.fields), time_first=True)
+        )
         self._names = self.one_row_columns(other)
         self._codec = RowCodec(pa.schema([other.column(name).with_nullable(True) for name in self._names]))
         self._stored = context.get_state(BroadcastStateDescriptor("one_row", pa.binary(), pa.int64()))

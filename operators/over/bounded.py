@@ -22,7 +22,6 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, Bundle, BundleContext, OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
-from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
 
 from ..aggregate.aggregate_calls import Aggregate, columns_of
 from ..aggregate.user.user_function import Frames
@@ -145,8 +144,11 @@ class RecentRange(_Recent):
         self._span = frame.before
         self._in_event_time = time == "event"
         self._state = context.get_state(
-            TimeFirstListDescriptor(
-                "recent", pa.schema([_TIME, *self._fields]), belongs_to=("frame", f"{time} {frame.text}")
+            ListColumnStateDescriptor(
+                "recent",
+                pa.schema([_TIME, *self._fields]),
+                time_first=True,
+                belongs_to=("frame", f"{time} {frame.text}"),
             )
         )
 

@@ -26,12 +26,8 @@ from asyncstate.operator import (
     OperatorContext,
     OutputSpec,
 )
+from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor, ListRange
 from asyncstate.state.columnar.state_columns import TimeRange
-from asyncstate.state.columnar.time_first_lists import (
-    ListRange,
-    TimeFirstListDescriptor,
-    TimeFirstListState,
-)
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
 from ..core.due_timers import DuePart, DueReader
@@ -337,7 +333,9 @@ class _Side:
         self.spec = spec
         self.payload = StoredColumns(spec, at_least_one=True)
         schema = pa.schema(self.payload.fields)
-        self.state: TimeFirstListState = context.get_state(TimeFirstListDescriptor(name, schema, made_for))
+        self.state: ListColumnState = context.get_state(
+            ListColumnStateDescriptor(name, schema, time_first=True, belongs_to=made_for)
+        )
         self.lists = ListSide(name, schema, context, state=self.state)
 
     def nothing(self) -> ListRange:

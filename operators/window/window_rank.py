@@ -31,11 +31,7 @@ from asyncstate.operator import (
     OutputSpec,
 )
 from asyncstate.partial_aggregation import PartialLimit, PartialStep
-from asyncstate.state.columnar.time_first_lists import (
-    ListRange,
-    TimeFirstListDescriptor,
-    TimeFirstListState,
-)
+from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor, ListRange
 
 from ..core.arrays import Int64Array, take_rows
 from ..core.due_timers import DuePart, DueReader
@@ -195,8 +191,10 @@ class WindowRank(KeepsKey, BundleOperator):
         self._plan = self._ranking(spec)
         self._windows = GivenWindows() if self.window is None else self.window.whole()
         ranking = f"{self._plan.belongs_to[1]} over {self._windows.text}"
-        self._top: TimeFirstListState = context.get_state(
-            TimeFirstListDescriptor("top", pa.schema(self._plan.fields), ("window ranking", ranking))
+        self._top: ListColumnState = context.get_state(
+            ListColumnStateDescriptor(
+                "top", pa.schema(self._plan.fields), time_first=True, belongs_to=("window ranking", ranking)
+            )
         )
         self._best = BestRows(self._plan, context, top=self._top)
         self._reader = DueReader(self._top, self._windows, context.key_groups)

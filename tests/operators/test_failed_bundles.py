@@ -22,7 +22,6 @@ from asyncstate.state.columnar.column_state import BundleState, ColumnState
 from asyncstate.state.columnar.list_column_state import ListColumnState
 from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
-from asyncstate.state.columnar.time_first_lists import TimeFirstListState
 from asyncstate.state.expiring.ttl import StateTtl
 from asyncstate.testing import OperatorHarness
 from operators import GroupAggregate, Join, TemporalSort, count, udaf
@@ -225,12 +224,13 @@ READS = {
         "get",
     ),
     *("heads", "prefetch", "rows", "stamps_at", "up_to"),
-    "cascade_expiry",  # in open
+    *("cascade_expiry", "use_cache"),  # in open
+    "sweep",  # after all rows
 }
 
 
 def test_each_method_of_a_column_state_is_known_to_read_or_to_change() -> None:
-    for kind in (BundleState, ColumnState, ColumnMapState, ListColumnState, TimeFirstListState):
+    for kind in (BundleState, ColumnState, ColumnMapState, ListColumnState):
         names = {name for name in dir(kind) if not name.startswith("_")}
         assert names <= READS | BUNDLE_WRITES, kind
     assert not READS & BUNDLE_WRITES

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.errors import CodecError
 from asyncstate.futures import StateFuture
-from asyncstate.state import ColumnCache, Columns, ColumnState, ColumnStateDescriptor, with_column_cache
+from asyncstate.state import ColumnCache, Columns, ColumnState
 from asyncstate.state.column_cache.keyed_columns import KeyedColumns, RowNumbers
 from asyncstate.storage.store_pool import read_cached, write_cached
 from tests.state.fakes import FakeSink
@@ -261,9 +261,6 @@ class Context:
     uid: str = "op"
 
 
-DESCRIPTOR = ColumnStateDescriptor("rows", SCHEMA)
-
-
 @dataclass
 class Rig:
     """One state in micro-batches; ``limit_bytes`` bounds its cache."""
@@ -282,9 +279,8 @@ class Rig:
     def begin(self) -> None:
         context: Any = Context(self.codec)
         self.cache.begin(self.limit_bytes)
-        bare = ColumnState(self.sink, STATE_ID, RowCodec(SCHEMA, owner="rows"), context)
-        self.state = with_column_cache(bare, DESCRIPTOR, context, self.cache, self.is_new)
-        assert self.state is not bare
+        self.state = ColumnState(self.sink, STATE_ID, RowCodec(SCHEMA, owner="rows"), context)
+        self.state.use_cache(self.cache, self.is_new)
         assert self.cache.opened() == {STATE_ID}
         self.is_new = False
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncstate import ColumnMapStateDescriptor, StateTtl
+from asyncstate import ColumnMapStateDescriptor, ColumnStateDescriptor, ListColumnStateDescriptor, StateTtl
 from asyncstate.codec import KeyBatch, KeyCodec, UserKeyBatch, encode_namespace
 from asyncstate.errors import CodecError, SchemaError, StateAccessError, StateDeclarationError
 from asyncstate.execution import AdaptiveReads
@@ -23,6 +23,7 @@ from asyncstate.offline.json_text import plain
 from asyncstate.offline.migration import CastField, migrate
 from asyncstate.operator import MAX_WATERMARK
 from asyncstate.runtime.partition.worker_memory import worker_memory
+from asyncstate.state import ColumnCache, ColumnState
 from asyncstate.testing import OperatorHarness
 from tests.state.column_map_probe import INPUT, ROW, USER, DistinctCount, MapProbe, Model, text
 from tests.state.fakes import FakeContext, FakeSink
@@ -429,6 +430,40 @@ def test_keys_that_do_not_fit_are_refused() -> None:
         by_time.remove(keys.with_user_keys(user))
     with pytest.raises(StateAccessError, match=said + "was read by a range of namespaces"):
         state.up_to(5)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("descriptor", [ColumnStateDescriptor, ListColumnStateDescriptor])
+def test_rows_and_lists_refuse_keys_that_do_not_fit(descriptor: Any, cached: bool) -> None:
+    """A row in a namespace of a state without them would be read as the row of another key."""
+    context = FakeContext(FakeSink(), key_schema=pa.schema([("k", pa.string())]))
+    state = context.get_state(descriptor("rows", ROW))
+    by_time = context.get_state(descriptor("by_time", ROW, time_first=True))
+    if cached and isinstance(state, ColumnState):
+        cache = ColumnCache()
+        cache.begin(1 << 20)
+        state.use_cache(cache, is_new=True)
+    keys = KEYS.group([pa.array(["a"])])
+    timed = keys.in_namespaces(np.array([5]))
+    said = "state 'rows' of operator 'op' was used with "
+    for refused in (state.get, state.async_get, state.prefetch, state.remove):
+        with pytest.raises(StateAccessError, match=said + "keys in namespaces; declare it with time_first"):
+            refused(timed)
+        with pytest.raises(StateAccessError, match=said + "user keys; .* use a ColumnMapState"):
+            refused(keys.with_user_keys([pa.array([1])]))
+    with pytest.raises(StateAccessError, match=said + "keys in namespaces"):
+        state.put(timed, *written(descriptor))
+    with pytest.raises(StateAccessError, match="state 'by_time' of operator 'op' is time-first"):
+        by_time.put(keys, *written(descriptor))
+    for by_range in (state.up_to, state.remove_up_to):
+        with pytest.raises(StateAccessError, match="'rows' of operator 'op' was read by a range of name"):
+            by_range(5)
+
+
+def written(descriptor: Any) -> list[Any]:
+    """The arguments of ``put`` for one row."""
+    columns = [pa.nulls(1, kind) for kind in ROW.types]
+    return [columns] if descriptor is ColumnStateDescriptor else [columns, np.zeros(1, np.int64)]
 
 
 # -- inspection, evolution, migration ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""TimeFirstListState against a dict of lists: ranges have whole lists, removed ranges leave nothing."""
+"""ListColumnState by ranges of time against a dict of lists: ranges have whole lists, removed ranges leave nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from asyncstate.codec import KeyBatch, KeyCodec
 from asyncstate.errors import CodecError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.state.columnar.list_blocks import TAIL_ROWS
-from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
-from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor, TimeFirstListState
+from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor
 from tests.examples import at_most
 from tests.state.fakes import FakeContext, FakeSink
 
@@ -34,19 +33,20 @@ def each_page_is_decoded_alone() -> Iterator[None]:
         yield
 
 
-def opened(page_size: int) -> tuple[FakeSink, TimeFirstListState]:
+def opened(page_size: int) -> tuple[FakeSink, ListColumnState]:
     """A state between two others, which its ranges must not reach into."""
     sink = FakeSink()
     context = FakeContext(sink, page_size=page_size)
     before, state, behind = (
-        context.get_state(TimeFirstListDescriptor(name, SCHEMA)) for name in ("before", "lists", "behind")
+        context.get_state(ListColumnStateDescriptor(name, SCHEMA, time_first=True))
+        for name in ("before", "lists", "behind")
     )
     for neighbour in (before, behind):
         append(neighbour, {(time, key): [0] for time in (MIN_WATERMARK, MAX_WATERMARK) for key in range(8)})
     return sink, state
 
 
-def append(state: TimeFirstListState, lists: Lists) -> None:
+def append(state: ListColumnState, lists: Lists) -> None:
     pairs = [(time, key, number) for (time, key), numbers in lists.items() for number in numbers]
     keys = KEYS.group(
         [pa.array([key for _, key, _ in pairs], pa.int64())], np.array([time for time, *_ in pairs], np.int64)
@@ -56,7 +56,7 @@ def append(state: TimeFirstListState, lists: Lists) -> None:
     state.append(keys, [numbers, numbers.cast(pa.string())], keys.inverse[order])
 
 
-def read(state: TimeFirstListState, until: int, start: int) -> Lists:
+def read(state: ListColumnState, until: int, start: int) -> Lists:
     """What the range has, checked for its order."""
     found: Lists = {}
     groups = []
@@ -118,12 +118,6 @@ def test_ranges_have_whole_lists_and_nothing_of_what_was_removed(
     assert read(state, MAX_WATERMARK, MIN_WATERMARK) == rest
     state.remove_up_to(MAX_WATERMARK)
     assert sink.contents() == neighbours
-
-
-def test_is_stored_as_lists_with_time_first_are() -> None:
-    one, other = TimeFirstListDescriptor("a", SCHEMA), ListColumnStateDescriptor("a", SCHEMA, time_first=True)
-    assert one.type_texts() == other.type_texts()
-    assert one.kind == other.kind
 
 
 def test_a_missing_chunk_is_an_error() -> None:

@@ -171,7 +171,7 @@ def test_a_row_that_is_too_short_for_its_stamp_is_named() -> None:
     sink.current = FakeRecord(b"", b"")
     state = opened(sink, StateTtl("1 hour"))[0]
     sink.base[keys.store_keys(8)[0]] = b"1234567"
-    with pytest.raises(CodecError, match="operator 'op', state 'one': a stored row has no time stamp"):
+    with pytest.raises(CodecError, match="state 'one' of operator 'op': a stored row has no time stamp"):
         state.get(keys)
 
 
@@ -181,6 +181,24 @@ def opened(sink: FakeSink, ttl: StateTtl, time: int = 0) -> tuple[Any, Any]:
         context.get_state(ColumnStateDescriptor("one", NUMBER, ttl=ttl)),
         context.get_state(ListColumnStateDescriptor("many", NUMBER, ttl=ttl)),
     )
+
+
+def test_a_range_of_lists_has_the_rows_that_are_not_expired() -> None:
+    sink = FakeSink()
+    descriptor = ListColumnStateDescriptor("lists", NUMBER, time_first=True, ttl=StateTtl(TTL_US))
+
+    def at(time: int) -> Any:
+        return FakeContext(sink, processing_time=time * MS).get_state(descriptor)
+
+    keys = KEYS.group([pa.array([1, 2], pa.int64())], np.array([5, 6]))
+    at(0).append(keys, [pa.array([10, 20]), pa.array(["a", "b"])], np.arange(2))
+    at(60).append(
+        keys.select(np.array([True, False])), [pa.array([11]), pa.array(["c"])], np.zeros(1, np.int64)
+    )
+    for time, numbers in ((99, [10, 11, 20]), (100, [11]), (160, [])):
+        ranges = list(at(time).up_to(9))
+        assert [number for found in ranges for number in found.columns[0].to_pylist()] == numbers
+        assert sum(found.num_rows for found in ranges) == len(numbers)
 
 
 # -- the clean-up -------------------------------------------------------------------------------------------

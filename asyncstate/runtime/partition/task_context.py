@@ -27,9 +27,10 @@ from asyncstate.runtime.rows.sequence_filter import SequenceFilter, seen_states
 from asyncstate.runtime.rows.sorted_inputs import ordered_states
 from asyncstate.state import (
     ColumnCache,
+    ColumnState,
+    ColumnStateDescriptor,
     ExpiringState,
     StateTtl,
-    with_column_cache,
     with_decoded_cache,
 )
 from asyncstate.state.versions import evolved, wrong_kind
@@ -124,9 +125,10 @@ class TaskContext:
         spec = self._spec(descriptor, stored)
         self._declared[name] = spec
         state = descriptor.bind(self._sink, spec.id, self, spec.types)
-        if self._columns is not None:
+        # Range reads need the order of the store.
+        if isinstance(descriptor, ColumnStateDescriptor) and not descriptor.time_first and self._columns:
             is_new = self._columns.is_empty or stored is None
-            state = with_column_cache(state, descriptor, self, self._columns.cache, is_new)
+            cast(ColumnState, state).use_cache(self._columns.cache, is_new)
         if self._values is not None:
             state = with_decoded_cache(state, self._values.open, tuple(spec.types.items()))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)

@@ -22,7 +22,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.hashing import UInt64Array
 from asyncstate.codec.value_columns import BoolArray, Int64Array
 from asyncstate.state.column_cache.vectors import ColumnVector, kept_values, resized, stored_column
-from asyncstate.state.columnar.column_state import Columns
+from asyncstate.state.columnar.results import Columns
 
 Hashes = Callable[[KeyBatch], UInt64Array]
 UInt16Array = npt.NDArray[np.uint16]

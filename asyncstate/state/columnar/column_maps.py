@@ -1,6 +1,6 @@
 """Column map state: rows of typed columns by key and user key, read and written for many pairs at once.
 
-Owns: ``ColumnMapState``, its descriptor, and the results of its reads of many entries; ``TtlColumnMapState``.
+Owns: ``ColumnMapState``, its descriptor, and the results of its reads of many entries.
 Invariant: an entry is stored under ``[store key of the key][user key]``, as in a ``MapState`` without namespaces, so
 the entries of a key are one range of the store, in the order of the user keys.
 Must not import storage, execution or operators.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,18 +28,16 @@ from asyncstate.codec import (
     schema_to_text,
 )
 from asyncstate.codec.value_columns import LARGE_BINARY, Int64Array
-from asyncstate.errors import StateAccessError, StateDeclarationError
+from asyncstate.errors import StateDeclarationError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK, BelongsTo
-from asyncstate.state.columnar.column_state import ColumnState, TimeRange
+from asyncstate.state.columnar.column_state import ColumnState
+from asyncstate.state.columnar.results import TimeRange
 from asyncstate.state.columnar.state_columns import ColumnsDescriptor
-from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.expiring.ttl import Ttl
-from asyncstate.state.expiring.ttl_columns import TtlColumnState
 from asyncstate.state.ranges import (
     REMOVED_PAGE,
     TIME_FIRST_PREFIX_BYTES,
-    namespace_pages,
     namespaces_of,
     of_state,
     range_pages,
@@ -97,11 +95,10 @@ class ColumnMapState(ColumnState):
     do not have namespaces as declared.
     """
 
-    def __init__(self, user_keys: KeyCodec, time_first: bool, *bound: Any) -> None:
+    def __init__(self, user_keys: KeyCodec, *bound: Any) -> None:
         """``bound``: the arguments of a ColumnState."""
         super().__init__(*bound)
         self._user_keys = user_keys
-        self._time_first = time_first
 
     # -- all entries of keys ------------------------------------------------------------------------
 
@@ -149,9 +146,7 @@ class ColumnMapState(ColumnState):
         return [(start, prefix_end(start)) for start in keys.store_keys(self._id)]
 
     def _entries(self, page: _Page) -> MapEntries:
-        unexpired, chosen = self._unexpired(page.entries)
-        store_keys = [key for key, _ in unexpired]
-        columns, _ = self._codec.decode([row for _, row in unexpired])
+        store_keys, columns, chosen = self._visible_entries(page.entries)
         return MapEntries(
             store_keys=store_keys,
             key_index=np.array(page.key_index, np.int64)[chosen],
@@ -163,21 +158,12 @@ class ColumnMapState(ColumnState):
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[MapTimeRange]:
         """See ``ColumnState``. Order: key group, namespace, key, user key."""
-        self._check_time_first()
-        return map(self._time_range, self._time_pages(start, until))
-
-    def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
-        """Remove all entries with start <= namespace <= ``until``; time-first states only."""
-        self._check_time_first()
-        limit = min(self._page_size, REMOVED_PAGE)
-        pages = namespace_pages(self._sink, self._id, self._groups, start, until, limit)
-        remove_pages(self.remove_entries, pages)
+        return super().up_to(until, start)  # type: ignore[return-value]  # _time_range gives them
 
     def _time_range(self, entries: Page) -> MapTimeRange:
-        store_keys = [key for key, _ in entries]
+        store_keys, columns, _ = self._visible_entries(entries)
         packed = pa.array(store_keys, LARGE_BINARY)
         key_columns, ends = self._key_codec.decode_prefix(packed, TIME_FIRST_PREFIX_BYTES)
-        columns, _ = self._codec.decode([row for _, row in entries])
         return MapTimeRange(
             store_keys=store_keys,
             namespaces=namespaces_of(packed),
@@ -188,7 +174,7 @@ class ColumnMapState(ColumnState):
 
     # -- checks ----------------------------------------------------------------------------
 
-    def _store_keys(self, keys: KeyBatch) -> list[bytes]:
+    def _check_keys(self, keys: KeyBatch) -> None:
         if not isinstance(keys, UserKeyBatch):
             self._misused("was used without user keys; pass keys.with_user_keys(columns, index)")
         if keys.user_types != self._user_keys.types:
@@ -199,26 +185,6 @@ class ColumnMapState(ColumnState):
                 f"was used with user keys of type ({given}), but is declared with ({declared}); cast them"
             )
         self._check_namespaces(keys)
-        return keys.store_keys(self._id)
-
-    def _check_namespaces(self, keys: KeyBatch) -> None:
-        if self._time_first and keys.namespaces is None:
-            self._misused(
-                "is time-first but was used with keys without namespaces; use keys.in_namespaces(times)"
-            )
-        if not self._time_first and keys.namespaces is not None:
-            self._misused("was used with keys in namespaces; declare it with time_first=True")
-
-    def _check_time_first(self) -> None:
-        if not self._time_first:
-            self._misused("was read by a range of namespaces; declare it with time_first=True")
-
-    def _misused(self, what: str) -> NoReturn:
-        raise StateAccessError(f"{self._codec.owner} {what}")
-
-
-class TtlColumnMapState(TtlColumnState, ColumnMapState):
-    """A ColumnMapState whose entries expire separately."""
 
 
 @dataclass(frozen=True)
@@ -255,9 +221,7 @@ class ColumnMapStateDescriptor(ColumnsDescriptor[ColumnMapState]):
         """User key, schema, layout and the time domain of the ttl."""
         return {"key": schema_to_text(self.key_schema), **super().type_texts()}
 
-    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ColumnMapState:
+    def _state(self, *bound: Any) -> ColumnMapState:
         names = [f"{self.name}.{name}" for name in self.key_schema.names]
         user_keys = KeyCodec(self.key_schema.types, names, 1)
-        if expiry is None:
-            return ColumnMapState(user_keys, self.time_first, *bound)
-        return TtlColumnMapState(expiry, user_keys, self.time_first, *bound)
+        return ColumnMapState(user_keys, *bound)

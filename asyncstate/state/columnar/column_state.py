@@ -1,99 +1,44 @@
 """Column state: one row of typed columns per key, read and written for many keys at once.
 
-Owns: ``ColumnState``, the state of bundle-grain operators, and the results of its reads; ``state_columns`` declares it.
-Invariant: the stored bytes equal those that ``RowCodec`` gives row by row.
+Owns: ``ColumnState``, the state of bundle-grain operators; ``state_columns`` declares it.
+Invariant: the stored bytes equal those that ``RowCodec`` gives row by row, each after its stamp if there is a ttl.
+Results do not depend on whether rows are cached.
 Must not import storage, execution or operators.
+
+With a ttl, the stamp of a row is its first column from the store up to ``_visible``, which removes it and hides expired
+rows. Whether there is a ttl is decided once per call, never per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, compress
-from typing import Any, Protocol, Self
+from itertools import compress
+from operator import attrgetter
+from typing import NoReturn, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, RowCodec
-from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array
+from asyncstate.codec import KeyBatch, RowCodec, UserKeyBatch, prefix_end
+from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array, binary_rows
+from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
-from asyncstate.state.ranges import TIME_FIRST_PREFIX_BYTES, namespace_pages, namespaces_of, of_state
+from asyncstate.state.column_cache.cache import ColumnCache
+from asyncstate.state.column_cache.column_front import ColumnFront
+from asyncstate.state.columnar.results import Columns, TimeRange
+from asyncstate.state.expiring.expiry import Lifetime
+from asyncstate.state.expiring.stamped_codec import restamped, stamps_of
+from asyncstate.state.ranges import (
+    REMOVED_PAGE,
+    TIME_FIRST_PREFIX_BYTES,
+    namespace_pages,
+    namespaces_of,
+    of_state,
+    range_pages,
+    remove_pages,
+)
 from asyncstate.state_backend import Page, StateBackend
-
-
-@dataclass(frozen=True)
-class Columns:
-    """State rows for the u keys of a KeyBatch.
-
-    ``columns`` has an array (u) per field of the state's schema, null where there is no row; ``present`` (u) says which
-    keys have one.
-    """
-
-    columns: list[pa.Array]
-    present: BoolArray
-
-    def numpy(self, index: int, fill: float = 0) -> npt.NDArray[np.generic]:
-        """Field ``index`` as a numpy array (u), with ``fill`` for missing rows and nulls."""
-        column = self.columns[index]
-        if column.null_count:
-            column = column.fill_null(pa.scalar(fill, column.type))
-        values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False)
-        return values
-
-
-@dataclass(frozen=True)
-class TimeRange:
-    """Entries of a time-first state, in order of (key group, namespace, key): m rows."""
-
-    store_keys: list[bytes]
-    namespaces: Int64Array
-    key_columns: list[pa.Array]
-    columns: list[pa.Array]
-
-    @property
-    def num_rows(self) -> int:
-        """m."""
-        return len(self.store_keys)
-
-    @property
-    def row_bytes(self) -> float:
-        """Average bytes of a row's columns."""
-        return float(sum(column.nbytes for column in self.columns) / max(self.num_rows, 1))
-
-    @property
-    def row_namespaces(self) -> Int64Array:
-        """The namespace of each row."""
-        return self.namespaces
-
-    def piece(self, start: int, stop: int) -> Self:
-        """Entries ``start`` to ``stop``."""
-
-        def cut(name: str, values: Any) -> Any:
-            if name.endswith("columns"):
-                return [column.slice(start, stop - start) for column in values]
-            return values[start:stop]
-
-        return replace(self, **{name: cut(name, values) for name, values in vars(self).items()})
-
-    def followed_by(self, more: Sequence[Self]) -> Self:
-        """These entries, then those of the following ranges of the same state."""
-
-        def joined(name: str, parts: list[Any]) -> Any:
-            if name.endswith("columns"):
-                return [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
-            return list(chain(*parts)) if name == "store_keys" else np.concatenate(parts)
-
-        parts = [self, *more]
-        return replace(
-            self, **{name: joined(name, [getattr(part, name) for part in parts]) for name in vars(self)}
-        )
-
-    def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
-        """All store keys of the ``chosen`` entries (m; None: of all), for ``remove_entries``."""
-        return self.store_keys if chosen is None else list(compress(self.store_keys, chosen.tolist()))
 
 
 class DependentState(Protocol):
@@ -104,12 +49,26 @@ class DependentState(Protocol):
 
 
 class BundleState:
-    """A state of all keys of a bundle at once, bound to the sink of a partition."""
+    """A state of all keys of a bundle at once, bound to the sink of a partition.
 
-    def __init__(self, sink: StateBackend, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
+    ``codec`` is a StampedCodec if there is a ``lifetime``. Raises StateAccessError for keys that do not have namespaces
+    as declared (``time_first``), or that have user keys where none are declared.
+    """
+
+    def __init__(
+        self,
+        sink: StateBackend,
+        state_id: int,
+        codec: RowCodec,
+        context: OperatorContext,
+        time_first: bool = False,
+        lifetime: Lifetime | None = None,
+    ) -> None:
         self._sink = sink
         self._id = state_id
         self._codec = codec
+        self._time_first = time_first
+        self._lifetime = lifetime
         self._groups = context.key_groups
         self._key_codec = context.key_codec
         self._page_size = context.page_size
@@ -117,35 +76,137 @@ class BundleState:
     def stamps_at(self, times: Int64Array | None, count: int) -> Int64Array | None:
         """The argument ``stamps`` for ``count`` keys, or for rows with the event times ``times`` (``count``
         microseconds; None: there are none). None without a ttl."""
-        return None
+        return None if self._lifetime is None else self._lifetime.stamps(times, count)
 
     def prefetch(self, keys: KeyBatch) -> None:
         """Start loading the stored data of ``keys`` in the background."""
         self._sink.prefetch(self._store_keys(keys))
 
     def _store_keys(self, keys: KeyBatch) -> list[bytes]:
+        self._check_keys(keys)
         return keys.store_keys(self._id)
+
+    def _check_keys(self, keys: KeyBatch) -> None:
+        if isinstance(keys, UserKeyBatch):
+            self._misused("was used with user keys; pass the KeyBatch itself, or use a ColumnMapState")
+        self._check_namespaces(keys)
+
+    def _check_namespaces(self, keys: KeyBatch) -> None:
+        if self._time_first and keys.namespaces is None:
+            self._misused(
+                "is time-first but was used with keys without namespaces; use keys.in_namespaces(times)"
+            )
+        if not self._time_first and keys.namespaces is not None:
+            self._misused("was used with keys in namespaces; declare it with time_first=True")
+
+    def _misused(self, what: str) -> NoReturn:
+        raise StateAccessError(f"{self._codec.owner} {what}")
+
+    def _with_stamps(
+        self, columns: Sequence[pa.Array], stamps: Int64Array | None, count: int
+    ) -> Sequence[pa.Array]:
+        """The columns of ``count`` rows as the codec takes them: after ``stamps`` (None: of this micro-batch) if there
+        is a ttl."""
+        if self._lifetime is None:
+            return columns
+        return [pa.array(self._lifetime.stamps(None, count) if stamps is None else stamps), *columns]
+
+    # -- ranges -------------------------------------------------------------------------------------
+
+    def remove_entries(self, store_keys: Sequence[bytes]) -> None:
+        """Remove entries by their store keys, as a range gives them."""
+        self._sink.delete_many(store_keys)
+
+    def remove_up_to(self, until: int, start: int = MIN_WATERMARK) -> None:
+        """Remove all data with start <= namespace <= ``until``; time-first states only."""
+        remove_pages(self.remove_entries, self._time_pages(start, until, min(self._page_size, REMOVED_PAGE)))
+
+    def _time_pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
+        if not self._time_first:
+            self._misused("was read by a range of namespaces; declare it with time_first=True")
+        return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
+
+    def _stored_pages(self, group: bytes) -> Iterator[Page]:
+        """All entries of a key group (2 bytes)."""
+        state = group + bytes([self._id])
+        return range_pages(self._sink, state, prefix_end(state), self._page_size)
 
 
 class ColumnState(BundleState):
-    """One row per key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys."""
+    """One row per key (and namespace). Keys come as a ``KeyBatch`` of u sorted unique keys. With a ttl, each row
+    expires separately."""
+
+    _front: ColumnFront | None = None
+    _dependents: tuple[DependentState, ...] = ()
+
+    def use_cache(self, cache: ColumnCache, is_new: bool) -> None:
+        """Serve rows from ``cache`` from now on. Not for states that are read by ranges. ``is_new``: the store has no
+        data of this state."""
+        self._front = ColumnFront(self._sink, self._id, self._codec, self._key_codec, cache, is_new)
+
+    # -- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: KeyBatch) -> Columns:
         """The rows of ``keys``."""
-        return self._decode(self._sink.get_many(self._store_keys(keys)))
+        front = self._front_for(keys)
+        if front is None:
+            return self._decode(self._sink.get_many(self._store_keys(keys)))
+        return self._visible(front.get(keys))
 
     def async_get(self, keys: KeyBatch) -> StateFuture[Columns]:
         """A future of the same."""
-        return self._sink.async_get_many(self._store_keys(keys)).then_apply(self._decode)
+        front = self._front_for(keys)
+        if front is None:
+            return self._sink.async_get_many(self._store_keys(keys)).then_apply(self._decode)
+        rows = front.async_get(keys)
+        return rows if self._lifetime is None else rows.then_apply(self._visible)
+
+    def prefetch(self, keys: KeyBatch) -> None:
+        front = self._front_for(keys)
+        if front is None:
+            super().prefetch(keys)
+        else:
+            front.prefetch(keys)
+
+    def _front_for(self, keys: KeyBatch) -> ColumnFront | None:
+        """The cache, which takes ``keys`` as they are; None if there is none."""
+        if self._front is not None:
+            self._check_keys(keys)
+        return self._front
+
+    def _decode(self, values: Sequence[bytes | None]) -> Columns:
+        return self._visible(Columns(*self._codec.decode(values)))
+
+    def _visible(self, stored: Columns) -> Columns:
+        """The rows that reads return, without their stamps."""
+        if self._lifetime is None:
+            return stored
+        live = stored.present & self._lifetime.live(stored.numpy(0).astype(np.int64, copy=False))
+        columns = stored.columns[1:]
+        if not np.array_equal(live, stored.present):
+            at = pa.array(np.arange(len(live)), mask=~live)
+            columns = [column.take(at) for column in columns]
+        return Columns(columns, live)
+
+    # -- writing ----------------------------------------------------------------------------------
 
     def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
         """Write one row per key: an array (u) per field; ``stamps`` (u, from ``stamps_at``; None: of this
         micro-batch)."""
-        self._sink.put_many(self._store_keys(keys), self._codec.encode(columns, num_rows=len(keys)))
+        columns = self._with_stamps(columns, stamps, len(keys))
+        front = self._front_for(keys)
+        if front is None:
+            self._sink.put_many(self._store_keys(keys), self._codec.encode(columns, num_rows=len(keys)))
+        else:
+            front.put(keys, columns)
 
     def remove(self, keys: KeyBatch) -> None:
         """Remove the rows of ``keys``."""
-        self._sink.delete_many(self._store_keys(keys))
+        front = self._front_for(keys)
+        if front is None:
+            self._sink.delete_many(self._store_keys(keys))
+        else:
+            front.remove(keys)
 
     def write(
         self,
@@ -166,41 +227,30 @@ class ColumnState(BundleState):
         )
         self.remove(keys.select(~keep))
 
-    def cascade_expiry(self, dependent: DependentState) -> None:
-        """Make the clean-up also remove the data in ``dependent`` of every key whose row expires; no effect without a
-        ttl."""
-
     def remove_with(self, owners: Sequence[bytes]) -> None:
         """Remove all data of the keys of ``owners``: ascending store keys of the other state."""
-        self.remove_entries(of_state(owners, self._id))
+        if self._front is None:
+            self.remove_entries(of_state(owners, self._id))
+        else:
+            self._front.remove(self._front.keys_of(owners))
 
     def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        """Remove entries by their store keys, as ``up_to`` gives them."""
-        self._sink.delete_many(store_keys)
+        if self._front is not None:
+            self._front.forget()
+        super().remove_entries(store_keys)
+
+    # -- ranges of time -----------------------------------------------------------------------------
 
     def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
         """All entries with start <= namespace <= ``until``, page by page; time-first states only.
 
         Entries may be written or removed between pages. Order: key group, namespace, key.
         """
-        return map(self._time_range, self._time_pages(start, until))
-
-    def _time_pages(self, start: int, until: int) -> Iterator[Page]:
-        """The visible entries of a range of namespaces; no page is empty."""
-        for page in namespace_pages(self._sink, self._id, self._groups, start, until, self._page_size):
-            unexpired, _ = self._unexpired(page)
-            if unexpired:
-                yield unexpired
-
-    def _unexpired(self, entries: Page) -> tuple[Page, BoolArray]:
-        """The entries of ``entries`` (m) that a range read returns, each with its bare row, and the mask of them
-        (m)."""
-        return entries, np.ones(len(entries), np.bool_)
+        pages = self._time_pages(start, until, self._page_size)
+        return filter(attrgetter("num_rows"), map(self._time_range, pages))
 
     def _time_range(self, entries: Page) -> TimeRange:
-        store_keys = [key for key, _ in entries]
-        values: list[bytes | None] = [value for _, value in entries]
-        columns, _ = self._codec.decode(values)
+        store_keys, columns, _ = self._visible_entries(entries)
         packed = pa.array(store_keys, LARGE_BINARY)
         return TimeRange(
             store_keys=store_keys,
@@ -209,6 +259,61 @@ class ColumnState(BundleState):
             columns=columns,
         )
 
-    def _decode(self, values: list[bytes | None]) -> Columns:
-        columns, present = self._codec.decode(values)
-        return Columns(columns, present)
+    def _visible_entries(self, entries: Page) -> tuple[list[bytes], list[pa.Array], BoolArray]:
+        """The store keys and columns of those of ``entries`` (m) that reads return, and the mask of them (m)."""
+        store_keys = [key for key, _ in entries]
+        rows = self._decode([value for _, value in entries])
+        if rows.present.all():
+            return store_keys, rows.columns, rows.present
+        mask = pa.array(rows.present)
+        columns = [column.filter(mask) for column in rows.columns]
+        return list(compress(store_keys, rows.present.tolist())), columns, rows.present
+
+    # -- the clean-up -----------------------------------------------------------------------------
+
+    def cascade_expiry(self, dependent: DependentState) -> None:
+        """Make the clean-up also remove the data in ``dependent`` of every key whose row expires; no effect without a
+        ttl."""
+        self._dependents = (*self._dependents, dependent)
+
+    def sweep(self, group: bytes) -> int:
+        """Remove the expired rows of a key group (2 bytes), and the data that depends on them; the number of rows. Only
+        for states with a ttl."""
+        assert self._lifetime is not None
+        front, lifetime = self._front, self._lifetime
+        removed = 0
+        if front is None or not front.whole:
+            removed = sum(self._sweep_page(page, lifetime) for page in self._stored_pages(group))
+        expired = None if front is None else front.sweep(int.from_bytes(group, "big"), lifetime)
+        if expired is not None:
+            self._remove_dependents(self._store_keys(expired))
+            removed += len(expired)
+        return removed
+
+    def _sweep_page(self, page: Page, lifetime: Lifetime) -> int:
+        rows = pa.array([value for _, value in page], LARGE_BINARY)
+        stamps = stamps_of(rows, self._codec.owner)
+        due = lifetime.due(stamps)
+        if not due.any():
+            return 0
+        keys = [key for key, _ in page]
+        if self._front is not None:
+            due[due] = self._front.unknown(_chosen(keys, due))
+        live = lifetime.live(stamps)
+        expired = _chosen(keys, due & ~live)
+        if expired:
+            self._sink.delete_many(expired)
+            self._remove_dependents(expired)
+        untimed = due & live
+        if untimed.any():
+            timed = restamped(rows, untimed, lifetime.stamps(None, int(untimed.sum())))
+            self._sink.put_many(_chosen(keys, untimed), binary_rows(timed.filter(pa.array(untimed))))
+        return len(expired)
+
+    def _remove_dependents(self, keys: list[bytes]) -> None:
+        for dependent in self._dependents:
+            dependent.remove_with(keys)
+
+
+def _chosen(keys: list[bytes], chosen: BoolArray) -> list[bytes]:
+    return list(compress(keys, chosen.tolist()))

@@ -1,7 +1,9 @@
 """List column state: many rows of typed columns per key, read and written for many keys at once.
 
 Owns: ``ListColumnState``: how the rows of a key are distributed over stored values; ``list_columns`` declares it.
-Invariant: every read is a list get; appending rewrites at most one small tail per key.
+Invariant: every read of keys is a list get; a range has whole lists; appending rewrites at most one small tail per key.
+With a ttl, each row has its own stamp, before its bytes, and only the clean-up rewrites a list that the operator does
+not write.
 Must not import storage, execution or operators.
 
 A key has a *head* under its store key: a block with its newest rows (the tail) and the number of sealed chunks. When
@@ -12,19 +14,18 @@ one value and one read; a long one costs a second list get, for its chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, RowCodec
-from asyncstate.codec.key_batch import Int32Array
-from asyncstate.codec.value_columns import Int64Array, storage_dtype
+from asyncstate.codec import KeyBatch
+from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array, storage_dtype
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.operator import OperatorContext
+from asyncstate.operator import MIN_WATERMARK
 from asyncstate.state.columnar.column_state import BundleState
 from asyncstate.state.columnar.list_blocks import (
     ListHeads,
@@ -33,34 +34,11 @@ from asyncstate.state.columnar.list_blocks import (
     empty_heads,
     read_heads,
 )
-from asyncstate.state.ranges import of_state
-from asyncstate.state.stored_lists import StoredLists, rows_of
-from asyncstate.state_backend import StateBackend
-
-
-@dataclass(frozen=True)
-class ListColumns:
-    """Rows of the u keys of a KeyBatch, concatenated key by key: m rows.
-
-    ``columns`` has an array (m) per field; ``key_index`` (m, ascending) is the index of each row's key, ``counts`` (u)
-    the number of rows of each key. Rows of a key are in the order in which they were appended. ``stamps`` (m,
-    microseconds) is the time at which each was written, None without a ttl.
-    """
-
-    columns: list[pa.Array]
-    key_index: Int32Array
-    counts: Int64Array
-    stamps: Int64Array | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """m."""
-        return len(self.key_index)
-
-    @property
-    def starts(self) -> Int64Array:
-        """Index of the first row of each key (u)."""
-        return np.cumsum(self.counts) - self.counts
+from asyncstate.state.columnar.results import ListColumns, ListRange
+from asyncstate.state.expiring.expiry import Lifetime
+from asyncstate.state.expiring.stamped_codec import restamped, stamps_of
+from asyncstate.state.ranges import TIME_FIRST_PREFIX_BYTES, namespaces_of, of_state
+from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists, rows_of
 
 
 class ListColumnState(BundleState):
@@ -68,13 +46,14 @@ class ListColumnState(BundleState):
 
     Rows are given as ``columns`` (an array (m) per field) and ``key_index`` (m), ascending indices of keys.
     ``append``, ``put`` and ``remove`` need the heads of their keys: pass those that ``heads`` gave in the same bundle,
-    before any write to these keys. Otherwise they are read again.
+    before any write to these keys. Otherwise they are read again. With a ttl, each row expires separately.
     """
 
-    def __init__(self, sink: StateBackend, state_id: int, codec: RowCodec, context: OperatorContext) -> None:
-        super().__init__(sink, state_id, codec, context)
-        self._fixed = all(storage_dtype(field.type) is not None for field in codec.schema)
-        self._owner = codec.owner
+    def __init__(self, *bound: Any) -> None:
+        """``bound``: the arguments of a BundleState."""
+        super().__init__(*bound)
+        self._fixed = all(storage_dtype(field.type) is not None for field in self._codec.schema)
+        self._owner = self._codec.owner
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -94,12 +73,12 @@ class ListColumnState(BundleState):
 
     def heads(self, keys: KeyBatch) -> ListHeads:
         """The heads of ``keys``: enough for sizes and for writing."""
-        store_keys = keys.store_keys(self._id)
+        store_keys = self._store_keys(keys)
         return self._heads_reader(store_keys)(self._sink.get_many(store_keys))
 
     def async_heads(self, keys: KeyBatch) -> StateFuture[ListHeads]:
         """A future of the same."""
-        store_keys = keys.store_keys(self._id)
+        store_keys = self._store_keys(keys)
         return self._sink.async_get_many(store_keys).then_apply(self._heads_reader(store_keys))
 
     def rows(self, heads: ListHeads) -> ListColumns:
@@ -113,8 +92,17 @@ class ListColumnState(BundleState):
         return self._async_stored(heads).then_apply(lambda stored: self._decode(heads, stored))
 
     def async_counts(self, heads: ListHeads) -> StateFuture[Int64Array]:
-        """A future of the current number of visible rows of each key (u)."""
-        return completed_future(heads.counts)
+        """A future of the current number of visible rows of each key (u). With a ttl it reads the chunks."""
+        lifetime = self._lifetime
+        if lifetime is None:
+            return completed_future(heads.counts)
+
+        def visible(stored: StoredLists) -> Int64Array:
+            live = lifetime.live(stamps_of(stored.rows, self._owner))
+            counts: Int64Array = np.bincount(stored.key_index[live], minlength=len(heads.blocks))
+            return counts
+
+        return self._async_stored(heads).then_apply(visible)
 
     def _heads_reader(self, store_keys: list[bytes]) -> Callable[[list[bytes | None]], ListHeads]:
         return lambda blocks: read_heads(store_keys, blocks, self._owner)
@@ -129,8 +117,16 @@ class ListColumnState(BundleState):
 
     def _decode(self, heads: ListHeads, stored: StoredLists) -> ListColumns:
         columns, _ = self._codec.decode(stored.rows)
-        counts = np.bincount(stored.key_index, minlength=len(heads.blocks))
-        return ListColumns(columns, stored.key_index, counts)
+        key_index, stamps = stored.key_index, None
+        if self._lifetime is not None:
+            stamps, columns = columns[0].to_numpy(), columns[1:]
+            live = self._lifetime.live(stamps)
+            if not live.all():
+                mask = pa.array(live)
+                columns = [column.filter(mask) for column in columns]
+                key_index, stamps = key_index[live], stamps[live]
+        counts = np.bincount(key_index, minlength=len(heads.blocks))
+        return ListColumns(columns, key_index, counts, stamps)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -177,7 +173,8 @@ class ListColumnState(BundleState):
         return self.heads(keys) if heads is None else heads
 
     def _encode(self, columns: Sequence[pa.Array], stamps: Int64Array | None) -> pa.LargeBinaryArray:
-        return self._codec.encode_column(columns)
+        count = len(columns[0]) if columns else 0
+        return self._codec.encode_column(self._with_stamps(columns, stamps, count))
 
     def _counts(self, keys: KeyBatch, key_index: npt.NDArray[np.integer]) -> Int64Array:
         if bool((key_index[1:] < key_index[:-1]).any()):
@@ -212,3 +209,53 @@ class ListColumnState(BundleState):
             self._sink.put_many(new.chunk_keys, new.chunks)
         self._sink.put_many(heads.store_keys, new.heads)
         return new.chunk_counts
+
+    # -- ranges of time -----------------------------------------------------------------------------
+
+    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[ListRange]:
+        """All lists with start <= namespace <= ``until``, page by page; time-first states only.
+
+        Nothing may be appended to the lists before the iteration ends; lists already yielded may be removed.
+        """
+        found = block_lists(self._time_pages(start, until, self._page_size), self._owner)
+        return map(self._range, found)
+
+    def _range(self, found: FoundLists) -> ListRange:
+        heads = found.heads
+        rows = self._decode(heads, rows_of(*found, self._owner))
+        packed = pa.array(heads.store_keys, LARGE_BINARY)
+        return ListRange(
+            store_keys=heads.store_keys,
+            namespaces=namespaces_of(packed),
+            key_columns=self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES),
+            columns=rows.columns,
+            counts=rows.counts,
+            chunks=heads.chunks,
+        )
+
+    # -- the clean-up -----------------------------------------------------------------------------
+
+    def sweep(self, group: bytes) -> int:
+        """Remove the expired rows of a key group (2 bytes); their number. Only for states with a ttl."""
+        assert self._lifetime is not None
+        lifetime = self._lifetime
+        lists = block_lists(self._stored_pages(group), self._owner)
+        return sum(self._sweep_lists(found, lifetime) for found in lists)
+
+    def _sweep_lists(self, found: FoundLists, lifetime: Lifetime) -> int:
+        """Rewrite the lists that have rows to remove or to stamp, each as if one call had written it."""
+        heads, stored = found.heads, rows_of(*found, self._owner)
+        stamps = stamps_of(stored.rows, self._owner)
+        due, live = lifetime.due(stamps), lifetime.live(stamps)
+        touched = np.zeros(len(heads.blocks), np.bool_)
+        touched[stored.key_index[due]] = True
+        if not touched.any():
+            return 0
+        kept: BoolArray = live & touched[stored.key_index]
+        counts = np.bincount(stored.key_index[kept], minlength=len(heads.blocks))
+        self._remove(heads.select(touched & (counts == 0)))
+        rows, untimed = stored.rows.filter(pa.array(kept)), due[kept]
+        if untimed.any():
+            rows = restamped(rows, untimed, lifetime.stamps(None, int(untimed.sum())))
+        self._replace(heads.select(counts > 0), counts[counts > 0], rows)
+        return int((~live).sum())

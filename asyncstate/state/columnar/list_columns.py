@@ -1,7 +1,6 @@
 """Declaration of the column states with many rows per key.
 
-Owns: ``ListColumnStateDescriptor``; the state itself is in ``list_column_state``, with a time to live in
-``ttl_columns``.
+Owns: ``ListColumnStateDescriptor``; the state itself is in ``list_column_state``.
 Must not import storage, execution or operators.
 """
 
@@ -13,13 +12,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from asyncstate.operator import BelongsTo
-from asyncstate.state.columnar.list_column_state import ListColumns, ListColumnState
+from asyncstate.state.columnar.list_column_state import ListColumnState
+from asyncstate.state.columnar.results import ListColumns, ListRange
 from asyncstate.state.columnar.state_columns import ColumnsDescriptor
-from asyncstate.state.expiring.expiry import ColumnExpiry
 from asyncstate.state.expiring.ttl import Ttl
-from asyncstate.state.expiring.ttl_columns import TtlListColumnState
 
-__all__ = ["ListColumnState", "ListColumnStateDescriptor", "ListColumns"]
+__all__ = ["ListColumnState", "ListColumnStateDescriptor", "ListColumns", "ListRange"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,9 @@ class ListColumnStateDescriptor(ColumnsDescriptor[ListColumnState]):
     """Declares a ListColumnState: ``schema`` has the fields of a row; ``fixed_fields`` and ``may_lack`` as in
     ``ColumnStateDescriptor``.
 
-    ``time_first``: its key batches have namespaces, which precede the key in the order of the store. ``ttl``: rows
-    expire separately. ``belongs_to``: see ``BelongsTo``.
+    ``time_first``: its key batches have namespaces (int64, such as times in microseconds), which precede the key in the
+    order of the store, so that all lists up to a time can be read as ranges. ``ttl``: rows expire separately.
+    ``belongs_to``: see ``BelongsTo``.
     """
 
     name: str
@@ -41,5 +40,5 @@ class ListColumnStateDescriptor(ColumnsDescriptor[ListColumnState]):
     kind: ClassVar[str] = "list-column"
     _layouts = "blocks", "time-first blocks"
 
-    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ListColumnState:
-        return ListColumnState(*bound) if expiry is None else TtlListColumnState(expiry, *bound)
+    def _state(self, *bound: Any) -> ListColumnState:
+        return ListColumnState(*bound)

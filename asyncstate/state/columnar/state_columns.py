@@ -1,7 +1,7 @@
 """Declarations of the column states with one row per key, and the base of all column state declarations.
 
 Owns: ``ColumnStateDescriptor`` and ``ColumnsDescriptor``, the base of this and of the descriptors of lists and maps;
-the state itself is in ``column_state``, with a time to live in ``ttl_columns``.
+the state itself is in ``column_state``.
 Must not import storage, execution or operators.
 """
 
@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from asyncstate.codec import RowCodec, read_schema, schema_from_text, schema_to_text
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
-from asyncstate.state.columnar.column_state import Columns, ColumnState, TimeRange
-from asyncstate.state.expiring.expiry import ColumnExpiry, checked_time
+from asyncstate.state.columnar.column_state import ColumnState
+from asyncstate.state.columnar.results import Columns, TimeRange
+from asyncstate.state.expiring.expiry import Lifetime
+from asyncstate.state.expiring.stamped_codec import StampedCodec
 from asyncstate.state.expiring.ttl import Ttl, as_bundle_ttl, ttl_texts
-from asyncstate.state.expiring.ttl_columns import TtlColumnState
 from asyncstate.state.versions import evolved, older_values
 from asyncstate.state_backend import StateBackend
 
@@ -56,15 +57,14 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
         kept = types if stored is None else evolved(uid, self.name, types, stored)
         older = [schema_from_text(text) for text in older_values(kept)]
         codec = RowCodec(self.schema, older, owner=f"state '{self.name}' of operator '{uid}'")
-        expiry = None
-        if ttl is not None:
-            owner = f"operator '{uid}', state '{self.name}'"
-            expiry = ColumnExpiry(ttl, checked_time(ttl, context, owner), owner)
-        return self._state(expiry, sink, state_id, codec, context)
+        if ttl is None:
+            return self._state(sink, state_id, codec, context, self.time_first)
+        lifetime = Lifetime(ttl, context, f"operator '{uid}', state '{self.name}'")
+        return self._state(sink, state_id, StampedCodec(codec), context, self.time_first, lifetime)
 
     @abstractmethod
-    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> S_co:
-        """The state over sink, state id, codec and context."""
+    def _state(self, *bound: Any) -> S_co:
+        """The state; ``bound``: the arguments of a BundleState."""
 
 
 @dataclass(frozen=True)
@@ -87,5 +87,5 @@ class ColumnStateDescriptor(ColumnsDescriptor[ColumnState]):
     may_lack: frozenset[str] = frozenset()
     kind: ClassVar[str] = "column"
 
-    def _state(self, expiry: ColumnExpiry | None, *bound: Any) -> ColumnState:
-        return ColumnState(*bound) if expiry is None else TtlColumnState(expiry, *bound)
+    def _state(self, *bound: Any) -> ColumnState:
+        return ColumnState(*bound)

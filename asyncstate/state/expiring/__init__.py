@@ -1,4 +1,5 @@
-"""Time to live: expiry, and the states of both grains that have one.
+"""Time to live, at both grains.
 
-Owns: the declaration (``ttl``), stamps and sweeping (``expiry``), and the kinds with a time to live.
+Owns: the declaration (``ttl``), stamps and the clean-up of record grain (``expiry``), stored rows with stamps
+(``stamped_codec``), and the record-grain states with a time to live (``ttl_states``).
 """

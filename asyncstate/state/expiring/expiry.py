@@ -1,8 +1,8 @@
-"""Time to live of stored bytes: stamps, expiry, renewal and clean-up.
+"""Time to live: stamps, expiry, renewal and clean-up.
 
-Owns: ``Expiry``: stamps, which entries are expired, which a read returns and renews, and the clean-up of states with
-one stamp per entry. ``ColumnExpiry``, its vectorised form, for states that only writes renew and whose reads never
-return expired rows.
+Owns: ``Lifetime``: the clock of a state's ttl, which stamps writes get and which of them are expired. Column states
+use it as it is. ``Expiry``, the same for stored values at record grain: also which of them a read returns and renews,
+and the clean-up of states with one stamp per entry.
 Invariant: with a ttl each stored value, or row, is ``[stamp: 8 bytes][encoded value]``, the stamp in the
 order-preserving form of an int64, so that ages are compared as bytes. Whether an entry is expired depends on the stamp
 and the micro-batch only.
@@ -17,19 +17,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from asyncstate.codec import encode_namespace, prefix_end
-from asyncstate.codec.key_fields import payload_matrix, payload_storage
-from asyncstate.codec.value_columns import (
-    BoolArray,
-    ByteArray,
-    Int64Array,
-    binary_parts,
-    gather_bytes,
-    without_prefix,
-)
-from asyncstate.errors import CodecError, StateDeclarationError
+from asyncstate.codec.value_columns import BoolArray, Int64Array
+from asyncstate.errors import StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext
 from asyncstate.state.expiring.ttl import StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.ranges import range_entries
@@ -49,34 +40,63 @@ STAMP_MAX: Final = MAX_WATERMARK - 1
 Reader = Callable[[bytes | None], Any]
 
 
-class Expiry:
+class Lifetime:
     """The time to live of one declared state in one micro-batch, during which time does not change.
+
+    Times and stamps are int64 microseconds. ``now``: see ``time_of``; ``stamp_now``: the stamp of writes at that time;
+    ``first_live``: the lowest stamp that is not expired.
+    """
+
+    __slots__ = ("event_time", "first_live", "now", "stamp_now")
+
+    def __init__(self, ttl: StateTtl, context: OperatorContext, owner: str) -> None:
+        """Raises StateDeclarationError naming ``owner`` for a ttl in event time if no input has an event time."""
+        self.event_time = ttl.time is TtlTime.EVENT
+        if self.event_time and all(spec.event_time is None for spec in context.inputs):
+            raise StateDeclarationError(
+                f"{owner}: its ttl is in event time, but no input has an event time; declare event_time (and a "
+                "watermark_delay) on an input, or use StateTtl(..., time='processing')"
+            )
+        self.now = now = time_of(ttl, context)
+        self.stamp_now = UNTIMED_STAMP if now == MIN_WATERMARK else min(now, STAMP_MAX)
+        self.first_live = max(now - ttl.duration_us + 1, MIN_WATERMARK)
+
+    def stamps(self, times: Int64Array | None, count: int) -> Int64Array:
+        """The stamps for writes of ``count`` rows with these event times: in event time the later of row and watermark,
+        in processing time that of the micro-batch."""
+        if times is None or not self.event_time:
+            return np.full(count, self.stamp_now, np.int64)
+        return np.where(times > self.now, np.minimum(times, STAMP_MAX), np.int64(self.stamp_now))
+
+    def live(self, stamps: Int64Array) -> BoolArray:
+        """Mask of the stamps that are not expired (n)."""
+        live: BoolArray = stamps >= self.first_live
+        return live
+
+    def due(self, stamps: Int64Array) -> BoolArray:
+        """Mask of the stamps (n) whose rows the clean-up changes: it removes expired rows, and stamps rows that have no
+        time once a time is known."""
+        due = ~self.live(stamps)
+        if self.stamp_now != UNTIMED_STAMP:
+            due |= stamps == UNTIMED_STAMP
+        return due
+
+
+class Expiry(Lifetime):
+    """The lifetime of stored values.
 
     ``raw`` is always a stored value, prefixed with its stamp. A stamp is shorter than any such value, so comparing the
     two compares the stamps.
     """
 
-    __slots__ = (
-        "_event_time",
-        "_first_live",
-        "_hidden_below",
-        "_now",
-        "_sink",
-        "_stamp_now",
-        "renews",
-        "ttl",
-    )
+    __slots__ = ("_first_live", "_hidden_below", "_sink", "_stamp_now", "renews")
 
-    def __init__(self, ttl: StateTtl, sink: StateBackend, now: int) -> None:
-        """``now``: see ``time_of``, microseconds."""
-        self.ttl = ttl
+    def __init__(self, ttl: StateTtl, context: OperatorContext, owner: str, sink: StateBackend) -> None:
+        super().__init__(ttl, context, owner)
         self._sink = sink
-        self._event_time = ttl.time is TtlTime.EVENT
-        self._now = now
         self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
-        self._stamp_now = UNTIMED if now == MIN_WATERMARK else encode_namespace(min(now, STAMP_MAX))
-        first = now - ttl.duration_us + 1  # below every stamp while nothing can be expired
-        self._first_live = b"" if first <= MIN_WATERMARK else encode_namespace(first)
+        self._stamp_now = encode_namespace(self.stamp_now)
+        self._first_live = encode_namespace(self.first_live)
         hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
         self._hidden_below = self._first_live if hides else b""
 
@@ -84,9 +104,9 @@ class Expiry:
 
     def stamp(self) -> bytes:
         """The stamp of values that the sink's current record writes."""
-        if self._event_time:
+        if self.event_time:
             time = getattr(self._sink.current, "timestamp", None)
-            if time is not None and time > self._now:
+            if time is not None and time > self.now:
                 return encode_namespace(time if time < MAX_WATERMARK else STAMP_MAX)
         return self._stamp_now
 
@@ -161,72 +181,6 @@ class Expiry:
             elif (after := self.restamped(raw)) is not raw:
                 sink.put(key, after)
         return removed
-
-
-class ColumnExpiry:
-    """The time to live of one declared column state in one micro-batch. Stamps are int64 microseconds (n)."""
-
-    __slots__ = ("_event_time", "_first_live", "_now", "_owner", "_stamp_now")
-
-    def __init__(self, ttl: StateTtl, now: int, owner: str) -> None:
-        """``now``: see ``time_of``, microseconds; ``owner`` names the state in messages."""
-        self._owner = owner
-        self._event_time = ttl.time is TtlTime.EVENT
-        self._now = now
-        self._stamp_now = UNTIMED_STAMP if now == MIN_WATERMARK else min(now, STAMP_MAX)
-        self._first_live = max(now - ttl.duration_us + 1, MIN_WATERMARK)
-
-    def stamps(self, times: Int64Array | None, count: int) -> Int64Array:
-        """The stamps for writes of ``count`` rows with these event times: in event time the later of row and watermark,
-        in processing time that of the micro-batch."""
-        if times is None or not self._event_time:
-            return np.full(count, self._stamp_now, np.int64)
-        return np.where(times > self._now, np.minimum(times, STAMP_MAX), np.int64(self._stamp_now))
-
-    def prefix(self, stamps: Int64Array | None, count: int) -> ByteArray:
-        """The bytes of ``stamps`` (None: of this micro-batch), shape (count, 8)."""
-        return payload_matrix(self.stamps(None, count) if stamps is None else stamps)
-
-    def expired(self, stamps: Int64Array) -> BoolArray:
-        """Mask of the expired stamps (n)."""
-        expired: BoolArray = stamps < self._first_live
-        return expired
-
-    def live(self, stamps: Int64Array) -> BoolArray:
-        """Mask of the stamps whose rows reads return (n)."""
-        live: BoolArray = stamps >= self._first_live
-        return live
-
-    def untimed(self, stamps: Int64Array) -> BoolArray:
-        """Mask of the stamps that the clean-up sets, since they have no time and one is known now (n)."""
-        if self._stamp_now == UNTIMED_STAMP:
-            return np.zeros(len(stamps), np.bool_)
-        untimed: BoolArray = stamps == UNTIMED_STAMP
-        return untimed
-
-    def read(self, rows: pa.LargeBinaryArray) -> Int64Array:
-        """The stamps of stored rows (n, no nulls); CodecError if one is shorter than a stamp."""
-        offsets, data = binary_parts(rows)
-        if bool((np.diff(offsets) < STAMP_BYTES).any()):
-            raise CodecError(
-                f"{self._owner}: a stored row has no time stamp; restore the checkpoint from an older version"
-            )
-        return payload_storage(gather_bytes(data, offsets[:-1], STAMP_BYTES), np.dtype(np.int64))
-
-
-def without_stamps(rows: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
-    """Stored rows (n, no nulls, each with a stamp) without their stamps."""
-    return without_prefix(rows, STAMP_BYTES)
-
-
-def checked_time(ttl: StateTtl, context: OperatorContext, owner: str) -> int:
-    """``time_of``; StateDeclarationError naming ``owner`` for a time to live in event time where no input has any."""
-    if ttl.time is TtlTime.EVENT and all(spec.event_time is None for spec in context.inputs):
-        raise StateDeclarationError(
-            f"{owner}: its ttl is in event time, but no input has an event time; declare event_time (and a "
-            "watermark_delay) on an input, or use StateTtl(..., time='processing')"
-        )
-    return time_of(ttl, context)
 
 
 def time_of(ttl: StateTtl, context: OperatorContext) -> int:

@@ -18,8 +18,7 @@ from asyncstate.codec import KeyBatch
 from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import InputSpec, OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads, empty_heads
-from asyncstate.state.columnar.list_columns import ListColumns
-from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
 from .interval import Interval
@@ -92,7 +91,7 @@ class IntervalSide:
         flag = [pa.field(free_name("matched", spec.schema), pa.int64())] if traits.watched else []
         self._schema = pa.schema([*flag, *self._form.fields])
         self._lists = context.get_state(
-            TimeFirstListDescriptor(name, self._schema, belongs_to=("join", text))
+            ListColumnStateDescriptor(name, self._schema, time_first=True, belongs_to=("join", text))
         )
         self._unmatched: UnmatchedRows | None = None
         if traits.padded:

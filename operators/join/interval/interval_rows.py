@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.codec.times import event_times
-from asyncstate.state.columnar.time_first_lists import TimeFirstListState
+from asyncstate.state.columnar.list_columns import ListColumnState
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
 from .interval import Grid
@@ -72,7 +72,7 @@ def by_cell(cells: KeyBatch, chosen: BoolArray) -> tuple[Int64Array, Int64Array]
     return index, places
 
 
-def remove_over(state: TimeFirstListState, grid: Grid, before: int, over: int) -> None:
+def remove_over(state: ListColumnState, grid: Grid, before: int, over: int) -> None:
     """Remove the lists all of whose rows have before < time <= ``over``; those up to ``before`` are gone."""
     first, last = grid.cell_of(before + 1), grid.last_before(over)
     if first <= last:

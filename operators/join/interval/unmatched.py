@@ -18,8 +18,7 @@ from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
-from asyncstate.state.columnar.list_columns import ListColumns
-from asyncstate.state.columnar.time_first_lists import TimeFirstListDescriptor
+from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
 from ...core.due_timers import DueReader
@@ -34,7 +33,9 @@ class UnmatchedRows:
         self._form = form
         self._grid = Grid(FILE_US_MIN)
         self._lists = context.get_state(
-            TimeFirstListDescriptor(name, pa.schema(form.fields), belongs_to=("join", text))
+            ListColumnStateDescriptor(
+                name, pa.schema(form.fields), time_first=True, belongs_to=("join", text)
+            )
         )
         self._groups = context.key_groups
 

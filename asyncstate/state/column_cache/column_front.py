@@ -1,6 +1,6 @@
-"""A column state served from the column cache.
+"""The rows of a column state in memory, before the store.
 
-Owns: ``CachedColumnState``.
+Owns: ``ColumnFront``.
 Invariant: a read returns the writes made before its request, whenever it is answered.
 Must not import storage, execution or operators.
 """
@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import KeyBatch, UserKeyBatch
+from asyncstate.codec import KeyBatch, KeyCodec, RowCodec
 from asyncstate.codec.hashing import UInt64Array
 from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array
 from asyncstate.futures import StateFuture, completed_future
-from asyncstate.operator import OperatorContext
 from asyncstate.state.column_cache.cache import ColumnCache
-from asyncstate.state.column_cache.keyed_columns import KeyedColumns, RowNumbers
-from asyncstate.state.columnar.column_state import Columns, ColumnState
+from asyncstate.state.column_cache.keyed_columns import KeyedColumns, RowNumbers, UInt16Array
+from asyncstate.state.columnar.results import Columns
+from asyncstate.state.expiring.expiry import Lifetime
 from asyncstate.state.ranges import STATE_PREFIX_BYTES
-from asyncstate.state_backend import WriteBackCache
+from asyncstate.state_backend import StateBackend, WriteBackCache
 
 
 class _Asked(NamedTuple):
@@ -43,27 +43,40 @@ class _Asked(NamedTuple):
         return self.keys if len(self.wanted) == len(self.keys) else self.keys.select(self.wanted)
 
 
-class CachedColumnState(ColumnState, WriteBackCache):
+class ColumnFront(WriteBackCache):
     """Cached rows are served from memory; the others are read, and cached from then on. Writes stay in the cache until
-    the end of the micro-batch, or until they are evicted."""
+    the end of the micro-batch, or until they are evicted.
+
+    Keys have the key columns alone. Rows have the columns of the codec: with a ttl, the stamp first. Expired rows are
+    rows like others here, until ``sweep`` removes them.
+    """
 
     def __init__(
-        self, state: ColumnState, context: OperatorContext, cache: ColumnCache, is_new: bool
+        self,
+        sink: StateBackend,
+        state_id: int,
+        codec: RowCodec,
+        key_codec: KeyCodec,
+        cache: ColumnCache,
+        is_new: bool,
     ) -> None:
-        """``state``, cached from now on. ``is_new``: the store has no data of it."""
-        super().__init__(state._sink, state._id, state._codec, context)
-        self.hits = 0
+        """``is_new``: the store has no data of the state."""
+        super().__init__()
+        self._sink = sink
+        self._id = state_id
+        self._codec = codec
+        self._key_codec = key_codec
         self._cache = cache
         self._ahead: tuple[UInt64Array, Int64Array] | None = None
-        self._sink.attach(self)
-        cache.open(self._id, self._codec.schema, is_new, self.hand_on)
+        self._due: _DueRows | None = None
+        sink.attach(self)
+        cache.open(state_id, codec.schema, is_new, self.hand_on)
 
     # -- reading ----------------------------------------------------------------------------------
 
     def get(self, keys: KeyBatch) -> Columns:
+        """The rows of ``keys``, expired ones included."""
         table = self._table(keys)
-        if table is None:
-            return super().get(keys)
         asked = self._asked(table, keys)
         if not len(asked.wanted):
             return asked.known
@@ -71,9 +84,8 @@ class CachedColumnState(ColumnState, WriteBackCache):
         return self._answered(table, asked, values)
 
     def async_get(self, keys: KeyBatch) -> StateFuture[Columns]:
+        """A future of the same."""
         table = self._table(keys)
-        if table is None:
-            return super().async_get(keys)
         asked = self._asked(table, keys)
         if not len(asked.wanted):
             return completed_future(asked.known)
@@ -81,14 +93,14 @@ class CachedColumnState(ColumnState, WriteBackCache):
         return read.then_apply(lambda values: self._answered(table, asked, values))
 
     def prefetch(self, keys: KeyBatch) -> None:
+        """Start loading the rows of ``keys`` that are not in memory."""
         table = self._table(keys)
-        if table is None:
-            super().prefetch(keys)
-        elif not table.whole:
-            wanted = np.flatnonzero(table.find(keys) < 0)
-            if len(wanted):
-                self._ahead = keys.hashes, wanted
-                self._sink.prefetch(keys.select(wanted).store_keys(self._id))
+        if table.whole:
+            return
+        wanted = np.flatnonzero(table.find(keys) < 0)
+        if len(wanted):
+            self._ahead = keys.hashes, wanted
+            self._sink.prefetch(keys.select(wanted).store_keys(self._id))
 
     def _asked(self, table: KeyedColumns, keys: KeyBatch) -> _Asked:
         rows = table.find(keys)
@@ -112,7 +124,7 @@ class CachedColumnState(ColumnState, WriteBackCache):
         return ahead[1] if np.isin(wanted, ahead[1], assume_unique=True).all() else wanted
 
     def _answered(self, table: KeyedColumns, asked: _Asked, values: list[bytes | None]) -> Columns:
-        read = self._decode(values)
+        read = Columns(*self._codec.decode(values))
         new = asked.unknown[asked.wanted] & read.present
         self._learn(table, asked, new, read)
         if asked.unknown.all():
@@ -143,35 +155,78 @@ class CachedColumnState(ColumnState, WriteBackCache):
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def put(self, keys: KeyBatch, columns: Sequence[pa.Array], stamps: Int64Array | None = None) -> None:
-        table = self._table(keys)
-        if table is None:
-            super().put(keys, columns, stamps)
-        else:
-            self._write(table, keys, self._codec.checked(columns))
+    def put(self, keys: KeyBatch, columns: Sequence[pa.Array]) -> None:
+        """Write one row per key."""
+        self._write(keys, self._codec.checked(columns))
 
     def remove(self, keys: KeyBatch) -> None:
+        """Remove the rows of ``keys``."""
+        self._write(keys, None)
+
+    def _write(self, keys: KeyBatch, columns: Sequence[pa.Array] | None) -> None:
         table = self._table(keys)
-        if table is None:
-            super().remove(keys)
-        else:
-            self._write(table, keys, None)
-
-    def remove_with(self, owners: Sequence[bytes]) -> None:
-        columns = self._key_codec.decode(pa.array(owners, LARGE_BINARY), STATE_PREFIX_BYTES)
-        self.remove(self._key_codec.group(columns, num_rows=len(owners)))
-
-    def remove_entries(self, store_keys: Sequence[bytes]) -> None:
-        self._cache.forget(self._id)  # it has no index by encoded key
-        super().remove_entries(store_keys)
-
-    def _write(self, table: KeyedColumns, keys: KeyBatch, columns: Sequence[pa.Array] | None) -> None:
         if len(keys):
             table.write(keys, columns)
             self._cache.make_room()
 
+    def keys_of(self, store_keys: Sequence[bytes]) -> KeyBatch:
+        """The keys of ascending store keys, of this state or of another one."""
+        columns = self._key_codec.decode(pa.array(store_keys, LARGE_BINARY), STATE_PREFIX_BYTES)
+        return self._key_codec.group(columns, num_rows=len(store_keys))
+
+    def forget(self) -> None:
+        """Drop all rows from memory, before the store is written past them; unstored ones are stored."""
+        self._cache.forget(self._id)
+
+    def _table(self, keys: KeyBatch) -> KeyedColumns:
+        _ = self._sink.current  # raises on any thread but that of the micro-batch
+        return self._cache.table(self._id, [column.type for column in keys.columns])
+
+    # -- the clean-up -----------------------------------------------------------------------------
+
     @property
-    def known(self) -> KeyedColumns | None:
+    def whole(self) -> bool:
+        """Whether the store has no key that is not in memory."""
+        table = self._known
+        return table is not None and table.whole
+
+    def unknown(self, store_keys: list[bytes]) -> BoolArray:
+        """Which of the ascending ``store_keys`` (n) have no row in memory; a row in memory is newer than a stored
+        one."""
+        table = self._known
+        if table is None:
+            return np.ones(len(store_keys), np.bool_)
+        return table.find(self.keys_of(store_keys)) < 0
+
+    def sweep(self, group: int, lifetime: Lifetime) -> KeyBatch | None:
+        """Remove the expired rows in memory of a key group, and stamp rows that were written when no time was known.
+        Returns the keys of the expired rows, None if there are none."""
+        table = self._known
+        if table is None:
+            return None
+        if self._due is None or self._due.drops != table.drops:
+            self._due = _DueRows.of(table, lifetime)
+        rows = self._due.rows_of(group)
+        live = lifetime.live(table.values(0, rows).to_numpy())
+        # Row numbers are valid until the next write.
+        expired = None if live.all() else self._keys_at(table, rows[~live])
+        if live.any():
+            self._stamp(table, rows[live], lifetime)
+        if expired is not None:
+            self.remove(expired)
+        return expired
+
+    def _stamp(self, table: KeyedColumns, rows: Int64Array, lifetime: Lifetime) -> None:
+        keys = self._keys_at(table, rows)
+        order = pa.array(keys.last_rows())
+        columns = [table.values(at, rows).take(order) for at in range(1, len(table.schema))]
+        self.put(keys, [pa.array(lifetime.stamps(None, len(keys))), *columns])
+
+    def _keys_at(self, table: KeyedColumns, rows: Int64Array) -> KeyBatch:
+        return self._key_codec.group(table.keys_of(rows), num_rows=len(rows))
+
+    @property
+    def _known(self) -> KeyedColumns | None:
         """The table of cached rows; None while there are none."""
         return self._cache.tables.get(self._id)
 
@@ -215,9 +270,23 @@ class CachedColumnState(ColumnState, WriteBackCache):
         width = self._codec.width
         return sum(map(len, filter(None, values))) if width is None else width * int(rows.present.sum())
 
-    def _table(self, keys: KeyBatch) -> KeyedColumns | None:
-        """The table for ``keys``; None for keys with more than the key columns, which are not cached."""
-        _ = self._sink.current  # raises on any thread but that of the micro-batch
-        if keys.namespaces is not None or isinstance(keys, UserKeyBatch):
-            return None
-        return self._cache.table(self._id, [column.type for column in keys.columns])
+
+class _DueRows(NamedTuple):
+    """The rows of a table that the clean-up changes, by key group: found once for all key groups, when the clean-up
+    begins. Valid until rows are dropped (``drops``)."""
+
+    rows: Int64Array
+    groups: UInt16Array
+    drops: int
+
+    @staticmethod
+    def of(table: KeyedColumns, lifetime: Lifetime) -> _DueRows:
+        rows, groups = table.present_rows()
+        due = np.flatnonzero(lifetime.due(table.values(0, rows).to_numpy()))
+        due = due[np.argsort(groups[due], kind="stable")]
+        return _DueRows(rows[due], groups[due], table.drops)
+
+    def rows_of(self, group: int) -> Int64Array:
+        """The rows of one key group."""
+        start, end = np.searchsorted(self.groups, [group, group + 1])
+        return self.rows[start:end]
