@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import cloudpickle
 
 from asyncstate.operator import InputSpec
 from asyncstate.partial_aggregation import LOCAL_ROWS, LimitColumn, LocalFunction, PartialLimit, local_name
@@ -114,6 +116,19 @@ def top_n(key: tuple[str, ...], limit: PartialLimit) -> PartialTopN:
 def distinct_of(keys: list[Any]) -> int:
     """How many different ones there are among sorted keys."""
     return sum(at == 0 or key != keys[at - 1] for at, key in enumerate(keys))
+
+
+def test_steps_that_have_run_here_can_be_sent() -> None:
+    """As of a stage that ran in the driver, whose next micro-batch is for the executors."""
+    operator, spec = GroupAggregate([sum_("number"), max_("text")]), InputSpec(PAYLOAD, ("k",))
+    local = replace(spec, local=operator.partial_aggregation([spec]))
+    best = top_n(("k",), PartialLimit((LimitColumn("number", False, True),), 1))
+    rows = batch_of([("a", 2, 1, "x", None), ("a", 1, 1, "y", None), ("b", 3, 1, "z", None)])
+    for step in (PartialAggregate(operator, local), best, ProjectStep((("number", "n"),))):
+        found = step(rows)
+        sent = pickle.loads(cloudpickle.dumps(step))
+        assert sent(rows).equals(found)
+        assert pickle.loads(cloudpickle.dumps(sent))(rows).equals(found)
 
 
 def test_without_a_key_the_best_of_all() -> None:

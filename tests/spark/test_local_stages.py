@@ -189,6 +189,34 @@ def test_rows_and_state_are_the_same_wherever_a_micro_batch_runs(
         assert other.state == on_executors.state
 
 
+def test_the_stages_of_a_graph_go_to_the_executors_and_come_back(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
+) -> None:
+    """Operators whose first step runs in the task before theirs, over micro-batches in both places."""
+    places = ["local", "spark", "local", "local", "spark"]
+    job = make_job(options={"async-state.enabled": async_enabled, "async-state.parallelism": 2})
+    texts = [f"select id % {number + 2} as k, id as v from range(9)" for number in range(len(places))]
+    rows = job.source("rows", files(spark, tmp_path / "in", *texts))
+    counted = rows.apply(GroupAggregate([count().alias("n")]), key="k", uid="counted")
+    busy = counted.where("n > 1").with_columns(m="n + 0")
+    histogram = busy.apply(GroupAggregate([count().alias("keys")]), key="m", uid="histogram")
+    seen: list[tuple[str, str]] = []
+
+    def sink(df: DataFrame, batch_id: int) -> None:
+        seen.extend((row.row_kind, str(row[:-1])) for row in df.collect())
+        if batch_id + 1 < len(places):
+            job._executor._choice = ExecutorChoice(places[batch_id + 1])  # type: ignore[arg-type]
+
+    histogram.to(sink, name="sink")
+    job._executor._choice = ExecutorChoice("local")  # type: ignore[arg-type]
+    job.await_termination(job.start(trigger="availableNow"))
+    counts = Counter(v % (number + 2) for number in range(len(places)) for v in range(9))
+    counts = Counter({key: n for key, n in counts.items() if n > 1})
+    assert net(seen) == {(str(each),): 1 for each in Counter(counts.values()).items()}
+    ran = [one["operators"]["histogram"]["in_driver"] for one in job.history]
+    assert ran == [place == "local" for place in places]
+
+
 class TestChoice:
     def reports(self, *rows: int, limited: bool = False) -> Any:
         """One operator for each number of rows; the first one feeds the others."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +72,10 @@ class _ByReceiver:
 
     operator: Operator
     spec: InputSpec
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Operator, InputSpec]]:
+        # Without the step: a stage may run in the driver, which makes it, before a later one is sent to the executors.
+        return type(self), (self.operator, self.spec)
 
     @functools.cached_property
     def _step(self) -> PartialStep:
