@@ -146,7 +146,9 @@ class DecodedCache(WriteBackCache):
             self.asked, self.asked_as = key, store_key
             raw = self._get(store_key)
             value = self.values[key] = None if raw is None else self._decode(raw)
-            self._take(key, value)
+            self._room -= self._entry_bytes if self._fixed else self._entry_bytes + getsizeof(value)
+            if self._room < 0:
+                self._rotate(key, value)
         return value
 
     def async_load(self, key: Any, store_key: bytes, default: Any = None) -> StateFuture[Any]:

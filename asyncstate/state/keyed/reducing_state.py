@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from asyncstate.errors import OperatorError, StateAccessError
-from asyncstate.futures import StateFuture, completed_future, failed_future
+from asyncstate.futures import DONE, StateFuture, completed_future, failed_future
 from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.decoded_cache import UNKNOWN, DecodedCache
 from asyncstate.state.keyed.pending_ops import MergingState, PendingSource
@@ -84,9 +84,9 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         stored = cache.look(prefix)
         if stored is UNKNOWN:
             loaded = cache.async_load(prefix, prefix)
-            if not loaded.done:
+            if loaded._state != DONE:
                 return self._when_read(self._add, value, loaded)
-            stored = loaded.get()
+            stored = loaded._value
         try:
             self._fold_in(cache, prefix, stored, value)
         except Exception as error:
