@@ -192,12 +192,9 @@ class DecodedCache(WriteBackCache):
 
     def knows(self, store_key: bytes) -> bool:
         """Whether reads of a state of values need not ask the sink; of a map this is not known."""
-        if store_key[_STATE_ID] != self.state_id:
-            return False
-        return any(
-            key in entries
-            for key in (store_key, store_key[_OWN_KEY_AT:])
-            for entries in (self.values, self.old)
+        own = store_key[_OWN_KEY_AT:]
+        return store_key[_STATE_ID] == self.state_id and any(
+            own in entries or store_key in entries for entries in (self.values, self.old)
         )
 
     # -- writing ----------------------------------------------------------------------------------------
@@ -210,7 +207,8 @@ class DecodedCache(WriteBackCache):
             values[key] = value
             self.held[key] = store_key
             if len(values) != count:
-                self._entered(key, value)
+                self.old.pop(key, None)
+                self._take(key, value)
         else:
             self.put(key, store_key, self._encode(value), value)
 
@@ -220,12 +218,11 @@ class DecodedCache(WriteBackCache):
         if type(value) is not self.type or not self._kept:
             value = self._decode(raw)
         self.held.pop(key, None)
+        self.old.pop(key, None)
         known = key in self.values
         self.values[key] = value
-        if not known:
-            self._entered(key, value)
-        elif not self._fixed:
-            self._take(key, value)  # counted as if the replaced value were still there
+        if not (known and self._fixed):
+            self._take(key, value)  # a replaced value counts as if it were still there
 
     def as_stored(self, value: Any) -> Any:
         """``value`` as a read will return it. Raises CodecError if it cannot be stored."""
@@ -276,11 +273,6 @@ class DecodedCache(WriteBackCache):
             self.values.clear()
             self._room = self._bytes_max
         return dropped
-
-    def _entered(self, key: Any, value: Any) -> None:
-        """Account for a write that has put ``key`` into the recent generation."""
-        self.old.pop(key, None)
-        self._take(key, value)
 
     def _take(self, key: Any, value: Any) -> None:
         """Account for a value that enters the recent generation, and rotate if that is full."""
