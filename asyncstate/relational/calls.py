@@ -16,19 +16,20 @@ from typing import Any, Final, NamedTuple
 from asyncstate import operators as ops
 from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.errors import SchemaError, SqlError
-from asyncstate.operators import Aggregate
+from asyncstate.operators import Aggregate, OrderColumn
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql_words import Words, tokens
 
 _FUNCTIONS: Final = (
     "approx_count_distinct avg bit_and bit_or bit_xor bool_and bool_or corr count covar_pop covar_samp cume_dist "
     "dense_rank first_value kurtosis lag last_value lead max max_by median min min_by mode nth_value ntile "
-    "percent_rank percentile percentile_disc rank row_number skewness stddev_pop stddev_samp sum var_pop var_samp"
+    "percent_rank percentile percentile_disc rank row_number skewness stddev_pop stddev_samp string_agg sum var_pop "
+    "var_samp"
 )
 """Functions of operators that have the same name in SQL."""
 _UNDERSCORED: Final = ("max", "min", "rank", "sum")
 """Those with an underscore after their name, since Python or another function has it."""
-_OF_PLACES: Final[Mapping[str, Callable[..., Aggregate]]] = {
+_WITH_OPTIONS: Final[Mapping[str, Callable[..., Aggregate]]] = {
     "first_in_frame": lambda column, ignore: ops.nth_value(column, ignore_nulls=ignore),
     "lag": lambda column, distance, default, ignore: ops.lag(column, distance, default, ignore_nulls=ignore),
     "last_in_frame": lambda column, ignore: ops.nth_value(column, from_last=True, ignore_nulls=ignore),
@@ -36,6 +37,8 @@ _OF_PLACES: Final[Mapping[str, Callable[..., Aggregate]]] = {
         column, distance, default, ignore_nulls=ignore
     ),
     "nth_value": lambda column, n, ignore: ops.nth_value(column, n, ignore_nulls=ignore),
+    "percentile_descending": lambda column, at: ops.percentile(column, at, descending=True),
+    "percentile_disc_descending": lambda column, at: ops.percentile_disc(column, at, descending=True),
 }
 _OF_A_FRAME: Final = {"first_value": "first_in_frame", "last_value": "last_in_frame"}
 _OTHER_NAMES: Final = {
@@ -47,6 +50,7 @@ _OTHER_NAMES: Final = {
     "every": "bool_and",
     "first": "first_value",
     "last": "last_value",
+    "listagg": "string_agg",
     "mean": "avg",
     "some": "bool_or",
     "std": "stddev_samp",
@@ -63,6 +67,7 @@ _LITERALS: Final = {
     "ntile": (0, ()),
     "percentile": (1, ()),
     "percentile_disc": (1, ()),
+    "string_agg": (1, ("",)),
 }
 """Functions with literal arguments: the position of the first one, and what they are if they are left out."""
 
@@ -72,13 +77,15 @@ def aggregate_of(
     columns: Sequence[str],
     literals: Sequence[Any] = (),
     *,
+    order: Sequence[OrderColumn] = (),
     distinct: bool = False,
     where: str | None = None,
 ) -> Aggregate:
-    """A call of the function with this name in SQL, over columns of the input; ``where``: a boolean column."""
+    """A call of the function with this name in SQL, over columns of the input; ``order``: of its values; ``where``: a
+    boolean column."""
     own = f"{function}_" if function in _UNDERSCORED else function
-    make = _OF_PLACES.get(function) or getattr(ops, own)
-    found: Aggregate = make(*columns, *literals)
+    make = _WITH_OPTIONS.get(function) or getattr(ops, own)
+    found: Aggregate = make(*columns, *literals, **({"order_by": order} if order else {}))
     found = found.distinct() if distinct else found
     return found if where is None else found.where(where)
 
@@ -146,14 +153,23 @@ class Expressions:
         function = _OF_A_FRAME.get(function, function) if self._over else function
         first, defaults = _LITERALS.get(function, (len(call.arguments), ()))
         given = [_literal(one, call) for one in call.arguments[first:]]
+        if function == "string_agg" and given == [None]:  # SQL's delimiter NULL is empty
+            given = []
         texts = [one for one in call.arguments[:first] if not (function == "count" and one in ("*", "1"))]
         where = None if call.where is None else self.column(call.where)
+        if call.order and function != "string_agg":
+            raise SchemaError(
+                f"'{call.text}': only listagg() and string_agg() have WITHIN GROUP here; write percentile(column, 0.5) "
+                "or mode(column)"
+            )
+        order = [one._replace(column=self.column(one.column)) for one in map(order_of, call.order)]
         distinct = call.distinct or call.name == "collect_set"
         try:
             return aggregate_of(
                 function,
                 [self.column(one) for one in texts],
                 [*given, *defaults[len(given) :]],
+                order=order,
                 distinct=distinct,
                 where=where,
             )
@@ -169,6 +185,7 @@ class _Call(NamedTuple):
     name: str
     arguments: tuple[str, ...]
     distinct: bool
+    order: tuple[str, ...]
     where: str | None
     text: str
     start: int
@@ -188,6 +205,19 @@ def words_of(text: str) -> Words:
     return words
 
 
+def order_of(given: object, descending: bool = False) -> OrderColumn:
+    """An expression of ORDER BY, also as text, with its direction and the position of nulls; ``descending``: the
+    direction where none is given. Raises SchemaError for anything else."""
+    if isinstance(given, OrderColumn):
+        return given
+    words = words_of(given if isinstance(given, str) else "")
+    after, direction, nulls = words.ordered(0, len(words))
+    if not after:
+        raise SchemaError(f"{given!r} is not a column to order by; give 'name', 'name DESC' or desc('name')")
+    falls = direction == "DESC" if direction else descending
+    return OrderColumn(words.cut(0, after), falls, nulls == "FIRST" if nulls else not falls)
+
+
 def _calls(text: str) -> Iterator[_Call]:
     """The calls of aggregate functions in a text, from left to right."""
     words, at = words_of(text), 0
@@ -203,15 +233,18 @@ def _calls(text: str) -> Iterator[_Call]:
             )
         distinct = words.word(at + 2) == "DISTINCT"
         arguments = tuple(words.cut(*one) for one in words.split(at + 2 + distinct, close))
-        where, end = None, close
-        if words.has(close + 1, "FILTER ( WHERE"):
-            end = _closing(words, close + 2)
-            where = words.cut(close + 4, end)
+        order, where, end = tuple[str, ...](), None, close
+        if words.has(close + 1, "WITHIN GROUP ( ORDER BY"):
+            end = _closing(words, close + 3)
+            order = tuple(words.cut(*one) for one in words.split(close + 6, end))
+        if words.has(end + 1, "FILTER ( WHERE"):
+            begin, end = end + 4, _closing(words, end + 2)
+            where = words.cut(begin, end)
         if words.word(end + 1) == "OVER":
             raise SchemaError(f"'{text}': write over(...).with_columns(...) of the stream for OVER")
         start, stop = words.spans[at][0], words.spans[end][1]
         name = words.tokens[at].value.lower()
-        yield _Call(name, arguments, distinct, where, text[start:stop], start, stop)
+        yield _Call(name, arguments, distinct, order, where, text[start:stop], start, stop)
         at = end + 1
 
 

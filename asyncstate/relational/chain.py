@@ -30,12 +30,10 @@ from asyncstate.operators import (
     SlicedWindow,
     SortLimit,
     WindowAggregate,
-    asc,
-    desc,
     unbounded,
     whole,
 )
-from asyncstate.relational.calls import Expressions, words_of
+from asyncstate.relational.calls import Expressions, order_of, words_of
 from asyncstate.runtime.declarations.uids import FILE_NAME_RULE, names_files
 from asyncstate.spark.column_types import quoted
 from asyncstate.state.expiring.ttl import Ttl
@@ -318,19 +316,8 @@ def _order(given: Ordering, wanted: Expressions, descending: bool) -> list[Order
         given if type(given) in (list, tuple) else [given]
     )  # an OrderColumn is a tuple, too
     for one in columns:
-        if isinstance(one, OrderColumn):
-            found.append(one._replace(column=wanted.column(one.column)))
-            continue
-        words = words_of(one if isinstance(one, str) else "")
-        if not len(words):
-            raise SchemaError(
-                f"{one!r} is not a column to order by; give 'name', 'name DESC' or desc('name')"
-            )
-        after, direction, nulls = words.ordered(0, len(words))
-        falls = descending if not direction else direction == "DESC"
-        first = not falls if not nulls else nulls == "FIRST"
-        make = desc if falls else asc
-        found.append(make(wanted.column(words.cut(0, after)), nulls="first" if first else "last"))
+        by = order_of(one, descending)
+        found.append(by._replace(column=wanted.column(by.column)))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
 from asyncstate.sql import ir
 from asyncstate.sql.catalyst import items, option
@@ -21,6 +22,7 @@ from asyncstate.sql.expressions import (
     is_only_valid,
     kind_of,
     leaves,
+    literal_of,
     refusal,
     type_of,
     walk,
@@ -51,13 +53,16 @@ _FUNCTIONS: Final = {
     "Kurtosis": "kurtosis",
     "CollectList": "collect",
     "CollectSet": "collect",
-    "Percentile": "percentile",
-    "PercentileDisc": "percentile_disc",
     "MaxBy": "max_by",
     "MinBy": "min_by",
     "Corr": "corr",
     "CovPopulation": "covar_pop",
     "CovSample": "covar_samp",
+}
+_AT_FRACTIONS: Final = {
+    "Percentile": "percentile",
+    "PercentileDisc": "percentile_disc",
+    "ApproximatePercentile": "percentile_disc",  # which is within any accuracy
 }
 _OF_TWO: Final = ("MaxBy", "MinBy", "Corr", "CovPopulation", "CovSample")
 _SAME_DISTINCT: Final = {"Min", "Max", "HyperLogLogPlusPlus"}
@@ -82,9 +87,10 @@ class Calls:
         distinct: bool = False,
         where: str | None = None,
         numbers: tuple[Any, ...] = (),
+        order: tuple[ir.Order, ...] = (),
     ) -> str:
         """The text of the result of a function, which is of type ``kind``."""
-        spec = function, columns, distinct, where, numbers
+        spec = function, columns, distinct, where, numbers, order
         if spec not in self._known:
             self._known[spec] = self.given.reader.fresh("result")
             self.results.append(ir.Column(self._known[spec], kind))
@@ -103,22 +109,70 @@ class Calls:
         if kind == "Count":
             counted = [self.given.argument(one) for one in parts if one.nullable() or distinct]
             return self.call("count", "bigint", *dict.fromkeys(counted), distinct=distinct, where=where)
-        numbers: tuple[float, ...] | None = ()
-        if kind in ("Percentile", "PercentileDisc"):
-            is_plain = kind == "PercentileDisc" or parts[2].toString() == "1"
-            is_plain = is_plain and kind_of(parts[1]) == "Literal" and type_of(parts[1]) == "double"
-            numbers = (float(parts[1].toString()),) if is_plain and not function.reverse() else None
-        if kind not in _FUNCTIONS or numbers is None:
-            raise refusal(
-                f"{function.prettyName()}() in this form has no operator that takes rows back",
-                "use another aggregate, or a UDAF of the graph",
-                e,
-            )
+        if kind == "ListAgg":
+            return self._text_of_all(e, distinct, where)
+        if kind in _AT_FRACTIONS:
+            return self._at_fractions(e, distinct, where)
+        if kind not in _FUNCTIONS:
+            raise _without_operator(e)
         columns = [self.given.argument(one) for one in parts[: 2 if kind in _OF_TWO else 1]]
         distinct = kind == "CollectSet" or (distinct and kind not in _SAME_DISTINCT)
         own = _FUNCTIONS[kind]
-        found = self.call(own, type_of(e), *columns, distinct=distinct, where=where, numbers=numbers)
+        found = self.call(own, type_of(e), *columns, distinct=distinct, where=where)
         return f"coalesce({found}, array())" if own == "collect" else found
+
+    def _at_fractions(self, e: Any, distinct: bool, where: str | None) -> str:
+        """A percentile, or an array of some."""
+        function = e.aggregateFunction()
+        kind, parts = kind_of(function), children(function)
+        is_plain = kind != "Percentile" or parts[2].toString() == "1"
+        if not is_plain or kind_of(parts[1]) != "Literal" or parts[1].value() is None:
+            raise _without_operator(e)
+        own, result, several = _AT_FRACTIONS[kind], type_of(e), type_of(parts[1]).startswith("array<")
+        if kind != "ApproximatePercentile" and function.reverse():
+            own += "_descending"
+        if several:
+            fractions = [float(one) for one in parts[1].value().toDoubleArray()]
+            result = result.removeprefix("array<").removesuffix(">")
+        else:
+            fractions = [float(parts[1].toString())]
+        if not fractions:
+            raise _without_operator(e)
+        column = self.given.argument(parts[0])
+        found = [
+            self.call(own, result, column, distinct=distinct, where=where, numbers=(one,))
+            for one in fractions
+        ]
+        return f"IF({found[0]} IS NULL, NULL, array({', '.join(found)}))" if several else found[0]
+
+    def _text_of_all(self, e: Any, distinct: bool, where: str | None) -> str:
+        """LISTAGG. Bytes are kept as hexadecimal text, which has their order."""
+        function, given = e.aggregateFunction(), self.given
+        value, delimiter = function.child(), function.delimiter()
+        if kind_of(delimiter) != "Literal":
+            raise refusal("a delimiter that is not constant", "write it as a literal", e)
+        text, separator = given.text(value), delimiter.value()
+        if type_of(value) == "binary":
+            form, back = "hex({})", "unhex({})"
+            column = given.shared(form.format(text), "string")
+            separator = "" if separator is None else bytes(separator).hex().upper()
+        else:
+            form = back = "{}"
+            column = given.argument(value)
+            separator = "" if separator is None else str(delimiter.toString())
+        specs = items(function.orderExpressions())
+        order = given.order(specs, lambda one: column if given.text(one) == text else given.argument(one))
+        if not distinct or not order or order[0].column == column:
+            numbers = (separator,)
+            found = self.call(
+                "string_agg", "string", column, distinct=distinct, where=where, numbers=numbers, order=order
+            )
+            return back.format(found)
+        # Spark lets what is cast be the order of distinct values only if equal texts are of equal values.
+        kept, kind = order[0].column, type_of(specs[0].child())
+        values = self.call("collect", f"array<{kind}>", kept, distinct=True, where=where, order=order)
+        one = form.format(f"CAST(x AS {type_of(value)})")
+        return back.format(f"array_join(transform({values}, x -> {one}), {literal_of(separator)})")
 
     def _pivoted(self, function: Any) -> str:
         """The second step of a PIVOT: the one value of each column that it makes."""
@@ -132,6 +186,14 @@ class Calls:
             where = self.given.shared(text, "boolean")
             found.append(self.call("first_value", type_of(value), name, where=where))
         return f"array({', '.join(found)})"
+
+
+def _without_operator(e: Any) -> SqlError:
+    return refusal(
+        f"{e.aggregateFunction().prettyName()}() in this form has no operator that takes rows back",
+        "use another aggregate, or a UDAF of the graph",
+        e,
+    )
 
 
 def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
@@ -157,7 +219,7 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
     texts |= {own: calls.aggregate(one) for own, one in aggregates.items()}
     if not keys and not calls.calls:  # one row, of which nothing is read
         calls.call("count", "bigint")
-    read = [name for call in calls.calls for name in (*call.columns, call.where) if name is not None]
+    read = [name for call in calls.calls for name in call.reads]
     names = [*keys, *read, *([] if windowed is None else [windowed.time])]
     rows = Read(given.node(), {})
     rows = rows.only(list(dict.fromkeys(names)) or rows.node.names[:1])

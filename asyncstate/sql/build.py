@@ -442,7 +442,10 @@ def _spread(given: Built) -> tuple[str, ...]:
 
 
 def _declared(call: ir.Call) -> ops.Aggregate:
-    found = aggregate_of(call.function, call.columns, call.numbers, distinct=call.distinct, where=call.where)
+    order = _orders(call.order)
+    found = aggregate_of(
+        call.function, call.columns, call.numbers, order=order, distinct=call.distinct, where=call.where
+    )
     return found.alias(call.name)
 
 

@@ -14,6 +14,8 @@ from asyncstate.sql import ir
 if TYPE_CHECKING:
     from asyncstate.sql.statements import Compiled
 
+_WITHOUT_LITERALS = {"avg", "count", "match_number", "max", "min", "sum"}
+"""Functions whose number, in MATCH_RECOGNIZE, means nothing."""
 _HIDDEN = {"inputs", "columns", "sql", "rows"}
 
 
@@ -54,9 +56,14 @@ def _said(name: str, value: Any) -> str:
 
 def _part(value: Any) -> str:
     if isinstance(value, ir.Call):
-        inner = f"DISTINCT {', '.join(value.columns)}" if value.distinct else ", ".join(value.columns)
+        literals = () if value.function in _WITHOUT_LITERALS else value.numbers
+        read = ", ".join([*value.columns, *map(repr, literals)])
+        inner = f"DISTINCT {read}" if value.distinct else read
+        order = f" ORDER BY {', '.join(map(_part, value.order))}" if value.order else ""
         where = f" where {value.where}" if value.where else ""
-        return f"{value.function}({inner}){where} AS {value.name}"
+        return f"{value.function}({inner}{order}){where} AS {value.name}"
     if isinstance(value, ir.Order):
-        return f"{value.column}{' DESC' if value.descending else ''}"
+        nulls = f" NULLS {'FIRST' if value.nulls_first else 'LAST'}"
+        is_usual = value.nulls_first is not value.descending
+        return f"{value.column}{' DESC' if value.descending else ''}{'' if is_usual else nulls}"
     return str(value)

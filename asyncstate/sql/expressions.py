@@ -106,6 +106,12 @@ def refusal(what: str, remedy: str, node: Any = None) -> SqlError:
     return SqlError(f"{where or 'the statement'}: not kept up to date: {what}; {remedy}")
 
 
+def literal_of(text: str) -> str:
+    """A string as a literal."""
+    inner = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{inner}'"
+
+
 def leaves(text: str, kind: Any, is_nullable: bool = True) -> list[tuple[str, str, Any]]:
     """Values that are the same where two of a type are, and can be keys: of a struct whether it is null, which is no
     type of Catalyst but None, and those of its fields. (text, type, type of Catalyst)"""
@@ -124,8 +130,7 @@ def from_leaves(columns: Iterator[str], kind: Any, is_nullable: bool = True) -> 
     null = quoted(next(columns)) if is_nullable else ""
     parts = []
     for field in items(kind.toSeq()):
-        name = str(field.name()).replace("\\", "\\\\").replace("'", "\\'")
-        parts.append(f"'{name}', {from_leaves(columns, field.dataType())}")
+        parts.append(f"{literal_of(str(field.name()))}, {from_leaves(columns, field.dataType())}")
     made = f"named_struct({', '.join(parts)})"
     return f"IF({null}, NULL, {made})" if null else made
 
@@ -257,6 +262,8 @@ class Expressions:
         if not parts:
             return e
         new = [self._rebuilt(one, names, replaced, typed) for one in parts]
+        if kind == "CreateNamedStruct":  # struct(a) has the name of its column, which has another one now
+            return self._x.CreateNamedStruct(self._catalyst.seq(new))
         return e.withNewChildren(self._catalyst.seq(new))
 
     def _replacement(self, e: Any, given: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -40,7 +40,8 @@ class Order:
 @dataclass(frozen=True)
 class Call:
     """An aggregate or window function over columns of the input; ``name``: the column of its result; ``where``: a
-    boolean column, the rows that count; ``numbers``: literal arguments, such as the offset of ``lag``."""
+    boolean column, the rows that count; ``numbers``: literal arguments, such as the offset of ``lag``; ``order``: the
+    order of its values."""
 
     name: str
     function: str
@@ -48,6 +49,13 @@ class Call:
     distinct: bool = False
     where: str | None = None
     numbers: tuple[Any, ...] = ()
+    order: tuple[Order, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The columns of the input that it reads."""
+        ordered = [one.column for one in self.order]
+        return (*self.columns, *ordered, *([] if self.where is None else [self.where]))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -313,15 +321,24 @@ def _fields(node: Node, nodes: Sequence[Node]) -> dict[str, Any]:
         if field.name == "inputs":
             value = [nodes.index(one) for one in value]
         elif field.name in _NESTED:
-            value = [[getattr(one, part.name) for part in fields(one)] for one in value]
+            value = [_listed(one) for one in value]
         found[field.name] = value
     return found
 
 
+def _listed(one: Any) -> list[Any]:
+    values = list(astuple(one))
+    # Checkpoints have digests of calls without an order.
+    return values[:-1] if isinstance(one, Call) and not one.order else values
+
+
 def _value(name: str, value: Any) -> Any:
-    if name in _NESTED:
-        return tuple(_NESTED[name](*map(_frozen, one)) for one in value)
-    return _frozen(value)
+    if name not in _NESTED:
+        return _frozen(value)
+    made = tuple(_NESTED[name](*map(_frozen, one)) for one in value)
+    if name == "calls":
+        return tuple(replace(one, order=tuple(Order(*by) for by in one.order)) for one in made)
+    return made
 
 
 def _frozen(value: Any) -> Any:

@@ -64,7 +64,8 @@ def origin_of(node: ir.Node) -> Origin:
 def called(call: ir.Call, given: Origin) -> str:
     """What the result of a function of ``given`` rows is."""
     read = [None if name is None else given.columns[name] for name in (*call.columns, call.where)]
-    return f"({call.function}{(given.depth, call.distinct, *call.numbers, *read)})"
+    order = [(given.columns[one.column], one.descending, one.nulls_first) for one in call.order]
+    return f"({call.function}{(given.depth, call.distinct, *call.numbers, *read, *order)})"
 
 
 def _renamed(text: str, columns: Mapping[str, str]) -> str:

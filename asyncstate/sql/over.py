@@ -6,6 +6,7 @@ Invariant: a function or frame that no operator keeps right is refused by name.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncstate.sql import ir
@@ -31,6 +32,7 @@ _PLACES: Final = {"First": "first_in_frame", "Last": "last_in_frame", "AnyValue"
 _FUNCTIONS: Final = {**_WITHOUT_FRAME, **_PLACES, "NthValue": "nth_value"}
 _NULLS: Final = (*_PLACES, *_OFFSETS, "NthValue")
 _PYTHON: Final = ("boolean", "int", "bigint", "double", "string")
+_DAY: Final = 86_400_000_000
 Frame = tuple[str | int | None, ...]
 
 
@@ -49,8 +51,10 @@ def read_over(reader: Reader, plan: Any, needed: Needed) -> Read:
         below -= {id_of(one) for one in expressions}
     given = Given(reader, reader.plan(plan.child(), below))
     calls = {frame: Calls(given) for frame in dict.fromkeys(map(_frame, expressions))}
+    in_days = any(frame[0] == "range" and {*frame[1:]} - {None, 0} for frame in calls) and _is_by_date(order)
     texts = {reader.name(one): (_call(one, calls[_frame(one)]), type_of(one)) for one in expressions}
-    by, key, node = given.order(order), given.key(partition), given.node()
+    by = given.order(order, partial(_day, given) if in_days else None)
+    key, node = given.key(partition), given.node()
     for frame, one in calls.items():
         node = ir.Over(
             inputs=(node,),
@@ -66,6 +70,15 @@ def read_over(reader: Reader, plan: Any, needed: Needed) -> Read:
     shown = Given(reader, Read(node, names).only([*kept, *results]))
     shown.added = texts
     return Read(shown.node(), names).only([*kept, *texts])
+
+
+def _is_by_date(order: list[Any]) -> bool:
+    return [type_of(one.child()) for one in order] == ["date"]
+
+
+def _day(given: Given, e: Any) -> str:
+    """The column with the number of a date, which a range is measured in."""
+    return given.computed("order", f"unix_date({given.text(e)})", "int")
 
 
 def _call(alias: Any, calls: Calls) -> str:
@@ -118,13 +131,15 @@ def _frame(alias: Any) -> Frame:
     if kind_of(function) in _WITHOUT_FRAME:
         return "rows", None, 0
     kind = "range" if frame.frameType().toString().startswith("Range") else "rows"
-    before, after = _end(frame.lower(), over), _end(frame.upper(), over)
+    unit = _DAY if kind == "range" and _is_by_date(items(over.windowSpec().orderSpec())) else 1
+    before, after = _end(frame.lower(), over, unit), _end(frame.upper(), over, unit)
     ends = None if before is None else -before, after
     return ("whole",) if ends == (None, None) else (kind, *ends)
 
 
-def _end(bound: Any, over: Any) -> int | None:
-    """How far after its row a frame begins or ends, in rows, microseconds or the unit of the order; None: unbounded."""
+def _end(bound: Any, over: Any, unit: int) -> int | None:
+    """How far after its row a frame begins or ends, in rows or the unit of the order; None: unbounded. ``unit``: of
+    intervals, in microseconds."""
     if kind_of(bound).startswith("Unbounded"):
         return None
     if kind_of(bound) == "CurrentRow":
@@ -132,8 +147,8 @@ def _end(bound: Any, over: Any) -> int | None:
     kind, sign = type_of(bound), 1
     while kind_of(bound) == "UnaryMinus":
         bound, sign = bound.child(), -sign
-    if kind_of(bound) != "Literal" or not (
-        kind in ("tinyint", "smallint", "int", "bigint") or "day" in kind or "second" in kind
-    ):
+    is_time = "day" in kind or "second" in kind
+    if kind_of(bound) != "Literal" or not (is_time or kind in ("tinyint", "smallint", "int", "bigint")):
         raise refusal("a frame of this length", "give a number, or an interval of days to seconds", over)
-    return sign * int(bound.value())
+    length = sign * int(bound.value())
+    return length // unit if is_time else length

@@ -283,6 +283,8 @@ class Reader:
                     "session_window that is not grouped by", "group by it and the columns of a session", one
                 )
             column = ir.Column(new, type_of(self._raw_times.get(id_of(one), bare)))
+            if column.type == "void":
+                raise refusal("a column that is NULL and has no type", "write CAST(NULL AS INT)", one)
             made[column] = self.text(bare, below.names, replaced)
         if not made:  # only the number of rows is read
             made[ir.Column(self.fresh("row"), "int")] = "1"

@@ -6,8 +6,9 @@ Invariant: what an operator computes of a row before it works is a column of its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncstate.spark.column_types import quoted
@@ -109,15 +110,18 @@ class Given:
                 found.append(self.column("key", one))
         return tuple(dict.fromkeys(found))
 
-    def order(self, specs: Iterable[Any]) -> tuple[ir.Order, ...]:
+    def order(
+        self, specs: Iterable[Any], column_of: Callable[[Any], str] | None = None
+    ) -> tuple[ir.Order, ...]:
         """The columns of an ORDER BY, each once. A struct becomes its leaves, of which nulls come before all other
-        values."""
+        values. ``column_of``: the column of an expression; without it, a new one."""
+        column_of = column_of or partial(self.column, "order")
         found = dict[str, ir.Order]()
         for spec in specs:
             one, descending = spec.child(), spec.direction().toString() != "Ascending"
             first = "NullsFirst" in spec.nullOrdering().toString()
             if not type_of(one).startswith("struct<"):
-                column = self.column("order", one)
+                column = column_of(one)
                 found.setdefault(column, ir.Order(column, descending, first))
                 continue
             for text, kind, is_value in leaves(self.text(one), one.dataType()):

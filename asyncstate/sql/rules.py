@@ -96,7 +96,7 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
         given = ir.Project.of(given, kept, one.sql)
     keys = tuple(name for name in node.keys if name not in windows)
     is_session = table.window[0] == "session"
-    read = {name for call in node.calls for name in (*call.columns, call.where)}
+    read = {name for call in node.calls for name in call.reads}
     if (
         not set(ir.WINDOW_COLUMNS[:2]) <= {windows.get(name) for name in node.keys}
         or read & set(windows)

@@ -81,27 +81,18 @@ def element_lists(
 
 
 class FoundLists(NamedTuple):
-    """u lists of rows: their ``heads``, and the blocks, store keys and list indices of all their chunks."""
+    """u lists of rows: their ``heads``, and the blocks and list indices of all their chunks."""
 
     heads: ListHeads
-    chunk_keys: list[bytes]
     owners: Int64Array
     chunks: list[bytes]
 
 
 class StoredLists(NamedTuple):
-    """The stored rows of u lists, in the order of ``ListColumns``: n blocks with m rows.
+    """The stored rows (m) of u lists, in the order of ``ListColumns``, and the index of each row's list (m)."""
 
-    ``per_block`` (n) counts the rows of each block. ``chunk_keys`` are the store keys of the blocks that are chunks;
-    ``order`` (n; None: in order already) takes these, then the heads, into the order of the blocks.
-    """
-
-    blocks: list[bytes]
     rows: pa.LargeBinaryArray
-    per_block: Int64Array
     key_index: Int32Array
-    chunk_keys: list[bytes]
-    order: Int64Array | None
 
 
 def block_lists(pages: Iterable[Page], owner: str) -> Iterator[FoundLists]:
@@ -147,26 +138,22 @@ def _found(heads: ListHeads, entries: Page, is_head: BoolArray, owner: str) -> F
     chunks = [entries[index] for index in np.flatnonzero(~is_head).tolist()]
     if keys != [key for key, _ in chunks]:
         raise _damaged(owner)
-    return FoundLists(heads, keys, owners, [block for _, block in chunks])
+    return FoundLists(heads, owners, [block for _, block in chunks])
 
 
-def rows_of(
-    heads: ListHeads, keys: list[bytes], owners: Int64Array, chunks: Sequence[bytes | None], owner: str
-) -> StoredLists:
-    """The rows of ``heads`` and of ``chunks``; the latter have the store keys ``keys`` and belong to the lists
-    ``owners``."""
+def rows_of(heads: ListHeads, owners: Int64Array, chunks: Sequence[bytes | None], owner: str) -> StoredLists:
+    """The rows of ``heads`` and of ``chunks``, which belong to the lists ``owners``."""
     if None in chunks:
         raise _damaged(owner)
     there = [index for index, block in enumerate(heads.blocks) if block is not None]
     owners = np.concatenate([owners, np.array(there, np.int64)])
     blocks = [block for block in (*chunks, *heads.blocks) if block is not None]
-    order = None
     if chunks:
         order = np.argsort(owners, kind="stable")  # the chunks of a key come before its head
         owners = owners[order]
         blocks = [blocks[index] for index in order.tolist()]
     rows, per_block = read_rows(blocks, owner)
-    return StoredLists(blocks, rows, per_block, np.repeat(owners, per_block).astype(np.int32), keys, order)
+    return StoredLists(rows, np.repeat(owners, per_block).astype(np.int32))
 
 
 def _damaged(owner: str) -> CodecError:

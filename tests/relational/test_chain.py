@@ -63,6 +63,15 @@ CHAINS: dict[str, tuple[Callable[..., Stream], str]] = {
         lambda t: t.group_by("a").agg(cs="array_size(collect_set(c))", bs="array_size(collect_list(b))"),
         "select a, count(distinct c), count(b) from t group by a",
     ),
+    "texts": (
+        lambda t: t.group_by("a").agg(
+            x="listagg(c, '-') WITHIN GROUP (ORDER BY b DESC, upper(c)) FILTER (WHERE b > 1)",
+            y="string_agg(DISTINCT c) within group (order by c nulls last)",
+            n="length(listagg(c, NULL))",
+        ),
+        "select a, string_agg(c, '-' order by b desc, c) filter (where b > 1), "
+        "string_agg(distinct c, '' order by c), nullif(count(c), 0) from t group by a",
+    ),
     "of two columns": (
         lambda t: (
             t.where("b IS NOT NULL")
@@ -385,6 +394,10 @@ def test_modes_and_keys_are_those_of_the_operators() -> None:
         (
             lambda o: o.group_by("customer").agg(s="percentile(amount, price)"),
             "price has to be a literal here",
+        ),
+        (
+            lambda o: o.group_by("customer").agg(s="percentile_disc(0.5) WITHIN GROUP (ORDER BY amount)"),
+            r"only listagg\(\) and string_agg\(\) have WITHIN GROUP here",
         ),
         (lambda o: o.group_by("customer").agg(s="sum(amount, price)"), r"sum\(\) does not take 2 arguments"),
         (lambda o: o.group_by("customer").agg(count().alias("n"), n=count()), "there are two results 'n'"),

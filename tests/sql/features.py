@@ -320,6 +320,38 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, array_sort(collect_list(b)) as l from t group by a",
         "select a, list_sort(coalesce(list(b) filter (where b is not null), [])) as l from t group by a",
     ),
+    "listagg": (
+        "select a, listagg(c, '-') within group (order by b desc, c) as x, string_agg(distinct c, ', ') within group (order by c desc) as y, count(*) as n from t group by a",
+        "select a, string_agg(c, '-' order by b desc nulls last, c) as x, string_agg(distinct c, ', ' order by c desc) as y, count(*) as n from t group by a",
+    ),
+    "listagg-of-all": (
+        "select listagg(c, concat('<', '>')) within group (order by -b nulls last, c) as x from t",
+        "select string_agg(c, '<>' order by -b nulls last, c) as x from t",
+    ),
+    "listagg-any-order": (
+        "select a, length(replace(listagg(c, '/'), 'x', '')) as x, length(listagg(c)) as n, length(string_agg(distinct c, null)) as m from t group by a",
+        "select a, length(replace(string_agg(c, '/'), 'x', '')) as x, nullif(count(c), 0) as n, nullif(count(distinct c), 0) as m from t group by a",
+    ),
+    "listagg-filter": (
+        "select a, listagg(upper(c)) within group (order by upper(c)) filter (where b > 2) as x, listagg(distinct upper(c), '') within group (order by upper(c)) filter (where b <= 2) as y from t group by a",
+        "select a, string_agg(upper(c), '' order by upper(c)) filter (where b > 2) as x, string_agg(distinct upper(c), '' order by upper(c)) filter (where b <= 2) as y from t group by a",
+    ),
+    "listagg-of-numbers": (
+        "select a, listagg(b * 3, '\\'') within group (order by b) as x, listagg(distinct b, null) within group (order by cast(b as string) desc) as y from t group by a",
+        "select a, string_agg((b * 3)::varchar, '''' order by b) as x, string_agg(distinct b::varchar, '' order by b::varchar desc) as y from t group by a",
+    ),
+    "listagg-binary": (
+        "select a, hex(listagg(cast(c as binary), X'2CFF') within group (order by cast(c as binary) desc)) as x, hex(listagg(distinct cast(c as binary)) within group (order by cast(c as binary))) as y from t group by a",
+        "select a, string_agg(hex(c), '2CFF' order by c desc) as x, string_agg(distinct hex(c), '' order by hex(c)) as y from t group by a",
+    ),
+    "over-listagg": (
+        "select a, b, c, listagg(c, ',') within group (order by c desc, b) over (partition by a) as x from t",
+        "select a, b, c, string_agg(c, ',' order by c desc, b) over (partition by a) as x from t",
+    ),
+    "over-rows-listagg": (
+        "select a, b, c, listagg(c, ',') over (partition by a order by b, c rows between 1 preceding and current row) as x from t",
+        "select a, b, c, string_agg(c, ',') over (partition by a order by b nulls first, c nulls first rows between 1 preceding and current row) as x from t",
+    ),
     "max-by": (
         "select a, max_by(b, c) as m, min_by(c, b) as k from (select a, max(b) as b, c from t where c is not null and b is not null group by a, c) where b <> 3 group by a having count(*) = count(distinct b)",
         "select a, arg_max(b, c) as m, arg_min(c, b) as k from (select a, max(b) as b, c from t where c is not null and b is not null group by a, c) where b <> 3 group by a having count(*) = count(distinct b)",
@@ -327,6 +359,22 @@ FEATURES: dict[str, tuple[str, str]] = {
     "percentile": (
         "select a, percentile(b, 0.5) as p, median(b) as m from t group by a",
         "select a, quantile_cont(b, 0.5) as p, median(b) as m from t group by a",
+    ),
+    "percentiles": (
+        "select a, percentile(b, array(0.25, 0.5, 1)) as p, percentile_disc(array(0, 0.5)) within group (order by b desc) as q, percentile_cont(0.3) within group (order by b desc) as r from t group by a",
+        "select a, quantile_cont(b, [0.25, 0.5, 1]) as p, case when count(b) > 0 then [max(b), quantile_disc(b, 0.5 order by b desc)] end as q, quantile_cont(b, 0.3 order by b desc) as r from t group by a",
+    ),
+    "approx-percentile": (
+        "select a, approx_percentile(b, 0.4) as p, percentile_approx(b, array(0.0, 0.5, 1.0), 100) as q from t group by a",
+        "select a, quantile_disc(b, 0.4) as p, quantile_disc(b, [0.0, 0.5, 1.0]) as q from t group by a",
+    ),
+    "structs": (
+        "select struct(a, b + 1 as x, c) as s, struct(a).a as y, struct(struct(c)) as z from t",
+        "select {'a': a, 'x': b + 1, 'c': c} as s, a as y, {'col1': {'c': c}} as z from t",
+    ),
+    "over-range-of-dates": (
+        "select a, b, sum(b) over (partition by a order by date_add(date'2024-02-26', cast(b as int)) range between interval 1 day preceding and interval 2 days following) as s, count(*) over (partition by a order by date_add(date'2024-02-26', cast(b as int)) desc range between 1 preceding and current row) as n from t where b is not null",
+        "select a, b, sum(b) over (partition by a order by b range between 1 preceding and 2 following) as s, count(*) over (partition by a order by b desc range between 1 preceding and current row) as n from t where b is not null",
     ),
     "bits": ("select a, bit_and(b) as x, bit_or(b) as y, bit_xor(b) as z from t group by a", ""),
     "moments": (
@@ -407,6 +455,16 @@ REFUSED: dict[str, tuple[str, str]] = {
         "type list.*cannot be a key",
     ),
     "limit-0": ("select a from t limit 0", "no source"),
+    "null-without-a-type": ("select a, null as x from t", r"no type; write CAST\(NULL AS INT\)"),
+    "weighted-percentile": (
+        "select percentile(b, 0.5, 2) as x from t",
+        r"percentile\(\) in this form has no operator",
+    ),
+    "delimiter-of-a-column": ("select a, listagg(c, c) as x from t group by a", "Spark says.*a foldable"),
+    "distinct-in-another-order": (
+        "select a, listagg(distinct c) within group (order by b) as x from t group by a",
+        "Spark says.*must be picked from the function inputs",
+    ),
     "several-rows": ("select a, (select d from u where u.a = t.a) as x from t", "."),
     "syntax": ("select a,\nfrom where t", r"line 2"),
     "unknown-column": ("select nope from t", "nope"),

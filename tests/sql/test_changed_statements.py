@@ -112,6 +112,31 @@ def test_operators_that_differ_are_named_and_start_anew_if_that_is_asked_for(
         assert program.uids == ["a.group-1", "a.group-2-v3", "a.inner-join-1-v3"]
 
 
+LISTED = "SELECT k, listagg(v, ',') WITHIN GROUP (ORDER BY v) AS x, percentile(v, 0.5) AS p FROM t GROUP BY k"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ("ORDER BY v", "ORDER BY v DESC", "ORDER BY v_0 DESC"),
+        ("ORDER BY v", "ORDER BY v NULLS LAST", "ORDER BY v_0 NULLS LAST"),
+        ("','", "';'", "';'"),
+        ("0.5", "0.9", "percentile(v_0, 0.9)"),
+    ],
+)
+def test_what_differs_in_a_call_is_said(program: Program, was: str, now: str, said: str) -> None:
+    with PipelineHarness(program.flow({"a": LISTED}), SOURCES) as harness:
+        harness.push("t", [(1, 5), (1, 7)])
+        assert net(harness.end_batch()["a"]) == {(1, "5,7", 6.0): 1}
+        program.ran()
+        with pytest.raises(SqlError) as refused:
+            harness.restart(program.flow({"a": LISTED.replace(was, now)}))
+    before, after = str(refused.value).split(", is ")
+    assert "a.group-1: was " in before
+    assert said in after
+    assert said not in before
+
+
 def test_a_filter_upstream_a_new_and_a_missing_operator_are_changes(program: Program) -> None:
     counted = "SELECT k, count(*) AS n FROM t WHERE v > 0 GROUP BY k"
     with PipelineHarness(program.flow({"a": counted}), SOURCES) as harness:

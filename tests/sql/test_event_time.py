@@ -164,6 +164,11 @@ WINDOWS: dict[str, tuple[str, str, str]] = {
         "SELECT time_bucket(INTERVAL '20 s', ts - INTERVAL '5 s') + INTERVAL '25 s' AS e, e - INTERVAL '1 ms', max(a), max(ts) FROM l WHERE ts IS NOT NULL AND a > 1 GROUP BY e",
         "WindowAggregate",
     ),
+    "listagg": (
+        "SELECT k, window_end, listagg(a + 8, ',') WITHIN GROUP (ORDER BY a DESC) AS x FROM TUMBLE(TABLE l, DESCRIPTOR(ts), INTERVAL 20 SECONDS) GROUP BY k, window_start, window_end",
+        "SELECT k, time_bucket(INTERVAL '20 s', ts) + INTERVAL '20 s' AS e, string_agg((a + 8)::varchar, ',' ORDER BY a DESC) FROM l WHERE ts IS NOT NULL GROUP BY k, e",
+        "WindowAggregate",
+    ),
     "hop": (
         "SELECT window_start, count(DISTINCT a) AS n FROM HOP(TABLE l, DESCRIPTOR(ts), INTERVAL 10 SECONDS, INTERVAL 30 SECONDS) GROUP BY window_start, window_end HAVING count(*) > 1",
         "SELECT time_bucket(INTERVAL '10 s', ts) - x * INTERVAL '10 s' AS w, count(DISTINCT a) FROM l, range(3) AS r(x) WHERE ts IS NOT NULL GROUP BY w HAVING count(*) > 1",

@@ -29,6 +29,20 @@ def test_a_feature_is_kept_right(spark: SparkSession, name: str) -> None:
     assert kept_right(pipeline, tables, sql, oracle or sql, async_enabled=begins_async) > 0
 
 
+@pytest.mark.since_spark("4.2", "LISTAGG of distinct numbers in their order")
+def test_distinct_numbers_are_listed_in_their_own_order(spark: SparkSession, async_enabled: bool) -> None:
+    sql = """
+        SELECT a, listagg(DISTINCT b * 3, '\\'') WITHIN GROUP (ORDER BY b * 3 DESC) AS x,
+            hex(listagg(DISTINCT CAST(c AS BINARY), X'FF') WITHIN GROUP (ORDER BY c)) AS y
+        FROM t GROUP BY a"""
+    oracle = """
+        SELECT a, array_to_string(list_reverse_sort(list(DISTINCT b * 3) FILTER (WHERE b IS NOT NULL)), ''''),
+            string_agg(DISTINCT hex(c), 'FF' ORDER BY hex(c))
+        FROM t GROUP BY a"""
+    pipeline, tables = sql_pipeline(sql, spark=spark), changing_tables(seed=3)
+    assert kept_right(pipeline, tables, sql, oracle, async_enabled=async_enabled) > 0
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_kept_right_is_refused_with_its_place_and_a_way_out(
     spark: SparkSession, name: str
@@ -38,15 +52,17 @@ def test_what_is_not_kept_right_is_refused_with_its_place_and_a_way_out(
         PipelineHarness(sql_pipeline(sql, spark=spark), changing_tables(seed=3).sources(["t", "u"]))
 
 
-def test_a_stored_plan_runs_without_a_session_and_says_the_same(spark: SparkSession) -> None:
-    sql, _ = FEATURES["agg-join-agg"]
+@pytest.mark.parametrize("name", ["agg-join-agg", "listagg"])
+def test_a_stored_plan_runs_without_a_session_and_says_the_same(spark: SparkSession, name: str) -> None:
+    sql, oracle = FEATURES[name]
     tables, pipeline = changing_tables(seed=3), sql_pipeline(sql, spark=spark)
-    with PipelineHarness(pipeline, tables.sources(["t", "u"])) as harness:
+    sources = tables.sources(tables.used(sql))
+    with PipelineHarness(pipeline, sources) as harness:
         compiled = harness.explain()
     stored = [Compiled.from_json(plan.to_json()) for plan in pipeline.plans]
-    with PipelineHarness(sql_pipeline(plans=stored), tables.sources(["t", "u"])) as harness:
+    with PipelineHarness(sql_pipeline(plans=stored), sources) as harness:
         assert harness.explain() == compiled
-    assert kept_right(sql_pipeline(plans=stored), tables, sql, sql, async_enabled=True)
+    assert kept_right(sql_pipeline(plans=stored), tables, sql, oracle or sql, async_enabled=True)
 
 
 def test_state_that_expires_is_that_of_groups_and_joins(spark: SparkSession, async_enabled: bool) -> None:

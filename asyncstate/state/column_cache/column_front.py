@@ -207,6 +207,8 @@ class ColumnFront(WriteBackCache):
         if self._due is None or self._due.drops != table.drops:
             self._due = _DueRows.of(table, lifetime)
         rows = self._due.rows_of(group)
+        if not len(rows):  # in most key groups
+            return None
         live = lifetime.live(table.values(0, rows).to_numpy())
         # Row numbers are valid until the next write.
         expired = None if live.all() else self._keys_at(table, rows[~live])

@@ -84,7 +84,7 @@ class ListColumnState(BundleState):
     def rows(self, heads: ListHeads) -> ListColumns:
         """All rows of the keys of ``heads``, as of the time when the heads were read."""
         keys, owners = chunk_keys(heads)
-        stored = rows_of(heads, keys, owners, self._sink.get_many(keys) if keys else [], self._owner)
+        stored = rows_of(heads, owners, self._sink.get_many(keys) if keys else [], self._owner)
         return self._decode(heads, stored)
 
     def async_rows(self, heads: ListHeads) -> StateFuture[ListColumns]:
@@ -110,9 +110,9 @@ class ListColumnState(BundleState):
     def _async_stored(self, heads: ListHeads) -> StateFuture[StoredLists]:
         keys, owners = chunk_keys(heads)
         if not keys:
-            return completed_future(rows_of(heads, keys, owners, [], self._owner))
+            return completed_future(rows_of(heads, owners, [], self._owner))
         return self._sink.async_get_many(keys).then_apply(
-            lambda chunks: rows_of(heads, keys, owners, chunks, self._owner)
+            lambda chunks: rows_of(heads, owners, chunks, self._owner)
         )
 
     def _decode(self, heads: ListHeads, stored: StoredLists) -> ListColumns:
