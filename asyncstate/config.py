@@ -72,7 +72,7 @@ class Shares(NamedTuple):
 
     ``cache``: stored values that were read or written. ``columns``: rows of column states. ``blocks``: RocksDB's
     blocks, filters and indexes, of which ``open_stores`` may be those of stores that stay open between micro-batches.
-    ``writes``: what a partition writes in a micro-batch. ``decoded``: Python objects of one state, out of ``writes``.
+    ``writes``: what a partition writes in a micro-batch. ``decoded``: of ``cache``, Python objects of one state.
     ``gathered``: rows that wait for others of their micro-batch. ``bundle``: rows of a bundle and their state.
     ``broadcast``: rows of a broadcast input.
     """
@@ -111,7 +111,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _Size | None, "Of it, for stored values between micro-batches; `auto`: an eighth, `0b`: none."
     ] = None
     read_cache_size_bytes: Annotated[
-        _Size | None, "Of it, for decoded values of each state object; `auto`: 1/256, `0b`: none."
+        _Size | None, "Of the cache, for decoded values of each state object; `auto`: all, `0b`: none."
     ] = None
     write_cache_size_bytes: Annotated[
         _WritesSize | None,
@@ -189,7 +189,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             blocks=_given(tuning.blocks_bytes, eighth),
             open_stores=_given(tuning.open_stores_bytes, eighth // 2),
             writes=writes,
-            decoded=0 if waits else min(_given(self.read_cache_size_bytes, eighth // 32), writes),
+            decoded=0 if waits else min(_given(self.read_cache_size_bytes, cache), writes),
             gathered=_given(tuning.gathered_bytes, 2 * part),
             bundle=_given(tuning.bundle_bytes, part // 2),
             broadcast=_given(tuning.broadcast_bytes, part // 2),

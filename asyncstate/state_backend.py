@@ -57,6 +57,10 @@ class WriteBackCache(ABC):
     def write_back(self) -> None:
         """Pass the buffered writes to the backend."""
 
+    def knows(self, store_key: bytes) -> bool:
+        """Whether a read of ``store_key`` needs no answer of the backend: a hint, for prefetching."""
+        return False
+
     @abstractmethod
     def finish(self) -> None:
         """``write_back`` at the end of the micro-batch; the state is not used any more."""
@@ -119,8 +123,8 @@ class StateBackend(ABC):
         in this micro-batch. The caller gives up the sequences; ``size_bytes`` is that of all keys and values."""
 
     @abstractmethod
-    def attach(self, level_one: WriteBackCache) -> None:
-        """Collect the buffered writes of ``level_one`` before every scan, and at the end of the micro-batch.
+    def attach(self, cache: WriteBackCache) -> None:
+        """Collect the buffered writes of ``cache`` before every scan, and at the end of the micro-batch.
 
         No other code reads the keys of its state.
         """

@@ -24,7 +24,6 @@ from asyncstate.execution import AdaptiveReads
 from asyncstate.execution.prefetch import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
-from asyncstate.state.keyed.admission import AdmissionPolicy
 from asyncstate.storage import ValueCache
 from asyncstate.storage.memtable import MemTable
 from asyncstate.storage.write_buffer import WriteBuffer
@@ -101,15 +100,12 @@ WORKS = {
     "deduplicate": Work(lambda: Deduplicate(keep="last", time="processing"), 300_000, 60_000),
     "map bundle, 1 ms": Work(CountPerPair, 100_000, 300, slow=True),
 }
-_RECORDS = ("record, 20 keys", "record, Zipf", "record, uniform")
 _BUNDLES = ("aggregate", "map bundle", "map bundle, Zipf")
 _READS = ("record, uniform", "record, new keys", "record, 1 ms", "record, 1 ms, ahead")
 
 RULES = {
     "hold": Rule((WriteBuffer, "hold", lambda *_: False), (*_BUNDLES, "deduplicate")),
     "timed-gets": Rule((MemTable, "time_gets", lambda *_: None), _READS, ("async",)),
-    "trial": Rule((AdmissionPolicy, "add", lambda *_: True), ("record, uniform", "record, new keys")),
-    "known-values": Rule((AdmissionPolicy, "begin", lambda *_: False), _RECORDS),
     "cache-rest": Rule(
         (ValueCache, "_recalls_pay", lambda *_: True), ("map bundle", "map bundle, Zipf", "map bundle, large")
     ),

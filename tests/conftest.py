@@ -42,7 +42,7 @@ settings.register_profile(
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)  # of `make test`
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=2_000)
 # CI gives the same verdict on the same tree; what chance may find is for the others to look for.
-settings.register_profile("ci", settings.get_profile("quick"), max_examples=20, derandomize=True)
+settings.register_profile("ci", settings.get_profile("quick"), max_examples=12, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
 
 SCRATCH = "ASYNCSTATE_TEST_SCRATCH"
@@ -112,7 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Spread by file, but the files that share the Spark session go to one worker, so that its start is paid once.
+    """Spread by file, but the files that share a Spark session go to one worker, so that its start is paid once: those
+    of SQL to one, all others to another, since one alone would be the last to end.
 
     A scheduler of our own: with pytest 9.2, xdist 3.8 no longer sees `xdist_group`, and spreads test by test.
     """
@@ -120,7 +121,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class BySession(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if _shares_session(nodeid) else nodeid.partition("::")[0]
+            if not _shares_session(nodeid):
+                return nodeid.partition("::")[0]
+            return "spark, SQL" if nodeid.startswith(("tests/sql/", "tests/nexmark/")) else "spark"
 
     return BySession(config, log)
 

@@ -272,7 +272,7 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/state/keyed/map_state.py",
-        "return self._get(self._entry(key)) is not None",
+        "return (self._get(self._entry(key)) if self._cache is None else self.get(key)) is not None",
         "return True",
         "state/test_states.py",
         "state/test_programs.py",
@@ -314,7 +314,19 @@ MUTATIONS: Final = (
         "return value if stored is None else self._combined(value, stored)",
         "state/test_reducing_aggregating.py",
     ),
+    _mutation(
+        "asyncstate/state/keyed/decoded_cache.py",
+        "if forgotten == self._forgotten and key not in self.values:",
+        "if key not in self.values:",
+        "state/test_decoded_cache.py",
+    ),
     # runtime and configuration
+    _mutation(
+        "asyncstate/runtime/partition/task.py",
+        "        controller.write_back()  # the next micro-batch reads it\n",
+        "",
+        "properties/test_to_the_end.py",
+    ),
     _mutation(
         "asyncstate/runtime/partition/task.py",
         "rows = replace(spec, watermark=MIN_WATERMARK)",

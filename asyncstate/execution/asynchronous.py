@@ -111,7 +111,7 @@ class AsyncExecutionController(ExecutionController):
         )
         self._records = RecordReads(reads, self._answer, limits.buffer_size, limits.buffer_timeout_ms)
         self._bundles = BundleReads(overlay, reads)
-        self._ahead = ReadAhead(overlay, reads, limits.in_flight, interests)
+        self._ahead = ReadAhead(overlay, reads, limits.in_flight, interests, self._caches)
         self._ranges = RangeReads(overlay, reads, self._answer_page)
         self._submitted = self._scans_at_once = self._bundle_calls = 0
         self._wait_seconds = 0.0
@@ -259,8 +259,7 @@ class AsyncExecutionController(ExecutionController):
     def _scan_later(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
         record = self.current
         assert record is not None
-        for level_one in self._level_ones:
-            level_one.write_back()
+        self.write_back()
         ranges, request = self._ranges, RangeRequest(start, end, limit, record)
         try:
             if ranges.begin(request, self._limits.batch_hot_reads):

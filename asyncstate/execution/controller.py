@@ -63,12 +63,11 @@ class AsyncStatistics:
 class ControllerStatistics:
     """One micro-batch of a partition.
 
-    ``level_one_hits``: reads that a state object answered with a value it had decoded; ``reads`` and ``cache_hits`` of
-    ``state`` include them. ``overlapped`` is None in sync mode.
+    ``reads`` and ``cache_hits`` of ``state`` include those that state objects answered. ``overlapped`` is None in sync
+    mode.
     """
 
     state: MemTableStatistics
-    level_one_hits: Count
     calls: CallStatistics
     overlapped: AsyncStatistics | None
 
@@ -80,7 +79,7 @@ class ExecutionController(StateBackend):
     # has: 60 ns per record. Slots have no such limit.
     __slots__ = (
         "_bundle_at_work",
-        "_level_ones",
+        "_caches",
         "_outer_scope",
         "_unhandled",
         "calls",
@@ -114,7 +113,7 @@ class ExecutionController(StateBackend):
         self.failures = Failures(uid, state_names)
         self._unhandled = self.failures.unhandled
         self._outer_scope: FailureScope | None = None
-        self._level_ones: list[WriteBackCache] = []
+        self._caches: list[WriteBackCache] = []
         self._bundle_at_work = False
         self.current = None
         self.changed = False
@@ -294,10 +293,9 @@ class ExecutionController(StateBackend):
     def statistics(self) -> ControllerStatistics:
         """The statistics of this micro-batch."""
         state = self.overlay.statistics()
-        answered = sum(level_one.hits for level_one in self._level_ones)
+        answered = sum(cache.hits for cache in self._caches)
         return ControllerStatistics(
             state=replace(state, reads=state.reads + answered, cache_hits=state.cache_hits + answered),
-            level_one_hits=answered,
             calls=self.calls.statistics(),
             overlapped=self._overlapped(),
         )
@@ -306,23 +304,27 @@ class ExecutionController(StateBackend):
         """Statistics that only asynchronous execution measures."""
         return None
 
-    # -- the first level of the cache -----------------------------------------------------------------
+    # -- the caches of the states ---------------------------------------------------------------------
 
-    def attach(self, level_one: WriteBackCache) -> None:
-        """Collect the buffered writes of ``level_one`` before every scan, and at the end of the micro-batch."""
-        self._level_ones.append(level_one)
+    def attach(self, cache: WriteBackCache) -> None:
+        """Collect the buffered writes of ``cache`` before every scan, and at the end of the micro-batch."""
+        self._caches.append(cache)
+
+    def write_back(self) -> None:
+        """Write what state objects have buffered, for others to read."""
+        for cache in self._caches:
+            cache.write_back()
 
     def finish_states(self) -> None:
-        """Called when all operator code has run: writes what state objects have buffered."""
-        for level_one in self._level_ones:
-            level_one.finish()
+        """Called when all operator code has run: writes what state objects have buffered. It is not read any more."""
+        for cache in self._caches:
+            cache.finish()
 
     # -- the sink's calls that never wait ------------------------------------------------------------
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
         """At most ``limit`` entries with start <= key < end, ascending."""
-        for level_one in self._level_ones:
-            level_one.write_back()
+        self.write_back()
         try:
             return self.overlay.scan(start, end, limit)
         except Exception as error:

@@ -8,11 +8,13 @@ that finds nothing there reads as it would without prefetching.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import Final
 
 from asyncstate.execution.reads import ReadRequest, Reads, Values
+from asyncstate.state_backend import WriteBackCache
 from asyncstate.storage import MemTable
 
 BLOCK_ROWS: Final = 1_000
@@ -92,18 +94,25 @@ class ReadAhead:
 
     A record-grain operator decides for itself what it reads; but usually each row reads the same states of its key.
     Those can be read for many rows at once, in large list gets; when a row arrives, its chain of futures then runs
-    through without a wait. ``interests`` is what earlier micro-batches have taught, and learns further.
+    through without a wait. ``interests`` is what earlier micro-batches have taught, and learns further. ``caches`` are
+    those of the states: what they know is not read.
 
     A slow store is read on other threads, for as many rows as may be in flight. A quick one is read here, block by
     block, since a key of a list get costs about half of a single get.
     """
 
     def __init__(
-        self, overlay: MemTable, reads: Reads, rows_ahead: int, interests: Interests | None = None
+        self,
+        overlay: MemTable,
+        reads: Reads,
+        rows_ahead: int,
+        interests: Interests | None = None,
+        caches: Sequence[WriteBackCache] = (),
     ) -> None:
         self.rows_ahead = rows_ahead
         self._overlay = overlay
         self._reads = reads
+        self._caches = caches
         self._interests: Interests = interests if interests is not None else {}
         self._waited: Counter[Place] = Counter()
         self._on_the_way: set[bytes] = set()
@@ -150,7 +159,10 @@ class ReadAhead:
                 state_id, suffix = place
                 rows = zip(block.groups, block.keys, strict=True)
                 keys = dict.fromkeys([group + state_id + key + suffix for group, key in rows])
-                coming = [key for key in self._overlay.unknown(keys) if key not in self._on_the_way]
+                unknown: Iterable[bytes] = self._overlay.unknown(keys)
+                for cache in self._caches:
+                    unknown = filterfalse(cache.knows, unknown)
+                coming = [key for key in unknown if key not in self._on_the_way]
                 interest = self._interest_in(block.kind, place)
                 if len(coming) < _UNKNOWN_SHARE * len(block.keys) and not self._reads.pacer.waits_for_device:
                     interest.wanted = False

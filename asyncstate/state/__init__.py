@@ -27,12 +27,12 @@ from asyncstate.state.descriptors import (
 )
 from asyncstate.state.expiring.expiry import time_of
 from asyncstate.state.expiring.ttl import ExpiringState, StateTtl, TtlTime, TtlUpdate, TtlVisibility
-from asyncstate.state.keyed.admission import AdmissionPolicies, AdmissionPolicy
 from asyncstate.state.keyed.aggregating_state import AggregateFunction, AggregatingState
+from asyncstate.state.keyed.decoded_cache import DecodedCache
 from asyncstate.state.keyed.list_state import ListState
 from asyncstate.state.keyed.map_state import MapState
 from asyncstate.state.keyed.reducing_state import ReducingState
-from asyncstate.state.keyed.state_context import with_known_values
+from asyncstate.state.keyed.state_context import with_decoded_cache
 from asyncstate.state.keyed.value_state import ValueState
 from asyncstate.state.ranges import merged_entries, pages_of
 from asyncstate.state.timers import (
@@ -48,8 +48,6 @@ from asyncstate.state.views.views import ListView, MapView, ValueView
 __all__ = [
     "NAMED_TIMERS",
     "TIMERS_BY_TIME",
-    "AdmissionPolicies",
-    "AdmissionPolicy",
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
@@ -64,6 +62,7 @@ __all__ = [
     "ColumnState",
     "ColumnStateDescriptor",
     "Columns",
+    "DecodedCache",
     "DueTimer",
     "ExpiringState",
     "KeyedTimers",
@@ -93,5 +92,5 @@ __all__ = [
     "pages_of",
     "time_of",
     "turn_of",
-    "with_known_values",
+    "with_decoded_cache",
 ]

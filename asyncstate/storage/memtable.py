@@ -20,6 +20,7 @@ from asyncstate.storage.spill import SpilledWrites, WriteBound, scan_over
 from asyncstate.storage.value_cache import (
     ENTRY_OVERHEAD_BYTES,
     MISSING,
+    STATE_ID_AT,
     Entries,
     Peeked,
     ValueCache,
@@ -140,9 +141,11 @@ class MemTable:
         self.exceeds = buffer.meter.look
         self.rows_to_look = buffer.meter.rows_to_look
 
-    def leave_out(self, state_ids: frozenset[int]) -> None:
-        """Keep nothing of these states in the read cache: they have their own. Call it before anything is read."""
+    def leave_out(self, state_ids: frozenset[int], limit_bytes: int) -> None:
+        """Keep nothing of these states in the read cache: they have their own, which takes all memory but
+        ``limit_bytes``. Call it before anything is read."""
         self._clean.leave_out(state_ids)
+        self._clean.begin(limit_bytes)
 
     def peek(self, key: bytes) -> Peeked:
         """Return the value if memory knows it, None if memory knows it absent, else MISSING."""
@@ -183,6 +186,8 @@ class MemTable:
                 # records of a micro-batch take this branch.
                 self._misses += 1
                 clean = self._clean
+                if key[STATE_ID_AT] in clean.without:
+                    return value
                 clean.recent[key] = value
                 clean.recent_bytes += len(key) + ENTRY_OVERHEAD_BYTES + (0 if value is None else len(value))
                 if clean.recent_bytes > clean.recent_bytes_max:
@@ -194,7 +199,10 @@ class MemTable:
         """Read a key that ``peek`` did not know from the store, and cache the answer."""
         self._store_reads += 1
         clean = self._clean
-        value = clean.recent[key] = self._store_get(key)
+        value = self._store_get(key)
+        if clean.without and key[STATE_ID_AT] in clean.without:
+            return value
+        clean.recent[key] = value
         clean.recent_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
         if clean.recent_bytes > clean.recent_bytes_max:
             clean.age()
@@ -382,7 +390,9 @@ class MemTable:
         them, and for a while if lookups cost more than they saved.
         """
         cached = self._clean
-        if cached.end(self._timed_seconds / self._timed_keys if self._timed_keys else 0.0):
+        if cached.limit_bytes and cached.end(
+            self._timed_seconds / self._timed_keys if self._timed_keys else 0.0
+        ):
             cached.merge_writes(self._settled, self._buffer.readable_bytes(), copied=False)
         self._let_go()
         return cached

@@ -1,4 +1,4 @@
-"""Stored values cached as raw bytes: the second level of the state cache.
+"""Stored values cached as raw bytes, for states that have no cache of decoded values or columns.
 
 Owns: ValueCache, MISSING, and the size of an entry. Invariants: entries are what lies below this micro-batch's writes
 in memory, spilled writes included; if several generations have a key, the newest counts; together they keep within the
@@ -17,7 +17,7 @@ ENTRY_OVERHEAD_BYTES: Final = 120
 
 _YOUNG_OF: Final = 4
 _FRESH_GENERATIONS: Final = 1  # hits in them are not promoted: they will stay for a while
-_STATE_ID_AT: Final = 2  # in a store key, after the key group
+STATE_ID_AT: Final = 2  # in a store key, after the key group
 _JUDGED_KEYS: Final = 10_000  # for fewer the time is not worth measuring
 _KEEPING_FACTOR: Final = 2  # adding and dropping entries costs about as much as looking for them
 _REST_BATCHES: Final = 16
@@ -146,6 +146,8 @@ class ValueCache:
 
     def remember(self, key: bytes, value: bytes | None) -> None:
         """Cache a value that was read from the store (None: it is absent) for later reads."""
+        if self.without and key[STATE_ID_AT] in self.without:
+            return
         if key not in self.recent:
             self.recent_bytes += len(key) + (len(value) if value is not None else 0) + ENTRY_OVERHEAD_BYTES
         self.recent[key] = value
@@ -180,12 +182,12 @@ class ValueCache:
         """
         limit = self.limit_bytes - self.recent_bytes_max
         if self.disabled_batches or size_bytes > limit:
-            self.was_short |= not self.disabled_batches
+            self.was_short |= bool(self.limit_bytes and not self.disabled_batches)
             self.clear()
             return
         entries = writes()
         if self.without and entries:
-            entries = {key: v for key, v in entries.items() if key[_STATE_ID_AT] not in self.without}
+            entries = {key: v for key, v in entries.items() if key[STATE_ID_AT] not in self.without}
             size_bytes, copied = size_of(entries, entries.values()), False
         if self.recent_bytes + size_bytes > self.recent_bytes_max:
             self._count_recent()
@@ -261,7 +263,7 @@ class ValueCache:
 
     def _is_left_out(self, keys: Sequence[bytes]) -> bool:
         """Whether ``keys``, all of one state, belong to one that is not cached."""
-        return bool(self.without and keys) and keys[0][_STATE_ID_AT] in self.without
+        return bool(self.without and keys) and keys[0][STATE_ID_AT] in self.without
 
     def _recalls_pay(self) -> bool:
         """Whether looking up many keys at once, and caching them, took less time than it saved.

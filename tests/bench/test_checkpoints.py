@@ -112,6 +112,7 @@ def test_a_recovery_that_fails_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_on_spark_one_job_has_a_checkpoint_and_one_has_none(spark: SparkSession, tmp_path: Path) -> None:
     sides = both_jobs(spark, tmp_path)

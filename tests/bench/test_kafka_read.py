@@ -16,7 +16,7 @@ from bench.frame import Row
 from tests.conftest import ROOT, no_server
 from tests.servers.kafka import KafkaBroker, jars
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_both_readers_read_all_messages(kafka: KafkaBroker, tmp_path: Path) -> None:

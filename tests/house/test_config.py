@@ -54,7 +54,7 @@ def test_every_field_is_an_option_but_what_only_tests_set() -> None:
 
 
 def test_the_memory_of_a_worker_is_shared_out() -> None:
-    """By default and in proportion; open stores lie in the blocks, decoded values in the writes."""
+    """By default and in proportion; open stores lie in the blocks, decoded values in the cache."""
     shares = resolve({}, {}).shares
     assert shares == Shares(
         cache=128 * MB,
@@ -62,7 +62,7 @@ def test_the_memory_of_a_worker_is_shared_out() -> None:
         blocks=128 * MB,
         open_stores=64 * MB,
         writes=256 * MB,
-        decoded=4 * MB,
+        decoded=128 * MB,
         gathered=256 * MB,
         bundle=64 * MB,
         broadcast=64 * MB,

@@ -17,12 +17,14 @@ from asyncstate.operator import (
     MAX_WATERMARK,
     MIN_WATERMARK,
     InputSpec,
+    OperatorContext,
     RecordContext,
     RecordOperator,
     Row,
     Timer,
 )
 from asyncstate.runtime import CommitRecord, run_to_the_end
+from asyncstate.state import MapStateDescriptor, ReducingStateDescriptor
 from asyncstate.testing import OperatorHarness
 from asyncstate.testing.local_exchange import exchanged
 from tests.properties.examples import Example
@@ -95,6 +97,37 @@ def test_no_row_is_behind_the_watermark_and_an_object_has_one_micro_batch(async_
         ("+I", MAX_WATERMARK, 0),
         ("+I", MAX_WATERMARK, 0),
     ]
+
+
+class Entries(RecordOperator):
+    """What is stored when the timer of the last row fires: the entries of a map, and its highest key."""
+
+    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
+        return pa.schema([("entries", pa.int64()), ("highest", pa.int64())])
+
+    def open(self, context: OperatorContext) -> None:
+        self.entries = context.get_state(MapStateDescriptor("entries", int, int))
+        self.highest = context.get_state(ReducingStateDescriptor("highest", max, int))
+
+    def process(self, row: Row, ctx: RecordContext) -> None:
+        self.entries.put(row.value, 1)
+        self.highest.add(row.value)
+        ctx.timers.register_event_time(9)
+
+    def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
+        ctx.emit(len(list(self.entries.keys())), self.highest.get())
+
+
+@pytest.mark.parametrize("read_cache", ["auto", "1kb", "0b"])
+def test_the_end_sees_what_the_rows_have_written(async_enabled: bool, read_cache: str) -> None:
+    schema = pa.schema([("at", pa.timestamp("us")), ("value", pa.int64())])
+    options = {"async-state.read-cache-size": read_cache}
+    with OperatorHarness(
+        Entries(), schema, None, event_time="at", async_enabled=async_enabled, options=options
+    ) as harness:
+        harness.push([(1, value) for value in range(50)])
+        rows, _ = _to_the_end(harness)
+    assert rows == [("+I", 50, 49)]
 
 
 def _to_the_end(harness: OperatorHarness) -> tuple[list[OutputRow], CommitRecord]:

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import OperatorError
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
-from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
-from asyncstate.state.keyed import admission
+from asyncstate.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from asyncstate.testing import OperatorHarness, Tuning
 from operators import Deduplicate
 
@@ -98,37 +97,55 @@ def test_hot_keys_reach_the_store_once_and_then_never(async_enabled: bool) -> No
             assert following["cache_carried"] == 4
 
 
-def test_the_state_object_answers_what_it_knows(async_enabled: bool) -> None:
-    with _harness(Sum(), async_enabled) as harness:
-        for known in (0, 4):
-            _batch(harness, HOT * 50)
-            found = harness.statistics()
-            assert found["level_one_hits"] == 196, "each micro-batch has state objects of its own"
-            assert found["reads"] == found["cache_hits"] + found["cache_misses"] == 200
-            assert (found["store_reads"], found["cache_carried"]) == (4 - known, known)
-            assert found["changes"] == 4
+def test_values_that_are_not_kept_decoded_are_kept_as_bytes(async_enabled: bool) -> None:
+    for option in ({"read_cache_size": "0b"}, {}):
+        with _harness(Sum(), async_enabled, **option) as harness:
+            for known in (0, 4):
+                _batch(harness, HOT * 50)
+                found = harness.statistics()
+                assert found["reads"] == found["cache_hits"] + found["cache_misses"] == 200
+                assert (found["store_reads"], found["cache_carried"]) == (4 - known, known)
+                assert found["changes"] == 4
 
 
-@pytest.mark.parametrize("option", [{"read_cache_size": "0b"}, {"tuning": Tuning(batch_hot_reads=True)}])
-def test_the_state_object_keeps_nothing_if_told_so(async_enabled: bool, option: dict[str, Any]) -> None:
-    with _harness(Sum(), async_enabled, **option) as harness:
-        assert _batch(harness, HOT * 50)[-1] == ("+I", 4, 50)
-        found = harness.statistics()
-        assert (found["level_one_hits"], found["reads"]) == (0, 200)
+def test_nothing_is_kept_if_reads_are_to_wait(async_enabled: bool) -> None:
+    with _harness(Sum(), async_enabled, Tuning(batch_hot_reads=True)) as harness:
+        for number in (1, 2):
+            assert _batch(harness, HOT * 50)[-1] == ("+I", 4, 50 * number)
+            assert harness.statistics()["cache_carried"] == 0
 
 
-def test_keys_that_do_not_come_again_are_not_kept_for_some_micro_batches(
-    async_enabled: bool, monkeypatch: pytest.MonkeyPatch
+class Two(Sum):
+    """A sum a key, and each value that the key has had, in a state of lists."""
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self.values = context.get_state(ListStateDescriptor("values", int))
+
+    def process(self, row: Row, ctx: RecordContext) -> Any:
+        self.values.add(row.value)
+        return super().process(row, ctx)
+
+
+@pytest.mark.parametrize("operator", [Sum, Two])
+@pytest.mark.parametrize(
+    ("cache_size", "read_cache_size"), [("64kb", "auto"), ("64kb", "8kb"), ("1mb", "16kb")]
+)
+def test_all_that_is_kept_is_within_the_bound(
+    async_enabled: bool, operator: type[Sum], cache_size: str, read_cache_size: str
 ) -> None:
-    monkeypatch.setattr(admission.AdmissionPolicy.__init__, "__defaults__", (10,))
-    with _harness(Sum(), async_enabled) as harness:
-        hits = []
-        for number in range(20):
-            assert _batch(harness, HOT * 5)[-1] == ("+I", 4, 5 * number + 5)
-            hits.append(harness.statistics()["level_one_hits"])
-            if number == 0:
-                _batch(harness, [[100 + key, 1] for key in range(30)])
-        assert hits == [16] + [0] * 16 + [16] * 3
+    limit = 1 << 20 if cache_size == "1mb" else 64 << 10
+    with _harness(
+        operator(), async_enabled, cache_size=cache_size, read_cache_size=read_cache_size
+    ) as harness:
+        for number in (1, 2, 3):
+            rows = [[key, 1] for key in range(1_000)]
+            assert _batch(harness, rows)[-1] == ("+I", 999, number)
+            found = harness.statistics()
+            assert 0 < found["cache_bytes_peak"] <= limit + 1_000
+            assert found["cache_bytes_limit"] <= limit
+            assert found["cache_evictions"] > 0
+            assert found["store_reads"] > 0
 
 
 def test_absent_keys_reach_the_store_once_and_then_never(async_enabled: bool) -> None:

@@ -41,7 +41,7 @@ BATCH_NAMES = {
 }  # fmt: skip
 OPERATOR_NAMES = {
     "uid", "operator", "parallelism", "in_driver", "rows_in", "rows_out", "keys", "reads", "cache_hits", "cache_misses",
-    "level_one_hits", "column_cache_hits", "column_cache_evictions",
+    "column_cache_hits", "column_cache_evictions",
     "cache_hit_ratio", "store_reads", "read_batches", "read_batch_keys", "read_batch_keys_mean",
     "scans", "changes",
     "spills", "spilled_bytes", "write_cache_bytes_peak", "column_cache_bytes_peak",

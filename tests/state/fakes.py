@@ -41,15 +41,15 @@ class FakeSink(StateBackend):
         self.deferred = deferred
         self.reads = 0
         self.scans = 0
-        self.level_ones: list[WriteBackCache] = []
+        self.caches: list[WriteBackCache] = []
         self._random = random.Random(seed)
         self._pending: list[tuple[FakeRecord, StateFuture[Any], Callable[[], Any]]] = []
 
     def commit(self) -> None:
         """End of a micro-batch."""
-        for level_one in self.level_ones:
-            level_one.finish()
-        self.level_ones = []
+        for cache in self.caches:
+            cache.finish()
+        self.caches = []
         self.base = self.contents()
         self.written = {}
 
@@ -106,8 +106,8 @@ class FakeSink(StateBackend):
 
     def scan(self, start: bytes, end: bytes, limit: int) -> Page:
         self.scans += 1
-        for level_one in self.level_ones:
-            level_one.write_back()
+        for cache in self.caches:
+            cache.write_back()
         return [(key, value) for key, value in self.contents().items() if start <= key < end][:limit]
 
     def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
@@ -137,8 +137,8 @@ class FakeSink(StateBackend):
     def prefetch(self, keys: list[bytes]) -> None:
         pass
 
-    def attach(self, level_one: WriteBackCache) -> None:
-        self.level_ones.append(level_one)
+    def attach(self, cache: WriteBackCache) -> None:
+        self.caches.append(cache)
 
 
 def run_records(sink: FakeSink, records: Iterable[FakeRecord]) -> None:

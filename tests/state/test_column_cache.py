@@ -302,7 +302,9 @@ class Rig:
 
 
 calls = st.one_of(
-    st.tuples(st.sampled_from(["write", "remove", "put", "get", "ask", "ask", "prefetch"]), batches),
+    st.tuples(
+        st.sampled_from(["write", "remove", "remove with", "put", "get", "ask", "ask", "prefetch"]), batches
+    ),
     st.tuples(st.just("answer"), st.integers(0, 5)),
     st.tuples(st.sampled_from(["commit", "lose", "entries"]), st.just({})),
 )
@@ -341,8 +343,11 @@ def test_reads_show_what_was_written_before_they_were_asked_for(
         if what == "put":
             rig.state.put(keys, _in_order(keys, held))
             truth |= held
-        elif what == "remove":
-            rig.state.remove(keys)
+        elif what in ("remove", "remove with"):
+            if what == "remove":
+                rig.state.remove(keys)
+            else:
+                rig.state.remove_with(keys.store_keys(STATE_ID + 1))
             truth = {key: row for key, row in truth.items() if key not in held}
         elif what == "write":
             keep = np.arange(len(keys)) % 2 == 0

@@ -1,4 +1,4 @@
-"""States that keep decoded values show and store what plain ones do, however little they keep, whenever they rest."""
+"""States that keep decoded values show and store what plain ones do, however little they keep and for how long."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from asyncstate.execution import BatchFrame, Record, SyncExecutionController
 from asyncstate.execution.record import BroadcastRecord
 from asyncstate.futures import DONE, StateFuture
 from asyncstate.operator import InputSpec
-from asyncstate.state import AdmissionPolicies, AdmissionPolicy, with_known_values
-from asyncstate.state.keyed import admission, decoded_cache
+from asyncstate.runtime.partition.worker_memory import CachedValues
+from asyncstate.state import with_decoded_cache
+from asyncstate.state.keyed import decoded_cache
 from asyncstate.storage import MemTable
 from tests.memory_store import MemoryStore
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
@@ -38,26 +39,27 @@ from tests.state.programs import HypothesisDraw, MicroBatch, Model, ProgramRunne
 SCHEMA = pa.schema([("key", pa.int64()), ("time", pa.timestamp("us"))])
 PLENTY = 4 << 20
 LIMITS = st.sampled_from([1, 700, 2_000, PLENTY])  # none, one or two entries a generation, all
-JUDGED = st.sampled_from([1, 4, 1_000])  # misses after which it may rest: at once, soon, never
 
 
 class KnownContext(FakeContext):
-    """Binds states that keep ``limit_bytes`` of decoded values and may rest after ``judged`` misses."""
+    """Binds states that keep ``limit_bytes`` of decoded values in ``caches``."""
 
     limit_bytes = PLENTY
-    judged = admission.JUDGED_MISSES
+    caches: CachedValues
 
     def get_state(self, descriptor: Any) -> Any:
-        return with_known_values(
-            super().get_state(descriptor), self.limit_bytes, AdmissionPolicy(self.judged)
-        )
+        state = with_decoded_cache(super().get_state(descriptor), self.caches.open, str(descriptor))
+        for cache in self.caches.decoded:
+            cache.bound(self.limit_bytes)
+        return state
 
 
 def known_context(
-    sink: Any, limit_bytes: int = PLENTY, judged: int = admission.JUDGED_MISSES, **more: Any
+    sink: Any, limit_bytes: int = PLENTY, caches: CachedValues | None = None, **more: Any
 ) -> KnownContext:
     context = KnownContext(sink, **more)
-    context.limit_bytes, context.judged = limit_bytes, judged
+    context.limit_bytes, context.caches = limit_bytes, caches or CachedValues()
+    context.caches.begin()
     return context
 
 
@@ -70,10 +72,12 @@ def small_programs(draw: Any) -> list[MicroBatch]:
 
 
 def run_fake(
-    batches: list[MicroBatch], limit_bytes: int | None, judged: int, deferred: bool, seed: int = 0
+    batches: list[MicroBatch], limit_bytes: int | None, carried: bool, deferred: bool, seed: int = 0
 ) -> tuple[list[list[Any]], dict[bytes, bytes]]:
-    """Results of all records and what is stored at the end; plain states without a limit."""
+    """Results of all records and what is stored at the end; plain states without a limit. ``carried``: what is cached
+    stays from micro-batch to micro-batch."""
     sink = FakeSink(deferred, seed)
+    caches = CachedValues()
     results: list[list[Any]] = []
     for batch in batches:
         more: dict[str, Any] = {
@@ -83,8 +87,9 @@ def run_fake(
             "processing_time": batch.processing_time,
         }
         plain = limit_bytes is None
+        caches = caches if carried else CachedValues()
         context = (
-            FakeContext(sink, **more) if plain else known_context(sink, limit_bytes or 0, judged, **more)
+            FakeContext(sink, **more) if plain else known_context(sink, limit_bytes or 0, caches, **more)
         )
         runner = ProgramRunner(context)
         records = []
@@ -94,16 +99,19 @@ def run_fake(
             records.append(record(row.key, work, row.time))
         run_records(sink, records)
         sink.commit()
+        if limit_bytes is not None:
+            caches.shrink(limit_bytes)
+            assert caches.size_bytes <= limit_bytes
     return results, sink.base
 
 
-@given(small_programs(), LIMITS, JUDGED, st.booleans(), st.integers(0, 2**16))
+@given(small_programs(), LIMITS, st.booleans(), st.booleans(), st.integers(0, 2**16))
 def test_any_program_does_what_it_does_without(
-    batches: list[MicroBatch], limit_bytes: int, judged: int, deferred: bool, seed: int
+    batches: list[MicroBatch], limit_bytes: int, carried: bool, deferred: bool, seed: int
 ) -> None:
-    results, stored = run_fake(batches, limit_bytes, judged, deferred, seed)
+    results, stored = run_fake(batches, limit_bytes, carried, deferred, seed)
     assert results == Model().run(batches)
-    assert stored == run_fake(batches, None, 0, deferred=False)[1]
+    assert stored == run_fake(batches, None, carried, deferred=False)[1]
 
 
 # -- values of all types ---------------------------------------------------------------------------
@@ -142,11 +150,11 @@ def typed_steps(draw: Any, methods: Sequence[str]) -> tuple[pa.DataType, list[tu
     return arrow_type, draw(st.lists(step, max_size=20))
 
 
-def both(descriptor: Any, limit_bytes: int, judged: int) -> list[tuple[FakeSink, Any]]:
+def both(descriptor: Any, limit_bytes: int) -> list[tuple[FakeSink, Any]]:
     plain, keeping = FakeSink(), FakeSink()
     return [
         (plain, FakeContext(plain).get_state(descriptor)),
-        (keeping, known_context(keeping, limit_bytes, judged).get_state(descriptor)),
+        (keeping, known_context(keeping, limit_bytes).get_state(descriptor)),
     ]
 
 
@@ -162,11 +170,10 @@ VALUE_METHODS = [
 ]
 
 
-@given(typed_steps(VALUE_METHODS), LIMITS, JUDGED, st.booleans(), st.booleans())
+@given(typed_steps(VALUE_METHODS), LIMITS, st.booleans(), st.booleans())
 def test_a_value_state_of_any_type(
     steps: tuple[pa.DataType, list[tuple[str, int, Any]]],
     limit_bytes: int,
-    judged: int,
     has_default: bool,
     namespaced: bool,
 ) -> None:
@@ -175,7 +182,7 @@ def test_a_value_state_of_any_type(
     descriptor: Any = ValueStateDescriptor("v", arrow_type, given_default, namespaced=namespaced)
     outcomes: list[list[Any]] = []
     contents = []
-    for sink, state in both(descriptor, limit_bytes, judged):
+    for sink, state in both(descriptor, limit_bytes):
         twins = {key: state.at(key) if namespaced else state for key in range(3)}
         outcomes.append([])
         for method, key, value in program:
@@ -194,7 +201,7 @@ def test_a_value_state_of_any_type(
 def test_a_read_that_showed_the_default_does_not_make_the_state_look_full(
     arrow_type: pa.DataType, default: Any
 ) -> None:
-    for sink, state in both(ValueStateDescriptor("v", arrow_type, default), PLENTY, 1_000):
+    for sink, state in both(ValueStateDescriptor("v", arrow_type, default), PLENTY):
         sink.current = record(0)
         assert repr(state.async_value().get()) == repr(default)
         assert state.is_empty() is True
@@ -214,16 +221,15 @@ KEYS = st.sampled_from([1, 2, np.int64(1), np.int8(2), True, 1.0, "1", 2**63])
     typed_steps(["get", "put", "remove", "contains", "put_all", "clear", "entries"]),
     st.data(),
     LIMITS,
-    JUDGED,
 )
 def test_a_map_state_of_any_type_and_keys_that_are_equal(
-    steps: tuple[pa.DataType, list[tuple[str, int, Any]]], data: st.DataObject, limit_bytes: int, judged: int
+    steps: tuple[pa.DataType, list[tuple[str, int, Any]]], data: st.DataObject, limit_bytes: int
 ) -> None:
     arrow_type, program = steps
     keys = [data.draw(KEYS) for _ in program]
     outcomes: list[list[Any]] = []
     contents = []
-    for sink, state in both(MapStateDescriptor("m", pa.int64(), arrow_type), limit_bytes, judged):
+    for sink, state in both(MapStateDescriptor("m", pa.int64(), arrow_type), limit_bytes):
         outcomes.append([])
         for (method, owner, value), key in zip(program, keys, strict=True):
             sink.current = record(owner)
@@ -249,13 +255,11 @@ FOLD_METHODS = st.sampled_from(["get", "add", "async_add", "async_get", "clear"]
 FOLDED = st.sampled_from([1, 2, 13, 2**62, 1.5])
 
 
-@given(st.lists(st.tuples(FOLD_METHODS, st.integers(0, 2), FOLDED), max_size=20), LIMITS, JUDGED)
-def test_a_reduction_fails_as_it_does_without(
-    program: list[tuple[str, int, Any]], limit_bytes: int, judged: int
-) -> None:
+@given(st.lists(st.tuples(FOLD_METHODS, st.integers(0, 2), FOLDED), max_size=20), LIMITS)
+def test_a_reduction_fails_as_it_does_without(program: list[tuple[str, int, Any]], limit_bytes: int) -> None:
     outcomes: list[list[Any]] = []
     contents = []
-    for sink, state in both(ReducingStateDescriptor("r", _sum, pa.int64()), limit_bytes, judged):
+    for sink, state in both(ReducingStateDescriptor("r", _sum, pa.int64()), limit_bytes):
         outcomes.append([])
         for method, key, value in program:
             sink.current = record(key)
@@ -308,7 +312,7 @@ TTL = StateTtl("10 minutes")
 def test_values_that_can_be_changed_or_expire_are_not_kept(descriptor: Any) -> None:
     sink = FakeSink()
     known_context(sink).get_state(descriptor)
-    assert sink.level_ones == []
+    assert sink.caches == []
 
 
 def test_what_a_read_of_a_list_gave_may_be_changed() -> None:
@@ -364,9 +368,9 @@ def test_memory_is_bounded(value: Any) -> None:
         sink.current = record(key)
         state.update("") if value != 7 else None
         state.update(value)
-        (level,) = sink.level_ones
-        assert isinstance(level, decoded_cache.DecodedCache)
-        entries = len(level.values) + len(level.old)
+        (cache,) = sink.caches
+        assert isinstance(cache, decoded_cache.DecodedCache)
+        entries = len(cache.values) + len(cache.old)
         assert entries * (decoded_cache.ENTRY_BYTES + len(str(value))) <= 20_000 + len(str(value))
 
 
@@ -401,8 +405,7 @@ def test_a_removal_is_held_and_reaches_the_store() -> None:
     state = context.get_state(ValueStateDescriptor("v", int))
     state.update(1)
     sink.commit()
-    state = FakeContext(sink).get_state(ValueStateDescriptor("v", int))
-    state = with_known_values(state, PLENTY, AdmissionPolicy())
+    state = known_context(sink).get_state(ValueStateDescriptor("v", int))
     state.clear()
     assert state.is_empty()
     assert len(sink.contents()) == 1
@@ -419,9 +422,9 @@ def test_an_answer_that_comes_after_a_write_is_not_kept(answered_late: bool) -> 
     state = known_context(sink).get_state(ValueStateDescriptor("v", int))
     given_before = state.async_value()
     state.update(2)
-    (level,) = sink.level_ones
-    level._turn(b"", 0)  # type: ignore[attr-defined]  # twice: the write is known to the sink alone
-    level._turn(b"", 0)  # type: ignore[attr-defined]
+    (cache,) = sink.caches
+    cache._rotate(b"", 0)  # type: ignore[attr-defined]  # twice: the write is known to the sink alone
+    cache._rotate(b"", 0)  # type: ignore[attr-defined]
     while sink.waiting:
         sink.answer_one()
     assert given_before.get() == 1
@@ -441,6 +444,27 @@ def test_a_plain_call_that_overtakes_a_pending_one_leaves_what_it_wrote() -> Non
     assert given_before.get() is None
     sink.commit()
     assert state.get() == -2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_added_while_a_merge_waits_for_one_of_its_values_comes_after_it(seed: int) -> None:
+    sink = FakeSink(deferred=True, seed=seed)
+    sink.current = record(1)
+    descriptor: Any = ReducingStateDescriptor("r", _sum, int, namespaced=True)
+    state = FakeContext(sink).get_state(descriptor)
+    for namespace, value in ((1, 10), (2, 20)):
+        state.at(namespace).add(value)
+    sink.commit()
+    state = known_context(sink).get_state(descriptor)
+    merged = state.async_merge_namespaces(1, [2])
+    sink.answer_one()
+    added = [state.at(namespace).async_add(5) for namespace in (1, 2)]
+    seen = [state.at(namespace).async_get() for namespace in (1, 2)]
+    while sink.waiting:
+        sink.answer_one()
+    assert all(future.done for future in (merged, *added))
+    assert [future.get() for future in seen] == [35, 5]
+    assert [state.at(namespace).get() for namespace in (1, 2)] == [35, 5]
 
 
 # -- access that is refused ------------------------------------------------------------------------
@@ -482,81 +506,89 @@ def test_no_key_is_no_key_even_where_the_key_is_empty(controller: SyncExecutionC
             call()
 
 
-# -- disabled --------------------------------------------------------------------------------------
+# -- from one micro-batch to the next ----------------------------------------------------------------
 
 
-def test_it_rests_when_keys_do_not_come_again() -> None:
+def _following(sink: FakeSink, caches: CachedValues, descriptor: Any, limit_bytes: int = PLENTY) -> Any:
+    """The state in the next micro-batch."""
+    sink.commit()
+    state = known_context(sink, limit_bytes, caches).get_state(descriptor)
+    return state
+
+
+def test_what_was_read_written_and_removed_is_known_in_the_next_micro_batch() -> None:
+    sink, caches = FakeSink(), CachedValues()
+    descriptor: Any = ValueStateDescriptor("v", int, 9)
+    state = _following(sink, caches, descriptor)
+    for key, value in ((1, None), (2, 5)):
+        sink.current = record(key)
+        state.update(value)
+    assert reads(sink, state, 3) == 1
+    before = sink.reads
+    for key in (1, 2, 3):
+        state = _following(sink, caches, descriptor)
+        sink.current = record(key)
+        assert state.value() == (5 if key == 2 else 9)
+        assert state.is_empty() == (key != 2)
+    assert sink.reads == before
+    sink.current = record(2)
+    state.update(6)
+    sink.commit()
+    ((_, raw),) = sink.base.items()
+    assert raw.endswith((6).to_bytes(8, "little"))
+
+
+def test_what_is_cached_need_not_be_prefetched() -> None:
     sink = FakeSink()
-    context = known_context(sink, judged=10)
-    state = context.get_state(ValueStateDescriptor("v", int))
-    windowed = context.get_state(ValueStateDescriptor("w", int, namespaced=True))
-    twin, update, value = windowed.at(1), state.update, state.value
-    for key in range(10):
+    sink.current = one = record(1)
+    context = known_context(sink)
+    context.get_state(ValueStateDescriptor("v", int)).update(5)
+    context.get_state(ReducingStateDescriptor("r", max, int)).add(5)
+    context.get_state(ValueStateDescriptor("w", int))
+    keys = [
+        [other.group + bytes([8 + at]) + other.encoded_key for at in range(3)] for other in (one, record(2))
+    ]
+    known = [[[cache.knows(key) for key in row] for row in keys] for cache in context.caches.decoded]
+    nothing = [False, False, False]
+    assert known == [
+        [[True, False, False], nothing],
+        [[False, True, False], nothing],
+        [nothing, nothing],
+    ]
+
+
+def test_of_a_state_that_was_not_open_or_had_another_type_nothing_is_known() -> None:
+    sink, caches = FakeSink(), CachedValues()
+    sink.current = record(1)
+    number, text = ValueStateDescriptor("v", int), ValueStateDescriptor("v", str)
+    for descriptor in (number, text, number):
+        assert _following(sink, caches, descriptor).value() is None
+    assert sink.reads == 3
+    sink.commit()
+    known_context(sink, caches=caches)
+    assert caches.decoded == []
+    assert _following(sink, caches, number).value() is None
+    assert sink.reads == 4
+
+
+def test_a_smaller_bound_drops_what_does_not_fit() -> None:
+    sink, caches = FakeSink(), CachedValues()
+    descriptor = ValueStateDescriptor("v", int)
+    state = _following(sink, caches, descriptor)
+    for key in range(100):
         sink.current = record(key)
         state.update(key)
-        windowed.at(1).update(key)
-    # objects and methods that somebody has kept, too
-    assert twin.value() == 9
-    assert [reads(sink, each, 9) for each in (state, twin, windowed.at(1))] == [1, 1, 1]
-    update(11)
-    assert (state.value(), value()) == (11, 11)
-    assert [reads(sink, each, 9) for each in (state, twin)] == [1, 1]
-    twin.update(12)
-    assert windowed.at(1).value() == 12
-    for level in sink.level_ones:
-        assert isinstance(level, decoded_cache.DecodedCache)
-        assert (level.disabled, level.values, level.old, level.held) == (True, {}, {}, {})
-
-
-def test_nothing_is_known_when_it_rests_among_the_entries_of_a_put_all() -> None:
-    sink = FakeSink()
-    windowed = known_context(sink, judged=10).get_state(MapStateDescriptor("m", int, int, namespaced=True))
-    sink.current = record(1)
-    state, twin = windowed.at(1), windowed.at(1)
-    state.put_all({number: 0 for number in range(15)})
-    state.put(14, 7)
-    assert twin.get(14) == 7
-    twin.put(14, 8)
-    assert state.get(14) == 8
-
-
-def test_it_does_not_rest_while_keys_come_again() -> None:
-    sink = FakeSink()
-    state = known_context(sink, judged=10).get_state(ValueStateDescriptor("v", int))
-    for turn in range(400):
-        assert reads(sink, state, turn // 4) == (turn % 4 == 0)
-
-
-def test_a_trial_that_fails_rests_for_longer_and_longer() -> None:
-    policy = AdmissionPolicy()
-    rests = []
-    for _ in range(7):
-        assert policy.begin()
-        assert not policy.add(0, admission.JUDGED_MISSES)
-        rests.append(0)
-        while not policy.begin():
-            rests[-1] += 1
-    assert rests == [16, 32, 64, 128, 256, 256, 256]
-    assert policy.add(2 * admission.JUDGED_MISSES, admission.JUDGED_MISSES)
-    assert not policy.add(2 * admission.JUDGED_MISSES - 1, admission.JUDGED_MISSES)
-    assert sum(not policy.begin() for _ in range(17)) == 16
-
-
-def test_a_trial_takes_small_micro_batches_together() -> None:
-    policy = AdmissionPolicy()
-    few = admission.JUDGED_MISSES // 4
-    assert [policy.add(1, few) for _ in range(4)] == [True, True, True, False]
-    assert not policy.begin()
-
-
-def test_trials_are_kept_by_name_and_the_oldest_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_TRIALS_MAX", 2)
-    kept = AdmissionPolicies()
-    one, two = kept.of(1), kept.of(2)
-    assert kept.of(1) is one
-    kept.of(3)
-    assert kept.of(1) is one
-    assert kept.of(2) is not two
+    sink.commit()
+    assert caches.size_bytes > 20_000
+    state = _following(sink, caches, descriptor, 20_000)
+    assert caches.size_bytes <= 20_000
+    for key in range(100):
+        sink.current = record(key)
+        assert state.value() == key
+    assert caches.size_bytes <= 20_000
+    sink.commit()
+    assert caches.shrink(0) > 0
+    assert caches.size_bytes == 0
 
 
 def test_a_float_that_equals_nothing_is_kept() -> None:

@@ -282,7 +282,7 @@ class _NoState:
 
     current = None
 
-    def attach(self, level_one: WriteBackCache) -> None:
+    def attach(self, cache: WriteBackCache) -> None:
         """Ignore the write-back cache that a state object attaches."""
 
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:

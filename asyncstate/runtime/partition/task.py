@@ -46,7 +46,7 @@ from asyncstate.runtime.partition.records import RecordRunner
 from asyncstate.runtime.partition.restore_plans import PartitionStore, open_store, rocksdb_options
 from asyncstate.runtime.partition.runner import Runner
 from asyncstate.runtime.partition.task_context import CachedColumns, TaskContext, closed_at_the_end
-from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
+from asyncstate.runtime.partition.worker_memory import CachedValues, WorkerMemory, worker_memory
 from asyncstate.runtime.statistics import (
     LimitStatistics,
     RowStatistics,
@@ -96,15 +96,21 @@ def run_partition(
         memory.lend_columns(spec, partition, opened.lineage, opened.cached) as columns,
     ):
         store = opened.store if wrap_store is None else wrap_store(opened.store)
-        overlay = MemTable(store, cache.limit_bytes, cache.entries, opened.write_bound)
+        values = cache.entries
+        values.limit_bytes = cache.limit_bytes
+        overlay = MemTable(store, cache.limit_bytes, values.stored, opened.write_bound)
         with _controller(spec, overlay, memory) as controller:
             columns.entries.begin(columns.limit_bytes)
             cached = CachedColumns(columns.entries, opened.is_empty) if columns.limit_bytes else None
             folder = opened.buffer_folder
-            runner = yield from _operated(spec, partition, controller, batches, folder, memory, cached)
-            record = _commit(partition, opened, runner, columns.entries, time.perf_counter() - started)
+            runner = yield from _operated(
+                spec, partition, controller, batches, folder, memory, values, cached
+            )
+            run_seconds = time.perf_counter() - started
+            record = _commit(partition, opened, runner, values, columns.entries, run_seconds)
             # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
-            cache.keep(record.content.lineage, overlay.release())
+            overlay.release()
+            cache.keep(record.content.lineage, values)
             columns.keep(record.content.lineage, columns.entries)
             with controller.suspended():
                 yield record
@@ -117,14 +123,16 @@ def _operated(
     batches: Iterator[InputBatch],
     scratch: str,
     memory: WorkerMemory,
+    cache: CachedValues,
     columns: CachedColumns | None = None,
 ) -> Generator[OutBatch, None, Runner]:
     """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; yields its output.
 
-    Returns the runner. ``scratch``: a folder for rows that exceed memory. ``columns``: the cache of column states.
+    Returns the runner. ``scratch``: a folder for rows that exceed memory. ``cache``: what is cached of the partition's
+    keys. ``columns``: the cache of column states.
     """
     with closed_at_the_end(spec.uid, spec.operator):
-        context = _opened_context(spec, partition, controller, memory, columns)
+        context = _opened_context(spec, partition, controller, cache, columns)
         runner = _runner(spec, context, controller, scratch)
         with (
             controller.calls,
@@ -163,9 +171,10 @@ def _opened_context(
     spec: TaskSpec,
     partition: int,
     controller: ExecutionController,
-    memory: WorkerMemory,
+    cache: CachedValues,
     columns: CachedColumns | None,
 ) -> TaskContext:
+    cache.begin()
     first, end = group_range(partition, spec.parallelism, spec.max_parallelism)
     context = TaskContext(
         spec.uid,
@@ -178,13 +187,17 @@ def _opened_context(
         spec.watermark,
         spec.processing_time,
         spec.previous_watermark,
-        lambda state: memory.policy(spec, partition, state),
+        cache if cache.limit_bytes and spec.config.shares.decoded else None,
         columns,
         sends_errors(spec.operator),
     )
     spec.operator.open(context)
     states = context.opened()
-    controller.overlay.leave_out(frozenset() if columns is None else columns.cache.opened())
+    decoded = frozenset(known.state_id[0] for known in cache.decoded)
+    own = decoded | (frozenset() if columns is None else columns.cache.opened())
+    timers = isinstance(spec.operator, RecordOperator) and spec.operator.handles_timers
+    others = timers or any(state.id not in own for state in states)
+    controller.overlay.leave_out(own, cache.share_out(spec.config.shares.decoded, others))
     controller.failures.state_names = {state.id: state.name for state in states}
     return context
 
@@ -202,7 +215,12 @@ def _runner(spec: TaskSpec, context: TaskContext, controller: ExecutionControlle
 
 
 def _commit(
-    partition: int, opened: PartitionStore, runner: Runner, columns: ColumnCache, run_seconds: float
+    partition: int,
+    opened: PartitionStore,
+    runner: Runner,
+    values: CachedValues,
+    columns: ColumnCache,
+    run_seconds: float,
 ) -> CommitRecord:
     began = time.perf_counter()
     runner.controller.finish_states()
@@ -213,7 +231,7 @@ def _commit(
     settled = time.perf_counter()
     sums, peaks = TaskStatistics(
         rows=runner.statistics(),
-        controller=_with_columns(runner.controller.statistics(), columns),
+        controller=_with_caches(runner.controller.statistics(), values, columns),
         columns=columns.statistics(),
         transfers=runner.transfers.statistics(),
         partition=opened.statistics(content),
@@ -235,11 +253,21 @@ def _commit(
     )
 
 
-def _with_columns(statistics: ControllerStatistics, columns: ColumnCache) -> ControllerStatistics:
-    """Add what bundles have read from ``columns``: it takes memory wherever it was read from."""
-    state = statistics.state
-    read_bytes = state.bundle_read_bytes + columns.read_bytes
-    return replace(statistics, state=replace(state, bundle_read_bytes=read_bytes))
+def _with_caches(
+    statistics: ControllerStatistics, values: CachedValues, columns: ColumnCache
+) -> ControllerStatistics:
+    """Add what is cached as decoded values, and what bundles have read from ``columns``: it takes memory wherever it
+    was read from."""
+    state, decoded = statistics.state, values.decoded
+    state = replace(
+        state,
+        bundle_read_bytes=state.bundle_read_bytes + columns.read_bytes,
+        cache_carried=state.cache_carried + sum(cache.carried for cache in decoded),
+        cache_evictions=state.cache_evictions + sum(cache.evictions for cache in decoded),
+        cache_bytes_peak=state.cache_bytes_peak + sum(cache.bytes_peak for cache in decoded),
+        cache_bytes_limit=values.limit_bytes,
+    )
+    return replace(statistics, state=state)
 
 
 def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[OutBatch | RowStatistics]:
@@ -249,7 +277,7 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
     """
     memory = worker_memory()
     with _controller(spec, MemTable(EmptyStore()), memory) as controller:
-        runner = yield from _operated(spec, 0, controller, batches, "", memory)
+        runner = yield from _operated(spec, 0, controller, batches, "", memory, CachedValues())
         with controller.suspended():
             yield runner.statistics()
 
@@ -274,8 +302,9 @@ def run_to_the_end(
             previous_processing_time=spec.processing_time,
             broadcast=None,
         )
-        first = yield from _micro_batch(rows, partition, overlay, batches, folder)
-        last = yield from _micro_batch(end, partition, overlay, iter(()), folder)
+        cache = CachedValues(spec.config.shares.cache)
+        first = yield from _micro_batch(rows, partition, overlay, cache, batches, folder)
+        last = yield from _micro_batch(end, partition, overlay, cache, iter(()), folder)
         changes = overlay.changes() if spec.operator.broadcast_input is not None else []
         yield msgspec.structs.replace(
             first,
@@ -287,13 +316,19 @@ def run_to_the_end(
 
 
 def _micro_batch(
-    spec: TaskSpec, partition: int, overlay: MemTable, batches: Iterator[InputBatch], folder: Path
+    spec: TaskSpec,
+    partition: int,
+    overlay: MemTable,
+    cache: CachedValues,
+    batches: Iterator[InputBatch],
+    folder: Path,
 ) -> Generator[OutBatch, None, CommitRecord]:
     """Run one micro-batch over the content of ``overlay``; its writes stay there."""
     memory = worker_memory()
     with _controller(spec, overlay, memory) as controller:
         scratch = str(folder / "gathered")
-        runner = yield from _operated(spec, partition, controller, batches, scratch, memory)
+        runner = yield from _operated(spec, partition, controller, batches, scratch, memory, cache)
+        controller.write_back()  # the next micro-batch reads it
         controller.finish_states()
     return CommitRecord(
         partition=partition,

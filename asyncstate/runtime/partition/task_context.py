@@ -9,7 +9,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
@@ -22,16 +22,16 @@ from asyncstate.flink_names import hint_for
 from asyncstate.locations import redact
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
 from asyncstate.runtime.partition.unmatched_retractions import COUNTER, UnmatchedRetractions
+from asyncstate.runtime.partition.worker_memory import CachedValues
 from asyncstate.runtime.rows.sequence_filter import SequenceFilter, seen_states
 from asyncstate.runtime.rows.sorted_inputs import ordered_states
 from asyncstate.state import (
-    AdmissionPolicy,
     ColumnCache,
     ColumnState,
     ColumnStateDescriptor,
     ExpiringState,
     StateTtl,
-    with_known_values,
+    with_decoded_cache,
 )
 from asyncstate.state.versions import evolved, wrong_kind
 from asyncstate.state_backend import StateBackend
@@ -69,7 +69,7 @@ class TaskContext:
         watermark: int = MIN_WATERMARK,
         processing_time: int = 0,
         previous_watermark: int = MIN_WATERMARK,
-        admission_of: Callable[[str], AdmissionPolicy] | None = None,
+        values: CachedValues | None = None,
         columns: CachedColumns | None = None,
         notes_changes: bool = False,
     ) -> None:
@@ -96,9 +96,8 @@ class TaskContext:
         self._config = config
         self.expiring: list[tuple[StateTtl, ExpiringState]] = []
         self._sink = sink
-        self._admission_of = admission_of
+        self._values = values
         self._columns = columns
-        self._known_bytes = config.shares.decoded
         self._place = redact(config.checkpoint_dir or "")
         self._stored = {spec.name: spec for spec in stored}
         self.ordered = ordered_states(uid, inputs, stored)
@@ -130,8 +129,8 @@ class TaskContext:
         if isinstance(descriptor, ColumnStateDescriptor) and not descriptor.time_first and self._columns:
             is_new = self._columns.is_empty or stored is None
             cast(ColumnState, state).use_cache(self._columns.cache, is_new)
-        if self._admission_of is not None:
-            state = with_known_values(state, self._known_bytes, self._admission_of(name))
+        if self._values is not None:
+            state = with_decoded_cache(state, self._values.open, tuple(spec.types.items()))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
         if ttl is not None:
             self.expiring.append((ttl, cast(ExpiringState, state)))

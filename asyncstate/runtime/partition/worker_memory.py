@@ -1,6 +1,6 @@
 """What a worker process keeps between micro-batches.
 
-Owns: ``WorkerMemory`` and the one of this process.
+Owns: ``WorkerMemory``, the one of this process, and ``CachedValues``.
 Invariant: no result depends on it. What it caches of state is named by the content that it is valid for, so an attempt
 with a different base never sees it.
 Must not import Spark.
@@ -9,34 +9,89 @@ Must not import Spark.
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import Final
 
+from asyncstate.codec import PlainValues
 from asyncstate.execution import AdaptiveReads, Interests
 from asyncstate.runtime.task_spec import TaskSpec
-from asyncstate.state import AdmissionPolicies, AdmissionPolicy, ColumnCache
+from asyncstate.state import ColumnCache, DecodedCache
 from asyncstate.storage import CacheLoan, GiveAway, PartitionKey, StorePool, ValueCache, WorkerCache
 
 _INTERESTS_MAX: Final = 1_000
+
+
+class CachedValues:
+    """What is cached of one partition's keys: ``decoded`` values of each state that can have them, and the ``stored``
+    bytes of all others but column states. Together they may take ``limit_bytes``."""
+
+    def __init__(self, limit_bytes: int = 0) -> None:
+        self.limit_bytes = limit_bytes
+        self.stored = ValueCache()
+        self.decoded: list[DecodedCache] = []
+        self._carried: dict[bytes, DecodedCache] = {}
+
+    def begin(self) -> None:
+        """Begin a micro-batch: its states are opened next. What is known of others is dropped."""
+        self._carried = {cache.state_id: cache for cache in self.decoded}
+        self.decoded = []
+
+    def open(self, state_id: bytes, plain: PlainValues, types: Hashable) -> DecodedCache:
+        """The cache of a state, with what is known of it if its ``types`` are the same as before."""
+        cache = self._carried.get(state_id)
+        if cache is None or cache.types != types:
+            cache = DecodedCache(state_id, plain, types)
+        self.decoded.append(cache)
+        return cache
+
+    def share_out(self, state_bytes: int, others: bool) -> int:
+        """Bound the decoded values of each open state to an equal share, at most ``state_bytes``; all ``others``
+        together have one, too, if there are any. Returns the bytes that are left for them."""
+        self._carried = {}
+        share = min(self.limit_bytes // max(1, len(self.decoded) + others), state_bytes)
+        for cache in self.decoded:
+            cache.bound(share)
+        return self.limit_bytes - share * len(self.decoded) if others else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Estimated memory."""
+        return self.stored.size_bytes + sum(cache.size_bytes for cache in self.decoded)
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether the next micro-batch can make use of it."""
+        return self.stored.worth_keeping or self.size_bytes > 0
+
+    @property
+    def was_short(self) -> bool:
+        """Whether entries were evicted or refused for lack of room since the last micro-batch with it began."""
+        return self.stored.was_short or any(cache.evictions for cache in self.decoded)
+
+    def shrink(self, limit_bytes: int) -> int:
+        """Keep within ``limit_bytes``, stored bytes first; return the number of evicted entries."""
+        dropped = self.stored.shrink(max(0, limit_bytes - self.size_bytes + self.stored.size_bytes))
+        for cache in self.decoded:
+            dropped += cache.shrink(max(0, limit_bytes - self.size_bytes + cache.size_bytes))
+        return dropped
 
 
 class WorkerMemory:
     """One worker's memory, shared by all micro-batches that it runs.
 
     ``pacer``: the latency of its last reads, which does not change with the batch. ``entries`` and ``columns``: what
-    it has read and written. ``admissions``: for which states caching decoded values has paid off. ``stores``: open
-    stores of partitions.
+    it has read and written. ``stores``: open stores of partitions.
     """
 
     def __init__(self, pacer: AdaptiveReads | None = None) -> None:
         self.pacer = AdaptiveReads() if pacer is None else pacer
-        self.entries = WorkerCache(ValueCache)
+        self.entries = WorkerCache(CachedValues)
         self.columns = WorkerCache(ColumnCache)
-        self.admissions = AdmissionPolicies()
         self.stores = StorePool()
         self._interests: dict[tuple[str, str, str], Interests] = {}
 
-    def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[ValueCache]:
-        """The cached entries of the content ``lineage``, for one micro-batch."""
+    def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedValues]:
+        """The cached values of the content ``lineage``, for one micro-batch."""
         return self.entries.lend(partition_key(spec, partition), lineage, spec.config.shares.cache)
 
     def lend_columns(
@@ -57,10 +112,6 @@ class WorkerMemory:
             return known if known is not None and known[1].worth_giving_away else None
 
         return export_cache
-
-    def policy(self, spec: TaskSpec, partition: int, state: str) -> AdmissionPolicy:
-        """The admission policy of ``state``: whether caching decoded values pays off."""
-        return self.admissions.of((partition_key(spec, partition), state))
 
     def interests(self, spec: TaskSpec) -> Interests:
         """Which states the operator's records read, learned from the previous micro-batch."""

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from asyncstate.codec import prefix_end
 from asyncstate.errors import StateAccessError
-from asyncstate.futures import DONE, StateFuture, StateIterator, completed_future
+from asyncstate.futures import StateFuture, StateIterator, completed_future
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
 from asyncstate.state.keyed.decoded_cache import UNKNOWN, DecodedCache
 from asyncstate.state.keyed.state_context import KeyedState, StateContext, with_default
@@ -40,7 +40,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
     __slots__ = ("_cursors", "_encode_key", "_known", "_or_none", "_plain_key")
 
-    # An entry is cached by the record's key and the user key. None where ``_level`` is.
+    # An entry is cached by the record's key and the user key. None where ``_cache`` is.
     _known: Callable[[Any, Any], Any] | None
 
     def __init__(self, binding: StateContext, suffix: bytes | None) -> None:
@@ -49,7 +49,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         self._cursors = binding.cursors
         self._or_none = with_default(binding.decode_value, None)
         self._plain_key: Any = binding.plain_key
-        self._known = None if binding.known is None else binding.known.values.get
+        self._known = None if binding.cache is None else binding.cache.values.get
 
     # -- one entry ----------------------------------------------------------------------------------
 
@@ -59,10 +59,12 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         if known is None:
             raw = self._get(self._entry(key))
             return None if raw is None else self._decode(raw)
-        value: Any = known((self._own_key(), key), UNKNOWN) if type(key) is self._plain_key else UNKNOWN
+        known_as = self._known_as(key)
+        value: Any = known(known_as, UNKNOWN)
+        cache: Any = self._cache
         if value is UNKNOWN:
-            return self._value(key)
-        self._level.hits += 1  # type: ignore[union-attr]
+            return cache.load(known_as, self._entry(key))  # type: ignore[no-any-return]
+        cache.hits += 1
         return value  # type: ignore[no-any-return]
 
     def async_get(self, key: K) -> StateFuture[V | None]:
@@ -70,42 +72,35 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         known = self._known
         if known is None:
             return self._async_get(self._entry(key), self._or_none)
-        value: Any = known((self._own_key(), key), UNKNOWN) if type(key) is self._plain_key else UNKNOWN
+        known_as = self._known_as(key)
+        value: Any = known(known_as, UNKNOWN)
+        cache: Any = self._cache
         if value is UNKNOWN:
-            return self._async_value(key)
-        self._level.hits += 1  # type: ignore[union-attr]
+            return cache.async_load(known_as, self._entry(key))  # type: ignore[no-any-return]
+        cache.hits += 1
         return completed_future(value)
 
     def contains(self, key: K) -> bool:
         """True when there is a value under ``key``."""
-        value = self._look(key)
-        return self._get(self._entry(key)) is not None if value is UNKNOWN else value is not None
+        return (self._get(self._entry(key)) if self._cache is None else self.get(key)) is not None
 
     def async_contains(self, key: K) -> StateFuture[bool]:
         """A future of ``contains``, as it is now."""
-        value = self._look(key)
-        if value is UNKNOWN:
+        if self._cache is None:
             return self._async_get(self._entry(key), is_there)
-        return completed_future(value is not None)
+        return self.async_get(key).then_apply(is_there)
 
     def put(self, key: K, value: V) -> None:
         """Store ``value``. StateAccessError for None, CodecError for what is not of the declared types."""
-        level = self._level
-        if level is not None:
-            own = self._own_key()
+        cache = self._cache
+        if cache is not None:
+            known_as = self._known_as(key)
             # During an iteration no write is held.
-            if (
-                type(key) is self._plain_key
-                and (own, key) in level.held
-                and type(value) is level.type
-                and level.fits(value)
-            ):
-                level.values[own, key] = value
+            if known_as in cache.held and type(value) is cache.type and cache.fits(value):
+                cache.values[known_as] = value
                 return
-            if not level.disabled:
-                self._write(level, key, value)
-                return
-            self._level = self._known = None
+            self._write(cache, known_as, key, value)
+            return
         entry = self._entry(key)
         if value is None:
             self._refuse_none(key)
@@ -116,7 +111,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
     def put_all(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
         """``put`` each entry; none is stored if one is refused."""
-        level = self._level
+        cache = self._cache
         encoded = []
         for key, value in entries.items() if isinstance(entries, Mapping) else entries:
             if value is None:
@@ -125,24 +120,24 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         for key, entry, raw, value in encoded:
             if self._cursors:
                 self._preserve(entry)
-            if level is None or level.disabled:
+            if cache is None:
                 self._put(entry, raw)
             else:
-                level.put(self._known_as(key, entry), entry, raw, value)
+                cache.put(self._known_as(key), entry, raw, value)
 
     def remove(self, key: K) -> None:
         """Remove the entry of ``key``; nothing happens if there is none."""
-        level = self._level
+        cache = self._cache
         entry = self._entry(key)
         if self._cursors:
             self._preserve(entry)
-        if level is None or level.disabled:
+        if cache is None:
             self._delete(entry)
         elif self._cursors:
-            level.drop(self._known_as(key, entry))
+            cache.drop(self._known_as(key))
             self._delete(entry)
         else:
-            level.write(self._known_as(key, entry), entry, None)
+            cache.write(self._known_as(key), entry, None)
 
     # -- all entries --------------------------------------------------------------------------------
 
@@ -232,72 +227,40 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
     # -- the decoded cache ------------------------------------------------------------------------------
 
-    def _known_as(self, key: Any, entry: bytes) -> tuple[bytes, Any]:
-        """The cache key of an entry. A key of another type that can be stored is used in the form that a read gives."""
-        if type(key) is not self._plain_key:
-            (key,), _ = self._binding.decode_key(entry, len(self._prefix()))
-        return self._own_key(), key
+    def _known_as(self, key: Any) -> tuple[bytes, Any]:
+        """The cache key of an entry. A user key of another type that can be stored is used in the form that a read
+        gives."""
+        context: Any = self._sink.current
+        try:
+            own = context.encoded_key + self._suffix
+        except (AttributeError, TypeError):
+            raise self._misuse() from None
+        if type(key) is self._plain_key:
+            return own, key
+        (decoded,), _ = self._binding.decode_key(self._entry(key), len(self._prefix()))
+        return own, decoded
 
-    def _look(self, key: K) -> Any:
-        """The cached value, None for an absent entry; UNKNOWN for a miss."""
-        level = self._level
-        return (
-            UNKNOWN if level is None or level.disabled else level.look(self._known_as(key, self._entry(key)))
-        )
-
-    def _value(self, key: K) -> V | None:
-        """Read a value that is not in the recent generation, or whose key has another type."""
-        level = self._level
-        assert level is not None
-        if level.disabled:
-            self._level = self._known = None
-            return self.get(key)
-        entry = self._entry(key)
-        known_as = self._known_as(key, entry)
-        value = level.look(known_as)
-        if value is not UNKNOWN:
-            return value  # type: ignore[no-any-return]
-        raw = self._get(entry)
-        value = None if raw is None else self._decode(raw)
-        if raw is None or value is not None:
-            level.add(known_as, value)
-        return value  # type: ignore[no-any-return]
-
-    def _async_value(self, key: K) -> StateFuture[V | None]:
-        level = self._level
-        assert level is not None
-        if level.disabled:
-            self._level = self._known = None
-            return self.async_get(key)
-        entry = self._entry(key)
-        known_as = self._known_as(key, entry)
-        value = level.look(known_as)
-        if value is not UNKNOWN:
-            return completed_future(value)
-        future = self._async_get(entry, self._or_none)
-        # An answer that arrives later may be older than a write.
-        if future._state == DONE and (value := future._value) is not None:
-            level.add(known_as, value)
-        return future
-
-    def _write(self, level: DecodedCache, key: K, value: V) -> None:
-        entry = self._entry(key)  # errors of the key come first
+    def _write(self, cache: DecodedCache, known_as: tuple[bytes, Any], key: K, value: V) -> None:
+        if cache.asked == known_as:
+            known_as, entry = cache.asked, cache.asked_as  # the same objects as in the cache take less memory
+        else:
+            entry = self._entry(key)  # errors of the key come first
         if value is None:
             self._refuse_none(key)
         if not self._cursors:
-            level.write(self._known_as(key, entry), entry, value)
+            cache.write(known_as, entry, value)
             return
         raw = self._encode(value)
         self._preserve(entry)
-        level.put(self._known_as(key, entry), entry, raw, value)
+        cache.put(known_as, entry, raw, value)
 
     def _removed(self, page: Page, offset: int) -> None:
         """Drop the removed entries of ``page`` from the cache."""
-        level = self._level
-        if level is not None and not level.disabled:
+        cache = self._cache
+        if cache is not None:
             own = self._own_key()
             for key in self._binding.decode_keys([key for key, _ in page], offset):
-                level.drop((own, key))
+                cache.drop((own, key))
 
     def _preserve(self, entry: bytes, raw: bytes | None = None) -> None:
         """Preserve the stored value of ``entry`` for the iterations that have not reached it."""
@@ -375,5 +338,5 @@ class _MapCursor(PageCursor[Page, Any]):
         return not self._full
 
 
-def is_there(raw: bytes | None) -> bool:
-    return raw is not None
+def is_there(value: Any) -> bool:
+    return value is not None

@@ -100,12 +100,16 @@ class MergingState(KeyedState):
 
     # -- one value ------------------------------------------------------------------------------------
 
-    def _when_read(self, operation: Operation, argument: Any) -> StateFuture[Any]:
-        """Run ``operation`` when the value is known, after those requested before; a future of its result."""
+    def _when_read(
+        self, operation: Operation, argument: Any, loaded: StateFuture[Any] | None = None
+    ) -> StateFuture[Any]:
+        """Run ``operation`` when the value is known, after those requested before; a future of its result. ``loaded``:
+        the value, if it has been requested."""
         prefix = self._prefix()
         waiting = self._waiting.get(prefix)
         if waiting is None:
-            loaded = self._async_get(prefix, as_it_is)
+            if loaded is None:
+                loaded = self._async_get(prefix, as_it_is)
             if loaded.done:
                 return self._run(prefix, loaded.get(), operation, argument)
             waiting = _Waiting()

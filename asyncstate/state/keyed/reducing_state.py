@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from asyncstate.errors import OperatorError, StateAccessError
-from asyncstate.futures import StateFuture, completed_future, failed_future
+from asyncstate.futures import DONE, StateFuture, completed_future, failed_future
 from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.decoded_cache import UNKNOWN, DecodedCache
 from asyncstate.state.keyed.pending_ops import MergingState, PendingSource
@@ -30,8 +30,7 @@ OUT = TypeVar("OUT")
 class FoldingState(MergingState, Generic[IN, OUT]):
     """One stored value. ``StateContext.function`` is the function that its kind folds with.
 
-    Its value is cached by store key, as waiting operations are, without waiting: reading the bytes drops it from the
-    cache, and writing them caches it.
+    Operations work on the value itself where it is cached, by store key, else on its bytes.
     """
 
     __slots__ = ("_function",)
@@ -39,25 +38,19 @@ class FoldingState(MergingState, Generic[IN, OUT]):
     def __init__(self, binding: StateContext, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
         self._function = binding.function
-        if binding.known is not None:
-            self._get, self._async_get = binding.known.get, binding.known.async_get
-            self._delete = binding.known.delete
+        if binding.cache is not None:
+            read, async_read = binding.cache.read, binding.cache.async_read
+            self._get = lambda prefix: read(prefix, prefix)  # type: ignore[assignment]
+            self._async_get = lambda prefix, _: async_read(prefix, prefix)  # type: ignore[assignment]
 
     def get(self) -> OUT | None:
         """The folded value; None if nothing has been added."""
-        prefix = self._prefix()
-        level = self._level
-        stored = UNKNOWN if level is None else level.look(prefix)
-        if stored is UNKNOWN:
-            stored = self._value_of(self._stored(prefix))
-            if level is not None:
-                self._keep(level, prefix, stored)
-        return None if stored is None else self._result(stored)
+        return self._result_of(self._stored(self._prefix()))  # type: ignore[no-any-return]
 
     def async_get(self) -> StateFuture[OUT | None]:
         """A future of ``get``, as it is now: later additions do not change it."""
-        level = self._level
-        stored = UNKNOWN if level is None else level.look(self._prefix())
+        cache, prefix = self._cache, self._prefix()
+        stored = UNKNOWN if cache is None or prefix in self._waiting else cache.look(prefix)
         if stored is UNKNOWN:
             return self._when_read(self._read, None)
         try:
@@ -73,25 +66,29 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         """
         value = self._given(value)
         prefix = self._prefix()
-        level = self._level
-        stored = UNKNOWN if level is None else level.look(prefix)
-        if level is None or stored is UNKNOWN:
+        cache = self._cache
+        if cache is None:
             self._do(prefix, self._add, value)
         else:
-            self._fold_in(level, prefix, stored, value)
+            self._fold_in(cache, prefix, self._stored(prefix), value)
 
     def async_add(self, value: IN) -> StateFuture[None]:
         """``add``; every later operation sees it. Do not change ``value`` afterwards."""
         value = self._given(value)
-        level = self._level
-        if level is None:
+        cache = self._cache
+        if cache is None:
             return self._when_read(self._add, value)
         prefix = self._prefix()
-        stored = level.look(prefix)
-        if stored is UNKNOWN:
+        if prefix in self._waiting:
             return self._when_read(self._add, value)
+        stored = cache.look(prefix)
+        if stored is UNKNOWN:
+            loaded = cache.async_load(prefix, prefix)
+            if loaded._state != DONE:
+                return self._when_read(self._add, value, loaded)
+            stored = loaded._value
         try:
-            self._fold_in(level, prefix, stored, value)
+            self._fold_in(cache, prefix, stored, value)
         except Exception as error:
             return failed_future(error)
         return VOID
@@ -101,14 +98,14 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         prefix = self._prefix()
         if prefix in self._waiting:
             self._stored(prefix)
-        self._delete(prefix)
+        self._write(prefix, UNKNOWN, None)
 
     def async_clear(self) -> StateFuture[None]:
         """``clear``; every later operation sees it."""
         prefix = self._prefix()
         if prefix in self._waiting:
             return self._when_read(_cleared, None)
-        self._delete(prefix)
+        self._write(prefix, UNKNOWN, None)
         return VOID
 
     def _given(self, value: Any) -> Any:
@@ -117,33 +114,21 @@ class FoldingState(MergingState, Generic[IN, OUT]):
 
     # -- the decoded cache ------------------------------------------------------------------------------------
 
-    def _fold_in(self, level: DecodedCache, prefix: bytes, stored: Any, value: Any) -> None:
+    def _fold_in(self, cache: DecodedCache, prefix: bytes, stored: Any, value: Any) -> None:
         after = self._folded(stored, value)
-        if prefix in level.held and type(after) is level.type and level.fits(after):
-            level.values[prefix] = after
+        if prefix in cache.held and type(after) is cache.type and cache.fits(after):
+            cache.values[prefix] = after
         elif after is None:
-            self._bytes_of(after)  # raises if it cannot be stored
+            self._bytes_of(after)  # raises: it cannot be stored
         else:
-            level.write(prefix, prefix, after)
+            cache.write(prefix, prefix, after)
 
-    def _write(self, prefix: bytes, before: bytes | None, after: bytes | None) -> None:
-        level = self._level
-        if level is None:
+    def _write(self, prefix: bytes, before: Any, after: Any) -> None:
+        cache = self._cache
+        if cache is None:
             super()._write(prefix, before, after)
-            return
-        if after is not before:
-            level.drop(prefix)  # a plain call that overtook waiting operations has cached their result
-        super()._write(prefix, before, after)
-        self._keep(level, prefix, self._value_of(after))
-
-    def _keep(self, level: DecodedCache, prefix: bytes, stored: Any) -> None:
-        """Cache ``stored`` as the stored value."""
-        if level.disabled:
-            self._level = None
-            sink = self._sink
-            self._get, self._async_get, self._delete = sink.get, sink.async_get, sink.delete
-        elif prefix not in level.values and prefix not in self._waiting:
-            level.add(prefix, stored)
+        elif after is not before:
+            cache.write(prefix, prefix, after)
 
     # -- defined by each kind ---------------------------------------------------------------------------------
 
@@ -159,15 +144,15 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         """The result of ``get`` for the stored value."""
         return stored
 
-    # -- operations on the stored bytes -----------------------------------------------------------------
+    # -- operations on what is stored: the value itself where it is cached, else its bytes ---------------------
 
-    def _read(self, prefix: bytes, raw: bytes | None, _: None) -> tuple[bytes | None, Any]:
+    def _read(self, prefix: bytes, raw: Any, _: None) -> tuple[Any, Any]:
         return raw, self._result_of(raw)
 
-    def _add(self, prefix: bytes, raw: bytes | None, value: Any) -> tuple[bytes | None, None]:
+    def _add(self, prefix: bytes, raw: Any, value: Any) -> tuple[Any, None]:
         return self._bytes_of(self._folded(self._value_of(raw), value)), None
 
-    def _merged(self, prefix: bytes, stored: bytes | None, sources: list[PendingSource]) -> bytes | None:
+    def _merged(self, prefix: bytes, stored: Any, sources: list[PendingSource]) -> Any:
         merged = self._value_of(stored)
         others = [other for source in sources if (other := self._value_of(source.stored)) is not None]
         if not others:
@@ -176,20 +161,20 @@ class FoldingState(MergingState, Generic[IN, OUT]):
             merged = other if merged is None else self._combined(merged, other)
         return self._bytes_of(merged)
 
-    def _result_of(self, raw: bytes | None) -> Any:
+    def _result_of(self, raw: Any) -> Any:
         stored = self._value_of(raw)
         return None if stored is None else self._result(stored)
 
-    def _value_of(self, raw: bytes | None) -> Any:
-        return None if raw is None else self._decode(raw)
+    def _value_of(self, raw: Any) -> Any:
+        return raw if raw is None or self._cache is not None else self._decode(raw)
 
-    def _bytes_of(self, value: Any) -> bytes:
+    def _bytes_of(self, value: Any) -> Any:
         if value is None:
             raise StateAccessError(
                 f"{self._binding.label}: {_name(self._function)} returned None, which cannot be stored; return the "
                 "combined value, or use clear() to remove it"
             )
-        return self._encode(value)  # type: ignore[no-any-return]
+        return self._encode(value) if self._cache is None else self._cache.as_stored(value)
 
     def _failed(self, method: str, error: Exception) -> OperatorError:
         """The error for a function that has raised ``error``."""

@@ -1,6 +1,6 @@
 """The context that all state objects of one declared state share, and the error for misusing one.
 
-Owns: ``StateContext``, ``KeyedState`` (the base of the record-grain kinds), ``with_default``, ``with_known_values``,
+Owns: ``StateContext``, ``KeyedState`` (the base of the record-grain kinds), ``with_default``, ``with_decoded_cache``,
 and the bytes that follow the key.
 Invariant: a store key is ``[key group][state id][key][namespace: 8 bytes, if declared][user key or index]``.
 Must not import storage, execution or operators.
@@ -8,14 +8,13 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self, TypeVar
 
 from asyncstate.codec import PlainValues, encode_namespace
 from asyncstate.errors import StateAccessError, StateDeclarationError
 from asyncstate.state.expiring.expiry import Expiry
-from asyncstate.state.keyed.admission import AdmissionPolicy
 from asyncstate.state.keyed.cursors import CursorRegistry
 from asyncstate.state.keyed.decoded_cache import DecodedCache
 from asyncstate.state_backend import StateBackend
@@ -34,7 +33,7 @@ class StateContext:
     ``decode_keys`` convert many at once (see ``ValueCodec`` and ``KeyCodec``). ``expiry`` is None without a ttl; with
     one, ``encode_value`` prepends the stamp, and the others handle the bytes after it. ``function`` is the function of
     a state that folds added values. ``plain`` says whether values may be cached as Python objects, ``plain_key`` which
-    type a map's user keys then have; ``known`` caches them if so.
+    type a map's user keys then have; ``cache`` caches them if so.
     """
 
     name: str
@@ -55,7 +54,7 @@ class StateContext:
     function: Any = None
     plain: PlainValues | None = None
     plain_key: type | None = None
-    known: DecodedCache | None = None
+    cache: DecodedCache | None = None
     cursors: CursorRegistry = field(default_factory=dict)
     waiting: dict[bytes, Any] = field(default_factory=dict)
 
@@ -68,19 +67,19 @@ class StateContext:
 class KeyedState:
     """A state of the sink's current key, and of one namespace if it is declared with namespaces.
 
-    ``_level`` is None where nothing is cached, and once the state has found the cache disabled.
+    ``_cache`` is None where no decoded values are cached.
     """
 
     __slots__ = (
         "_async_get",
         "_binding",
+        "_cache",
         "_decode",
         "_delete",
         "_encode",
         "_expiry",
         "_get",
         "_id",
-        "_level",
         "_put",
         "_sink",
         "_suffix",
@@ -103,7 +102,7 @@ class KeyedState:
         self._encode = binding.encode_value
         self._decode = binding.decode_value
         self._expiry: Any = binding.expiry
-        self._level = binding.known
+        self._cache = binding.cache
         # None makes the concatenation of the store key fail: a namespaced state without its namespace
         self._suffix: Any = suffix
 
@@ -171,16 +170,18 @@ def with_default(decode: Callable[[bytes], Any], default: bytes | None) -> Calla
     return or_none if default is None else or_default
 
 
-def with_known_values(state: S, limit_bytes: int, policy: AdmissionPolicy) -> S:
-    """``state`` with a cache of ``limit_bytes``; unchanged if it cannot cache, or if the cache is disabled."""
-    if not isinstance(state, KeyedState) or not limit_bytes:
+def with_decoded_cache(
+    state: S, open_cache: Callable[[bytes, PlainValues, Hashable], DecodedCache], types: Hashable
+) -> S:
+    """``state`` with the cache that ``open_cache`` gives for its id, values and types; unchanged if its values may not
+    be cached. ``types``: what the decoded values depend on."""
+    if not isinstance(state, KeyedState):
         return state
     binding = state._binding
-    values = binding.plain
-    if values is None or not policy.begin():
+    plain = binding.plain
+    if plain is None:
         return state
     default = None if binding.default is None else binding.decode_value(binding.default)
-    known = DecodedCache(
-        binding.sink, values, binding.encode_value, binding.decode_value, default, limit_bytes, policy
-    )
-    return type(state)(replace(binding, known=known), state._suffix)
+    cache = open_cache(binding.state_id, plain, (type(state), types))
+    cache.begin(binding.sink, binding.encode_value, binding.decode_value, default)
+    return type(state)(replace(binding, cache=cache), state._suffix)

@@ -14,7 +14,7 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
-from asyncstate.futures import DONE, StateFuture, completed_future
+from asyncstate.futures import StateFuture, completed_future
 from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.decoded_cache import UNKNOWN
 from asyncstate.state.keyed.state_context import KeyedState, StateContext, with_default
@@ -32,7 +32,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
 
     __slots__ = ("_default", "_known", "_or_default")
 
-    # A value is cached by the record's key and the namespace. None where ``_level`` is.
+    # A value is cached by the record's key and the namespace. None where ``_cache`` is.
     _known: Callable[[Any, Any], Any] | None
 
     # The methods repeat the store key's expression: a helper call costs a fifth of the whole request.
@@ -41,10 +41,7 @@ class ValueState(KeyedState, Generic[T, R_co]):
         super().__init__(binding, suffix)
         self._default = binding.default
         self._or_default = with_default(binding.decode_value, binding.default)
-        level = binding.known
-        self._known = None if level is None else level.values.get
-        if level is not None and binding.default is not None:
-            self._or_default = _with_this_default(binding.decode_value, level.default)
+        self._known = None if binding.cache is None else binding.cache.values.get
 
     def value(self) -> R_co:
         """The value, or the default."""
@@ -62,11 +59,12 @@ class ValueState(KeyedState, Generic[T, R_co]):
                     return None  # type: ignore[return-value]  # no default: None is one of R_co
             return self._decode(raw)  # type: ignore[no-any-return]
         value = known(own, UNKNOWN)
+        cache: Any = self._cache
         if value is UNKNOWN:
-            return self._value(own)
-        level: Any = self._level
-        level.hits += 1
-        return level.default if value is None else value  # type: ignore[no-any-return]
+            value = cache.load(own, context.group + self._id + own)
+        else:
+            cache.hits += 1
+        return cache.default if value is None else value  # type: ignore[no-any-return]
 
     def async_value(self) -> StateFuture[R_co]:
         """A future of the current value, or of the default: later writes do not change it."""
@@ -79,11 +77,11 @@ class ValueState(KeyedState, Generic[T, R_co]):
         if known is None:
             return self._async_get(context.group + self._id + own, self._or_default)
         value = known(own, UNKNOWN)
+        cache: Any = self._cache
         if value is UNKNOWN:
-            return self._async_value(own)
-        level: Any = self._level
-        level.hits += 1
-        return completed_future(level.default if value is None else value)
+            return cache.async_load(own, context.group + self._id + own, cache.default)  # type: ignore[no-any-return]
+        cache.hits += 1
+        return completed_future(cache.default if value is None else value)
 
     def update(self, value: T | None) -> None:
         """Store ``value``; None clears. Raises CodecError for a value that is not of the declared type."""
@@ -92,16 +90,13 @@ class ValueState(KeyedState, Generic[T, R_co]):
             own = context.encoded_key + self._suffix
         except (AttributeError, TypeError):
             raise self._misuse() from None
-        level = self._level
-        if level is not None:
-            if own in level.held and type(value) is level.type and level.fits(value):
-                level.values[own] = value
-                return
-            if not level.disabled:
-                level.write(own, context.group + self._id + own, value)
-                return
-            self._level = self._known = None
-        if value is None:
+        cache = self._cache
+        if cache is not None:
+            if own in cache.held and type(value) is cache.type and cache.fits(value):
+                cache.values[own] = value
+            else:
+                cache.write(own, context.group + self._id + own, value)
+        elif value is None:
             self._delete(context.group + self._id + own)
         else:
             self._put(context.group + self._id + own, self._encode(value))
@@ -112,16 +107,16 @@ class ValueState(KeyedState, Generic[T, R_co]):
         return VOID
 
     def is_empty(self) -> bool:
-        """True when no value is stored, whatever the default; decodes nothing."""
-        value = self._look()
-        return self._get(self._prefix()) is None if value is UNKNOWN else value is None
+        """True when no value is stored, whatever the default."""
+        key, cache = self._prefix(), self._cache
+        return (self._get(key) if cache is None else cache.read(self._own_key(), key)) is None
 
     def async_is_empty(self) -> StateFuture[bool]:
         """A future of ``is_empty``, as it is now."""
-        value = self._look()
-        if value is UNKNOWN:
-            return self._async_get(self._prefix(), _is_absent)
-        return completed_future(value is None)
+        key, cache = self._prefix(), self._cache
+        if cache is None:
+            return self._async_get(key, _is_absent)
+        return cache.async_read(self._own_key(), key).then_apply(_is_absent)
 
     def clear(self) -> None:
         """Remove the value."""
@@ -132,55 +127,6 @@ class ValueState(KeyedState, Generic[T, R_co]):
         self.update(None)
         return VOID
 
-    # -- the decoded cache ------------------------------------------------------------------------------------
 
-    def _look(self) -> Any:
-        """The cached value, None for an absent value; UNKNOWN for a miss."""
-        return UNKNOWN if self._level is None else self._level.look(self._own_key())
-
-    def _value(self, own: bytes) -> R_co:
-        """Read a value that is not in the recent generation."""
-        level = self._level
-        assert level is not None
-        if level.disabled:
-            self._level = self._known = None
-            return self.value()
-        value: Any = level.recall(own) if level.old else UNKNOWN
-        if value is not UNKNOWN:
-            return level.default if value is None else value  # type: ignore[no-any-return]
-        raw = self._get(self._prefix())
-        if raw is None:
-            level.add(own, None)
-            return level.default  # type: ignore[no-any-return]
-        value = self._decode(raw)
-        if value is not None:
-            level.add(own, value)
-        return value  # type: ignore[no-any-return]
-
-    def _async_value(self, own: bytes) -> StateFuture[R_co]:
-        level = self._level
-        assert level is not None
-        if level.disabled:
-            self._level = self._known = None
-            return self.async_value()
-        value: Any = level.recall(own) if level.old else UNKNOWN
-        if value is not UNKNOWN:
-            return completed_future(level.default if value is None else value)
-        future = self._async_get(self._prefix(), self._or_default)
-        # An answer that arrives later may be older than a write. The default object itself represents an absent value.
-        if future._state == DONE and (value := future._value) is not level.default and value is not None:
-            level.add(own, value)
-        return future
-
-
-def _is_absent(raw: bytes | None) -> bool:
-    return raw is None
-
-
-def _with_this_default(decode: Callable[[bytes], Any], default: Any) -> Callable[[bytes | None], Any]:
-    """``with_default`` for an immutable default: reads give the object itself, so that it can be recognized."""
-
-    def or_default(raw: bytes | None) -> Any:
-        return default if raw is None else decode(raw)
-
-    return or_default
+def _is_absent(value: Any) -> bool:
+    return value is None
