@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("confluent_kafka")
+pytest.importorskip("pyspark.sql.datasource", reason="Spark has Python data sources from 4.0 on")
 
 import confluent_kafka
 import confluent_kafka.admin

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 pytest.importorskip("confluent_kafka")
+pytest.importorskip("pyspark.sql.datasource", reason="Spark has Python data sources from 4.0 on")
 
 from pyspark.sql import DataFrame, SparkSession
 

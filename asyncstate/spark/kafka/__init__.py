@@ -31,7 +31,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """``KafkaSource``, when it is asked for: Spark 3.5 has no Python data sources, and reads topics nevertheless."""
     if name == "KafkaSource":
-        from asyncstate.spark.kafka.data_source import KafkaSource
-
+        try:
+            from asyncstate.spark.kafka.data_source import KafkaSource
+        except ModuleNotFoundError as error:
+            if error.name != "pyspark.sql.datasource":
+                raise
+            raise ImportError(
+                "KafkaSource is a Python data source, which Spark has from 4.0 on; on Spark 3.5 use read_kafka, which "
+                "reads with Spark's own connector"
+            ) from None
         return KafkaSource
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
