@@ -62,6 +62,7 @@ EVERY = [
     "-m",
     "spark and not slow",
 ]
+IN_DRIVER = [*EVERY[:-1], "spark and not slow and not executors"]
 EXECUTOR = "ASYNCSTATE_TEST_EXECUTOR"
 """Where the operators of the tests run: by default on Spark's executors."""
 CONNECT = ["-m", "pytest", "-q", "-m", "spark", "tests/connect"]
@@ -115,7 +116,7 @@ def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
     if spark in (OLDEST, NEWEST):
         cells.append(_run(python, name, "all tests with Spark", EVERY))
     if spark is NEWEST:
-        cells.append(_run(python, name, "the same in the driver", EVERY, {EXECUTOR: "local"}))
+        cells.append(_run(python, name, "the same in the driver", IN_DRIVER, {EXECUTOR: "local"}))
     return cells
 
 

@@ -97,6 +97,7 @@ EXPECTED = {key: len(range(key, 100, 7)) for key in range(7)}
 
 
 @pytest.mark.spark
+@pytest.mark.executors
 @HAS_BOUND
 @pytest.mark.parametrize(
     ("upstream", "inside", "lifted"),
@@ -127,6 +128,7 @@ def test_lifted_only_where_it_changes_no_batch(
 
 
 @pytest.mark.spark
+@pytest.mark.executors
 @HAS_BOUND
 def test_not_lifted_for_a_dataframe_of_unknown_origin(
     spark: SparkSession, make_job: Callable[..., StreamingJob], seen: list[str]
@@ -197,6 +199,7 @@ def test_texts_go_by_the_widest_batch_of_the_micro_batch_before(seen_bytes: floa
 
 
 @pytest.mark.spark
+@pytest.mark.executors
 @HAS_BOUND
 def test_of_texts_the_second_micro_batch_is_not_measured(
     spark: SparkSession, make_job: Callable[..., StreamingJob], seen: list[str], tmp_path: Path

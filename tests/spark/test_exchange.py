@@ -20,7 +20,7 @@ from asyncstate.spark.exchange import input_spec
 from asyncstate.spark.python_task import PartitionTask
 from tests.spark.parts import Echo, echo, runs
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.executors]
 
 MakeJob = Callable[..., StreamingJob]
 PARTITIONS = 3

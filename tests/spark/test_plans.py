@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.executors
 @pytest.mark.parametrize("async_enabled", [False, True])
 @pytest.mark.parametrize(
     ("operator", "travelling"),

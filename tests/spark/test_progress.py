@@ -138,6 +138,7 @@ def test_explain_names_the_partition_that_has_twice_the_mean() -> None:
     assert spent_on(**rows | {"parallelism": 1, "rows_in_max": 2_000}) == ""
 
 
+@pytest.mark.executors
 def test_a_known_batch_in_each_mode(make_job: MakeJob, rows: DataFrame, async_enabled: bool) -> None:
     job = make_job(options={"async-state.enabled": async_enabled}, clock=ManualClock(1_700_000_000_000_000))
     assert job.last_progress is None
@@ -328,6 +329,7 @@ def test_two_objects_of_a_registry_report_to_the_same_metrics() -> None:
     assert PrometheusProgress(CollectorRegistry()).registry is not registry
 
 
+@pytest.mark.executors
 def test_a_job_reports_to_prometheus(make_job: MakeJob, rows: DataFrame) -> None:
     metrics = PrometheusProgress(CollectorRegistry())
     options = {"async-state.enabled": True, "async-state.in-flight-limit": 50}
@@ -355,6 +357,7 @@ def test_without_its_package_the_exporter_says_what_to_install() -> None:
     assert "install asyncstate[prometheus]" in done.stdout
 
 
+@pytest.mark.executors
 def test_spark_s_jobs_say_which_operator_runs_and_what_was_left(
     make_job: MakeJob, spark: SparkSession, rows: DataFrame
 ) -> None:

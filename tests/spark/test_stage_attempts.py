@@ -30,7 +30,7 @@ from asyncstate.spark.reports import Report, pack
 from asyncstate.storage import Checkpoint, LocalFiles
 from tests.spark.parts import Echo, echo, runs
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.executors]
 
 MakeJob = Callable[..., StreamingJob]
 Read = Callable[[DataFrame], Any]
