@@ -42,6 +42,7 @@ class Watched:
     """A job of one partition with large stores; what its leases show."""
 
     def __init__(self, root: Path, snapshot_every_deltas: int) -> None:
+        copies.join()  # those of other tests: two may run in a process, and a third is not begun
         self.root = root
         self.job = MiniJob(root, snapshot_every_deltas)
         self.job.options = LARGE
