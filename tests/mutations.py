@@ -304,8 +304,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/state/expiring/expiry.py",
-        'self._hidden_below = self._first_live if hides else b""',
-        'self._hidden_below = b"" if hides else self._first_live',
+        'self._hidden_below = self._first_live_bytes if hides else b""',
+        'self._hidden_below = b"" if hides else self._first_live_bytes',
         "state/test_ttl.py",
     ),
     _mutation(

@@ -12,7 +12,6 @@ rows. Whether there is a ttl is decided once per call, never per row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import compress
 from operator import attrgetter
 from typing import NoReturn, Protocol
 
@@ -26,7 +25,7 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import MIN_WATERMARK, OperatorContext
 from asyncstate.state.column_cache.cache import ColumnCache
 from asyncstate.state.column_cache.column_front import ColumnFront
-from asyncstate.state.columnar.results import Columns, TimeRange
+from asyncstate.state.columnar.results import Columns, TimeRange, chosen_keys
 from asyncstate.state.expiring.expiry import Lifetime
 from asyncstate.state.expiring.stamped_codec import restamped, stamps_of
 from asyncstate.state.ranges import (
@@ -267,7 +266,7 @@ class ColumnState(BundleState):
             return store_keys, rows.columns, rows.present
         mask = pa.array(rows.present)
         columns = [column.filter(mask) for column in rows.columns]
-        return list(compress(store_keys, rows.present.tolist())), columns, rows.present
+        return chosen_keys(store_keys, rows.present), columns, rows.present
 
     # -- the clean-up -----------------------------------------------------------------------------
 
@@ -298,22 +297,18 @@ class ColumnState(BundleState):
             return 0
         keys = [key for key, _ in page]
         if self._front is not None:
-            due[due] = self._front.unknown(_chosen(keys, due))
+            due[due] = self._front.unknown(chosen_keys(keys, due))
         live = lifetime.live(stamps)
-        expired = _chosen(keys, due & ~live)
+        expired = chosen_keys(keys, due & ~live)
         if expired:
             self._sink.delete_many(expired)
             self._remove_dependents(expired)
         untimed = due & live
         if untimed.any():
             timed = restamped(rows, untimed, lifetime.stamps(None, int(untimed.sum())))
-            self._sink.put_many(_chosen(keys, untimed), binary_rows(timed.filter(pa.array(untimed))))
+            self._sink.put_many(chosen_keys(keys, untimed), binary_rows(timed.filter(pa.array(untimed))))
         return len(expired)
 
     def _remove_dependents(self, keys: list[bytes]) -> None:
         for dependent in self._dependents:
             dependent.remove_with(keys)
-
-
-def _chosen(keys: list[bytes], chosen: BoolArray) -> list[bytes]:
-    return list(compress(keys, chosen.tolist()))

@@ -90,7 +90,7 @@ class TimeRange:
 
     def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
         """All store keys of the ``chosen`` entries (m; None: of all), for ``remove_entries``."""
-        return self.store_keys if chosen is None else list(compress(self.store_keys, chosen.tolist()))
+        return self.store_keys if chosen is None else chosen_keys(self.store_keys, chosen)
 
 
 @dataclass(frozen=True)
@@ -159,3 +159,8 @@ class ListRange(TimeRange):
         """The store keys of the heads, then of the chunks, of the ``chosen`` lists (u; None: of all)."""
         heads, chunks = super().entry_keys(chosen), self.chunks if chosen is None else self.chunks[chosen]
         return heads + numbered_keys(heads, chunks) if chunks.any() else heads
+
+
+def chosen_keys(store_keys: list[bytes], chosen: BoolArray) -> list[bytes]:
+    """Those of ``store_keys`` (m) that the mask ``chosen`` (m) has."""
+    return list(compress(store_keys, chosen.tolist()))

@@ -89,16 +89,16 @@ class Expiry(Lifetime):
     two compares the stamps.
     """
 
-    __slots__ = ("_first_live", "_hidden_below", "_sink", "_stamp_now", "renews")
+    __slots__ = ("_first_live_bytes", "_hidden_below", "_sink", "_stamp_now_bytes", "renews")
 
     def __init__(self, ttl: StateTtl, context: OperatorContext, owner: str, sink: StateBackend) -> None:
         super().__init__(ttl, context, owner)
         self._sink = sink
         self.renews = ttl.update is TtlUpdate.READ_AND_WRITE
-        self._stamp_now = encode_namespace(self.stamp_now)
-        self._first_live = encode_namespace(self.first_live)
+        self._stamp_now_bytes = encode_namespace(self.stamp_now)
+        self._first_live_bytes = encode_namespace(self.first_live)
         hides = ttl.visibility is TtlVisibility.NEVER_RETURN_EXPIRED
-        self._hidden_below = self._first_live if hides else b""
+        self._hidden_below = self._first_live_bytes if hides else b""
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Expiry(Lifetime):
             time = getattr(self._sink.current, "timestamp", None)
             if time is not None and time > self.now:
                 return encode_namespace(time if time < MAX_WATERMARK else STAMP_MAX)
-        return self._stamp_now
+        return self._stamp_now_bytes
 
     def stamped(self, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
         """``encode`` with its result prefixed with the stamp."""
@@ -119,7 +119,7 @@ class Expiry(Lifetime):
 
     def expired(self, raw: bytes) -> bool:
         """True when ``raw`` is expired."""
-        return raw < self._first_live
+        return raw < self._first_live_bytes
 
     def shows(self, raw: bytes) -> bool:
         """True when reads return ``raw``."""
@@ -144,7 +144,7 @@ class Expiry(Lifetime):
 
     def renewed(self, raw: bytes, stamp: bytes) -> bytes:
         """``raw`` after a read at ``stamp``: ``raw`` itself unless reads renew and it is live and older."""
-        if self.renews and self._first_live <= raw < stamp:
+        if self.renews and self._first_live_bytes <= raw < stamp:
             return stamp + raw[STAMP_BYTES:]
         return raw
 
@@ -166,8 +166,8 @@ class Expiry(Lifetime):
 
     def restamped(self, raw: bytes) -> bytes:
         """``raw`` with the watermark as its stamp if it was written before any time was known."""
-        if raw.startswith(UNTIMED) and self._stamp_now != UNTIMED:
-            return self._stamp_now + raw[STAMP_BYTES:]
+        if raw.startswith(UNTIMED) and self._stamp_now_bytes != UNTIMED:
+            return self._stamp_now_bytes + raw[STAMP_BYTES:]
         return raw
 
     def sweep_entries(self, state: bytes, page_size: int) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from asyncstate.codec import PlainValues
 from asyncstate.futures import StateFuture, completed_future
+from asyncstate.state.ranges import STATE_PREFIX_BYTES
 from asyncstate.state_backend import StateBackend, WriteBackCache
 
 UNKNOWN: Final = object()
@@ -25,8 +26,7 @@ UNKNOWN: Final = object()
 ENTRY_BYTES: Final = 200
 """Measured overhead of an entry, in addition to its value, its key and, once written, its store key."""
 
-_STATE_ID: Final = slice(2, 3)  # of a store key
-_OWN_KEY_AT: Final = 3
+_STATE_ID: Final = slice(STATE_PREFIX_BYTES - 1, STATE_PREFIX_BYTES)  # of a store key
 _STORE_KEY: Final = itemgetter(0)
 
 
@@ -192,7 +192,7 @@ class DecodedCache(WriteBackCache):
 
     def knows(self, store_key: bytes) -> bool:
         """Whether reads of a state of values need not ask the sink; of a map this is not known."""
-        own = store_key[_OWN_KEY_AT:]
+        own = store_key[STATE_PREFIX_BYTES:]
         return store_key[_STATE_ID] == self.state_id and any(
             own in entries or store_key in entries for entries in (self.values, self.old)
         )

@@ -119,7 +119,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         if prefix in cache.held and type(after) is cache.type and cache.fits(after):
             cache.values[prefix] = after
         elif after is None:
-            self._bytes_of(after)  # raises: it cannot be stored
+            self._as_stored(after)  # raises: it cannot be stored
         else:
             cache.write(prefix, prefix, after)
 
@@ -150,7 +150,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         return raw, self._result_of(raw)
 
     def _add(self, prefix: bytes, raw: Any, value: Any) -> tuple[Any, None]:
-        return self._bytes_of(self._folded(self._value_of(raw), value)), None
+        return self._as_stored(self._folded(self._value_of(raw), value)), None
 
     def _merged(self, prefix: bytes, stored: Any, sources: list[PendingSource]) -> Any:
         merged = self._value_of(stored)
@@ -159,7 +159,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
             return stored
         for other in others:
             merged = other if merged is None else self._combined(merged, other)
-        return self._bytes_of(merged)
+        return self._as_stored(merged)
 
     def _result_of(self, raw: Any) -> Any:
         stored = self._value_of(raw)
@@ -168,7 +168,7 @@ class FoldingState(MergingState, Generic[IN, OUT]):
     def _value_of(self, raw: Any) -> Any:
         return raw if raw is None or self._cache is not None else self._decode(raw)
 
-    def _bytes_of(self, value: Any) -> Any:
+    def _as_stored(self, value: Any) -> Any:
         if value is None:
             raise StateAccessError(
                 f"{self._binding.label}: {_name(self._function)} returned None, which cannot be stored; return the "
