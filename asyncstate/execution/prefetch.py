@@ -20,6 +20,9 @@ from asyncstate.storage import MemTable
 BLOCK_ROWS: Final = 1_000
 """Rows that are prefetched together."""
 
+PREFETCH_ROWS_MIN: Final = 500
+"""For fewer rows, records in flight overlap their reads as well as prefetching does."""
+
 _WANTED_SHARE: Final = 0.5  # of the rows: so many have waited for a read of a state's own key
 _USED_SHARE: Final = 0.5  # of the prefetched keys: so many have then been read by records
 _USED_SHARE_QUICK: Final = 0.75  # of a quick store: a wasted read costs more than a useful one saves

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import FutureStateError, OperatorError
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness, Tuning
 from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm
@@ -44,7 +44,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class _ShuffledReads(AdaptiveReads):
+class _ShuffledReads(Pacer):
     """Takes the store for a slow device and cuts reads into pieces of any size, which threads answer in any order."""
 
     def __init__(self, seed: int) -> None:

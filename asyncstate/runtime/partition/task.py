@@ -24,13 +24,11 @@ import msgspec
 from asyncstate.durations import seconds
 from asyncstate.errors import StoreError
 from asyncstate.execution import (
-    AsyncExecutionController,
     AsyncLimits,
     CallLimits,
     ControllerStatistics,
     ExecutionController,
     OutsideCalls,
-    SyncExecutionController,
 )
 from asyncstate.operator import (
     MAX_WATERMARK,
@@ -153,7 +151,7 @@ def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> Exec
     bounds = CallLimits(operator.call_limit, round(timeout * 1000), config.tuning.watchdog_ms)
     calls = OutsideCalls(spec.uid, bounds, operator.open_calls, operator.close_calls)
     if not config.enabled:
-        return SyncExecutionController(overlay, spec.uid, names, calls)
+        return ExecutionController(overlay, spec.uid, names, calls=calls)
     limits = AsyncLimits(
         in_flight=config.in_flight_limit,
         buffer_size=config.buffer_size,
@@ -162,9 +160,7 @@ def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> Exec
         watchdog_timeout_ms=config.tuning.watchdog_ms,
         batch_hot_reads=config.tuning.batch_hot_reads,
     )
-    return AsyncExecutionController(
-        overlay, spec.uid, names, limits, memory.pacer, calls, memory.interests(spec)
-    )
+    return ExecutionController(overlay, spec.uid, names, limits, memory.pacer, calls, memory.interests(spec))
 
 
 def _opened_context(

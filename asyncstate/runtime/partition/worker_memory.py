@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from asyncstate.codec import PlainValues
-from asyncstate.execution import AdaptiveReads, Interests
+from asyncstate.execution import Interests, Pacer
 from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state import ColumnCache, DecodedCache
 from asyncstate.storage import CacheLoan, GiveAway, PartitionKey, StorePool, ValueCache, WorkerCache
@@ -83,8 +83,8 @@ class WorkerMemory:
     it has read and written. ``stores``: open stores of partitions.
     """
 
-    def __init__(self, pacer: AdaptiveReads | None = None) -> None:
-        self.pacer = AdaptiveReads() if pacer is None else pacer
+    def __init__(self, pacer: Pacer | None = None) -> None:
+        self.pacer = Pacer() if pacer is None else pacer
         self.entries = WorkerCache(CachedValues)
         self.columns = WorkerCache(ColumnCache)
         self.stores = StorePool()
