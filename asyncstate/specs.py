@@ -22,7 +22,7 @@ from asyncstate.changelog import (
     has_kinds,
     late_changes,
 )
-from asyncstate.codec import KeyCodec, SchemaLike, read_schema, read_schemas
+from asyncstate.codec import KeyCodec, SchemaLike, key_codec, read_schema, read_schemas
 from asyncstate.errors import SchemaError
 from asyncstate.partial_aggregation import PartialAggregation, PartialLimit
 
@@ -192,9 +192,9 @@ class InputSpec:
 
     def key_codec(self, max_parallelism: int) -> KeyCodec:
         """The codec of the input's keys."""
-        key = self.key_schema
-        route = [self.key.index(name) for name in self.route]
-        return KeyCodec(key.types, key.names, max_parallelism, route)
+        types = tuple(self.column(name).type for name in self.key)
+        route = tuple(map(self.key.index, self.route))
+        return key_codec(types, self.key, max_parallelism, route)
 
     @property
     def row_schema(self) -> pa.Schema:

@@ -16,7 +16,7 @@ from asyncstate.execution.failed_rows import (
 from asyncstate.execution.operator_code import ControllerStatistics
 from asyncstate.execution.outside_calls import CallLimits, OutsideCalls
 from asyncstate.execution.pacer import AsyncLimits, Pacer
-from asyncstate.execution.prefetch import BLOCK_ROWS, ComingRows, Interests
+from asyncstate.execution.prefetch import BLOCK_ROWS, Interests
 from asyncstate.execution.read_threads import ReadThreads
 from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, OutputRow, Record, SideRow
@@ -29,7 +29,6 @@ __all__ = [
     "BatchFrame",
     "BroadcastRecord",
     "CallLimits",
-    "ComingRows",
     "Completion",
     "Completions",
     "ControllerStatistics",

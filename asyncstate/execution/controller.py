@@ -37,7 +37,6 @@ from asyncstate.execution.pacer import AsyncLimits, Pacer
 from asyncstate.execution.prefetch import (
     PREFETCH_ROWS_MIN,
     AheadBlock,
-    ComingRecords,
     ComingRows,
     Interests,
     ReadAhead,
@@ -64,7 +63,6 @@ from asyncstate.storage.memtable import TIMED_EVERY
 from asyncstate.storage.value_cache import Peeked
 
 _AGE_CHECK_RECORDS: Final = 64
-_INDIFFERENT: Final = ComingRows()
 _ONE: Final = AsyncLimits(in_flight=1)
 
 T = TypeVar("T")
@@ -309,18 +307,18 @@ class ExecutionController(OperatorCode):
         best read when it is processed."""
         return self._reads is not None and self._reads.pacer.waits_for_device
 
-    def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows:
-        """Announce the next rows, by key group (2 bytes) and encoded key: a hint for prefetching.
+    def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows | None:
+        """Announce the next rows, by key group (2 bytes) and encoded key; None if nothing is to be prefetched.
 
         Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers. A few rows are not
         worth it.
         """
         reads, limits = self._reads, self._limits
         if reads is None or limits.batch_hot_reads or len(keys) < PREFETCH_ROWS_MIN:
-            return _INDIFFERENT
+            return None
         if self._ahead is None:
             self._ahead = ReadAhead(self.overlay, reads, limits.in_flight, self._interests, self._caches)
-        return ComingRecords(self._ahead, self._await_block, kind, groups, keys)
+        return ComingRows(self._ahead, self._await_block, kind, groups, keys)
 
     def _await_block(self, block: AheadBlock) -> None:
         while block.missing:
