@@ -43,7 +43,7 @@ from asyncstate.execution.prefetch import (
 )
 from asyncstate.execution.range_prefetch import RangeReads, RangeRequest, reads_in
 from asyncstate.execution.read_threads import ReadThreads
-from asyncstate.execution.reads import ListGet, Reads
+from asyncstate.execution.reads import ListGet, Reads, StateRequest
 from asyncstate.execution.record import Record
 from asyncstate.execution.record_failures import throw_into
 from asyncstate.futures import (
@@ -57,7 +57,7 @@ from asyncstate.futures import (
     settle,
 )
 from asyncstate.futures.settling import settled
-from asyncstate.state_backend import Decoder, Page, StateRequest
+from asyncstate.state_backend import Decoder, Page
 from asyncstate.storage import MISSING, MemTable
 from asyncstate.storage.memtable import TIMED_EVERY
 from asyncstate.storage.value_cache import Peeked
@@ -230,7 +230,7 @@ class ExecutionController(OperatorCode):
                 assert record is not None
                 future: StateFuture[T] = pending_future(record)
                 self._flight.hold(record)
-                reads.add(StateRequest(key, decode, future, record))
+                reads.add((key, decode, future, record))
                 if self._ahead is not None:
                     self._ahead.waited(key, record.encoded_key)
                 return future
@@ -403,20 +403,21 @@ class ExecutionController(OperatorCode):
 
     def _answer(self, requests: Sequence[StateRequest], values: list[bytes | None]) -> None:
         """Complete futures in key order; each runs its record's callbacks here."""
-        remember, settle_for, let_go = self.overlay.remember, self._settle_for, self._flight.let_go
-        failures = self.failures
-        for request, value in zip(requests, values, strict=True):
-            remember(request.key, value)
-            record = request.record
+        remember, let_go, failures = self.overlay.remember, self._flight.let_go, self.failures
+        for (key, decode, future, record), value in zip(requests, values, strict=True):
+            remember(key, value)
             self.current = record
             state, decoded = DONE, None
             try:
-                decoded = request.decode(value)
+                decoded = decode(value)
             except Exception as error:
-                self.failures.read_failed(error, request.key)
+                failures.read_failed(error, key)
                 state, decoded = FAILED, error
-            failures.answering = request.key
-            settle_for(record, request.future, state, decoded)
+            failures.answering = key
+            try:
+                settle(future, state, decoded)
+            except Exception as error:
+                failures.raise_named(error, record)
             let_go(record)
         failures.answering = None
         self._flight.run_ready()
@@ -451,13 +452,13 @@ class ExecutionController(OperatorCode):
         record = call.record
         call.future = pending_future(record)
         self.calls.start(call)  # first: if it cannot, nothing waits
-        if record is None:
-            self._bundle_calls += 1
-        else:
-            self._flight.hold(record)
         if self._reads is None:
             while not call.future.done:
                 self._await_completion()
+        elif record is None:
+            self._bundle_calls += 1
+        else:
+            self._flight.hold(record)
         return call.future
 
     def _await_settled(self, future: StateFuture[Any]) -> None:
@@ -480,6 +481,8 @@ class ExecutionController(OperatorCode):
             self.failures.call_failed(completion.error, call.name)
             state, outcome = FAILED, completion.error
         self._settle_for(call.record, call.future, state, outcome)
+        if self._reads is None:
+            return  # nothing but ``_call`` waits for it
         if call.record is None:
             self._bundle_calls -= 1
         else:

@@ -7,7 +7,7 @@ which ends the micro-batch. Reads of records are sent sorted by store key, so th
 block once. Only this module reports reads to the pacer and reads its decisions.
 Must not import the controller.
 
-Source: Flink's ``StateRequestBuffer``.
+Source: Flink's ``StateRequestBuffer`` and FLIP-424's ``StateRequest``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
 from asyncstate.execution.completions import Completion
 from asyncstate.execution.pacer import AsyncLimits, Pacer
-from asyncstate.state_backend import StateRequest
+from asyncstate.futures import StateFuture
+from asyncstate.state_backend import Decoder
 from asyncstate.storage import LIST_GET_KEYS, MemTable
 
 Values = list[bytes | None]
-_BY_KEY: Final = attrgetter("key")
+StateRequest = tuple[bytes, Decoder[Any], StateFuture[Any], Any]
+"""A read that a record waits for: its store key, the decoder of the answer, its future, and the record."""
+_KEY: Final = itemgetter(0)
 
 
 class ReadRequest(ABC):
@@ -71,7 +74,7 @@ class RecordRead(ReadRequest):
     __slots__ = ("_answer", "_requests")
 
     def __init__(self, requests: list[StateRequest], answer: Answer) -> None:
-        super().__init__([request.key for request in requests])
+        super().__init__(list(map(_KEY, requests)))
         self._requests = requests
         self._answer = answer
 
@@ -81,7 +84,7 @@ class RecordRead(ReadRequest):
 
     def about(self, start: int) -> tuple[bytes, Any]:
         """See ``ReadRequest``."""
-        return self.keys[start], self._requests[start].record
+        return self.keys[start], self._requests[start][3]
 
 
 Answer = Callable[[Sequence[StateRequest], Values], None]
@@ -154,7 +157,7 @@ class Reads:
     def send_requests(self) -> None:
         """Read all buffered requests, by store key."""
         requests, self.requests = self.requests, []
-        requests.sort(key=_BY_KEY)
+        requests.sort(key=_KEY)
         self.read(RecordRead(requests, self._answer))
 
     # -- keys that are read together --------------------------------------------------------------------

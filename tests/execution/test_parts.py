@@ -16,7 +16,6 @@ from asyncstate.execution.in_flight import InFlightRecords
 from asyncstate.execution.reads import ReadRequest, Reads, Values
 from asyncstate.execution.record_failures import Failures
 from asyncstate.futures import StateFuture
-from asyncstate.state_backend import StateRequest
 from asyncstate.storage import MemTable
 from tests.memory_store import MemoryStore
 
@@ -161,7 +160,7 @@ class Sent:
         self.threads = threads
 
     def _answer(self, requests: Any, values: Values) -> None:
-        self.answered.extend(zip((request.key for request in requests), values, strict=True))
+        self.answered.extend(zip((key for key, *_ in requests), values, strict=True))
 
     def _fail(self, get: ListGet, error: BaseException) -> NoReturn:
         raise error
@@ -224,7 +223,7 @@ def test_requests_that_were_gathered_are_read_by_key_once() -> None:
     futures: list[StateFuture[Any]] = [StateFuture() for _ in range(3)]
     for key, future in zip([b"0002", b"0000", b"0001"], futures, strict=True):
         assert not reads.full
-        reads.add(StateRequest(key, lambda value: value, future, None))
+        reads.add((key, lambda value: value, future, None))
     assert reads.full
     assert reads.overdue
     reads.send_requests()
