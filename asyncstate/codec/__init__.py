@@ -30,7 +30,6 @@ from asyncstate.codec.keys import (
     decode_namespace,
     encode_namespace,
     group_prefixes,
-    key_codec,
     prefix_end,
 )
 from asyncstate.codec.scalars import PlainValues, plain_key, plain_values
@@ -62,7 +61,6 @@ __all__ = [
     "field_to_text",
     "group_prefixes",
     "hash_columns",
-    "key_codec",
     "key_group",
     "key_groups",
     "plain_key",

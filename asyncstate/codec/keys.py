@@ -40,14 +40,6 @@ def group_prefixes(max_parallelism: int) -> tuple[bytes, ...]:
     return tuple(group.to_bytes(2, "big") for group in range(max_parallelism))
 
 
-@functools.lru_cache(maxsize=1_000)  # each micro-batch asks for the same ones
-def key_codec(
-    types: tuple[pa.DataType, ...], names: tuple[str, ...], max_parallelism: int, route: tuple[int, ...]
-) -> KeyCodec:
-    """``KeyCodec``, made once per process."""
-    return KeyCodec(types, names, max_parallelism, route)
-
-
 class KeyCodec:
     """Encodes the key columns ``names`` of ``types`` for ``max_parallelism`` key groups.
 
