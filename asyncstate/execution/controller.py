@@ -81,7 +81,6 @@ class ExecutionController(OperatorCode):
         "_ahead",
         "_bundle_calls",
         "_bundles",
-        "_completions",
         "_flight",
         "_interests",
         "_limits",
@@ -106,7 +105,6 @@ class ExecutionController(OperatorCode):
         interests: Interests | None = None,
     ) -> None:
         super().__init__(overlay, uid, state_names, calls)
-        self._completions = self.calls.completions
         self._peek = overlay.peek
         self._interests = interests
         self._submitted = self._scans_at_once = self._bundle_calls = 0
@@ -336,7 +334,7 @@ class ExecutionController(OperatorCode):
         """Have ``gets`` made by at least ``threads`` threads."""
         if self._threads is None:
             read, most = self.overlay.read_store, self._limits.io_parallelism
-            self._threads = ReadThreads(read, most, self._completions)
+            self._threads = ReadThreads(read, most, self.calls.completions)
         self._threads.submit(gets, threads)
 
     # -- 4. it completes ------------------------------------------------------------------------------
@@ -352,7 +350,7 @@ class ExecutionController(OperatorCode):
         ):
             self.flush()
         elif not self._flight.run_ready():
-            if not self._completions:
+            if not self.calls.completions:
                 self._flight.raise_stuck()
             self._await_completion()
 
@@ -361,7 +359,7 @@ class ExecutionController(OperatorCode):
         of_reads = self._reads is not None and self._reads.outstanding > 0
         seconds = self._limits.watchdog_timeout_ms / 1000 if of_reads else self.calls.watchdog_seconds
         started = time.perf_counter()
-        completion = self._completions.next(seconds)
+        completion = self.calls.completions.next(seconds)
         waited = time.perf_counter() - started
         if completion is None:
             self._raise_unanswered(of_reads)
@@ -376,13 +374,13 @@ class ExecutionController(OperatorCode):
         self._reads_hang = reads
         if self.calls.in_flight:
             self.calls.abandon()
-        text = self.failures.unanswered(self._completions.outstanding())
+        text = self.failures.unanswered(self.calls.completions.outstanding())
         raise self.failures.named(StoreError(text) if reads else OperatorError(text))
 
     def _poll(self) -> None:
         """Process answers that have arrived meanwhile."""
-        while self._completions:
-            completion = self._completions.next(0)
+        while self.calls.completions:
+            completion = self.calls.completions.next(0)
             if completion is None:
                 return
             self._complete(completion)
