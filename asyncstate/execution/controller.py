@@ -308,11 +308,11 @@ class ExecutionController(OperatorCode):
     def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows | None:
         """Announce the next rows, by key group (2 bytes) and encoded key; None if nothing is to be prefetched.
 
-        Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers. A few rows are not
-        worth it.
+        Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers. While reads are
+        quick, a few rows are not worth it.
         """
         reads, limits = self._reads, self._limits
-        if reads is None or limits.batch_hot_reads or len(keys) < PREFETCH_ROWS_MIN:
+        if reads is None or limits.batch_hot_reads or (reads.at_once and len(keys) < PREFETCH_ROWS_MIN):
             return None
         if self._ahead is None:
             self._ahead = ReadAhead(self.overlay, reads, limits.in_flight, self._interests, self._caches)
