@@ -358,10 +358,11 @@ MUTATIONS: Final = (
         "runtime/test_sorted_inputs.py",
     ),
     _mutation(
-        "asyncstate/runtime/rows/sorted_inputs.py",
-        "start + encode_namespace(watermark + 1)",
-        "start + encode_namespace(watermark)",
+        "asyncstate/state/ranges.py",
+        "prefix + encode_namespace(until + 1)",
+        "prefix + encode_namespace(until)",
         "runtime/test_sorted_inputs.py",
+        "state/test_timers.py",
     ),
     _mutation(
         "asyncstate/runtime/rows/sorted_inputs.py",

@@ -25,7 +25,7 @@ _BOUNDS: Final = {
     "asyncstate.state.keyed.chunks.CHUNK_BYTES": 64,
     "asyncstate.state.ranges._REMOVED_KEYS": 3,
     "asyncstate.state.stored_lists._TOGETHER_BYTES": 100,
-    "asyncstate.state.timers.HELD_MAX": 3,
+    "asyncstate.runtime.rows.event_time_merge.HELD_MAX": 3,
     "asyncstate.state.views.bundle_maps.HELD_ENTRIES": 2,
     "asyncstate.storage.spill._PAGE_ENTRIES": 3,
     "operators.core.arrays._CODE_LIMIT": 50,

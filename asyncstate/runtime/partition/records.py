@@ -7,6 +7,7 @@ ended; within a phase the records of a key run in order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
@@ -157,10 +158,12 @@ class RecordRunner(Runner):
         self.controller.drain()
 
     def _deliver_between_timers(self) -> Iterator[OutBatch]:
-        groups, watermark = self.context.key_groups, self.spec.watermark
-        timers = self._timers.between_rows(groups, watermark, self.context.page_size)
         merge = EventTimeMerge(
-            self.controller, self._due_rows(), timers, self._timer_record, self._submit_record
+            self.controller,
+            self._due_rows(),
+            functools.partial(self._due_timers, TimeDomain.EVENT_TIME),
+            self._timer_record,
+            self._submit_record,
         )
         for count in merge.run():
             self.controller.bound_writes(count)
@@ -221,9 +224,7 @@ class RecordRunner(Runner):
 
     def _fire_round(self, domain: TimeDomain) -> Iterator[OutBatch]:
         tick = None
-        for page in self._timers.due(
-            domain, self.context.key_groups, self._time_of(domain), self.context.page_size
-        ):
+        for page in self._due_timers(domain):
             groups, keys = [due.group for due in page], [due.key for due in page]
             coming = self.controller.coming_rows(_TIMERS, groups, keys)
             for number, due in enumerate(page):
@@ -237,6 +238,12 @@ class RecordRunner(Runner):
             self.controller.bound_writes(len(page))
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
+
+    def _due_timers(
+        self, domain: TimeDomain, registered: list[DueTimer] | None = None
+    ) -> Iterator[list[DueTimer]]:
+        groups, page_size = self.context.key_groups, self.context.page_size
+        return self._timers.due(domain, groups, self._time_of(domain), page_size, registered)
 
     def _may_be_due(self, domain: TimeDomain) -> bool:
         until = self._time_of(domain)

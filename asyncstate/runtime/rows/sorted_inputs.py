@@ -36,8 +36,6 @@ from asyncstate.codec import (
     KeyCodec,
     RowCodec,
     check_key_type,
-    encode_namespace,
-    prefix_end,
     schema_from_text,
     schema_to_text,
     type_to_text,
@@ -58,9 +56,8 @@ from asyncstate.operator import (
 from asyncstate.runtime.rows.bundle_size import BundleSize
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.runtime.task_spec import TaskSpec
-from asyncstate.state import merged_entries, pages_of
 from asyncstate.state.columnar.aligned_scan import Place, align_scans
-from asyncstate.state.ranges import range_pages
+from asyncstate.state.ranges import Range, pages_by_group, pages_by_time, up_to_time
 from asyncstate.state_backend import Page, StateBackend
 from asyncstate.storage import StateSpec
 
@@ -208,8 +205,7 @@ class OrderedInputs:
             if not waiting.is_broadcast
             for bounds in waiting.due(groups, self._watermark)
         ]
-        entries = merged_entries(self._sink, ranges, _RANGE_PAGE_ROWS, _delivery_order)
-        for page in pages_of(entries, page_size):
+        for page in pages_by_time(self._sink, ranges, page_size, _delivery_order, _RANGE_PAGE_ROWS):
             self._sink.delete_many([key for key, _ in page])
             yield self._turns(page)
 
@@ -345,22 +341,18 @@ class _SortedBuffer:
         assert prepared.times is not None, "an input in order of event time has one"
         return prepared.times.view(np.uint64) ^ np.uint64(1 << 63)
 
-    def due(self, groups: range, watermark: int) -> Iterator[tuple[bytes, bytes]]:
+    def due(self, groups: range, watermark: int) -> list[Range]:
         """The store ranges of the due rows, one per key group."""
         time = self.order.time
         if watermark < MAX_WATERMARK and (time == "end" or (time == "event" and watermark == MIN_WATERMARK)):
-            return
-        for group in groups:
-            start = group.to_bytes(_GROUP_BYTES, "big") + bytes([self._id])
-            part = time == "event" and watermark < MAX_WATERMARK
-            yield start, start + encode_namespace(watermark + 1) if part else prefix_end(start)
+            return []
+        return up_to_time(bytes([self._id]), groups, watermark if time == "event" else MAX_WATERMARK)
 
     def pages(self, sink: StateBackend, groups: range, watermark: int, page_size: int) -> Iterator[_Entries]:
         """The due entries, by key group and store key."""
-        for start, end in self.due(groups, watermark):
-            for page in range_pages(sink, start, end, page_size):
-                keys, values = zip(*page, strict=True)
-                yield _Entries(list(keys), list(values))
+        for page in pages_by_group(sink, self.due(groups, watermark), page_size):
+            keys, values = zip(*page, strict=True)
+            yield _Entries(list(keys), list(values))
 
     def prepared(self, values: list[bytes]) -> PreparedBatch:
         """Decode stored values to rows."""
