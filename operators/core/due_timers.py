@@ -52,6 +52,9 @@ class Ends(Protocol):
     def next_end(self, time: int) -> int:
         """The first window end that is not before ``time``."""
 
+    def previous_end(self, time: int) -> int:
+        """The last window end that is not after ``time``."""
+
     def first_slice(self, ends: int) -> int:
         """The earliest namespace of the window with this end; the last one is the end itself."""
 
@@ -85,9 +88,9 @@ class DueReader:
         self._rows_max = part_rows
         self._row_bytes = row_bytes
 
-    def parts(self, first: int, last: int) -> Iterator[DuePart]:
-        """The windows with first <= end <= last."""
-        waiting = [(first, last)]  # earliest on top
+    def parts(self, before: int, until: int) -> Iterator[DuePart]:
+        """The windows with before < end <= ``until``."""
+        waiting = [(before + 1, self._window.previous_end(until))]  # earliest on top
         while waiting:
             first, last = waiting.pop()
             first = self._window.next_end(first)

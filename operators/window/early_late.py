@@ -83,10 +83,7 @@ class UpdatedSlices(SliceAggregation):
 
     def _close(self, before: int, due: int, stay: bool, ctx: BundleContext) -> Iterator[None]:
         """Emit the windows with before < end <= due as they are now."""
-        first, last = self._window.next_end(before + 1), self._window.previous_end(due)
-        if first > last:
-            return
-        for part in self._both.parts(first, last):
+        for part in self._both.parts(before, due):
             stored, emitted = part.ranges
             keys, at_state, emitted_at = self._joined(stored, emitted)
             states = _columns(stored, at_state, [pa.nulls(len(keys), kind) for kind in self._types])
@@ -165,11 +162,10 @@ class UpdatedSessions(SessionAggregation):
         self, before: int, last: int, stay: bool, ctx: BundleContext
     ) -> Iterator[StateFuture[None]]:
         """Emit the sessions with before < end <= last."""
-        if before < last:
-            for part in self._reader.parts(before + 1, last):
-                entries = part.entries
-                windows = self._codec.group(entries.key_columns, entries.namespaces)
-                yield from self._renew(windows, stay, ctx)
+        for part in self._reader.parts(before, last):
+            entries = part.entries
+            windows = self._codec.group(entries.key_columns, entries.namespaces)
+            yield from self._renew(windows, stay, ctx)
 
     def _renew(self, windows: KeyBatch, stay: bool, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """Emit the sessions with these keys and ends as they are now."""

@@ -66,7 +66,7 @@ def test_parts_have_every_entry_of_their_windows_by_time(
     entries = {(number * 2 * MS, key) for number, key in numbers}
     first = MIN_WATERMARK if low is None else low * 2 * MS
     last = MAX_WATERMARK if high is None else high * 2 * MS
-    parts = list(DueReader(stored(entries), window, range(4), part_rows).parts(first, last))
+    parts = list(DueReader(stored(entries), window, range(4), part_rows).parts(first - 1, last))
     ranges = [(part.first, part.last) for part in parts]
     assert all(first <= low <= high <= last for low, high in ranges)
     assert all(one == two or one[1] < two[0] for one, two in pairwise(ranges))
@@ -112,7 +112,7 @@ def test_two_states_are_cut_at_the_same_places(
     context = FakeContext(FakeSink(), page_size=PAGE_ROWS)
     entries = [{(number * 2 * MS, key) for number, key in some} for some in numbers]
     left, right = (stored(some, context, name) for some, name in zip(entries, ("left", "right"), strict=True))
-    parts = list(DueReader((left, right), window, range(4), PART_ROWS).parts(first, last))
+    parts = list(DueReader((left, right), window, range(4), PART_ROWS).parts(first - 1, last))
     ranges = [(part.first, part.last) for part in parts]
     assert all(first <= low <= high <= last for low, high in ranges)
     assert all(one == two or one[1] < two[0] for one, two in pairwise(ranges))

@@ -87,6 +87,10 @@ class Grid:
         """The first cell that does not begin before ``time``."""
         return -(-time // self.width) * self.width
 
+    def previous_end(self, time: int) -> int:
+        """The last cell that does not begin after ``time``."""
+        return self.cell_of(time)
+
     def first_slice(self, ends: int) -> int:
         """The cell itself."""
         return ends

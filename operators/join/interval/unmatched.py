@@ -81,7 +81,7 @@ class UnmatchedRows:
     def due(self, before: int, over: int) -> Iterator[list[pa.Array]]:
         """Payload columns of the rows with before < time <= ``over``, by time, then as stored; in parts."""
         reader = DueReader(self._lists, self._grid, self._groups)
-        for part in reader.parts(self._grid.cell_of(before + 1), self._grid.cell_of(over)):
+        for part in reader.parts(self._grid.cell_of(before + 1) - 1, over):
             columns, times = self._form.unpack(part.entries.columns)
             order = rows_by(times)
             begin, end = np.searchsorted(times[order], [before, over], "right")

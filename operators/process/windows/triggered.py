@@ -259,15 +259,9 @@ class TriggeredRows(WindowRows):
 
     def _end_timer(self, one: _Open, ctx: RecordContext, register: bool) -> None:
         """Register or delete the timer of the window's expiry; a global window has none."""
-        time = self._time.expiry(one.window.end)
-        if _is_global(one.window):
-            return
-        timers = ctx.timers
-        if self._time.domain == "processing":
-            call = timers.register_processing_time if register else timers.delete_processing_time
-        else:
-            call = timers.register_event_time if register else timers.delete_event_time
-        call(time, namespace=one.namespace)
+        if not _is_global(one.window):
+            act = self._time.register if register else self._time.delete
+            act(ctx, self._time.expiry(one.window.end), one.namespace)
 
     async def _forget(self, one: _Open, ctx: RecordContext) -> None:
         context = _Context(ctx, self._time, one)

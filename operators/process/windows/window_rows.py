@@ -101,7 +101,7 @@ class WindowRows(ABC):
         if timer.time == time.due(window.end):
             await self._fire_rows(ctx, window, namespace)
             if not expires:
-                time.set_expiry(ctx, window.end, namespace)
+                time.register(ctx, time.expiry(window.end), namespace)
         if expires:
             await self._rows.at(namespace).async_clear()
             await self._expire(ctx, window, namespace)
