@@ -8,14 +8,14 @@ Must not import anything of ``asyncstate`` but ``operator`` and ``state``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.state.columnar.aligned_scan import align_scans
+from asyncstate.state.columnar.aligned_scan import align_scans, joined
 from asyncstate.state.columnar.state_columns import TimeRange
 
 PART_ROWS = 1 << 19
@@ -24,6 +24,7 @@ PART_BYTES = 1 << 26
 """The maximum number of bytes of their values: wide entries are fewer."""
 
 _GROUP_BYTES = 2
+_NOTHING = TimeRange([], np.empty(0, np.int64), [], [])
 _SAFETY = 0.75  # a split aims at this share of a part, which leaves room for errors of the estimate
 
 
@@ -116,8 +117,8 @@ class DueReader:
                 pages.append(page)
                 rows += page.num_rows
                 if rows > self._fitting(page):
-                    return held, joined(pages)
-            held.append(joined(pages))
+                    return held, joined(pages, _NOTHING)
+            held.append(joined(pages, _NOTHING))
         return held, None
 
     def _fitting(self, entries: TimeRange) -> int:
@@ -139,16 +140,9 @@ class DueReader:
     def _by_group(self, end: int) -> Iterator[DuePart]:
         """One window, a run of whole key groups at a time: entries of a key are never in two parts."""
         scans = [self._scan(state, end, end) for state in self._states]
-        for pieces in align_scans(scans, _group_of, joined, self._fitting):
+        for pieces in align_scans(scans, _group_of, _NOTHING, self._fitting):
             yield DuePart(end, end, pieces)
 
 
 def _group_of(store_key: bytes) -> bytes:
     return store_key[:_GROUP_BYTES]
-
-
-def joined(ranges: Sequence[TimeRange]) -> TimeRange:
-    """Consecutive ranges as one."""
-    if not ranges:
-        return TimeRange([], np.empty(0, np.int64), [], [])
-    return ranges[0].followed_by(ranges[1:]) if len(ranges) > 1 else ranges[0]

@@ -118,23 +118,20 @@ class RecordRunner(Runner):
         for prepared in chain(self._arriving(batches), self._waiting()):
             if prepared.input_index in self.ordered:
                 yield from self.buffer_rows(prepared)
-                continue
-            records = self._records(prepared)
-            rows = 1
-            while rows:
-                rows = self._submit(islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS)))
-                self.controller.bound_writes(rows)
-                yield from self._outputs(_OUTPUT_ROWS)
+            else:
+                yield from self._submit(self._records(prepared))
         self.controller.drain()
 
-    def _submit(self, records: Iterator[Record]) -> int:
-        """Submit records, each before the next one is created; returns their number."""
-        count = 0
-        submit = self._submit_record
-        for record in records:
-            submit(record)
-            count += 1
-        return count
+    def _submit(self, records: Iterator[Record]) -> Iterator[OutBatch]:
+        """Submit records, each before the next one is created."""
+        submit, count = self._submit_record, 1
+        while count:
+            count = 0
+            for record in islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS)):
+                submit(record)
+                count += 1
+            self.controller.bound_writes(count)
+            yield from self._outputs(_OUTPUT_ROWS)
 
     def _submit_any(self, record: Record) -> None:
         if isinstance(record, GuardedRecord):
@@ -146,18 +143,10 @@ class RecordRunner(Runner):
         """Without timers, rows follow each other immediately; with timers, each waits for everything earlier."""
         if self.spec.watermark == MIN_WATERMARK or not self.ordered:
             return
-        if self._has_timers:
-            yield from self._deliver_between_timers()
+        if not self._has_timers:
+            yield from self._submit(self._due_rows())
+            self.controller.drain()
             return
-        rows = self._due_rows()
-        count = 1
-        while count:
-            count = self._submit(islice(rows, _SLICE_ROWS))
-            self.controller.bound_writes(count)
-            yield from self._outputs(_OUTPUT_ROWS)
-        self.controller.drain()
-
-    def _deliver_between_timers(self) -> Iterator[OutBatch]:
         merge = EventTimeMerge(
             self.controller,
             self._due_rows(),

@@ -57,6 +57,7 @@ from asyncstate.runtime.rows.bundle_size import BundleSize
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state.columnar.aligned_scan import Place, align_scans
+from asyncstate.state.columnar.results import Entries
 from asyncstate.state.ranges import Range, pages_by_group, pages_by_time, up_to_time
 from asyncstate.state_backend import Page, StateBackend
 from asyncstate.storage import StateSpec
@@ -229,7 +230,7 @@ class OrderedInputs:
         ]
         places = [waiting.place for waiting in self._inputs.values()]
         place = places[0] if len(places) == 1 else _time_place
-        for pieces in align_scans(scans, place, _joined, lambda page: size.rows_of(page.bytes_each)):
+        for pieces in align_scans(scans, place, _Entries([], []), lambda page: size.rows_of(page.bytes_each)):
             parts: list[PreparedBatch | None] = [None] * (max(self._inputs) + 1)
             for (index, waiting), piece in zip(self._inputs.items(), pieces, strict=True):
                 if piece.store_keys:
@@ -239,34 +240,16 @@ class OrderedInputs:
 
 
 @dataclass(frozen=True)
-class _Entries:
+class _Entries(Entries):
     """Stored rows (n) with their store keys."""
 
-    store_keys: list[bytes]
     values: list[bytes]
-
-    @property
-    def num_rows(self) -> int:
-        """n."""
-        return len(self.store_keys)
-
-    def piece(self, start: int, stop: int) -> _Entries:
-        """Entries from ``start`` to ``stop``."""
-        return _Entries(self.store_keys[start:stop], self.values[start:stop])
 
     @property
     def bytes_each(self) -> float:
         """Mean length of a value, estimated from the first ones."""
         some = self.values[:_SAMPLE]
         return sum(map(len, some)) / len(some)
-
-
-def _joined(parts: Sequence[_Entries]) -> _Entries:
-    if len(parts) == 1:
-        return parts[0]
-    return _Entries(
-        [key for part in parts for key in part.store_keys], [value for part in parts for value in part.values]
-    )
 
 
 def _time_place(key: bytes) -> bytes:

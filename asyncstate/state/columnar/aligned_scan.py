@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
+
+from asyncstate.state.columnar.results import Entries
 
 Place = Callable[[bytes], bytes]
 """The place of a store key: entries that must stay in one part have one place, and places ascend as the keys of a scan
@@ -19,35 +21,19 @@ do."""
 _BEHIND_ALL: Final = b"\xff\xff\xff"  # places begin with key groups, which are lower
 
 
-class Entries(Protocol):
-    """Some entries of a scan, in its order."""
-
-    @property
-    def store_keys(self) -> list[bytes]:
-        """The store key of each (n)."""
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rows."""
-
-    def piece(self, start: int, stop: int) -> Any:
-        """Entries ``start`` to ``stop``, of the same class."""
-
-
 E = TypeVar("E", bound=Entries)
-Joined = Callable[[Sequence[E]], E]
 RowsMax = Callable[[E], int]
 
 
 def align_scans(
-    scans: Sequence[Iterator[E]], place: Place, joined: Joined[E], rows_max: RowsMax[E]
+    scans: Sequence[Iterator[E]], place: Place, nothing: E, rows_max: RowsMax[E]
 ) -> Iterator[tuple[E, ...]]:
     """Yield parts of all ``scans``, given as pages: one piece per scan, all of the same places.
 
     A part ends where one of the scans has ``rows_max`` rows (judged by a page); it has more only if one place has more.
-    ``joined`` concatenates pages, also an empty list. Entries of yielded parts may be removed from the store.
+    ``nothing``: the piece of a scan without entries. Entries of yielded parts may be removed from the store.
     """
-    runs = [_Run(pages, place, joined, rows_max) for pages in scans]
+    runs = [_Run(pages, place, nothing, rows_max) for pages in scans]
     boundary = b""
     while boundary != _BEHIND_ALL:
         # Read on only in the scan that limits the others, so that none runs ahead.
@@ -67,11 +53,11 @@ class _Run(Generic[E]):
     ``boundary``: all entries of the places before it are read.
     """
 
-    def __init__(self, pages: Iterator[E], place: Place, joined: Joined[E], rows_max: RowsMax[E]) -> None:
+    def __init__(self, pages: Iterator[E], place: Place, nothing: E, rows_max: RowsMax[E]) -> None:
         self.boundary = b""
         self._pages = pages
         self._place = place
-        self._joined = joined
+        self._nothing = nothing
         self._rows_max = rows_max
         self._least = 0  # for one place that exceeds a part, twice the rows read
         self._held: list[E] = []
@@ -89,9 +75,14 @@ class _Run(Generic[E]):
 
     def take_before(self, boundary: bytes) -> E:
         """Remove and return the entries of the places before ``boundary``."""
-        held = self._joined(self._held)
+        held = joined(self._held, self._nothing)
         cut = bisect_left(held.store_keys, boundary, key=self._place)
         self._held = [held.piece(cut, len(held.store_keys))]
         self._rows = self._held[0].num_rows
         self._least = 2 * self._rows
-        return held.piece(0, cut)  # type: ignore[no-any-return]
+        return held.piece(0, cut)
+
+
+def joined(parts: Sequence[E], nothing: E) -> E:
+    """Consecutive entries as one; ``nothing`` if there are none."""
+    return parts[0].followed_by(parts[1:]) if parts else nothing

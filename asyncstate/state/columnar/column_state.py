@@ -242,12 +242,16 @@ class ColumnState(BundleState):
 
     # -- ranges of time -----------------------------------------------------------------------------
 
-    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
+    def up_to(
+        self, until: int, start: int = MIN_WATERMARK, page_size: int | None = None
+    ) -> Iterator[TimeRange]:
         """All entries with start <= namespace <= ``until``, page by page; time-first states only.
+
+        ``page_size``: entries of a page, which may have slightly more; None: ``iterate-response-batch-size``.
 
         Entries may be written or removed between pages. Order: key group, namespace, key.
         """
-        pages = self._time_pages(start, until, self._page_size)
+        pages = self._time_pages(start, until, page_size or self._page_size)
         return filter(attrgetter("num_rows"), map(self._time_range, pages))
 
     def _time_range(self, entries: Page) -> TimeRange:
