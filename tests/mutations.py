@@ -371,7 +371,7 @@ MUTATIONS: Final = (
         "runtime/test_ordered_bundles.py",
     ),
     _mutation(
-        "asyncstate/state/columnar/aligned_scan.py",
+        "asyncstate/state/columnar/due_parts.py",
         "pieces = tuple(run.take_before(boundary) for run in runs)",
         "pieces = tuple(run.take_before(run.boundary) for run in runs)",
         "runtime/test_ordered_bundles.py",

@@ -19,13 +19,13 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import BundleContext, OperatorContext
+from asyncstate.state.columnar.due_parts import DueReader
 from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.columnar.state_columns import Columns, TimeRange
 
 from ..aggregate.aggregate_states import Addition
 from ..aggregate.aggregator import naming
 from ..core.arrays import BoolArray, Int64Array, IntArray, row_ids, take_rows
-from ..core.due_timers import DueReader
 from ..core.late_rows import LateRows
 from .emitted import EmittedWindows, WindowEmission, Windows
 from .session_core import MergedSessions, Spans, sessions_at

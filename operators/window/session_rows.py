@@ -23,13 +23,13 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
+from asyncstate.state.columnar.due_parts import PART_ROWS
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
 from ..aggregate.aggregate_plan import Changed
 from ..aggregate.aggregator import KeyedRows, naming
 from ..aggregate.distinct import first_of_values
 from ..core.arrays import BoolArray, Int64Array, IntArray, take_rows
-from ..core.due_timers import PART_ROWS
 from ..core.segments import Groups
 from ..core.stored_columns import StoredColumns
 from ..join.sides import Added, ListSide, Own

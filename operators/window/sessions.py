@@ -19,13 +19,13 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
+from asyncstate.state.columnar.due_parts import DuePart, DueReader
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor
 
 from ..aggregate.aggregator import KeyedRows, naming
 from ..core.arrays import BoolArray, Int64Array, take_rows
-from ..core.due_timers import DuePart, DueReader
 from ..core.late_rows import LATE_ROWS
 from ..core.segments import Groups, content_of, without_missing
 from .session_core import MergedSessions, Spans, merge_sessions, sessions_at

@@ -23,13 +23,13 @@ from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.partial_aggregation import LocalSlices
+from asyncstate.state.columnar.due_parts import DuePart, DueReader, rows_fitting
 from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor, TimeRange
 
 from ..aggregate.aggregate_states import Addition, AggregateStates
 from ..aggregate.aggregator import naming
 from ..aggregate.local_layout import LocalLayout
 from ..core.arrays import Int64Array, count_up, take_rows
-from ..core.due_timers import DuePart, DueReader, rows_fitting
 from ..core.late_rows import LateRows
 from ..core.segments import Groups
 from .window_plan import WindowPlan

@@ -26,11 +26,11 @@ from asyncstate.operator import (
     OperatorContext,
     OutputSpec,
 )
+from asyncstate.state.columnar.due_parts import DuePart, DueReader
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor, ListRange
 from asyncstate.state.columnar.state_columns import TimeRange
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
-from ..core.due_timers import DuePart, DueReader
 from ..core.late_rows import LateRows, check_late_pair
 from ..core.operator_checks import check_event_time
 from ..core.stored_columns import StoredColumns

@@ -31,10 +31,10 @@ from asyncstate.operator import (
     OutputSpec,
 )
 from asyncstate.partial_aggregation import PartialLimit, PartialStep
+from asyncstate.state.columnar.due_parts import DuePart, DueReader
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor, ListRange
 
 from ..core.arrays import Int64Array, take_rows
-from ..core.due_timers import DuePart, DueReader
 from ..core.late_rows import LateRows, check_late_output, with_late_output
 from ..core.operator_checks import KeepsKey, check_choice, check_event_time, check_insert_only, check_number
 from ..core.sort_orders import OrderBy, order_columns

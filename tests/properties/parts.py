@@ -29,7 +29,7 @@ _BOUNDS: Final = {
     "asyncstate.state.views.bundle_maps.HELD_ENTRIES": 2,
     "asyncstate.storage.spill._PAGE_ENTRIES": 3,
     "operators.core.arrays._CODE_LIMIT": 50,
-    "operators.core.due_timers.PART_BYTES": 200,
+    "asyncstate.state.columnar.due_parts.PART_BYTES": 200,
     "operators.join.matches.PAIRS": 3,
     "operators.match.active_matches._PART_KEYS": 2,
     "operators.window.session_rows.PART_ROWS": 7,

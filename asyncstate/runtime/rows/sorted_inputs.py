@@ -56,7 +56,7 @@ from asyncstate.operator import (
 from asyncstate.runtime.rows.bundle_size import BundleSize
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.runtime.task_spec import TaskSpec
-from asyncstate.state.columnar.aligned_scan import Place, align_scans
+from asyncstate.state.columnar.due_parts import Place, align_scans
 from asyncstate.state.columnar.results import Entries
 from asyncstate.state.ranges import Range, pages_by_group, pages_by_time, up_to_time
 from asyncstate.state_backend import Page, StateBackend
