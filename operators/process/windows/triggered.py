@@ -164,12 +164,8 @@ class TriggeredRows(WindowRows):
             ValueStateDescriptor(WINDOWS_STATE, pa.list_(one))
         )
 
-    async def add(self, row: Row, ctx: RecordContext) -> None:
+    async def _add(self, row: Row, at: int, ctx: RecordContext) -> None:
         """Store a row in each of its windows, or count it as late; fire the windows that their trigger fires."""
-        at = self._time.of_row(ctx)
-        if not self._first_time <= at <= self._last_time:
-            self._outside.add()
-            return
         open_windows = [_Open.of(stored) for stored in await self._windows.async_value() or ()]
         windows = self._assigner.assign(row, at)
         if any(start < MIN_WATERMARK or end > MAX_WATERMARK for start, end in windows):
