@@ -371,6 +371,19 @@ MUTATIONS: Final = (
         "runtime/test_ordered_bundles.py",
     ),
     _mutation(
+        "asyncstate/state/timers.py",
+        "(entry in at_hand.touched and sink.get(entry) is None)",
+        "entry in at_hand.touched",
+        "state/test_timers.py",
+        "runtime/test_event_time_merge.py",
+    ),
+    _mutation(
+        "asyncstate/state/columnar/due_parts.py",
+        "waiting = [(before + 1, self._window.previous_end(until))]",
+        "waiting = [(before, self._window.previous_end(until))]",
+        "operators/test_due_entries.py",
+    ),
+    _mutation(
         "asyncstate/state/columnar/due_parts.py",
         "pieces = tuple(run.take_before(boundary) for run in runs)",
         "pieces = tuple(run.take_before(run.boundary) for run in runs)",
