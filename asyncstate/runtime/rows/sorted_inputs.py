@@ -58,7 +58,7 @@ from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state.columnar.due_parts import Place, align_scans
 from asyncstate.state.columnar.results import Entries
-from asyncstate.state.ranges import Range, pages_by_group, pages_by_time, up_to_time
+from asyncstate.state.ranges import Range, pages_by_time, range_pages, up_to_time
 from asyncstate.state_backend import Page, StateBackend
 from asyncstate.storage import StateSpec
 
@@ -333,9 +333,10 @@ class _SortedBuffer:
 
     def pages(self, sink: StateBackend, groups: range, watermark: int, page_size: int) -> Iterator[_Entries]:
         """The due entries, by key group and store key."""
-        for page in pages_by_group(sink, self.due(groups, watermark), page_size):
-            keys, values = zip(*page, strict=True)
-            yield _Entries(list(keys), list(values))
+        for start, end in self.due(groups, watermark):
+            for page in range_pages(sink, start, end, page_size):
+                keys, values = zip(*page, strict=True)
+                yield _Entries(list(keys), list(values))
 
     def prepared(self, values: list[bytes]) -> PreparedBatch:
         """Decode stored values to rows."""
