@@ -143,7 +143,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["refuse", "keep", "drop"],
         "State that [no operator of the job has](schema-changes.md#a-renamed-or-removed-operator).",
     ] = "refuse"
-    snapshot_interval: Annotated[_Count, "Micro-batches from one snapshot to the next."] = 10
+    snapshot_interval: Annotated[
+        _Count | None,
+        "Micro-batches from one snapshot to the next; `auto`: 10, up to 40 while [they change little]"
+        "(checkpoints.md#snapshots-and-deltas).",
+    ] = None
     retained_versions: Annotated[_Count, "Committed micro-batches that can be restored."] = 10
     executor: Annotated[
         Literal["auto", "local", "spark"],
