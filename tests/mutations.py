@@ -127,9 +127,9 @@ MUTATIONS: Final = (
         "execution/test_controllers.py",
     ),
     _mutation(
-        "asyncstate/execution/request_buffer.py",
-        "return len(self.requests) >= self._capacity",
-        "return len(self.requests) > self._capacity",
+        "asyncstate/execution/reads.py",
+        "return len(self.requests) >= self._limits.buffer_size",
+        "return len(self.requests) > self._limits.buffer_size",
         "execution/test_controllers.py",
     ),
     _mutation(
@@ -140,7 +140,7 @@ MUTATIONS: Final = (
         "execution/test_controllers.py",
     ),
     _mutation(
-        "asyncstate/execution/asynchronous.py",
+        "asyncstate/execution/controller.py",
         "while self._bundle_calls:",
         "while False:",
         "execution/test_bundle_calls.py",
@@ -203,8 +203,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/worker_cache.py",
-        "if entries is None or known != lineage:",
-        "if entries is None:",
+        "if kept is not None and kept.lineage == lineage:",
+        "if kept is not None:",
         "storage/test_worker_cache.py",
     ),
     # what a worker keeps of column states
