@@ -178,8 +178,10 @@ class RocksDBStore(KeyedStore):
         """
         options = _range_options(end)
         entries = cast(Iterator[tuple[bytes, bytes]], db.items(from_key=start, read_opt=options))
-        page = list(islice(entries, limit))
-        del entries  # an open iterator would keep the database from closing
+        try:
+            page = list(islice(entries, limit))
+        finally:
+            del entries  # as in _scan_short
         if len(page) < limit and _scan_short(db, page[-1][0] + b"\0" if page else start, end, 1):
             raise self.failed("scanned", "the scan stopped before its end")
         return page
@@ -490,15 +492,18 @@ def _hard_link(source: str | Path, target: str) -> bool:
 def _scan_short(db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
     """Read with a cursor: cheapest per scan; raises when a damaged block ends it."""
     cursor = db.iter(_range_options(end))
-    cursor.seek(start)
-    page: list[tuple[bytes, bytes]] = []
-    while cursor.valid():
-        page.append((cursor.key(), cursor.value()))
-        if len(page) == limit:
-            return page
-        cursor.next()
-    cursor.status()
-    return page
+    try:
+        cursor.seek(start)
+        page: list[tuple[bytes, bytes]] = []
+        while cursor.valid():
+            page.append((cursor.key(), cursor.value()))
+            if len(page) == limit:
+                return page
+            cursor.next()
+        cursor.status()
+        return page
+    finally:
+        del cursor  # an error's traceback would hold it, and an open iterator keeps the database from closing
 
 
 def _range_options(end: bytes | None) -> ReadOptions:
@@ -529,8 +534,8 @@ def _writer_options(options: RocksDBOptions) -> Options:
 
 def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptions) -> None:
     """Write sorted changes (each key once, None deletes) as one SST file; StoreError when that fails."""
+    writer = SstFileWriter(_writer_options(options))
     try:
-        writer = SstFileWriter(_writer_options(options))
         writer.open(str(path))
         _write_each(writer, changes)
         writer.finish()
@@ -541,6 +546,8 @@ def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptio
             f"the file {path} could not be written: {error}. Check the disk's space and permissions, then "
             f"retry"
         ) from error
+    finally:
+        del writer  # an error's traceback would hold it, and with it the file
 
 
 def sst_bytes(changes: SortedChanges, options: RocksDBOptions) -> bytes:
