@@ -17,6 +17,8 @@ import pytest
 
 from asyncstate.errors import AsyncStateError, CheckpointCorruptionError, CheckpointError, StoreError
 from asyncstate.storage import Manifest, RocksDBStore, StorePool, partition_restore_plan
+from asyncstate.storage.compaction import BackgroundCompactions
+from asyncstate.storage.slots import Slot
 from tests.storage.minijob import SMALL, MiniJob, Writes, key
 
 A = key(0, "a")
@@ -31,8 +33,8 @@ def alive(folder: Path) -> list[str]:
             found.append(os.readlink(f"/proc/self/fd/{number}"))
         except OSError:
             continue  # the listing's own
-    stores = [each for each in gc.get_objects() if isinstance(each, RocksDBStore)]
-    found += [store.path for store in stores if store._db is not None or store._blocks is not None]
+    stores = [vars(each) for each in gc.get_objects() if isinstance(each, RocksDBStore)]
+    found += [store["path"] for store in stores if store.get("_db") or store.get("_blocks")]
     return [path for path in found if path.startswith(str(folder))]
 
 
@@ -205,6 +207,32 @@ def test_of_a_store_that_is_being_compacted(tmp_path: Path, pool: StorePool | No
     with job.lease(newest(job), 0, 1) as lease:
         assert lease.restored.method == "kept"
         assert lease.store.get(A) == b"5"
+
+
+@pytest.mark.parametrize("how", ["merged", "given up", "its folder is deleted", "it cannot be opened"])
+def test_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """By a thread of the process, in another slot."""
+    store = RocksDBStore(tmp_path / "store", SMALL)
+    for n in range(8):
+        store.apply(sorted({**MANY, A: b"%d" % n}.items()), n)
+    slot, compactions = Slot(tmp_path / "slot-0"), BackgroundCompactions()
+    assert slot.take()
+    if how == "it cannot be opened":
+        monkeypatch.setattr(RocksDBStore, "_open", failing(StoreError("no space")))
+    elif how == "its folder is deleted":
+        monkeypatch.setattr(Slot, "is_in_place", lambda _: False)
+    elif how == "given up":
+        monkeypatch.setattr(RocksDBStore, "sorted_runs", lambda _: 99)  # it never ends by itself
+    assert compactions.begin(store, slot, "lineage") == (how != "it cannot be opened")
+    if how == "given up":
+        compactions.close()
+    else:
+        compactions.join()
+    assert alive(slot.folder) == []
+    assert (slot.record() is not None) == (how == "merged")
+    assert slot.take()
+    slot.release()
+    store.close()
 
 
 def test_of_a_closed_folder_another_store_can_be_opened(tmp_path: Path) -> None:
