@@ -58,8 +58,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/compaction.py",
-        "        if not merged:\n            copy.db.cancel",
-        "        if False:\n            copy.db.cancel",
+        "    if not merged:\n        copy.db.cancel",
+        "    if False:\n        copy.db.cancel",
         "storage/test_compaction.py",
     ),
     _mutation(

@@ -117,8 +117,7 @@ class BackgroundCompactions:
     def forget(self) -> None:
         """Begin with none, also in a forked process."""
         self._lock = threading.Lock()
-        self._threads: dict[Path, threading.Thread] = {}
-        self._stop = threading.Event()
+        self._running: dict[Path, tuple[threading.Thread, threading.Event]] = {}
 
     def begin(self, store: RocksDBStore, slot: Slot, lineage: str) -> bool:
         """Copy ``store`` (by hard links) into the taken ``slot`` and compact the copy in the background.
@@ -127,57 +126,63 @@ class BackgroundCompactions:
         nothing done, if enough compactions are running or the copy cannot be made; the next micro-batch asks again.
         """
         with self._lock:
-            self._threads = {folder: thread for folder, thread in self._threads.items() if thread.is_alive()}
-            if len(self._threads) < _COPIES_MAX and _copied(store, slot, lineage):
-                run = threading.Thread(
-                    target=self._compact, args=(slot, lineage), name="asyncstate-compaction", daemon=True
+            self._running = {folder: run for folder, run in self._running.items() if run[0].is_alive()}
+            if len(self._running) < _COPIES_MAX and _copied(store, slot, lineage):
+                stop = threading.Event()
+                thread = threading.Thread(
+                    target=_compact, args=(slot, lineage, stop), name="asyncstate-compaction", daemon=True
                 )
                 with suppress(RuntimeError):  # no more threads can be started
-                    run.start()
-                    self._threads[slot.folder] = run
+                    thread.start()
+                    self._running[slot.folder] = thread, stop
                     return True
         slot.drop()
         return False
 
-    def _compact(self, slot: Slot, lineage: str) -> None:
-        try:
-            with suppress(StoreError, OSError):  # a slot without a record is rebuilt
-                version = self._merged(slot)
-                slot.close_store()
-                if version is not None:
-                    slot.write(version, lineage, changing=False)
-        finally:
-            slot.drop()
-
-    def _merged(self, slot: Slot) -> int | None:
-        """The version of the copy once it is merged; None if that has been given up."""
-        copy = slot.store
-        assert copy is not None
-        copy.compact()
-        # All copies of the process share a thread of RocksDB, so one may wait for another; no micro-batch does.
-        merged = copy.settle(
-            starts_within_seconds=math.inf,
-            poll_seconds=_POLL_SECONDS,
-            stopped=lambda: self._stop.is_set() or not slot.is_in_place(),
-        )
-        if not merged:
-            copy.db.cancel_all_background(True)
-            return None
-        _know_checksums(copy)
-        return copy.version
-
     def join(self, below: Path | None = None) -> None:
-        """Wait for the running compactions; if ``below`` is given, only for those of slots in that folder."""
-        with self._lock:
-            running = list(self._threads.items())
-        for folder, thread in running:
-            if below is None or folder.is_relative_to(below):
-                thread.join()
+        """Wait for the running compactions, or for those of slots below a folder."""
+        for thread, _ in self._all(below):
+            thread.join()
 
-    def close(self) -> None:
-        """Stop all compactions at the end of the process: closing RocksDB under a running one is not safe."""
-        self._stop.set()
-        self.join()
+    def close(self, below: Path | None = None) -> None:
+        """Stop the running compactions, or those of slots below a folder. At the end of the process, because closing
+        RocksDB under a running one is not safe."""
+        for _, stop in self._all(below):
+            stop.set()
+        self.join(below)
+
+    def _all(self, below: Path | None) -> list[tuple[threading.Thread, threading.Event]]:
+        with self._lock:
+            return [run for at, run in self._running.items() if below is None or at.is_relative_to(below)]
+
+
+def _compact(slot: Slot, lineage: str, stop: threading.Event) -> None:
+    try:
+        with suppress(StoreError, OSError):  # a slot without a record is rebuilt
+            version = _merged(slot, stop)
+            slot.close_store()
+            if version is not None:
+                slot.write(version, lineage, changing=False)
+    finally:
+        slot.drop()
+
+
+def _merged(slot: Slot, stop: threading.Event) -> int | None:
+    """The version of the copy once it is merged; None if that has been given up."""
+    copy = slot.store
+    assert copy is not None
+    copy.compact()
+    # All copies of the process share a thread of RocksDB, so one may wait for another; no micro-batch does.
+    merged = copy.settle(
+        starts_within_seconds=math.inf,
+        poll_seconds=_POLL_SECONDS,
+        stopped=lambda: stop.is_set() or not slot.is_in_place(),
+    )
+    if not merged:
+        copy.db.cancel_all_background(True)
+        return None
+    _know_checksums(copy)
+    return copy.version
 
 
 def _copied(store: RocksDBStore, slot: Slot, lineage: str) -> bool:

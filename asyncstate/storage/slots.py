@@ -325,8 +325,8 @@ class SlotUser(Protocol):
     def forget(self) -> None:
         """Begin anew with nothing, in a forked process."""
 
-    def close(self) -> None:
-        """Close all stores and end all threads, at the end of the process."""
+    def close(self, below: Path | None = None) -> None:
+        """Close all stores, or those of slots below a folder, and end their threads."""
 
 
 class HeldSlots:
@@ -344,15 +344,15 @@ class HeldSlots:
         for user in list(self.users):
             user.forget()
 
-    def ended(self) -> None:
-        """This process ends."""
+    def close(self, below: Path | None = None) -> None:
+        """Close the stores that no task uses, or those below a folder, at the end of the process or of the folder."""
         for user in list(self.users):
-            user.close()
+            user.close(below)
 
 
 held: Final = HeldSlots()
 os.register_at_fork(after_in_child=held.forked)
-atexit.register(held.ended)
+atexit.register(held.close)
 
 
 def new_store_folder(within: Path) -> Path:

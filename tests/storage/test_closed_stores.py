@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from asyncstate.errors import AsyncStateError, CheckpointCorruptionError, CheckpointError, StoreError
-from asyncstate.storage import Manifest, RocksDBStore, StorePool, partition_restore_plan
-from asyncstate.storage.compaction import BackgroundCompactions
+from asyncstate.storage import Manifest, RocksDBStore, StorePool, held, partition_restore_plan
+from asyncstate.storage.compaction import BackgroundCompactions, copies
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import SMALL, MiniJob, Writes, key
 
@@ -233,6 +233,26 @@ def test_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) ->
     assert slot.take()
     slot.release()
     store.close()
+
+
+def test_of_a_folder_that_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all workers of the process, and by compactions that would never end; what is elsewhere stays."""
+    workers, elsewhere = [StorePool(), StorePool()], StorePool()
+    jobs = [MiniJob(tmp_path / "closed", open_stores=pool) for pool in workers]
+    other = MiniJob(tmp_path / "other", open_stores=elsewhere)
+    other.batch({A: b"1"})
+    jobs[0].batch({A: b"1"})
+    manifest = jobs[0].batch({A: b"2"})
+    monkeypatch.setattr(RocksDBStore, "sorted_runs", lambda _: 99)
+    with jobs[0].lease(manifest, 0, 1) as first, jobs[1].lease(manifest, 0, 1) as second:
+        slot = Slot(Path(first.store.path).parent.with_name("slot-3"))
+        assert slot.take()
+        assert copies.begin(second.store, slot, "lineage")
+    assert [len(pool) for pool in workers] == [1, 1]
+    held.close(tmp_path / "closed")
+    assert alive(tmp_path / "closed") == []
+    assert len(elsewhere) == 1
+    elsewhere.close()
 
 
 def test_of_a_closed_folder_another_store_can_be_opened(tmp_path: Path) -> None:
