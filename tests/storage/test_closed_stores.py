@@ -159,7 +159,7 @@ def test_of_partitions_that_cannot_be_collected(
         if what == "reading":
             patched.setattr(RocksDBStore, "scan", full)
         else:
-            patched.setattr("asyncstate.storage.rocksdb._write_each", full)
+            patched.setattr("asyncstate.storage.restore.write_sst", full)
         with pytest.raises(StoreError, match="no space") as raised:
             job.lease(manifest, 1, 2)
         assert alive(tmp_path) == []
