@@ -534,8 +534,8 @@ def _writer_options(options: RocksDBOptions) -> Options:
 
 def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptions) -> None:
     """Write sorted changes (each key once, None deletes) as one SST file; StoreError when that fails."""
-    writer = SstFileWriter(_writer_options(options))
     try:
+        writer = SstFileWriter(_writer_options(options))
         writer.open(str(path))
         _write_each(writer, changes)
         writer.finish()
@@ -546,8 +546,6 @@ def write_sst(path: str | Path, changes: Iterable[Change], options: RocksDBOptio
             f"the file {path} could not be written: {error}. Check the disk's space and permissions, then "
             f"retry"
         ) from error
-    finally:
-        del writer  # an error's traceback would hold it, and with it the file
 
 
 def sst_bytes(changes: SortedChanges, options: RocksDBOptions) -> bytes:

@@ -31,8 +31,8 @@ def alive(folder: Path) -> list[str]:
             found.append(os.readlink(f"/proc/self/fd/{number}"))
         except OSError:
             continue  # the listing's own
-    stores = [each for each in gc.get_objects() if isinstance(each, RocksDBStore)]
-    found += [store.path for store in stores if store._db is not None or store._blocks is not None]
+    stores = [vars(each) for each in gc.get_objects() if isinstance(each, RocksDBStore)]
+    found += [store["path"] for store in stores if store.get("_db") or store.get("_blocks")]
     return [path for path in found if path.startswith(str(folder))]
 
 
@@ -157,7 +157,7 @@ def test_of_partitions_that_cannot_be_collected(
         if what == "reading":
             patched.setattr(RocksDBStore, "scan", full)
         else:
-            patched.setattr("asyncstate.storage.rocksdb._write_each", full)
+            patched.setattr("asyncstate.storage.restore.write_sst", full)
         with pytest.raises(StoreError, match="no space") as raised:
             job.lease(manifest, 1, 2)
         assert alive(tmp_path) == []
