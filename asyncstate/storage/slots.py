@@ -228,6 +228,7 @@ class Slot:
 
     def clear(self) -> None:
         """Delete the closed store and everything next to it except the lock. TAKEN."""
+        self._require(SlotState.TAKEN)
         assert self.store is None
         # The record goes first: a crash then leaves a slot without one.
         self.invalidate()
@@ -236,6 +237,7 @@ class Slot:
 
     def new_store(self) -> Path:
         """Clear the slot and return the path of a new store in it, which does not exist yet. TAKEN."""
+        self._require(SlotState.TAKEN)
         if self.folder.exists():
             self.clear()
         self.folder.mkdir(parents=True)

@@ -34,6 +34,7 @@ METHODS: dict[str, tuple[Callable[[Slot], Any], dict[SlotState, SlotState]]] = {
     "take": (Slot.take, {FREE: TAKEN}),
     "take_over": (Slot.take_over, {FREE: FREE}),  # nobody keeps it open
     "new_store": (Slot.new_store, {TAKEN: TAKEN}),
+    "clear": (Slot.clear, {TAKEN: TAKEN}),
     "write": (lambda slot: slot.write(3, "lineage", changing=True), {TAKEN: TAKEN}),
     "invalidate": (Slot.invalidate, {TAKEN: TAKEN, LEASED: LEASED}),
     "open": (lambda slot: slot.open(SMALL), {TAKEN: TAKEN}),
@@ -46,7 +47,7 @@ METHODS: dict[str, tuple[Callable[[Slot], Any], dict[SlotState, SlotState]]] = {
     "release": (Slot.release, dict.fromkeys(HELD, FREE)),
 }
 NEEDS_STORE = {"lease"}
-NEEDS_FOLDER = {"write", "open", "copy"}
+NEEDS_FOLDER = {"write", "open", "copy", "clear"}
 
 
 @pytest.fixture
