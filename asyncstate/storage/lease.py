@@ -85,12 +85,13 @@ class Lease:
             return
         self._released, kept = True, False
         try:
+            if settle and not self.store.damaged:
+                self.store.settle()
             if self.store.damaged:
                 with _explained(slot.folder):
                     slot.invalidate()
             elif settle:
-                self.store.settle()
-                kept = not self.store.damaged and self._keep_open(slot)
+                kept = self._keep_open(slot)
         finally:
             if not kept:
                 slot.release()

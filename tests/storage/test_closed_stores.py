@@ -241,8 +241,8 @@ def test_of_a_folder_that_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     jobs = [MiniJob(tmp_path / "closed", open_stores=pool) for pool in workers]
     other = MiniJob(tmp_path / "other", open_stores=elsewhere)
     other.batch({A: b"1"})
-    jobs[0].batch({A: b"1"})
-    manifest = jobs[0].batch({A: b"2"})
+    jobs[1].batch({A: b"1"})  # it has claimed the checkpoint
+    manifest = jobs[1].batch({A: b"2"})
     monkeypatch.setattr(RocksDBStore, "sorted_runs", lambda _: 99)
     with jobs[0].lease(manifest, 0, 1) as first, jobs[1].lease(manifest, 0, 1) as second:
         slot = Slot(Path(first.store.path).parent.with_name("slot-3"))
