@@ -124,7 +124,8 @@ class Checkpoint:
     def claim(self, job_id: str = "") -> int:
         """Become the owner: every earlier claimant's next commit fails. Returns the epoch, from 1 on.
 
-        Raises ConcurrentJobError when others keep claiming at the same time.
+        Raises ConcurrentJobError when others keep claiming at the same time, or another driver has taken over before
+        this one has begun.
         """
         self._begin(self._epochs.claim(job_id), None)
         return self.epoch
@@ -145,6 +146,9 @@ class Checkpoint:
         self._epochs.begin(self._start)
         self.epoch, self._job_id, self._commits = owner.epoch, owner.job_id, 0
         self._retained = 0
+        # A driver that has claimed before it could read this start has another id of the checkpoint, and none of its
+        # targets knows this driver: it must not write to them.
+        self._checked_owner()
 
     @property
     def start(self) -> EpochStart:
@@ -203,7 +207,6 @@ class Checkpoint:
         if owner is None:
             raise ConcurrentJobError(self._fenced(self._epochs.describe(self._epochs.look())))
         self._begin(owner, {version: name for version, name in view.items() if version <= batch_id})
-        self._checked_owner()
         return sorted((version for version in view if version > batch_id), reverse=True)
 
     def retain(self, keep_versions: int) -> int:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 import xxhash
 
@@ -108,17 +108,13 @@ class LocalFiles(CheckpointFiles):
 
     def put_file(self, local: str | Path, name: str) -> None:
         """Copy a local file in; both it and its name are synced to the disk."""
-        with self._temporary(name) as temporary:
-            _copy(local, temporary)
-            _sync(temporary)
-            os.replace(temporary, self._path(name))
+        with self._written(name) as file:
+            _copy(local, file.name)
 
     def put_bytes(self, name: str, data: bytes) -> None:
         """Write to a temporary file next to the target, sync, rename."""
-        with self._temporary(name) as temporary:
-            temporary.write_bytes(data)
-            _sync(temporary)
-            os.replace(temporary, self._path(name))
+        with self._written(name) as file:
+            file.write(data)
 
     def get_file(self, name: str, local: str | Path) -> None:
         """Copy a file out."""
@@ -179,16 +175,22 @@ class LocalFiles(CheckpointFiles):
         return self.root.joinpath(*checked_name(name).split("/"))
 
     @contextlib.contextmanager
-    def _temporary(self, name: str) -> Iterator[Path]:
-        folder = self._path(name).parent
+    def _written(self, name: str) -> Iterator[BinaryIO]:
+        """An empty file, which gets its name when the block has written it; both are synced to the disk."""
+        path = self._path(name)
         with _explained("write", name, missing_is_damage=False):
-            temporary = _new_temporary(folder)
+            file = _new_temporary(path.parent)
             try:
-                yield temporary
-            finally:
+                with file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(file.name, path)
+            except BaseException:
                 with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-            _sync(folder)
+                    os.unlink(file.name)
+                raise
+            _sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -206,19 +208,17 @@ def _explained(action: str, name: str, missing_is_damage: bool = True) -> Iterat
         ) from error
 
 
-def _new_temporary(folder: Path) -> Path:
-    """An empty file in ``folder``, which is created if missing and stays as long as the file exists."""
+def _new_temporary(folder: Path) -> BinaryIO:
+    """A new file in ``folder``, which is created if missing and stays as long as the file exists."""
     temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
     for _ in range(_MAKING_ATTEMPTS - 1):
         with contextlib.suppress(
             FileNotFoundError
         ):  # another has deleted the folder's last file, and the folder
             _make_folder(folder)
-            temporary.touch(exist_ok=False)
-            return temporary
+            return open(temporary, "xb")
     _make_folder(folder)
-    temporary.touch(exist_ok=False)
-    return temporary
+    return open(temporary, "xb")
 
 
 def _unless_gone(error: OSError) -> None:

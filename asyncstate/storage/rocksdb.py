@@ -71,7 +71,10 @@ def small_bytes(changes: SortedChanges) -> int | None:
     """The bytes of the changes' keys and values, None if they are too many for ``apply_small``."""
     if not isinstance(changes, list | ChangeColumns) or len(changes) > _SMALL_ENTRIES_MAX:
         return None
-    size_bytes = sum(len(key) + (0 if value is None else len(value)) for key, value in changes)
+    if isinstance(changes, list):
+        changes = ChangeColumns([key for key, _ in changes], [value for _, value in changes])
+    keys, values = changes.sorted_keys, changes.values
+    size_bytes = sum(map(len, keys)) + sum(map(len, filter(None, values)))
     return size_bytes if size_bytes <= _SMALL_BYTES_MAX else None
 
 

@@ -47,6 +47,14 @@ class Cached(Protocol):
 E = TypeVar("E", bound=Cached)
 
 
+class _Kept(NamedTuple, Generic[E]):
+    """Entries that are right for the content ``lineage``, and their size, which changes with a task or here alone."""
+
+    lineage: str
+    entries: E
+    size_bytes: int
+
+
 class CacheLoan(Generic[E]):
     """Entries with a task for one micro-batch; a context manager.
 
@@ -79,7 +87,8 @@ class WorkerCache(Generic[E]):
     def __init__(self, make: Callable[[], E]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._kept: dict[PartitionKey, tuple[str, E]] = {}
+        self._kept: dict[PartitionKey, _Kept[E]] = {}
+        self._kept_bytes = 0
         self._lent: dict[CacheLoan[E], int] = {}
         self._short: dict[PartitionKey, bool] = {}
 
@@ -93,14 +102,16 @@ class WorkerCache(Generic[E]):
         yet, gets at least an equal share, for which others lose their least recently used entries.
         """
         with self._lock:
-            known, entries = self._kept.pop(key, ("", None))
-            if entries is None or known != lineage:
+            kept = self._take(key)
+            if kept is not None and kept.lineage == lineage:
+                entries = kept.entries
+            else:
                 entries = self._make() if known_elsewhere is None else known_elsewhere
             available = max(0, limit_bytes - sum(self._lent.values()))
             share = available // (len(self._kept) + 1)
             needed = share if self._short.get(key, True) else min(share, entries.size_bytes)
             self._shrink_kept(available - needed)
-            granted = available - self._kept_bytes()
+            granted = available - self._kept_bytes
             entries.shrink(granted)
             loan = CacheLoan(self, key, entries, granted)
             self._lent[loan] = granted
@@ -117,14 +128,16 @@ class WorkerCache(Generic[E]):
             if len(self._short) >= _SHORT_MAX:
                 self._short.clear()  # it is learned again
             self._short[key] = entries.was_short
-            self._kept.pop(key, None)  # of another attempt
+            self._take(key)  # of another attempt
             if entries.worth_keeping:
-                self._kept[key] = (lineage, entries)
+                self._kept[key] = kept = _Kept(lineage, entries, entries.size_bytes)
+                self._kept_bytes += kept.size_bytes
 
     def export_cache(self, key: PartitionKey) -> tuple[str, E] | None:
         """The lineage and the entries of a partition that moves to another process."""
         with self._lock:
-            return self._kept.pop(key, None)
+            kept = self._take(key)
+            return None if kept is None else (kept.lineage, kept.entries)
 
     def end(self, loan: CacheLoan[E]) -> None:
         """The loan's task has ended."""
@@ -135,24 +148,29 @@ class WorkerCache(Generic[E]):
         """Drop everything that is not lent."""
         with self._lock:
             self._kept.clear()
+            self._kept_bytes = 0
 
     @property
     def size_bytes(self) -> int:
         """Estimated memory of what is not lent."""
-        with self._lock:
-            return self._kept_bytes()
+        return self._kept_bytes
 
-    def _kept_bytes(self) -> int:
-        return sum(entries.size_bytes for _, entries in self._kept.values())
+    def _take(self, key: PartitionKey) -> _Kept[E] | None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._kept_bytes -= kept.size_bytes
+        return kept
 
     def _shrink_kept(self, limit_bytes: int) -> None:
-        excess = self._kept_bytes() - limit_bytes
         for key in list(self._kept):
+            excess = self._kept_bytes - limit_bytes
             if excess <= 0:
                 return
-            _, entries = self._kept[key]
-            before = entries.size_bytes
+            lineage, entries, before = self._kept[key]
             entries.shrink(max(0, before - excess))
-            excess -= before - entries.size_bytes
-            if not entries.size_bytes:
+            after = entries.size_bytes
+            self._kept_bytes -= before - after
+            if after:
+                self._kept[key] = _Kept(lineage, entries, after)
+            else:
                 del self._kept[key]

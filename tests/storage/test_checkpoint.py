@@ -24,6 +24,7 @@ from asyncstate.storage.checkpoint import LISTED_EVERY
 from asyncstate.storage.manifest import (
     FORMAT_VERSION,
     DeltaRef,
+    EpochStart,
     FileRef,
     SnapshotRef,
     StateSpec,
@@ -35,6 +36,7 @@ from asyncstate.storage.manifest import (
     manifest_name,
     snapshot_folder,
 )
+from asyncstate.storage.ownership import Epochs
 from tests.s3_server import S3Server
 from tests.storage.minijob import MiniJob, key
 
@@ -276,21 +278,49 @@ def test_commit_that_loses_the_race_is_refused(
     assert second.read(0).watermark == 2
 
 
-def test_claims_at_once_get_different_epochs(place: str) -> None:
+def test_a_driver_that_is_overtaken_before_it_has_begun_is_refused(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Checkpoint(checkpoint_files(place)) for _ in range(2))
+    begin = Epochs.begin
+
+    def overtaken(epochs: Epochs, start: EpochStart) -> None:
+        monkeypatch.undo()
+        second.claim("other")
+        begin(epochs, start)
+
+    monkeypatch.setattr(Epochs, "begin", overtaken)
+    with pytest.raises(ConcurrentJobError, match=r"epoch 1\).*'other'"):
+        first.claim("job")
+    second.commit(manifest(0))  # whose targets know the checkpoint by its id
+    third = Checkpoint(checkpoint_files(place))
+    third.claim("job")
+    assert third.start.checkpoint_id == second.start.checkpoint_id
+
+
+def test_of_claims_at_once_the_last_one_holds(place: str) -> None:
     start = threading.Barrier(6)
     epochs: list[int] = []
+    refused: list[ConcurrentJobError] = []
 
     def claim() -> None:
         checkpoint = Checkpoint(checkpoint_files(place))
         start.wait()
-        epochs.append(checkpoint.claim("job"))
+        try:
+            epochs.append(checkpoint.claim("job"))
+        except ConcurrentJobError as error:
+            refused.append(error)
 
     threads = [threading.Thread(target=claim) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(epochs)) == len(epochs) == 6
+    assert len(set(epochs)) == len(epochs) >= 1
+    assert len(epochs) + len(refused) == 6
+    newest = Checkpoint(checkpoint_files(place))
+    assert newest.claim("job") > max(epochs)
+    assert newest.start.earlier  # it knows the one that held
 
 
 def test_rollback_forgets_newer_versions(checkpoint: Checkpoint) -> None:

@@ -146,6 +146,7 @@ class Model:
     head: tuple[int, int] | None = None
     epoch: int = 0
     claimed: set[int] = field(default_factory=set)
+    ids: set[str] = field(default_factory=set)
 
 
 class DriversMachine(RuleBasedStateMachine):
@@ -262,7 +263,8 @@ class DriversMachine(RuleBasedStateMachine):
         elif state == "raised":
             assert isinstance(result, CheckpointError), repr(result)
             if work.kind == "claim":
-                raise AssertionError(f"a claim failed: {result!r}")
+                assert isinstance(result, ConcurrentJobError), repr(result)
+                assert self.rivals(driver), f"a claim failed without a rival: {result!r}"
             if driver.epoch == self.model.epoch and not self.rivals(driver):
                 # Its own reading and its own rules may refuse it, as when a replay's base is gone; nobody else does.
                 assert not isinstance(result, ConcurrentJobError), repr(result)
@@ -278,6 +280,8 @@ class DriversMachine(RuleBasedStateMachine):
             self.model.claimed.add(result)
             driver.epoch = result
             self.model.epoch = max(self.model.epoch, result)
+            self.model.ids.add(driver.checkpoint.start.checkpoint_id)
+            assert len(self.model.ids) == 1, "targets know a checkpoint by one id"
         elif work.kind == "commit":
             assert self.head() == (work.batch_id, work.token), "a commit that succeeded is the newest version"
             self.promise()
