@@ -203,8 +203,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/worker_cache.py",
-        "if entries is None or known != lineage:",
-        "if entries is None:",
+        "if kept is not None and kept.lineage == lineage:",
+        "if kept is not None:",
         "storage/test_worker_cache.py",
     ),
     # what a worker keeps of column states
