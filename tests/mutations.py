@@ -58,8 +58,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/compaction.py",
-        "    if not merged:\n        copy.db.cancel",
-        "    if False:\n        copy.db.cancel",
+        "            if merged:\n                _know_checksums",
+        "            if True:\n                _know_checksums",
         "storage/test_compaction.py",
     ),
     _mutation(

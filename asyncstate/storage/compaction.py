@@ -157,32 +157,25 @@ class BackgroundCompactions:
 
 
 def _compact(slot: Slot, lineage: str, stop: threading.Event) -> None:
-    try:
-        with suppress(StoreError, OSError):  # a slot without a record is rebuilt
-            version = _merged(slot, stop)
-            slot.close_store()
-            if version is not None:
-                slot.write(version, lineage, changing=False)
-    finally:
-        slot.drop()
-
-
-def _merged(slot: Slot, stop: threading.Event) -> int | None:
-    """The version of the copy once it is merged; None if that has been given up."""
     copy = slot.store
     assert copy is not None
-    copy.compact()
-    # All copies of the process share a thread of RocksDB, so one may wait for another; no micro-batch does.
-    merged = copy.settle(
-        starts_within_seconds=math.inf,
-        poll_seconds=_POLL_SECONDS,
-        stopped=lambda: stop.is_set() or not slot.is_in_place(),
-    )
-    if not merged:
-        copy.db.cancel_all_background(True)
-        return None
-    _know_checksums(copy)
-    return copy.version
+    try:
+        with suppress(StoreError, OSError):  # a slot without a record is rebuilt
+            copy.compact()
+            # All copies of the process share a thread of RocksDB, so one may wait for another; no micro-batch does.
+            merged = copy.settle(
+                starts_within_seconds=math.inf,
+                poll_seconds=_POLL_SECONDS,
+                stopped=lambda: stop.is_set() or not slot.is_in_place(),
+            )
+            if merged:
+                _know_checksums(copy)
+                slot.close_store()
+                slot.write(copy.version, lineage, changing=False)
+            else:
+                copy.db.cancel_all_background(True)
+    finally:
+        slot.drop()
 
 
 def _copied(store: RocksDBStore, slot: Slot, lineage: str) -> bool:

@@ -33,9 +33,7 @@ from asyncstate.storage.rocksdb_options import RocksDBOptions
 
 RECORD_FORMAT: Final = 2
 _RECORD_BYTES: Final = 512
-_TAKE_OVER_SECONDS_MAX: Final = (
-    2.0  # closing a store takes milliseconds; a slower process hangs or was stopped
-)
+_TAKE_OVER_SECONDS_MAX: Final = 2.0  # closing a store takes milliseconds; a slower process hangs
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
@@ -54,9 +52,7 @@ class SlotState(enum.Enum):
     """What this process does with a slot. What the slot holds is in its record, for all processes."""
 
     FREE = "free"  # this process does not use it
-    TAKEN = (
-        "taken"  # locked, to be brought to a version, filled or cleared; a store that was kept may be open
-    )
+    TAKEN = "taken"  # locked, to be brought to a version, filled or cleared; a kept store is still open
     LEASED = "leased"  # a task reads the open store, which is at the task's base version
     KEPT = "kept open"  # between micro-batches, unchanged; another process may request it
     COPYING = "copying"  # a copy of another slot's store is open in it, and is compacted
