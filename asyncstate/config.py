@@ -9,6 +9,7 @@ May import only ``durations``, ``errors`` and ``places`` of ``asyncstate``, msgs
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 from collections.abc import Mapping
@@ -143,7 +144,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["refuse", "keep", "drop"],
         "State that [no operator of the job has](schema-changes.md#a-renamed-or-removed-operator).",
     ] = "refuse"
-    snapshot_interval: Annotated[_Count, "Micro-batches from one snapshot to the next."] = 10
+    snapshot_interval: Annotated[
+        _Count | None,
+        "Micro-batches from one snapshot to the next; `auto`: 10, up to 40 while [they change little]"
+        "(checkpoints.md#snapshots-and-deltas).",
+    ] = None
     retained_versions: Annotated[_Count, "Committed micro-batches that can be restored."] = 10
     executor: Annotated[
         Literal["auto", "local", "spark"],
@@ -177,28 +182,33 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def shares(self) -> Shares:
         """What each part of a worker may take of ``async-state.memory``."""
-        eighth, tuning = self.memory_bytes // 8, self.tuning
-        cache = _given(self.cache_size_bytes, eighth)
-        writes = _given(self.write_cache_size_bytes, 2 * eighth)
-        # Where cache and writes are given more than usual, these have less.
-        part = max(min(eighth, (self.memory_bytes - eighth - cache - writes) // 4), 0)
-        waits = tuning.batch_hot_reads  # what is answered without the store would hide a read that waits
-        return Shares(
-            cache=0 if waits else cache,
-            columns=0 if waits else _given(tuning.columns_bytes, part),
-            blocks=_given(tuning.blocks_bytes, eighth),
-            open_stores=_given(tuning.open_stores_bytes, eighth // 2),
-            writes=writes,
-            decoded=0 if waits else min(_given(self.read_cache_size_bytes, cache), writes),
-            gathered=_given(tuning.gathered_bytes, 2 * part),
-            bundle=_given(tuning.bundle_bytes, part // 2),
-            broadcast=_given(tuning.broadcast_bytes, part // 2),
-        )
+        sizes = self.cache_size_bytes, self.read_cache_size_bytes, self.write_cache_size_bytes
+        return _shares(self.memory_bytes, sizes, self.tuning)
 
     def __repr__(self) -> str:
         # The URI of a checkpoint may hold credentials.
         shown = (f"{name}={_shown(getattr(self, name))!r}" for name in self.__struct_fields__)
         return f"Config({', '.join(shown)})"
+
+
+@functools.lru_cache(maxsize=64)  # a micro-batch asks seven times
+def _shares(memory_bytes: int, given: tuple[int | None, int | None, int | None], tuning: Tuning) -> Shares:
+    eighth = memory_bytes // 8
+    cache, writes = _given(given[0], eighth), _given(given[2], 2 * eighth)
+    # Where cache and writes are given more than usual, these have less.
+    part = max(min(eighth, (memory_bytes - eighth - cache - writes) // 4), 0)
+    waits = tuning.batch_hot_reads  # what is answered without the store would hide a read that waits
+    return Shares(
+        cache=0 if waits else cache,
+        columns=0 if waits else _given(tuning.columns_bytes, part),
+        blocks=_given(tuning.blocks_bytes, eighth),
+        open_stores=_given(tuning.open_stores_bytes, eighth // 2),
+        writes=writes,
+        decoded=0 if waits else min(_given(given[1], cache), writes),
+        gathered=_given(tuning.gathered_bytes, 2 * part),
+        bundle=_given(tuning.bundle_bytes, part // 2),
+        broadcast=_given(tuning.broadcast_bytes, part // 2),
+    )
 
 
 def _given(size: int | None, usual: int) -> int:

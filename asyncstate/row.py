@@ -8,6 +8,7 @@ Must not import anything of the project except ``errors``.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, TypeVar
@@ -108,6 +109,7 @@ def key_type(schema: pa.Schema) -> type[Key]:
     return _named(Key, schema)
 
 
+@functools.lru_cache(maxsize=1_000)  # a class takes 0.1 ms, and each micro-batch asks for the same ones
 def _named(base: type[R], schema: pa.Schema) -> type[R]:
     columns = {name: i for i, name in enumerate(schema.names)}
     # The descriptors by which a named tuple finds its fields: several times as fast as __getattr__, which is left for

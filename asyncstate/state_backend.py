@@ -1,19 +1,18 @@
 """The requests of a state object, and the backend that answers them.
 
-Owns: the ``StateBackend`` contract between the state objects and the execution controllers, ``WriteBackCache``, the
-values that a state object holds itself, and ``StateRequest``, one read that waits in an asynchronous controller.
+Owns: the ``StateBackend`` contract between the state objects and the execution controller, and ``WriteBackCache``, the
+values that a state object holds itself.
 Invariant: writes are seen by every later read of the same key, whatever the mode.
 Must not import storage, execution or operators.
 
-Source: FLIP-424's ``StateRequestHandler`` and ``StateRequest``.
+Source: FLIP-424's ``StateRequestHandler``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from asyncstate.futures import StateFuture
 
@@ -33,16 +32,6 @@ class KeyContext(Protocol):
     @property
     def may_write_broadcast(self) -> bool:
         """True while a row of the broadcast input is handled."""
-
-
-@dataclass(slots=True, eq=False)
-class StateRequest:
-    """One point read that waits for the store: its store key, the decoder of the answer, and its record."""
-
-    key: bytes
-    decode: Decoder[Any]
-    future: StateFuture[Any]
-    record: Any
 
 
 class WriteBackCache(ABC):

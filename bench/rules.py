@@ -20,7 +20,7 @@ from unittest import mock
 import numpy as np
 import typer
 
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.execution.prefetch import ReadAhead
 from asyncstate.operator import Operator
 from asyncstate.runtime import WorkerMemory
@@ -111,7 +111,7 @@ RULES = {
     ),
     "read-ahead": Rule((ReadAhead, "wanted", lambda *_: []), _READS, ("async",)),
     "pacer": Rule(
-        (AdaptiveReads, "waits_for_device", property(lambda _: False)),
+        (Pacer, "waits_for_device", property(lambda _: False)),
         ("record, uniform", "record, 1 ms", "map bundle, 1 ms"),
         ("async",),
     ),

@@ -127,9 +127,9 @@ MUTATIONS: Final = (
         "execution/test_controllers.py",
     ),
     _mutation(
-        "asyncstate/execution/request_buffer.py",
-        "return len(self.requests) >= self._capacity",
-        "return len(self.requests) > self._capacity",
+        "asyncstate/execution/reads.py",
+        "return len(self.requests) >= self._limits.buffer_size",
+        "return len(self.requests) > self._limits.buffer_size",
         "execution/test_controllers.py",
     ),
     _mutation(
@@ -140,7 +140,7 @@ MUTATIONS: Final = (
         "execution/test_controllers.py",
     ),
     _mutation(
-        "asyncstate/execution/asynchronous.py",
+        "asyncstate/execution/controller.py",
         "while self._bundle_calls:",
         "while False:",
         "execution/test_bundle_calls.py",
@@ -370,10 +370,11 @@ MUTATIONS: Final = (
         "runtime/test_sorted_inputs.py",
     ),
     _mutation(
-        "asyncstate/runtime/rows/sorted_inputs.py",
-        "start + encode_namespace(watermark + 1)",
-        "start + encode_namespace(watermark)",
+        "asyncstate/state/ranges.py",
+        "prefix + encode_namespace(until + 1)",
+        "prefix + encode_namespace(until)",
         "runtime/test_sorted_inputs.py",
+        "state/test_timers.py",
     ),
     _mutation(
         "asyncstate/runtime/rows/sorted_inputs.py",
@@ -382,7 +383,20 @@ MUTATIONS: Final = (
         "runtime/test_ordered_bundles.py",
     ),
     _mutation(
-        "asyncstate/state/columnar/aligned_scan.py",
+        "asyncstate/state/timers.py",
+        "(entry in at_hand.touched and sink.get(entry) is None)",
+        "entry in at_hand.touched",
+        "state/test_timers.py",
+        "runtime/test_event_time_merge.py",
+    ),
+    _mutation(
+        "asyncstate/state/columnar/due_parts.py",
+        "waiting = [(before + 1, self._window.previous_end(until))]",
+        "waiting = [(before, self._window.previous_end(until))]",
+        "operators/test_due_entries.py",
+    ),
+    _mutation(
+        "asyncstate/state/columnar/due_parts.py",
         "pieces = tuple(run.take_before(boundary) for run in runs)",
         "pieces = tuple(run.take_before(run.boundary) for run in runs)",
         "runtime/test_ordered_bundles.py",

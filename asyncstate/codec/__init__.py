@@ -25,7 +25,13 @@ from asyncstate.codec.hashing import (
     key_groups,
 )
 from asyncstate.codec.key_batch import KeyBatch, UserKeyBatch
-from asyncstate.codec.keys import KeyCodec, decode_namespace, encode_namespace, prefix_end
+from asyncstate.codec.keys import (
+    KeyCodec,
+    decode_namespace,
+    encode_namespace,
+    group_prefixes,
+    prefix_end,
+)
 from asyncstate.codec.scalars import PlainValues, plain_key, plain_values
 from asyncstate.codec.values import PickleCodec, RowCodec, ValueCodec
 
@@ -53,6 +59,7 @@ __all__ = [
     "encode_namespace",
     "field_from_text",
     "field_to_text",
+    "group_prefixes",
     "hash_columns",
     "key_group",
     "key_groups",

@@ -8,6 +8,7 @@ Must not import anything of the project except ``asyncstate.errors`` and other m
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +32,12 @@ DecodeKey = Callable[..., tuple[tuple[Any, ...], int]]
 
 _INT64_BIAS = 1 << 63
 _NAMESPACE = struct.Struct(">Q")
+
+
+@functools.lru_cache(maxsize=64)
+def group_prefixes(max_parallelism: int) -> tuple[bytes, ...]:
+    """The first two bytes of the store keys of each key group."""
+    return tuple(group.to_bytes(2, "big") for group in range(max_parallelism))
 
 
 class KeyCodec:
@@ -89,7 +96,7 @@ class KeyCodec:
 
     def _group_prefixer(self) -> EncodeKey:
         names, route = self.names, self.route
-        prefixes = [group.to_bytes(2, "big") for group in range(self.max_parallelism)]
+        prefixes = group_prefixes(self.max_parallelism)
         routed_types = tuple(self.types[at] for at in route)
         routed_names = tuple(names[at] for at in route)
         group_of = row_grouper(routed_types, self.max_parallelism, routed_names)

@@ -1,12 +1,11 @@
-"""Execution controllers: how state requests are answered, sync or async.
+"""The execution controller: how state requests are answered, sync or async.
 
-Owns: the mailbox, the single path to list gets and the reading threads; anyio is used here only.
+Owns: records in flight, the single path to list gets and the reading threads; anyio is used here only.
 Must not import runtime, Spark or operators.
 """
 
-from asyncstate.execution.asynchronous import AsyncExecutionController, AsyncLimits
 from asyncstate.execution.completions import Completion, Completions
-from asyncstate.execution.controller import ControllerStatistics, ExecutionController
+from asyncstate.execution.controller import ExecutionController
 from asyncstate.execution.failed_rows import (
     CHANGED_BY_BUNDLE_HINT,
     GuardedRecord,
@@ -14,25 +13,22 @@ from asyncstate.execution.failed_rows import (
     keeping_errors,
     note_changes,
 )
-from asyncstate.execution.io_policy import AdaptiveReads
+from asyncstate.execution.operator_code import ControllerStatistics
 from asyncstate.execution.outside_calls import CallLimits, OutsideCalls
-from asyncstate.execution.prefetch import BLOCK_ROWS, ComingRows, Interests
+from asyncstate.execution.pacer import AsyncLimits, Pacer
+from asyncstate.execution.prefetch import BLOCK_ROWS, Interests
 from asyncstate.execution.read_threads import ReadThreads
 from asyncstate.execution.reads import ListGet
 from asyncstate.execution.record import AnyRow, BatchFrame, BroadcastRecord, OutputRow, Record, SideRow
-from asyncstate.execution.sync import SyncExecutionController
 
 __all__ = [
     "BLOCK_ROWS",
     "CHANGED_BY_BUNDLE_HINT",
-    "AdaptiveReads",
     "AnyRow",
-    "AsyncExecutionController",
     "AsyncLimits",
     "BatchFrame",
     "BroadcastRecord",
     "CallLimits",
-    "ComingRows",
     "Completion",
     "Completions",
     "ControllerStatistics",
@@ -42,10 +38,10 @@ __all__ = [
     "ListGet",
     "OutputRow",
     "OutsideCalls",
+    "Pacer",
     "ReadThreads",
     "Record",
     "SideRow",
-    "SyncExecutionController",
     "is_of_row",
     "keeping_errors",
     "note_changes",

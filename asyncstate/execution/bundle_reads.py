@@ -68,16 +68,21 @@ class BundleReads:
             read = self._read(keys)
             if read.future.done:
                 return completed_future(read.values)  # type: ignore[arg-type]  # all are known
+            self.unanswered += 1
+            return read.future.then_apply(self._answered)
         # Later writes do not belong in this answer: it shows the state as it is now.
         written, spills = self._overlay.written(keys), self._overlay.spills
         self.unanswered += 1
 
         def answer(fetched: Values) -> Values:
-            self.unanswered -= 1
             assert self._overlay.spills == spills, "nothing is spilled while a read is in flight"
-            return self._overlay.apply_writes(keys, fetched, read.spills, written)
+            return self._overlay.apply_writes(keys, self._answered(fetched), read.spills, written)
 
         return read.future.then_apply(answer)
+
+    def _answered(self, values: Values) -> Values:
+        self.unanswered -= 1
+        return values
 
     def prefetch(self, keys: list[bytes]) -> None:
         """Start reading ``keys`` if that can happen in parallel with other work."""

@@ -2,7 +2,7 @@
 
 Owns: ``LoopThread`` and ``Completions``, which returns outcomes from it.
 Invariant: only ``start`` and ``stop`` block the calling thread, each for a given time: a loop that user code blocks
-must not block the mailbox thread as well.
+must not block the task's thread as well.
 Only this module and ``read_threads`` start threads (and anyio's worker threads, from the loops that start here).
 """
 

@@ -1,465 +1,516 @@
-"""The part that both execution controllers share: statistics, failures, coroutines, the end of a record.
+"""The four steps of a request: a record arrives, is admitted, reads, and completes.
 
-Owns: ``ExecutionController``.
-Invariant: one record of a key at a time, to the end of its chain; an unhandled failure ends the micro-batch.
-Must not import runtime or operators.
+Owns: ``ExecutionController``: when to wait for records in flight, and how their requests and outside calls are
+answered.
+Invariants: records of one key run one after the other, to the end of their chains; all code of the operator runs on the
+thread that calls ``submit`` and ``drain``; work handed to another thread returns as a Completion, which the calling
+thread processes.
+No deadlock: requests of a running chain are accepted even when the in-flight limit is reached.
 
-Source: Flink's ``AsyncExecutionController``.
+1. Arrive: ``submit`` takes a record. Its code requests state: ``async_get``, ``async_scan``, ``async_get_many``.
+2. Admit: it runs at once if its key is free, else after the records of its key before it (``InFlightRecords``).
+3. Read: what memory knows is answered at once, and so is everything while reads are quick. Else ``Reads`` buffers the
+   request, and sends it to a thread as a part of a sorted list get. In sync mode there are no ``Reads``.
+4. Complete: ``_progress`` waits for an answer, which settles its future and so runs the callbacks. When all that a
+   record has waited for is done, it ends: its rows leave, and the next record of its key is admitted.
+
+How many records are in flight, how large a list get is and on which thread it runs: see ``pacer``.
+
+Source: FLIP-425 and Flink's ``AsyncExecutionController``.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
-from typing import Any, Final, Self
+import time
+from collections.abc import Mapping, Sequence
+from types import CoroutineType
+from typing import Any, Final, NoReturn, TypeVar
 
-from asyncstate.durations import Seconds
-from asyncstate.errors import FutureStateError, StateAccessError
+from asyncstate.errors import OperatorError, StoreError
+from asyncstate.execution.bundle_reads import BundleReads
+from asyncstate.execution.completions import Completion
 from asyncstate.execution.failed_rows import GuardedRecord
-from asyncstate.execution.outside_calls import CallStatistics, OutsideCall, OutsideCalls
-from asyncstate.execution.prefetch import ComingRows
-from asyncstate.execution.record import AnyRow, Record
-from asyncstate.execution.record_failures import AWAIT_HINT, Failures, throw_into
-from asyncstate.execution.thread_affinity import ThreadBound, guarded, unwatch, watch
-from asyncstate.futures import (
-    PENDING,
-    FailureScope,
-    StateFuture,
-    current_scope,
-    set_failure_scope,
+from asyncstate.execution.in_flight import InFlightRecords
+from asyncstate.execution.operator_code import AsyncStatistics, OperatorCode
+from asyncstate.execution.outside_calls import OutsideCall, OutsideCalls
+from asyncstate.execution.pacer import AsyncLimits, Pacer
+from asyncstate.execution.prefetch import (
+    PREFETCH_ROWS_MIN,
+    AheadBlock,
+    ComingRows,
+    Interests,
+    ReadAhead,
 )
-from asyncstate.metrics import Count, Elapsed, MaxGauge
-from asyncstate.state_backend import Page, StateBackend, WriteBackCache
-from asyncstate.storage import MemTable, MemTableStatistics
+from asyncstate.execution.range_prefetch import RangeReads, RangeRequest, reads_in
+from asyncstate.execution.read_threads import ReadThreads
+from asyncstate.execution.reads import ListGet, Reads, StateRequest
+from asyncstate.execution.record import Record
+from asyncstate.execution.record_failures import throw_into
+from asyncstate.futures import (
+    DONE,
+    FAILED,
+    StateFuture,
+    completed_future,
+    failed_future,
+    pending_future,
+    require_own,
+    settle,
+)
+from asyncstate.futures.settling import settled
+from asyncstate.state_backend import Decoder, Page
+from asyncstate.storage import MISSING, MemTable
+from asyncstate.storage.memtable import TIMED_EVERY
+from asyncstate.storage.value_cache import Peeked
 
-_GENERATORS: Final = frozenset({GeneratorType, AsyncGeneratorType})
-_INDIFFERENT: Final = ComingRows()
+_AGE_CHECK_RECORDS: Final = 64
+_ONE: Final = AsyncLimits(in_flight=1)
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AsyncStatistics:
-    """Statistics of async mode only.
+class ExecutionController(OperatorCode):
+    """Runs records and bundles of one operator on one partition for one micro-batch. Used by one thread, as a context
+    manager.
 
-    ``read_ahead_keys``: keys that were prefetched; ``read_ahead_unused``: those of them that no record read.
-    ``warmed_positions``: positions in ranges whose blocks were loaded before a scan reached them.
-    ``io_wait_seconds``: time in which the task could only wait for reads. ``in_flight_peak``: records in flight at
-    once. ``io_threads_peak``: threads that read at once. ``blocked_keys_peak``: records that waited for an earlier one
-    of their key.
+    Without ``limits`` execution is synchronous: reads are made and outside calls waited for when they are requested, so
+    a record has ended when ``submit`` returns. With them, reads of many keys wait at the same time, and records of
+    different keys overtake each other.
     """
 
-    read_ahead_keys: Count
-    read_ahead_unused: Count
-    warmed_positions: Count
-    io_wait_seconds: Elapsed
-    in_flight_peak: MaxGauge
-    io_threads_peak: MaxGauge
-    blocked_keys_peak: MaxGauge
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerStatistics:
-    """One micro-batch of a partition.
-
-    ``reads`` and ``cache_hits`` of ``state`` include those that state objects answered. ``overlapped`` is None in sync
-    mode.
-    """
-
-    state: MemTableStatistics
-    calls: CallStatistics
-    overlapped: AsyncStatistics | None
-
-
-class ExecutionController(StateBackend):
-    """Runs records of one operator on one partition for one micro-batch. Used by one thread, as a context manager."""
-
-    # CPython 3.11 looks up attributes more slowly from the thirtieth of an object on, which the asynchronous controller
-    # has: 60 ns per record. Slots have no such limit.
     __slots__ = (
-        "_bundle_at_work",
-        "_caches",
-        "_outer_scope",
-        "_unhandled",
-        "calls",
-        "changed",
-        "current",
-        "delete",
-        "failures",
-        "get",
-        "outputs",
-        "overlay",
-        "put",
-        "uid",
+        "_ahead",
+        "_bundle_calls",
+        "_bundles",
+        "_completions",
+        "_flight",
+        "_interests",
+        "_limits",
+        "_peek",
+        "_ranges",
+        "_reads",
+        "_reads_hang",
+        "_scans_at_once",
+        "_submitted",
+        "_threads",
+        "_wait_seconds",
     )
-
-    current: Record | None
-    get: Callable[[bytes], bytes | None]  # type: ignore[assignment]  # the overlay's own, without a frame in between
-    put: Callable[[bytes, bytes], None]  # type: ignore[assignment]
-    delete: Callable[[bytes], None]  # type: ignore[assignment]
 
     def __init__(
         self,
         overlay: MemTable,
         uid: str,
         state_names: Mapping[int, str],
+        limits: AsyncLimits | None = None,
+        pacer: Pacer | None = None,
         calls: OutsideCalls | None = None,
+        interests: Interests | None = None,
     ) -> None:
-        self.overlay = overlay
-        self.uid = uid
-        self.calls = calls if calls is not None else OutsideCalls(uid)
-        self.outputs: list[AnyRow] = []
-        self.failures = Failures(uid, state_names)
-        self._unhandled = self.failures.unhandled
-        self._outer_scope: FailureScope | None = None
-        self._caches: list[WriteBackCache] = []
-        self._bundle_at_work = False
-        self.current = None
-        self.changed = False
-        """Whether the bundle has changed state, where ``note_changes`` lets its states say so."""
-        self.get = overlay.get
-        self.put = overlay.put
-        self.delete = overlay.delete
+        super().__init__(overlay, uid, state_names, calls)
+        self._completions = self.calls.completions
+        self._peek = overlay.peek
+        self._interests = interests
+        self._submitted = self._scans_at_once = self._bundle_calls = 0
+        self._wait_seconds = 0.0
+        self._reads_hang = False
+        # Made when they are needed first, which in a small micro-batch is never.
+        self._bundles: BundleReads | None = None
+        self._ahead: ReadAhead | None = None
+        self._ranges: RangeReads | None = None
+        self._threads: ReadThreads | None = None
+        self._reads: Reads | None = None
+        self._limits = _ONE if limits is None else limits
+        self._flight = InFlightRecords(self._run, self.outputs, self.failures, self._limits.in_flight)
+        if limits is not None:
+            pacer = Pacer() if pacer is None else pacer
+            self._reads = Reads(overlay, pacer, limits, self._send, self._answer, self._read_failed)
+            overlay.time_gets(self._read_took)
 
-    def __enter__(self) -> Self:
-        self._outer_scope = set_failure_scope(self)
-        watch(self.guard)
-        return self
+    # -- 1. a record arrives, 2. it is admitted -------------------------------------------------------
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.current = None
-        try:
-            with self.calls:
-                self.close()
-        except Exception as closing:
-            if error is None:
-                raise
-            error.add_note(f"ending the micro-batch failed as well: {closing}")
-        finally:
-            unwatch(self.guard)
-            set_failure_scope(self._outer_scope)
-            self.put = self.overlay.put  # the old method refers to the micro-batch's writes
-        self.failures.raise_if_of_store(error)
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Active while foreign code runs on this thread, whose failures are not of this micro-batch."""
-        set_failure_scope(self._outer_scope)
-        try:
-            yield
-        finally:
-            self._outer_scope = set_failure_scope(self)
-
-    # -- records ----------------------------------------------------------------------------------
-
-    @abstractmethod
     def submit(self, record: Record) -> None:
-        """Accept a record; it runs now or when its key is free. Raises OperatorError if any record failed."""
+        """Accept a record; it runs now or when its key is free. Waits while too many records are in flight. Raises
+        OperatorError if any record failed."""
+        flight = self._flight
+        if flight.in_flight:
+            flight.take(record)
+            self._after_submit()
+            return
+        # Nothing is in flight: the record may emit rows directly, and is entered only when it first waits.
+        record.out = self.outputs
+        self._run(record)
+        if flight.in_flight:
+            flight.let_go(record)
+            self._after_submit()
+            return
+        if self._unhandled:
+            self.failures.raise_for(record)
+        record.out = None
 
-    @abstractmethod
     def submit_guarded(self, record: GuardedRecord) -> None:
-        """Like ``submit``; if the record fails, its row goes to the side output of errors instead of its output. Raises
-        OperatorError if it has changed state before."""
+        """Like ``submit``; if the record fails, its row goes to the side output of errors instead of its output: its
+        rows are kept until it has ended. Raises OperatorError if it has changed state before."""
+        self._flight.take(record)
+        self._after_submit()
 
-    @abstractmethod
+    def _after_submit(self) -> None:
+        """Send reads that are due and wait while the limits are reached."""
+        reads = self._reads
+        if reads is None:
+            return
+        self._submitted += 1
+        if reads.full:
+            self.flush()
+        elif self._submitted % _AGE_CHECK_RECORDS == 0:
+            if reads.overdue:
+                self.flush()
+            self._poll()
+        flight = self._flight
+        if flight.full:
+            flight.note_peaks()
+            while flight.full:
+                self._progress()
+
     def drain(self) -> None:
         """Return when every record accepted so far has ended and its output is in ``outputs``."""
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether prefetching runs in parallel with other work; else a bundle is best read when it is processed."""
-        return False
-
-    @abstractmethod
-    def _await_settled(self, future: StateFuture[Any]) -> None:
-        """Return when ``future``, made by a bundle operator, is settled."""
-
-    def run_bundle(self, work: Callable[[], Any]) -> None:
-        """Run bundle-grain code to its end: ``run_step`` and ``end_bundle``."""
-        self.run_step(work)
-        self.end_bundle()
-
-    def run_step(self, work: Callable[[], Any]) -> None:
-        """Run bundle-grain code, with the future it returns; its exceptions become OperatorErrors. Failures of other
-        futures are not judged before ``end_bundle``: a later step may handle them."""
-        with self._at_work():
-            self.current = None
-            try:
-                result = work()
-            except Exception as error:
-                self.failures.raise_named(error, None)
-            if type(result) is CoroutineType:
-                result.close()
-                raise FutureStateError(
-                    f"operator '{self.uid}': bundle-grain methods cannot be coroutines; return a StateFuture instead"
-                )
-            if isinstance(result, StateFuture):
-                self._await_settled(result)
-                failure = result.exception()
-                if failure is not None:
-                    self.failures.raise_all()
-                    self.failures.raise_named(failure, None)
-
-    def end_bundle(self) -> None:
-        """Return when all calls of the bundle have ended, returned or not; raise the first unhandled failure."""
-        with self._at_work():
-            self._await_calls()
+        while self._flight.in_flight:
+            self._progress()
         if self._unhandled:
             self.failures.raise_all()
-
-    def abandon_bundle(self) -> None:
-        """Return when nothing of a bundle that has failed is in flight; its other failures are dropped."""
-        with self._at_work():
-            self._await_calls()
-            self._await_reads()
-        self._unhandled.clear()
-
-    def _await_reads(self) -> None:
-        """Wait for the reads of the current bundle."""
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Active while the code of a bundle may run, which may make outside calls."""
-        self._bundle_at_work = True
-        try:
-            yield
-        finally:
-            self._bundle_at_work = False
-
-    def _await_calls(self) -> None:
-        """Wait for the outside calls of the current bundle."""
-
-    def run_without_key(self, record: Record) -> None:
-        """Run a record that belongs to no key, such as a watermark: state access in it is an error."""
-        self.current = None
-        try:
-            result = record.work(record.item, record)
-        except Exception as error:
-            self.failures.raise_named(error, None)
-        if type(result) is CoroutineType:
-            result.close()
-            raise FutureStateError(
-                f"operator '{self.uid}': on_watermark has no key and cannot be a coroutine"
-            )
-        if type(result) in _GENERATORS:
-            raise self._is_generator(None, result)
-        if self._unhandled:
-            self.failures.raise_all()
-        if isinstance(result, StateFuture) and not result.done:
-            raise self.failures.never(None, "returned")
-
-    def flush(self) -> None:
-        """Send buffered reads; called before the caller may block on its input."""
-
-    def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows:
-        """Announce the next rows, by key group (2 bytes) and encoded key: a hint for prefetching.
-
-        Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers.
-        """
-        return _INDIFFERENT
-
-    def bound_writes(self, rows: int) -> None:
-        """To be called after ``rows`` rows have been passed on: spills the writes if they exceed their bound.
-
-        Waits for records in flight: a running read has to be answered as of when it was made.
-        """
-        if self.overlay.exceeds(rows):
-            self.drain()
-            if self.may_spill:
-                self.overlay.spill()
-
-    def bound_writes_of_step(self) -> None:
-        """Like ``bound_writes``, between the steps of a bundle: its failures are judged at its end."""
-        if self.overlay.exceeds(0) and self.may_spill:
-            self.overlay.spill()
 
     @property
     def may_spill(self) -> bool:
-        """True while no record waits for an answer, so that writes may be spilled in the middle of one."""
-        return True
+        """See ``OperatorCode``. Reads ahead of bundles look for what was spilled meanwhile."""
+        return not (self._flight.in_flight or (self._bundles is not None and self._bundles.unanswered))
 
-    def close(self) -> None:
-        """Release threads; records in flight are dropped."""
-
-    def take_outputs(self) -> list[AnyRow]:
-        """The rows emitted since the last call, in arrival order of their records."""
-        outputs = self.outputs.copy()
-        self.outputs.clear()  # in place: a record at the head of the queue writes into this very list
-        return outputs
-
-    def statistics(self) -> ControllerStatistics:
-        """The statistics of this micro-batch."""
-        state = self.overlay.statistics()
-        answered = sum(cache.hits for cache in self._caches)
-        return ControllerStatistics(
-            state=replace(state, reads=state.reads + answered, cache_hits=state.cache_hits + answered),
-            calls=self.calls.statistics(),
-            overlapped=self._overlapped(),
-        )
-
-    def _overlapped(self) -> AsyncStatistics | None:
-        """Statistics that only asynchronous execution measures."""
-        return None
-
-    # -- the caches of the states ---------------------------------------------------------------------
-
-    def attach(self, cache: WriteBackCache) -> None:
-        """Collect the buffered writes of ``cache`` before every scan, and at the end of the micro-batch."""
-        self._caches.append(cache)
-
-    def write_back(self) -> None:
-        """Write what state objects have buffered, for others to read."""
-        for cache in self._caches:
-            cache.write_back()
-
-    def finish_states(self) -> None:
-        """Called when all operator code has run: writes what state objects have buffered. It is not read any more."""
-        for cache in self._caches:
-            cache.finish()
-
-    # -- the sink's calls that never wait ------------------------------------------------------------
-
-    def scan(self, start: bytes, end: bytes, limit: int) -> Page:
-        """At most ``limit`` entries with start <= key < end, ascending."""
-        self.write_back()
-        try:
-            return self.overlay.scan(start, end, limit)
-        except Exception as error:
-            self.failures.read_failed(error, start)
-            raise
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """Values for ``keys`` (sorted, unique), None where there is none."""
-        try:
-            return self.overlay.get_many(keys)
-        except Exception as error:
-            self.failures.read_failed(error, keys[0])
-            raise
-
-    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Write one value per key."""
-        self.overlay.put_many(keys, values)
-        if self.overlay.exceeds(len(keys), keys, values) and self.may_spill:
-            self.overlay.spill()
-
-    def delete_many(self, keys: Sequence[bytes]) -> None:
-        """Remove many keys."""
-        self.overlay.delete_many(keys)
-        if self.overlay.exceeds(len(keys), keys) and self.may_spill:
-            self.overlay.spill()
-
-    def finish_many(self, keys: Sequence[bytes], values: Sequence[bytes | None], size_bytes: int) -> None:
-        """Write or remove (None) many keys (sorted, unique), in ``WriteBackCache.finish``: they are not read any more
-        in this micro-batch."""
-        if not self.overlay.finish_many(keys, values, size_bytes):
-            self.overlay.put_many(keys, values)
-            if self.overlay.exceeds(len(keys), keys, values):
-                self.overlay.spill()
-
-    # -- outside calls ------------------------------------------------------------------------------
-
-    def call(
-        self,
-        record: Record | None,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        timeout_seconds: Seconds | None = None,
-        keywords: Mapping[str, Any] = {},
-    ) -> StateFuture[Any]:
-        """See ``RecordContext.call`` and, where there is no ``record``, ``BundleContext.call``."""
-        call = self.calls.prepared(record, function, arguments, timeout_seconds, keywords)
-        if current_scope() is not self or not (
-            self._bundle_at_work if record is None else self.current is record
-        ):
-            raise StateAccessError(self._not_at_work(call))
-        self.guard()
-        return self._call(call)
-
-    def _not_at_work(self, call: OutsideCall) -> str:
-        if call.record is None:
-            return (
-                f"operator '{self.uid}': ctx.call({call.name}) was used while no bundle is being processed; use it in "
-                "process_bundle(), process_due() or on_watermark(), or in a callback chained to a future of the "
-                "bundle"
-            )
-        return (
-            f"ctx.call({call.name}) of the record with key {call.record.key!r} was used while that record is not "
-            "being processed; use it in process(), in on_timer(), or in a callback chained to a future of the record "
-            "(on_watermark() has no key)"
-        )
-
-    def guard(self) -> None:
-        """From now on refuse state access on other threads: some of them run code of the operator."""
-        if not isinstance(self, ThreadBound):
-            self.__class__ = guarded(type(self), ExecutionController.__dict__["current"])
-
-    @abstractmethod
-    def _call(self, call: OutsideCall) -> StateFuture[Any]:
-        """Start ``call`` for the current record or bundle; return its future."""
-
-    # -- failures -----------------------------------------------------------------------------------
-
-    def future_failed(self, future: StateFuture[Any]) -> None:
-        """See ``FailureScope``: remembered until the record ends, by then somebody may have handled it."""
-        self.failures.failed(future, self.current)
-
-    # -- the operator's code --------------------------------------------------------------------------
-
-    def _run(self, record: Record) -> None:
-        """Run the record's own code up to its first wait; exceptions of the user become OperatorErrors."""
-        self.current = record
-        try:
-            result = record.work(record.item, record)
-            if result is not None:
-                # by type and slot: isinstance and a property would cost every hot record
-                if type(result) is StateFuture:
-                    if result._state == PENDING:
-                        self._await_returned(record, result)
-                elif type(result) is CoroutineType:
-                    self._step(record, result)
-                else:
-                    raise self._is_no_answer(record, result)
-        except Exception as error:
-            self.failures.raise_named(error, record)
-
-    def _step(self, record: Record, coroutine: CoroutineType[Any, Any, Any]) -> None:
-        """Run a coroutine operator until it awaits a pending future or ends."""
-        self.current = record
-        try:
-            awaited = coroutine.send(None)
-        except StopIteration as end:
-            result = end.value
-            if type(result) is StateFuture:
-                if not result.done:
-                    self._await_returned(record, result)
-            elif result is not None:
-                raise self._is_no_answer(record, result) from None
-            return
-        if type(awaited) is not StateFuture:
-            throw_into(coroutine, self.failures.misused(record, f"{AWAIT_HINT}. It awaits {awaited!r}"))
-        self._suspend(record, coroutine, awaited)
-
-    def _is_no_answer(self, record: Record, result: Any) -> FutureStateError:
-        if type(result) in _GENERATORS:
-            return self._is_generator(record, result)
-        return self.failures.misused(
-            record,
-            f"the operator returned {result!r}, which is ignored; emit rows with ctx.emit(...), and return None or a "
-            "StateFuture (combine_all combines several)",
-        )
-
-    def _is_generator(self, record: Record | None, result: Any) -> FutureStateError:
-        return self.failures.misused(record, f"{result!r} is a generator; use await instead of yield")
-
-    @abstractmethod
     def _suspend(
         self, record: Record, coroutine: CoroutineType[Any, Any, Any], awaited: StateFuture[Any]
     ) -> None:
-        """Continue ``coroutine`` when ``awaited``, which is pending, is settled."""
+        if self._reads is None:
+            throw_into(coroutine, self.failures.never(record, "awaits"))
+        self._flight.hold(record)
+        record.coroutine = coroutine
+        out = record.out
 
-    @abstractmethod
+        def resume(_: StateFuture[Any]) -> None:
+            record.out = out  # nothing else is emitted here: the coroutine continues where it was
+            try:
+                self._step(record, coroutine)
+            except Exception as error:
+                self.failures.raise_named(error, record)
+            self._flight.let_go(record)
+
+        try:
+            awaited._watch(settled, (resume, awaited))
+        except Exception as error:
+            throw_into(coroutine, error)
+
     def _await_returned(self, record: Record, returned: StateFuture[Any]) -> None:
-        """Keep ``record`` from ending before ``returned``, which is pending, is settled."""
+        if returned._owner is not record:
+            require_own(returned, returned._owner, "returned")
+        if not self._flight.in_flight:
+            raise self.failures.never(record, "returned")
+        record.returned = returned
+
+    # -- 3. it reads ----------------------------------------------------------------------------------
+
+    def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
+        """See ``StateBackend``: from memory at once, else with the next list get."""
+        value: Peeked
+        reads = self._reads
+        if reads is None or reads.at_once:
+            try:
+                value = self.get(key)
+            except Exception as error:
+                failed_future(error)  # fails the record, whatever catches it below
+                raise
+        else:
+            value = self._peek(key)
+            if value is MISSING:
+                record = self.current
+                assert record is not None
+                future: StateFuture[T] = pending_future(record)
+                self._flight.hold(record)
+                reads.add((key, decode, future, record))
+                if self._ahead is not None:
+                    self._ahead.waited(key, record.encoded_key)
+                return future
+        try:
+            return completed_future(decode(value))
+        except Exception as error:
+            self.failures.read_failed(error, key)
+            return failed_future(error)
+
+    def _read_took(self, key: bytes, value: bytes | None, seconds: float) -> None:
+        """Measure one of some immediate gets of the store, and decide whether to continue that way."""
+        assert self._reads is not None
+        self._reads.took(seconds)
+        # An absent key is cheap: a filter in memory answers.
+        if value is not None and self.current is not None and self._ahead is not None:
+            self._ahead.waited(key, self.current.encoded_key, TIMED_EVERY)
+
+    def async_scan(self, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
+        """See ``StateBackend``: at once while reads are quick, else when the blocks that it reads have been loaded.
+
+        One scan in some is timed, as gets are.
+        """
+        reads = self._reads
+        if reads is None:
+            return completed_future(self.scan(start, end, limit))
+        if not reads.at_once and self.current is not None:
+            return self._scan_later(reads, start, end, limit)
+        self._scans_at_once += 1
+        if self._scans_at_once % TIMED_EVERY:
+            return completed_future(self.scan(start, end, limit))
+        started = time.perf_counter()
+        page = self.scan(start, end, limit)
+        reads.took((time.perf_counter() - started) / reads_in(page))
+        return completed_future(page)
+
+    def _scan_later(self, reads: Reads, start: bytes, end: bytes, limit: int) -> StateFuture[Page]:
+        record = self.current
+        assert record is not None
+        self.write_back()
+        if self._ranges is None:
+            self._ranges = RangeReads(self.overlay, reads, self._answer_page)
+        ranges, request = self._ranges, RangeRequest(start, end, limit, record)
+        try:
+            if ranges.begin(request, self._limits.batch_hot_reads):
+                return completed_future(request.entries)
+        except Exception as error:
+            self.failures.read_failed(error, start)
+            raise
+        request.future = future = pending_future(record)
+        self._flight.hold(record)
+        if ranges.has_full_chunk:
+            ranges.send()
+        return future
+
+    def async_get_many(self, keys: list[bytes]) -> StateFuture[list[bytes | None]]:
+        """See ``StateBackend``: a bundle's list get, from the prefetch if there was one."""
+        if self._reads is None:
+            return completed_future(self.get_many(keys))
+        if self._bundles is None:
+            self._bundles = BundleReads(self.overlay, self._reads)
+        return self._bundles.get(keys)
+
+    def prefetch(self, keys: list[bytes]) -> None:
+        """Start loading ``keys`` (sorted, unique) if that can happen while other work goes on; a hint only."""
+        if self.reads_ahead:
+            assert self._reads is not None
+            if self._bundles is None:
+                self._bundles = BundleReads(self.overlay, self._reads)
+            self._bundles.prefetch(keys)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether prefetching runs in parallel with other work, which it does while the store is slow; else a bundle is
+        best read when it is processed."""
+        return self._reads is not None and self._reads.pacer.waits_for_device
+
+    def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows | None:
+        """Announce the next rows, by key group (2 bytes) and encoded key; None if nothing is to be prefetched.
+
+        Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers. A few rows are not
+        worth it.
+        """
+        reads, limits = self._reads, self._limits
+        if reads is None or limits.batch_hot_reads or len(keys) < PREFETCH_ROWS_MIN:
+            return None
+        if self._ahead is None:
+            self._ahead = ReadAhead(self.overlay, reads, limits.in_flight, self._interests, self._caches)
+        return ComingRows(self._ahead, self._await_block, kind, groups, keys)
+
+    def _await_block(self, block: AheadBlock) -> None:
+        while block.missing:
+            self._await_completion()
+
+    def flush(self) -> None:
+        """Send buffered reads, but do not wait; called before the caller may block on its input."""
+        if self._ranges is not None and self._ranges.can_send:
+            self._ranges.send()
+        if self._reads is not None and self._reads.requests:
+            self._flight.note_peaks()
+            self._reads.send_requests()
+
+    def _send(self, gets: Sequence[ListGet], threads: int) -> None:
+        """Have ``gets`` made by at least ``threads`` threads."""
+        if self._threads is None:
+            read, most = self.overlay.read_store, self._limits.io_parallelism
+            self._threads = ReadThreads(read, most, self._completions)
+        self._threads.submit(gets, threads)
+
+    # -- 4. it completes ------------------------------------------------------------------------------
+
+    def _progress(self) -> None:
+        """Make one step that lets waiting records continue; raise if there is nothing to wait for."""
+        # While every thread has something to read, waiting fills the buffer: larger list gets, fewer thread switches.
+        reads, ranges = self._reads, self._ranges
+        if (
+            reads is not None
+            and (reads.requests or (ranges is not None and ranges.can_send))
+            and reads.outstanding < reads.threads
+        ):
+            self.flush()
+        elif not self._flight.run_ready():
+            if not self._completions:
+                self._flight.raise_stuck()
+            self._await_completion()
+
+    def _await_completion(self) -> None:
+        self._flight.note_peaks()
+        of_reads = self._reads is not None and self._reads.outstanding > 0
+        seconds = self._limits.watchdog_timeout_ms / 1000 if of_reads else self.calls.watchdog_seconds
+        started = time.perf_counter()
+        completion = self._completions.next(seconds)
+        waited = time.perf_counter() - started
+        if completion is None:
+            self._raise_unanswered(of_reads)
+        if type(completion.ticket) is OutsideCall:
+            self.calls.wait_seconds += waited
+        else:
+            self._wait_seconds += waited
+        self._complete(completion)
+        self._poll()
+
+    def _raise_unanswered(self, reads: bool) -> NoReturn:
+        self._reads_hang = reads
+        if self.calls.in_flight:
+            self.calls.abandon()
+        text = self.failures.unanswered(self._completions.outstanding())
+        raise self.failures.named(StoreError(text) if reads else OperatorError(text))
+
+    def _poll(self) -> None:
+        """Process answers that have arrived meanwhile."""
+        while self._completions:
+            completion = self._completions.next(0)
+            if completion is None:
+                return
+            self._complete(completion)
+
+    def _complete(self, completion: Completion) -> None:
+        if type(completion.ticket) is OutsideCall:
+            self._call_ended(completion.ticket, completion)
+        else:
+            assert self._reads is not None
+            self._reads.answered(completion)
+        self._flight.run_ready()
+
+    def _read_failed(self, get: ListGet, error: BaseException) -> NoReturn:
+        """Errors of the store are not for operators to recover from."""
+        store_key, record = get.wanted.about(get.start)
+        self.failures.read_failed(error, store_key)
+        self.failures.raise_named(error, record)
+
+    def _answer(self, requests: Sequence[StateRequest], values: list[bytes | None]) -> None:
+        """Complete futures in key order; each runs its record's callbacks here."""
+        remember, let_go, failures = self.overlay.remember, self._flight.let_go, self.failures
+        for (key, decode, future, record), value in zip(requests, values, strict=True):
+            remember(key, value)
+            self.current = record
+            state, decoded = DONE, None
+            try:
+                decoded = decode(value)
+            except Exception as error:
+                failures.read_failed(error, key)
+                state, decoded = FAILED, error
+            failures.answering = key
+            try:
+                settle(future, state, decoded)
+            except Exception as error:
+                failures.raise_named(error, record)
+            let_go(record)
+        failures.answering = None
+        self._flight.run_ready()
+
+    def _answer_page(self, request: RangeRequest) -> None:
+        """The blocks that the page of ``request`` waited for are loaded: read on, and complete its future at the
+        end."""
+        record = self.current = request.record
+        try:
+            assert self._ranges is not None
+            if not self._ranges.go_on(request):
+                return
+        except Exception as error:
+            self.failures.read_failed(error, request.key)
+            self.failures.raise_named(error, record)
+        self.failures.answering = request.key
+        self._settle_for(record, request.future, DONE, request.entries)
+        self.failures.answering = None
+        self._flight.let_go(record)
+
+    def _settle_for(self, record: Record | None, future: StateFuture[Any], state: int, outcome: Any) -> None:
+        """Settle a future of ``record``, or of the bundle; errors of its callbacks are reported with its state and
+        key."""
+        try:
+            settle(future, state, outcome)
+        except Exception as error:
+            self.failures.raise_named(error, record)
+
+    # -- outside calls -------------------------------------------------------------------------------
+
+    def _call(self, call: OutsideCall) -> StateFuture[Any]:
+        record = call.record
+        call.future = pending_future(record)
+        self.calls.start(call)  # first: if it cannot, nothing waits
+        if self._reads is None:
+            while not call.future.done:
+                self._await_completion()
+        elif record is None:
+            self._bundle_calls += 1
+        else:
+            self._flight.hold(record)
+        return call.future
+
+    def _await_settled(self, future: StateFuture[Any]) -> None:
+        while not future.done:
+            self._progress()
+
+    def _await_calls(self) -> None:
+        while self._bundle_calls:
+            self._progress()
+
+    def _await_reads(self) -> None:
+        while not self.may_spill:
+            self._progress()
+
+    def _call_ended(self, call: OutsideCall, completion: Completion) -> None:
+        self.calls.ended()
+        self.current = call.record
+        state, outcome = DONE, completion.values
+        if completion.error is not None:
+            self.failures.call_failed(completion.error, call.name)
+            state, outcome = FAILED, completion.error
+        self._settle_for(call.record, call.future, state, outcome)
+        if self._reads is None:
+            return  # nothing but ``_call`` waits for it
+        if call.record is None:
+            self._bundle_calls -= 1
+        else:
+            self._flight.let_go(call.record)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release threads; records in flight are dropped."""
+        try:
+            self.calls.close()
+        finally:
+            if self._flight.in_flight:
+                self._flight.close()
+            if self._threads is not None:
+                self._threads.close(0.0 if self._reads_hang else self._limits.watchdog_timeout_ms / 1000)
+
+    def _overlapped(self) -> AsyncStatistics | None:
+        if self._reads is None:
+            return None
+        flight, ahead = self._flight, self._ahead
+        flight.note_peaks()
+        return AsyncStatistics(
+            read_ahead_keys=0 if ahead is None else ahead.keys_read,
+            read_ahead_unused=0 if ahead is None else ahead.keys_unused,
+            warmed_positions=0 if self._ranges is None else self._ranges.warmed,
+            io_wait_seconds=self._wait_seconds,
+            in_flight_peak=flight.in_flight_peak,
+            io_threads_peak=0 if self._threads is None else self._threads.threads_peak,
+            blocked_keys_peak=flight.blocked_peak,
+        )

@@ -92,7 +92,7 @@ class OutsideCalls:
         self.limits = limits or CallLimits()
         self.completions = Completions()
         self.wait_seconds = 0.0
-        """For how long the mailbox thread could only wait for calls."""
+        """For how long the task's thread could only wait for calls."""
         self.in_flight = 0
         """Calls that the event loop has and whose outcome has not been processed."""
         self._held: deque[OutsideCall] = deque()  # a bundle may make very many at once

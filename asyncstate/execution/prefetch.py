@@ -20,6 +20,9 @@ from asyncstate.storage import MemTable
 BLOCK_ROWS: Final = 1_000
 """Rows that are prefetched together."""
 
+PREFETCH_ROWS_MIN: Final = 500
+"""For fewer rows, records in flight overlap their reads as well as prefetching does."""
+
 _WANTED_SHARE: Final = 0.5  # of the rows: so many have waited for a read of a state's own key
 _USED_SHARE: Final = 0.5  # of the prefetched keys: so many have then been read by records
 _USED_SHARE_QUICK: Final = 0.75  # of a quick store: a wasted read costs more than a useful one saves
@@ -201,23 +204,10 @@ class ReadAhead:
 
 
 class ComingRows:
-    """Receives hints about the rows to come; this class ignores them.
-
-    The runner calls ``at`` before it makes the records of each ``BLOCK_ROWS`` rows, from row 0 on, and ``done`` when
-    all records have been passed on.
-    """
-
-    def at(self, row: int) -> None:
-        """The records of ``BLOCK_ROWS`` rows from ``row`` on are made next."""
-
-    def done(self) -> None:
-        """All records have been passed on."""
-
-
-class ComingRecords(ComingRows):
     """The rows of one input batch, or a page of timers, whose records are being made in order.
 
-    Rows of one ``kind``, an input or timers, read alike.
+    Rows of one ``kind``, an input or timers, read alike. The runner calls ``at`` before it makes the records of each
+    ``BLOCK_ROWS`` rows, from row 0 on, and ``done`` when all records have been passed on.
     """
 
     def __init__(
@@ -238,7 +228,8 @@ class ComingRecords(ComingRows):
         self._next_row = 0
 
     def at(self, row: int) -> None:
-        """See ``ComingRows``. Starts the reads of the blocks ahead; waits for those of this one."""
+        """The records of ``BLOCK_ROWS`` rows from ``row`` on are made next: starts the reads of the blocks ahead, and
+        waits for those of this one."""
         ahead = self._ahead
         if row:
             ahead.learn(self._kind, BLOCK_ROWS)

@@ -1,7 +1,7 @@
 """Pages of key ranges, read in parallel with other work: list gets load their blocks before they are scanned.
 
 Owns: ``RangeReads``, which pages wait and for which blocks.
-Invariant: every requested page is answered once, by a scan on the mailbox thread; that its blocks are loaded before is
+Invariant: every requested page is answered once, by a scan on the task's thread; that its blocks are loaded before is
 a hint, so a missing block costs a wait and nothing else. No more positions are in flight than the store can keep
 loaded.
 

@@ -1,9 +1,13 @@
 """Reads of what memory does not know: here while the store answers quickly, else in parallel on other threads.
 
-Owns: ``Reads``, the only path from keys to list gets; ``ReadRequest``, keys that are read together; and ``ListGet``.
-Invariant: every requested key is answered once, here or by the list get in which it was sent, unless a read fails,
-which ends the micro-batch. Only this module reports reads to the pacer and reads its decisions.
-Must not import the controllers.
+Owns: ``Reads``, the only path from keys to list gets, and its buffer of the reads that records wait for;
+``ReadRequest``, keys that are read together; and ``ListGet``.
+Invariants: every requested key is answered once, here or by the list get in which it was sent, unless a read fails,
+which ends the micro-batch. Reads of records are sent sorted by store key, so that a list get of neighbors walks each
+block once. Only this module reports reads to the pacer and reads its decisions.
+Must not import the controller.
+
+Source: Flink's ``StateRequestBuffer`` and FLIP-424's ``StateRequest``.
 """
 
 from __future__ import annotations
@@ -11,13 +15,19 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from operator import itemgetter
+from typing import Any, ClassVar, Final, NamedTuple, NoReturn
 
 from asyncstate.execution.completions import Completion
-from asyncstate.execution.io_policy import AdaptiveReads
+from asyncstate.execution.pacer import AsyncLimits, Pacer
+from asyncstate.futures import StateFuture
+from asyncstate.state_backend import Decoder
 from asyncstate.storage import LIST_GET_KEYS, MemTable
 
 Values = list[bytes | None]
+StateRequest = tuple[bytes, Decoder[Any], StateFuture[Any], Any]
+"""A read that a record waits for: its store key, the decoder of the answer, its future, and the record."""
+_KEY: Final = itemgetter(0)
 
 
 class ReadRequest(ABC):
@@ -58,6 +68,27 @@ class ListGet(NamedTuple):
     read: Callable[[list[bytes]], Any] | None = None
 
 
+class RecordRead(ReadRequest):
+    """Reads of records, made together."""
+
+    __slots__ = ("_answer", "_requests")
+
+    def __init__(self, requests: list[StateRequest], answer: Answer) -> None:
+        super().__init__(list(map(_KEY, requests)))
+        self._requests = requests
+        self._answer = answer
+
+    def arrived(self, start: int, values: Values) -> None:
+        """See ``ReadRequest``."""
+        self._answer(self._requests[start : start + len(values)], values)
+
+    def about(self, start: int) -> tuple[bytes, Any]:
+        """See ``ReadRequest``."""
+        return self.keys[start], self._requests[start][3]
+
+
+Answer = Callable[[Sequence[StateRequest], Values], None]
+"""Answer requests, in key order, with their values."""
 Submit = Callable[[Sequence[ListGet], int], None]
 """Read list gets on at least so many threads; each returns as a Completion."""
 Fail = Callable[[ListGet, BaseException], NoReturn]
@@ -67,34 +98,69 @@ class Reads:
     """List gets of one partition's store, run as the pacer decides.
 
     ``at_once`` is the pacer's decision for single gets: whether they should be made immediately. It is updated whenever
-    the pacer has learned something. With ``gather`` they never are.
+    the pacer has learned something. ``requests`` are the reads that records wait for and that are not sent yet, in
+    order of arrival; ``answer`` is called with those that were read.
     """
 
-    __slots__ = ("_fail", "_gather", "_overlay", "_submit", "_threads_max", "at_once", "outstanding", "pacer")
+    __slots__ = (
+        "_answer",
+        "_fail",
+        "_limits",
+        "_oldest",
+        "_overlay",
+        "_submit",
+        "at_once",
+        "outstanding",
+        "pacer",
+        "requests",
+    )
 
     def __init__(
-        self,
-        overlay: MemTable,
-        pacer: AdaptiveReads,
-        submit: Submit,
-        threads_max: int,
-        fail: Fail,
-        gather: bool = False,
+        self, overlay: MemTable, pacer: Pacer, limits: AsyncLimits, submit: Submit, answer: Answer, fail: Fail
     ) -> None:
         self.pacer = pacer
         self.outstanding = 0
         """List gets that have been sent and not returned."""
+        self.requests: list[StateRequest] = []
+        self._oldest = 0.0  # when the first of them arrived
         self._overlay = overlay
+        self._limits = limits
         self._submit = submit
-        self._threads_max = threads_max
+        self._answer = answer
         self._fail = fail
-        self._gather = gather
         self._look()
 
     @property
     def threads(self) -> int:
         """Threads that should read now."""
-        return self.pacer.threads(self._threads_max)
+        return self.pacer.threads(self._limits.io_parallelism)
+
+    # -- reads that records wait for --------------------------------------------------------------------
+
+    def add(self, request: StateRequest) -> None:
+        """Buffer a request; the age of all is that of the first."""
+        if not self.requests:
+            self._oldest = time.monotonic()
+        self.requests.append(request)
+
+    @property
+    def full(self) -> bool:
+        """True when the requests should be sent off without waiting for more."""
+        return len(self.requests) >= self._limits.buffer_size
+
+    @property
+    def overdue(self) -> bool:
+        """True when the first request has waited longer than the timeout."""
+        waited_ms = (time.monotonic() - self._oldest) * 1000
+        return bool(self.requests) and waited_ms > self._limits.buffer_timeout_ms
+
+    def send_requests(self) -> None:
+        """Read all buffered requests, by store key."""
+        requests, self.requests = self.requests, []
+        requests.sort(key=_KEY)
+        self.read(RecordRead(requests, self._answer))
+
+    # -- keys that are read together --------------------------------------------------------------------
 
     def read(self, wanted: ReadRequest, together: int = 1) -> None:
         """Read here while that is quick; the rest, ``wanted.missing`` keys, is sent to threads.
@@ -168,4 +234,4 @@ class Reads:
         self._look()
 
     def _look(self) -> None:
-        self.at_once = not (self._gather or self.pacer.waits_for_device)
+        self.at_once = not (self._limits.batch_hot_reads or self.pacer.waits_for_device)

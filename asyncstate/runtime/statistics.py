@@ -172,12 +172,12 @@ class TaskStatistics:
         """By name, the metrics to sum over partitions, and those whose maximum counts."""
         sums: Metrics = {}
         peaks: Metrics = {}
-        known = kinds(TaskStatistics)
-        for name, value in to_dict(self).items():
-            kind = known.get(name, MetricKind.COUNTER)  # the operator's own counters have no declared kind
-            (peaks if kind.is_highest else sums)[name] = value
+        for name, value in to_dict(self).items():  # the operator's own counters have no declared kind: sums
+            (peaks if name in _PEAKS else sums)[name] = value
         return sums, peaks
 
+
+_PEAKS: Final = frozenset(name for name, kind in kinds(TaskStatistics).items() if kind.is_highest)
 
 TASK_METRICS: Final[Mapping[str, MetricKind]] = {
     name: kind for name, kind in kinds(TaskStatistics).items() if name != "counters"

@@ -10,6 +10,7 @@ Must not import storage, execution or operators.
 from __future__ import annotations
 
 import builtins
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -89,6 +90,11 @@ def check_state_name(name: str) -> None:
         )
 
 
+@functools.lru_cache(maxsize=1_000)  # each micro-batch asks for the same ones
+def _value_codec(value_type: pa.DataType, older: tuple[str, ...], owner: str) -> ValueCodec:
+    return ValueCodec(value_type, list(map(type_from_text, older)), owner=owner)
+
+
 @dataclass(frozen=True)
 class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
     """Base of the descriptors. ``_states``: the class without and with a ttl; ``_value``: the value type's field.
@@ -158,7 +164,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         kept = texts if stored is None else evolved(uid, self.name, texts, stored)
         if value_type is None:
             return PickleCodec(owner=owner)
-        return ValueCodec(value_type, [type_from_text(text) for text in older_values(kept)], owner=owner)
+        return _value_codec(value_type, tuple(older_values(kept)), owner)
 
     def _binding(
         self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None

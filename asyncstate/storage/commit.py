@@ -6,10 +6,11 @@ writes the manifest; all names are unique to the attempt. Must not write manifes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Final
 
 from asyncstate.storage.files import (
     TRANSFERS_MAX,
@@ -32,7 +33,9 @@ from asyncstate.storage.rocksdb import SmallDelta, small_bytes, sst_bytes, write
 from asyncstate.storage.rocksdb_options import RocksDBOptions
 from asyncstate.storage.snapshot import create_snapshot
 
-SNAPSHOT_EVERY_DELTAS = 10
+_DELTAS_MAX: Final = 10
+_SMALL_DELTAS_MAX: Final = 40
+_SMALL_BYTES_MAX: Final = 1 << 20
 _together: ContextVar[list[tuple[CheckpointFiles, str, bytes]] | None] = ContextVar("together", default=None)
 
 
@@ -59,16 +62,17 @@ def commit_partition(
     partition: int,
     batch_id: int,
     attempt: str,
-    snapshot_every_deltas: int = SNAPSHOT_EVERY_DELTAS,
+    snapshot_every_deltas: int | None = None,
 ) -> PartitionManifest:
     """Upload the sorted changes of batch ``batch_id`` and return the partition as it is after them.
 
     ``attempt`` is unique to this attempt of this task. The base version is snapshotted first when it has
-    ``snapshot_every_deltas`` deltas, or when it was rescaled (its sources are another parallelism's files).
+    ``snapshot_every_deltas`` deltas (None: 10, or 40 if they are small), or when it was rescaled (its sources are
+    another parallelism's files).
     """
     base = lease.base
     snapshot = None
-    if base.rescaled or len(base.deltas) >= snapshot_every_deltas:
+    if base.rescaled or len(base.deltas) >= (snapshot_every_deltas or _deltas_max(base.deltas)):
         folder = snapshot_folder(uid, partition, batch_id, attempt)
         # After a change of parallelism there are none: the sources' files hold other key groups.
         present = PartitionManifest(partition, base.snapshot, base.deltas).files()
@@ -78,6 +82,16 @@ def commit_partition(
         delta = _put_delta(lease, files, changes, delta_name(uid, partition, batch_id, attempt))
         deltas.append(DeltaRef(batch_id, delta, extend_lineage(base.lineage, delta)))
     return PartitionManifest(partition, snapshot or base.snapshot, deltas)
+
+
+def _deltas_max(deltas: Sequence[DeltaRef]) -> int:
+    """How many deltas a version may have. In a small micro-batch, a snapshot takes as long as the rest of the commit,
+    while small deltas are fetched and ingested together."""
+    return (
+        _SMALL_DELTAS_MAX
+        if sum(delta.file.size_bytes for delta in deltas) < _SMALL_BYTES_MAX
+        else _DELTAS_MAX
+    )
 
 
 def _put_delta(lease: Lease, files: CheckpointFiles, changes: SortedChanges, name: str) -> FileRef:

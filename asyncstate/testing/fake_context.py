@@ -17,7 +17,7 @@ from asyncstate.changelog import INSERT_ONLY, RETRACT, RowKind
 from asyncstate.codec.times import event_times
 from asyncstate.config import resolve
 from asyncstate.errors import JobError
-from asyncstate.execution import BatchFrame, Record, SyncExecutionController
+from asyncstate.execution import BatchFrame, ExecutionController, Record
 from asyncstate.execution.outside_calls import OutsideCalls
 from asyncstate.flink_names import hint_for
 from asyncstate.futures import StateFuture
@@ -97,7 +97,7 @@ class FakeContext:
         ]
         output = bound(_UID, operator, self._specs)
         calls = OutsideCalls(_UID, None, operator.open_calls, operator.close_calls)
-        self._controller = SyncExecutionController(MemTable(EmptyStore(), 0), _UID, {}, calls)
+        self._controller = ExecutionController(MemTable(EmptyStore(), 0), _UID, {}, calls=calls)
         context = TaskContext(_UID, self._specs, output, resolve({}, {}), self._controller, [])
         operator.open(context)
         self._controller.failures.state_names = {state.id: state.name for state in context.opened()}

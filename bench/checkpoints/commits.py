@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from asyncstate.driver import commit_log as driver
 from asyncstate.spark import MicroBatch
 from bench.checkpoints.driven import (
+    SNAPSHOT_INTERVAL,
     DrivenJob,
     MemoryFiles,
     aggregate,
@@ -103,8 +104,7 @@ def commit_row(
         these = [(with_it, without) for with_it, without, snapshot in pairs if snapshot == which]
         times(kind, [with_it for with_it, _ in these])
         found[kind] = statistics.median(a.seconds / b.seconds - 1 for a, b in these)
-    interval = settings(Path()).snapshot_interval
-    found["every"] = ((interval - 1) * found["plain"] + found["snapshot"]) / interval
+    found["every"] = ((SNAPSHOT_INTERVAL - 1) * found["plain"] + found["snapshot"]) / SNAPSHOT_INTERVAL
     found["snapshots"] = sum(snapshots)
     cpu = [(a.cpu_seconds, b.cpu_seconds) for a, b, snapshot in pairs if not snapshot]
     found["cpu"] = median([one / other - 1 for one, other in cpu if one and other])

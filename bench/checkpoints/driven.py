@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 from unittest.mock import patch
 
 import numpy as np
@@ -40,11 +41,19 @@ def aggregate() -> Operator:
     return GroupAggregate([count().alias("n"), sum_("value").alias("total")])
 
 
-def settings(folder: Path, enabled: bool = False, snapshot_interval: int | None = None) -> Config:
+SNAPSHOT_INTERVAL: Final = 10
+
+
+def settings(folder: Path, enabled: bool = False, snapshot_interval: int = SNAPSHOT_INTERVAL) -> Config:
     """Configuration of a job below ``folder``; all that is not given has its default."""
-    options = {"async-state.enabled": enabled, "async-state.checkpoint-dir": str(folder / "checkpoint")}
-    own = {} if snapshot_interval is None else {"async-state.snapshot-interval": snapshot_interval}
-    return resolve({**options, **own}, {})
+    return resolve(
+        {
+            "async-state.enabled": enabled,
+            "async-state.checkpoint-dir": str(folder / "checkpoint"),
+            "async-state.snapshot-interval": snapshot_interval,
+        },
+        {},
+    )
 
 
 def fill_keys(state_keys: int) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from asyncstate.driver import commit_log as driver
 from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.storage import RocksDBStore
-from bench.checkpoints.driven import CountedFiles, DrivenJob, instead, settings
+from bench.checkpoints.driven import SNAPSHOT_INTERVAL, CountedFiles, DrivenJob, instead, settings
 from bench.frame import Column
 from bench.frame.report import mib, plain
 from bench.job import batches, draws
@@ -60,7 +60,7 @@ def checkpoint_bytes(
         while not job.snapshot_with(next(drawn)):
             pass
         counts.clear()
-        interval = job.config.snapshot_interval
+        interval = SNAPSHOT_INTERVAL
         intervals = -(-micro_batches // interval)
         rewrites, before = 0, _tables(job)
         for _ in range(intervals):

@@ -18,15 +18,13 @@ import pyarrow as pa
 
 from asyncstate.codec import KeyCodec
 from asyncstate.execution import (
-    AdaptiveReads,
-    AsyncExecutionController,
     AsyncLimits,
     BatchFrame,
     CallLimits,
     ExecutionController,
     OutsideCalls,
+    Pacer,
     Record,
-    SyncExecutionController,
 )
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, StateDescriptor
 from asyncstate.storage import KeyedStore, MemTable
@@ -91,13 +89,13 @@ class Rig:
         outside = OutsideCalls("op", calls)
         self.controller: ExecutionController
         if mode == "sync":
-            self.controller = SyncExecutionController(self.overlay, "op", {}, outside)
+            self.controller = ExecutionController(self.overlay, "op", {}, calls=outside)
         else:
-            pacer = AdaptiveReads(clock)
+            pacer = Pacer(clock)
             if mode == "threads":
                 pacer.measured(1, 1.0)
             limits = replace(limits, batch_hot_reads=mode != "hot")
-            self.controller = AsyncExecutionController(self.overlay, "op", {}, limits, pacer, outside)
+            self.controller = ExecutionController(self.overlay, "op", {}, limits, pacer, outside)
         self.context = _Context(self.controller)
         self._frame = BatchFrame(0, 0, None, _OUTPUT, self.controller)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from asyncstate import combine_all
 from asyncstate.errors import FutureStateError, OperatorError, StateAccessError
-from asyncstate.execution import AdaptiveReads, CallLimits
+from asyncstate.execution import CallLimits, Pacer
 from asyncstate.operator import (
     Bundle,
     BundleContext,
@@ -139,7 +139,7 @@ class TestAnswers:
     ) -> None:
         """The chain goes from state to a call and back, also while reads wait for threads."""
 
-        class Slow(AdaptiveReads):
+        class Slow(Pacer):
             waits_for_device = True
 
         def work(operator: Any, bundle: Bundle, ctx: BundleContext) -> Any:
@@ -474,7 +474,7 @@ class TestRefusals:
                         ctx.call(int)
                     refused.append(where)
 
-        class Slow(AdaptiveReads):
+        class Slow(Pacer):
             waits_for_device = True
 
         monkeypatch.setattr(worker_memory(), "pacer", Slow())

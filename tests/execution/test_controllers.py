@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import FutureStateError, OperatorError, SchemaError, StateAccessError, StoreError
 from asyncstate.execution import (
-    AdaptiveReads,
-    AsyncExecutionController,
     AsyncLimits,
     BatchFrame,
     ExecutionController,
+    Pacer,
     Record,
-    SyncExecutionController,
 )
 from asyncstate.futures import StateFuture, combine_all
 from asyncstate.operator import RecordContext
@@ -56,8 +54,8 @@ class GatedStore(MemoryStore):
         return super().get_many(keys, piece_keys)
 
 
-def _slow_pacer() -> AdaptiveReads:
-    pacer = AdaptiveReads()
+def _slow_pacer() -> Pacer:
+    pacer = Pacer()
     pacer.measured(1, 1.0)
     return pacer
 
@@ -65,10 +63,10 @@ def _slow_pacer() -> AdaptiveReads:
 def _controllers(overlay: MemTable) -> dict[str, ExecutionController]:
     limits = AsyncLimits(in_flight=7, buffer_size=3, io_parallelism=2, batch_hot_reads=True)
     return {
-        "sync": SyncExecutionController(overlay, "op", _NAMES),
-        "hot": AsyncExecutionController(overlay, "op", _NAMES, AsyncLimits(), AdaptiveReads()),
-        "batched": AsyncExecutionController(overlay, "op", _NAMES, limits, AdaptiveReads()),
-        "threads": AsyncExecutionController(overlay, "op", _NAMES, limits, _slow_pacer()),
+        "sync": ExecutionController(overlay, "op", _NAMES),
+        "hot": ExecutionController(overlay, "op", _NAMES, AsyncLimits(), Pacer()),
+        "batched": ExecutionController(overlay, "op", _NAMES, limits, Pacer()),
+        "threads": ExecutionController(overlay, "op", _NAMES, limits, _slow_pacer()),
     }
 
 
@@ -174,7 +172,7 @@ def test_records_of_other_keys_overtake_a_waiting_one_but_rows_leave_in_order() 
         read = controller.async_get(_store_key(key), _decode)
         return read.then_accept(lambda _: (ran.append(key), ctx.emit(key, 0)))
 
-    with AsyncExecutionController(overlay, "op", _NAMES, limits, _slow_pacer()) as controller:
+    with ExecutionController(overlay, "op", _NAMES, limits, _slow_pacer()) as controller:
         store.gate.clear()
         for key, waits in [(b"slow", True), (b"quick", False)]:
             controller.submit(Record(_FRAME, b"\0\0", key, (key,), process, waits))
@@ -309,7 +307,7 @@ def test_a_read_that_never_answers_is_reported_by_the_watchdog() -> None:
     store.gate.clear()
     limits = AsyncLimits(watchdog_timeout_ms=50, io_parallelism=1)
     overlay = MemTable(store, 1 << 20)
-    controller = AsyncExecutionController(overlay, "op", _NAMES, limits, _slow_pacer())
+    controller = ExecutionController(overlay, "op", _NAMES, limits, _slow_pacer())
     try:
         with controller:
             _Process.controller = controller

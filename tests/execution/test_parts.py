@@ -1,4 +1,4 @@
-"""The parts of the asynchronous controller, each by itself."""
+"""The parts of the controller, each by itself."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 
 from asyncstate.changelog import RowKind
 from asyncstate.errors import FutureStateError
-from asyncstate.execution import AdaptiveReads, BatchFrame, Completion, ListGet, Record
+from asyncstate.execution import AsyncLimits, BatchFrame, Completion, ListGet, Pacer, Record
 from asyncstate.execution.in_flight import InFlightRecords
 from asyncstate.execution.reads import ReadRequest, Reads, Values
 from asyncstate.execution.record_failures import Failures
-from asyncstate.execution.request_buffer import RecordReads
 from asyncstate.futures import StateFuture
-from asyncstate.state_backend import StateRequest
 from asyncstate.storage import MemTable
 from tests.memory_store import MemoryStore
 
+_FOUR_THREADS = AsyncLimits(io_parallelism=4)
 _FRAME = BatchFrame(0, 0, None, pa.schema([]))  # type: ignore[arg-type]
 
 
@@ -125,7 +124,7 @@ class Asked(ReadRequest):
         return self._enough_at is not None and len(self.found) >= self._enough_at
 
 
-class Moody(AdaptiveReads):
+class Moody(Pacer):
     """Changes its mind as the test has it, each time it is told something."""
 
     def __init__(self, moods: list[bool], probe: int) -> None:
@@ -148,16 +147,20 @@ class Moody(AdaptiveReads):
 class Sent:
     """Reads of 1,000 keys, of which every second exists, and the list gets that were sent off."""
 
-    def __init__(self, pacer: AdaptiveReads) -> None:
+    def __init__(self, pacer: Pacer, limits: AsyncLimits = _FOUR_THREADS) -> None:
         self.keys = [b"%04d" % number for number in range(1_000)]
         self.store = MemoryStore((key, b"v" + key) for key in self.keys[::2])
         self.gets: list[ListGet] = []
         self.threads = 0
-        self.reads = Reads(MemTable(self.store), pacer, self._submit, 4, self._fail)
+        self.answered: list[tuple[bytes, bytes | None]] = []
+        self.reads = Reads(MemTable(self.store), pacer, limits, self._submit, self._answer, self._fail)
 
     def _submit(self, gets: Any, threads: int) -> None:
         self.gets += gets
         self.threads = threads
+
+    def _answer(self, requests: Any, values: Values) -> None:
+        self.answered.extend(zip((key for key, *_ in requests), values, strict=True))
 
     def _fail(self, get: ListGet, error: BaseException) -> NoReturn:
         raise error
@@ -190,7 +193,7 @@ class TestReads:
         assert asked.found == {key: bench.store.get(key) for key in bench.keys[:count]}
 
     def test_what_is_found_not_worth_reading_is_not_read(self) -> None:
-        bench = Sent(AdaptiveReads())
+        bench = Sent(Pacer())
         asked = Asked(bench.keys, enough_at=1)
         bench.reads.read(asked)
         assert 0 < len(asked.found) < 200
@@ -209,26 +212,21 @@ class TestReads:
         assert bench.reads.at_once
 
     def test_reads_that_are_to_be_gathered_are_never_made_at_once(self) -> None:
-        reads = Reads(MemTable(MemoryStore()), AdaptiveReads(), print, 4, print, gather=True)  # type: ignore[arg-type]
-        reads.took(1e-6)
-        assert not reads.at_once
+        bench = Sent(Pacer(), AsyncLimits(batch_hot_reads=True))
+        bench.reads.took(1e-6)
+        assert not bench.reads.at_once
 
 
 def test_requests_that_were_gathered_are_read_by_key_once() -> None:
-    bench = Sent(AdaptiveReads())
-    answered: list[tuple[bytes, bytes | None]] = []
-
-    def answer(requests: Any, values: Values) -> None:
-        answered.extend(zip((request.key for request in requests), values, strict=True))
-
-    records = RecordReads(bench.reads, answer, capacity=3, timeout_ms=0)
+    bench = Sent(Pacer(), AsyncLimits(buffer_size=3, buffer_timeout_ms=0))
+    reads = bench.reads
     futures: list[StateFuture[Any]] = [StateFuture() for _ in range(3)]
     for key, future in zip([b"0002", b"0000", b"0001"], futures, strict=True):
-        assert not records.full
-        records.add(StateRequest(key, lambda value: value, future, None))
-    assert records.full
-    assert records.overdue
-    records.send()
-    assert answered == [(b"0000", b"v0000"), (b"0001", None), (b"0002", b"v0002")]
-    assert records.requests == []
-    assert not records.overdue
+        assert not reads.full
+        reads.add((key, lambda value: value, future, None))
+    assert reads.full
+    assert reads.overdue
+    reads.send_requests()
+    assert bench.answered == [(b"0000", b"v0000"), (b"0001", None), (b"0002", b"v0002")]
+    assert reads.requests == []
+    assert not reads.overdue

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
-from asyncstate.execution import BLOCK_ROWS, AdaptiveReads, Completion, ListGet
-from asyncstate.execution.prefetch import AheadBlock, ComingRecords, ReadAhead
+from asyncstate.execution import BLOCK_ROWS, AsyncLimits, Completion, ListGet, Pacer
+from asyncstate.execution.prefetch import AheadBlock, ComingRows, ReadAhead
 from asyncstate.execution.reads import Reads
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row, Timer
 from asyncstate.state import MapStateDescriptor, ValueStateDescriptor
@@ -25,7 +25,7 @@ from tests.memory_store import MemoryStore
 GROUP, A = b"\0\0", b"\x08"
 
 
-class Slow(AdaptiveReads):
+class Slow(Pacer):
     """Takes the store for a slow one, without measuring."""
 
     @property
@@ -36,7 +36,7 @@ class Slow(AdaptiveReads):
         return 0
 
 
-class Braking(AdaptiveReads):
+class Braking(Pacer):
     """Takes the store for a slow one from its first list get on."""
 
     def measured(self, keys: int, seconds: float) -> None:
@@ -46,15 +46,17 @@ class Braking(AdaptiveReads):
 class Bench:
     """A ReadAhead whose list gets are answered when the test says so."""
 
-    def __init__(self, pacer: AdaptiveReads | None = None, rows_ahead: int = 2 * BLOCK_ROWS) -> None:
+    def __init__(self, pacer: Pacer | None = None, rows_ahead: int = 2 * BLOCK_ROWS) -> None:
         self.store = MemoryStore([(GROUP + A + key(n), b"a%d" % n) for n in range(0, 10_000, 2)])
         self.sent: list[ListGet] = []
         self.answered = 0
         self.begin(MemTable(self.store), pacer or Slow(), rows_ahead)
 
-    def begin(self, overlay: MemTable, pacer: AdaptiveReads, rows_ahead: int) -> None:
+    def begin(self, overlay: MemTable, pacer: Pacer, rows_ahead: int) -> None:
         self.overlay = overlay
-        self.reads = Reads(overlay, pacer, lambda gets, threads: self.sent.extend(gets), 4, self.failed)
+        self.reads = Reads(
+            overlay, pacer, AsyncLimits(), lambda gets, threads: self.sent.extend(gets), print, self.failed
+        )
         self.ahead = ReadAhead(overlay, self.reads, rows_ahead)
 
     def failed(self, get: ListGet, error: BaseException) -> NoReturn:
@@ -70,8 +72,8 @@ class Bench:
             self.answered += len(get.keys)
             self.reads.answered(Completion(get, self.store.get_many(get.keys), None, 1.0))
 
-    def rows(self, numbers: Sequence[int]) -> ComingRecords:
-        return ComingRecords(self.ahead, self.wait, 0, [GROUP] * len(numbers), [key(n) for n in numbers])
+    def rows(self, numbers: Sequence[int]) -> ComingRows:
+        return ComingRows(self.ahead, self.wait, 0, [GROUP] * len(numbers), [key(n) for n in numbers])
 
     def want(self, *state_ids: bytes) -> None:
         for state_id in state_ids:
@@ -112,7 +114,7 @@ def test_what_records_waited_for_is_read_for_the_rows_to_come() -> None:
 
 
 def test_of_a_quick_store_the_rows_at_hand_are_read_on_this_thread() -> None:
-    bench = Bench(AdaptiveReads())
+    bench = Bench(Pacer())
     bench.want(A)
     rows = bench.rows(range(5_000))
     rows.at(0)
@@ -128,7 +130,7 @@ def test_of_a_quick_store_the_rows_at_hand_are_read_on_this_thread() -> None:
 
 
 def test_of_a_slow_store_the_rows_to_come_are_read_as_well() -> None:
-    pacer = AdaptiveReads()
+    pacer = Pacer()
     bench = Bench(pacer)
     bench.want(A)
     for _ in range(50):
@@ -149,7 +151,7 @@ def test_a_store_that_becomes_slow_is_read_on_the_threads_from_then_on() -> None
 
 
 def test_keys_that_memory_knows_are_not_looked_for_while_the_store_is_quick() -> None:
-    bench = Bench(AdaptiveReads())
+    bench = Bench(Pacer())
     bench.want(A)
     for n in range(0, BLOCK_ROWS - 100):
         bench.overlay.remember(GROUP + A + key(n), b"cached")
@@ -222,8 +224,8 @@ def test_what_nobody_asks_for_ends_the_reading_ahead_for_longer_each_time() -> N
     assert bench.overlay.drop_read_ahead([GROUP + A + key(n) for n in range(5_000)]) == 0, "all gone"
 
 
-@pytest.mark.parametrize(("pacer", "goes_on"), [(Slow(), True), (AdaptiveReads(), False)])
-def test_a_quick_store_has_to_be_asked_for_more_of_what_was_read(pacer: AdaptiveReads, goes_on: bool) -> None:
+@pytest.mark.parametrize(("pacer", "goes_on"), [(Slow(), True), (Pacer(), False)])
+def test_a_quick_store_has_to_be_asked_for_more_of_what_was_read(pacer: Pacer, goes_on: bool) -> None:
     bench = Bench(pacer, rows_ahead=0)
     bench.want(A)
     rows = bench.rows(range(BLOCK_ROWS))
@@ -237,7 +239,7 @@ def test_a_quick_store_has_to_be_asked_for_more_of_what_was_read(pacer: Adaptive
 
 
 def test_absent_keys_of_a_quick_store_are_left_to_its_filter() -> None:
-    bench = Bench(AdaptiveReads())
+    bench = Bench(Pacer())
     bench.want(A)
     rows = bench.rows(range(20_000, 22_000))
     rows.at(0)
@@ -248,7 +250,7 @@ def test_absent_keys_of_a_quick_store_are_left_to_its_filter() -> None:
 
 
 def test_a_quick_store_is_not_read_in_vain_for_more_than_one_block() -> None:
-    bench = Bench(AdaptiveReads())
+    bench = Bench(Pacer())
     bench.want(A)
     rows = bench.rows(range(4 * BLOCK_ROWS))
     for row in range(0, 4 * BLOCK_ROWS, BLOCK_ROWS):
@@ -366,7 +368,7 @@ def _run(
 
 @pytest.fixture
 def slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AdaptiveReads, "waits_for_device", property(lambda self: True))
+    monkeypatch.setattr(Pacer, "waits_for_device", property(lambda self: True))
 
 
 @pytest.mark.usefixtures("slow_store")

@@ -15,7 +15,7 @@ import pytest
 from asyncstate import RecordOperator, ValueStateDescriptor
 from asyncstate.codec import KeyBatch
 from asyncstate.errors import FutureStateError, OperatorError, StoreError
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.futures import StateIterator, combine_all, completed_future
 from asyncstate.operator import Bundle, BundleContext, BundleOperator
@@ -29,7 +29,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 VALUE = pa.schema([("value", pa.int64())])
 
 
-class AlwaysSlow(AdaptiveReads):
+class AlwaysSlow(Pacer):
     @property
     def waits_for_device(self) -> bool:
         return True
@@ -288,7 +288,7 @@ def test_a_store_that_turns_slow_is_noticed_within_a_bundle(monkeypatch: pytest.
     asked: list[tuple[bool, int]] = []
     mine = threading.get_ident()
 
-    class TurnsSlow(AdaptiveReads):
+    class TurnsSlow(Pacer):
         slow = False
 
         @property

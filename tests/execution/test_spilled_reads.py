@@ -7,14 +7,14 @@ from typing import NoReturn
 
 import pytest
 
-from asyncstate.execution import AdaptiveReads, Completion, ListGet
+from asyncstate.execution import AsyncLimits, Completion, ListGet, Pacer
 from asyncstate.execution.bundle_reads import BundleReads
 from asyncstate.execution.reads import Reads, Values
 from asyncstate.storage import MemTable, WriteBound
 from tests.memory_store import MemoryStore
 
 
-class AlwaysSlow(AdaptiveReads):
+class AlwaysSlow(Pacer):
     """Sends every read off."""
 
     @property
@@ -31,7 +31,12 @@ class Bench:
     def __init__(self, overlay: MemTable) -> None:
         self.sent: list[ListGet] = []
         self._reads = Reads(
-            overlay, AlwaysSlow(), lambda gets, threads: self.sent.extend(gets), 4, self._fail
+            overlay,
+            AlwaysSlow(),
+            AsyncLimits(),
+            lambda gets, threads: self.sent.extend(gets),
+            print,
+            self._fail,
         )
         self.bundles = BundleReads(overlay, self._reads)
 

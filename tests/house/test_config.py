@@ -35,7 +35,7 @@ DOCUMENTED_DEFAULTS = {
     "async-state.bundled-agg.allow-latency": None,
     "async-state.on-missing-row": "warn",
     "async-state.unclaimed-state": "refuse",
-    "async-state.snapshot-interval": 10,
+    "async-state.snapshot-interval": None,
     "async-state.retained-versions": 10,
     "async-state.executor": "auto",
     "async-state.parallelism": None,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.operator import Operator
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness
@@ -47,7 +47,7 @@ class Run:
         return int(sum(figures.get(f"counter.{name}", 0) for figures in self.statistics))
 
 
-class AlwaysSlow(AdaptiveReads):
+class AlwaysSlow(Pacer):
     """Takes every store for a slow device, so that all reads wait and come back in the order of the threads."""
 
     @property

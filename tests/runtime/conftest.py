@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.runtime.partition.worker_memory import WorkerMemory
 
 
-class _AlwaysSlow(AdaptiveReads):
+class _AlwaysSlow(Pacer):
     """Takes every store for a slow device, so that all reads wait and come back in the order of the threads."""
 
     @property

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncstate.errors import OperatorError
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.runtime.partition.restore_plans import PartitionStore
 from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
@@ -37,7 +37,7 @@ Pushed = list[tuple[str | None, str, int]]
 Held = dict[str | None, tuple[int | None, str | None, int | None]]
 
 
-class AlwaysSlow(AdaptiveReads):
+class AlwaysSlow(Pacer):
     """Takes every store for a slow device, so that reads wait for the threads."""
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state import (
@@ -34,7 +34,7 @@ TINY = {"async-state.write-cache-size": "2kb"}
 Output = list[tuple[Any, ...]]
 
 
-class AlwaysSlow(AdaptiveReads):
+class AlwaysSlow(Pacer):
     """Takes every store for a slow device, so that reads wait for the threads."""
 
     @property

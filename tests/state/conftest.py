@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.runtime.partition.worker_memory import worker_memory
 
 
-class _SlowPacer(AdaptiveReads):
+class _SlowPacer(Pacer):
     @property
     def waits_for_device(self) -> bool:
         return True

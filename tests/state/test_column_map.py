@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from asyncstate import ColumnMapStateDescriptor, ColumnStateDescriptor, ListColumnStateDescriptor, StateTtl
 from asyncstate.codec import KeyBatch, KeyCodec, UserKeyBatch, encode_namespace
 from asyncstate.errors import CodecError, SchemaError, StateAccessError, StateDeclarationError
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.offline.inspection import Inspection, read_partition
 from asyncstate.offline.json_text import plain
 from asyncstate.offline.migration import CastField, migrate
@@ -45,7 +45,7 @@ rows = st.tuples(
 stories = st.lists(st.lists(rows, max_size=25), min_size=1, max_size=4)
 
 
-class _AlwaysSlow(AdaptiveReads):
+class _AlwaysSlow(Pacer):
     @property
     def waits_for_device(self) -> bool:
         return True

@@ -24,7 +24,7 @@ from asyncstate import (
     ValueStateDescriptor,
 )
 from asyncstate.errors import CodecError, OperatorError, StateAccessError
-from asyncstate.execution import BatchFrame, Record, SyncExecutionController
+from asyncstate.execution import BatchFrame, ExecutionController, Record
 from asyncstate.execution.record import BroadcastRecord
 from asyncstate.futures import DONE, StateFuture
 from asyncstate.operator import InputSpec
@@ -378,11 +378,11 @@ def test_memory_is_bounded(value: Any) -> None:
 
 
 @pytest.fixture
-def controller() -> SyncExecutionController:
-    return SyncExecutionController(MemTable(MemoryStore()), "op", {})
+def controller() -> ExecutionController:
+    return ExecutionController(MemTable(MemoryStore()), "op", {})
 
 
-def test_scans_and_the_end_of_the_micro_batch_see_held_writes(controller: SyncExecutionController) -> None:
+def test_scans_and_the_end_of_the_micro_batch_see_held_writes(controller: ExecutionController) -> None:
     context = known_context(controller)
     value = context.get_state(ValueStateDescriptor("v", int))
     context.get_state(ValueStateDescriptor("w", int))
@@ -470,7 +470,7 @@ def test_what_is_added_while_a_merge_waits_for_one_of_its_values_comes_after_it(
 # -- access that is refused ------------------------------------------------------------------------
 
 
-def test_no_key_is_no_key_even_where_the_key_is_empty(controller: SyncExecutionController) -> None:
+def test_no_key_is_no_key_even_where_the_key_is_empty(controller: ExecutionController) -> None:
     frame: Any = BatchFrame(0, 0, None, pa.schema([]))  # type: ignore[arg-type]
     context = known_context(controller)
     value: Any = context.get_state(ValueStateDescriptor("v", int))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from asyncstate import MapStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row, to_iterable
 from asyncstate.errors import StoreError
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.execution.range_prefetch import next_positions
 from asyncstate.runtime import worker_memory
 from asyncstate.testing import OperatorHarness, Tuning
@@ -38,7 +38,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class AlwaysSlow(AdaptiveReads):
+class AlwaysSlow(Pacer):
     """Takes the store for a slow device."""
 
     @property

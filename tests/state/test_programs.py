@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import InputSpec, ListStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
@@ -171,7 +171,7 @@ def test_the_controllers_and_stores_agree_with_the_model(batches: list[MicroBatc
     assert run_harness(batches, async_enabled=True) == (results, stored)
 
 
-class AlwaysSlow(AdaptiveReads):
+class AlwaysSlow(Pacer):
     """Takes every store for a slow device, so that all reads wait and come back in the order of the threads."""
 
     @property

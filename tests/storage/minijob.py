@@ -46,7 +46,7 @@ class MiniJob:
     def __init__(
         self,
         root: Path,
-        snapshot_every_deltas: int = 3,
+        snapshot_every_deltas: int | None = 3,
         place: str | None = None,
         open_stores: StorePool | None = None,
     ) -> None:

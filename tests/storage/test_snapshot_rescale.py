@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,6 +81,23 @@ def test_snapshot_uploads_new_files_only(tmp_path: Path) -> None:
     new_bytes = sum(f.size_bytes for f in second.files.values() if f.name not in shared)
     assert sum(f.size_bytes for f in first.files.values() if f.name.endswith(".sst")) > 100_000
     assert new_bytes < 30_000  # RocksDB's own description of the files, and one small delta
+
+
+@pytest.mark.parametrize(("value_bytes", "deltas_max"), [(10, 40), (200_000, 10)])
+def test_small_deltas_are_kept_longer(tmp_path: Path, value_bytes: int, deltas_max: int) -> None:
+    job = MiniJob(tmp_path, snapshot_every_deltas=None)
+    rng = np.random.default_rng(1)
+    expected: dict[bytes, bytes] = {}
+    for number in range(deltas_max):
+        writes: dict[bytes, bytes | None] = {key(number % 4, "a"): rng.bytes(value_bytes)}
+        expected = applied(expected, writes)
+        partition = job.batch(writes).operators["op"].partition(0)
+        assert (partition.snapshot, len(partition.deltas)) == (None, number + 1)
+    fresh = MiniJob(tmp_path / "fresh", snapshot_every_deltas=None, place=str(tmp_path / "checkpoint"))
+    assert fresh.content(fresh.checkpoint.latest()) == expected
+    partition = fresh.batch({key(0, "b"): b"1"}).operators["op"].partition(0)
+    assert partition.snapshot is not None
+    assert len(partition.deltas) == 1
 
 
 def test_snapshot_refers_to_deltas_that_are_not_compacted(tmp_path: Path) -> None:

@@ -105,10 +105,10 @@ class BroadcastRows:
         self._operator = operator
         self._frame = frame
 
-    def run(self) -> Iterator[OutBatch | None]:
-        """Run all rows. Yields late rows of an ordered input, and None wherever the output may be taken."""
-        index = self._operator.broadcast_input
-        for prepared in () if index is None else broadcast_rows(self._runner, index):
+    def run(self, index: int) -> Iterator[OutBatch | None]:
+        """Run all rows of the broadcast input ``index``. Yields late rows of an ordered input, and None wherever the
+        output may be taken."""
+        for prepared in broadcast_rows(self._runner, index):
             if isinstance(prepared, PreparedBatch):
                 yield from self._run(prepared)
             else:

@@ -7,6 +7,7 @@ ended; within a phase the records of a key run in order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from asyncstate.changelog import RowKind
+from asyncstate.codec import group_prefixes
 from asyncstate.execution import (
     BLOCK_ROWS,
     AnyRow,
@@ -45,7 +47,6 @@ from asyncstate.state import DueTimer, KeyedTimers
 _OUTPUT_ROWS: Final = 10_000
 _SLICE_ROWS: Final = 2_000
 _PART_ROWS: Final = 100_000  # of rows that were buffered
-_GROUP_BYTES: Final = 2
 _TIMERS: Final = -1  # a source of records, in addition to the input numbers
 
 
@@ -86,16 +87,20 @@ class RecordRunner(Runner):
     def run(self, batches: Iterator[InputBatch]) -> Generator[OutBatch]:
         """See ``Runner``. Runs the phases of a micro-batch; each starts when the previous one has ended."""
         # These were due before the rows arrived, so they run first. All partitions use the driver's time.
-        yield from self._fire_timers(TimeDomain.PROCESSING_TIME)
+        if self._has_timers:
+            yield from self._fire_timers(TimeDomain.PROCESSING_TIME)
         # Broadcast rows run before the other rows, so that these see their effect.
-        yield from self._process_broadcast()
+        if self._operator.broadcast_input is not None:
+            yield from self._process_broadcast(self._operator.broadcast_input)
         # Rows run as they arrive, including late ones; rows of ordered inputs are buffered instead.
         yield from self._process_rows(batches)
         # Rows of ordered inputs that the watermark has passed, merged with event-time timers: nothing
         # earlier can arrive any more.
-        yield from self._deliver_ordered()
+        if self.ordered and self.spec.watermark != MIN_WATERMARK:
+            yield from self._deliver_ordered()
         # Timers that are due after rows without an order, and timers that these have registered.
-        yield from self._fire_timers(TimeDomain.PROCESSING_TIME, TimeDomain.EVENT_TIME)
+        if self._has_timers:
+            yield from self._fire_timers(TimeDomain.PROCESSING_TIME, TimeDomain.EVENT_TIME)
         # All rows before the watermark have been emitted.
         self._pass_watermark()
         # No reads follow in this micro-batch.
@@ -106,8 +111,8 @@ class RecordRunner(Runner):
         """How many buffered rows like those of ``batch`` are processed together."""
         return _PART_ROWS
 
-    def _process_broadcast(self) -> Iterator[OutBatch]:
-        for late in BroadcastRows(self, self._operator, self._frame).run():
+    def _process_broadcast(self, index: int) -> Iterator[OutBatch]:
+        for late in BroadcastRows(self, self._operator, self._frame).run(index):
             if late is not None:
                 yield late
             self.controller.bound_writes(0)
@@ -117,23 +122,20 @@ class RecordRunner(Runner):
         for prepared in chain(self._arriving(batches), self._waiting()):
             if prepared.input_index in self.ordered:
                 yield from self.buffer_rows(prepared)
-                continue
-            records = self._records(prepared)
-            rows = 1
-            while rows:
-                rows = self._submit(islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS)))
-                self.controller.bound_writes(rows)
-                yield from self._outputs(_OUTPUT_ROWS)
+            else:
+                yield from self._submit(self._records(prepared))
         self.controller.drain()
 
-    def _submit(self, records: Iterator[Record]) -> int:
-        """Submit records, each before the next one is created; returns their number."""
-        count = 0
-        submit = self._submit_record
-        for record in records:
-            submit(record)
-            count += 1
-        return count
+    def _submit(self, records: Iterator[Record]) -> Iterator[OutBatch]:
+        """Submit records, each before the next one is created."""
+        submit, count = self._submit_record, 1
+        while count:
+            count = 0
+            for record in islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS)):
+                submit(record)
+                count += 1
+            self.controller.bound_writes(count)
+            yield from self._outputs(_OUTPUT_ROWS)
 
     def _submit_any(self, record: Record) -> None:
         if isinstance(record, GuardedRecord):
@@ -143,24 +145,16 @@ class RecordRunner(Runner):
 
     def _deliver_ordered(self) -> Iterator[OutBatch]:
         """Without timers, rows follow each other immediately; with timers, each waits for everything earlier."""
-        if self.spec.watermark == MIN_WATERMARK or not self.ordered:
+        if not self._has_timers:
+            yield from self._submit(self._due_rows())
+            self.controller.drain()
             return
-        if self._has_timers:
-            yield from self._deliver_between_timers()
-            return
-        rows = self._due_rows()
-        count = 1
-        while count:
-            count = self._submit(islice(rows, _SLICE_ROWS))
-            self.controller.bound_writes(count)
-            yield from self._outputs(_OUTPUT_ROWS)
-        self.controller.drain()
-
-    def _deliver_between_timers(self) -> Iterator[OutBatch]:
-        groups, watermark = self.context.key_groups, self.spec.watermark
-        timers = self._timers.between_rows(groups, watermark, self.context.page_size)
         merge = EventTimeMerge(
-            self.controller, self._due_rows(), timers, self._timer_record, self._submit_record
+            self.controller,
+            self._due_rows(),
+            functools.partial(self._due_timers, TimeDomain.EVENT_TIME),
+            self._timer_record,
+            self._submit_record,
         )
         for count in merge.run():
             self.controller.bound_writes(count)
@@ -182,17 +176,18 @@ class RecordRunner(Runner):
         frame, work = self._frame, self._process
         made_as = GuardedRecord if self._guards else Record
         self.keys += len(set(keys))
-        groups = [group.to_bytes(_GROUP_BYTES, "big") for group in range(self.spec.max_parallelism)]
-        groups_of_rows = list(map(groups.__getitem__, key_groups))
+        groups_of_rows = list(map(group_prefixes(self.spec.max_parallelism).__getitem__, key_groups))
         made = zip(keys, groups_of_rows, values_of_keys, rows, kinds_of(prepared.kinds), times, strict=True)
         coming = self.controller.coming_rows(index, groups_of_rows, keys)
         try:
             for start in range(0, len(keys), BLOCK_ROWS):
-                coming.at(start)
+                if coming is not None:
+                    coming.at(start)
                 for key, group, values, row, kind, time in islice(made, BLOCK_ROWS):
                     yield made_as(frame, group, key, values, work, row, index, kind, time)
         finally:
-            coming.done()
+            if coming is not None:
+                coming.done()
 
     def _keys(self, prepared: PreparedBatch) -> tuple[list[bytes], list[int], Iterable[tuple[Any, ...]]]:
         """For each row (n) its stored key, its key group and the values of its key.
@@ -221,26 +216,31 @@ class RecordRunner(Runner):
 
     def _fire_round(self, domain: TimeDomain) -> Iterator[OutBatch]:
         tick = None
-        for page in self._timers.due(
-            domain, self.context.key_groups, self._time_of(domain), self.context.page_size
-        ):
+        for page in self._due_timers(domain):
             groups, keys = [due.group for due in page], [due.key for due in page]
             coming = self.controller.coming_rows(_TIMERS, groups, keys)
             for number, due in enumerate(page):
-                if number % BLOCK_ROWS == 0:
+                if coming is not None and number % BLOCK_ROWS == 0:
                     coming.at(number)
                 if due.time != tick:
                     self.controller.drain()
                     tick = due.time
                 self.controller.submit(self._timer_record(due))
-            coming.done()
+            if coming is not None:
+                coming.done()
             self.controller.bound_writes(len(page))
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
 
+    def _due_timers(
+        self, domain: TimeDomain, registered: list[DueTimer] | None = None
+    ) -> Iterator[list[DueTimer]]:
+        groups, page_size = self.context.key_groups, self.context.page_size
+        return self._timers.due(domain, groups, self._time_of(domain), page_size, registered)
+
     def _may_be_due(self, domain: TimeDomain) -> bool:
         until = self._time_of(domain)
-        return self._has_timers and until != MIN_WATERMARK and self._timers.may_be_due(domain, until)
+        return until != MIN_WATERMARK and self._timers.may_be_due(domain, until)
 
     def _time_of(self, domain: TimeDomain) -> int:
         return self.spec.watermark if domain is TimeDomain.EVENT_TIME else self.spec.processing_time
@@ -268,6 +268,8 @@ class RecordRunner(Runner):
 
     def _pass_watermark(self) -> None:
         """Call ``on_watermark``, which has no key: state access there fails with a StateAccessError."""
+        if getattr(self._operator.on_watermark, "__func__", None) is RecordOperator.on_watermark:
+            return  # it does nothing
         controller = self.controller
         record = Record(self._frame, b"", b"", (), self._operator.on_watermark, self.spec.watermark)
         record.out = controller.outputs

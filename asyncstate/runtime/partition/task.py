@@ -24,13 +24,11 @@ import msgspec
 from asyncstate.durations import seconds
 from asyncstate.errors import StoreError
 from asyncstate.execution import (
-    AsyncExecutionController,
     AsyncLimits,
     CallLimits,
     ControllerStatistics,
     ExecutionController,
     OutsideCalls,
-    SyncExecutionController,
 )
 from asyncstate.operator import (
     MAX_WATERMARK,
@@ -45,8 +43,13 @@ from asyncstate.runtime.partition.bundles import BundleRunner
 from asyncstate.runtime.partition.records import RecordRunner
 from asyncstate.runtime.partition.restore_plans import PartitionStore, open_store, rocksdb_options
 from asyncstate.runtime.partition.runner import Runner
-from asyncstate.runtime.partition.task_context import CachedColumns, TaskContext, closed_at_the_end
-from asyncstate.runtime.partition.worker_memory import CachedValues, WorkerMemory, worker_memory
+from asyncstate.runtime.partition.task_context import TaskContext, closed_at_the_end
+from asyncstate.runtime.partition.worker_memory import (
+    CachedColumns,
+    CachedValues,
+    WorkerMemory,
+    worker_memory,
+)
 from asyncstate.runtime.statistics import (
     LimitStatistics,
     RowStatistics,
@@ -62,7 +65,6 @@ from asyncstate.runtime.task_spec import (
     sends_errors,
     with_own_outputs,
 )
-from asyncstate.state import ColumnCache
 from asyncstate.storage import (
     EmptyStore,
     KeyedStore,
@@ -93,25 +95,23 @@ def run_partition(
     with (
         open_store(spec, partition, memory.stores, memory.columns_of(spec, partition)) as opened,
         memory.lend_entries(spec, partition, opened.lineage) as cache,
-        memory.lend_columns(spec, partition, opened.lineage, opened.cached) as columns,
+        memory.lend_columns(spec, partition, opened.lineage, opened.cached, opened.is_empty) as columns,
     ):
         store = opened.store if wrap_store is None else wrap_store(opened.store)
         values = cache.entries
         values.limit_bytes = cache.limit_bytes
         overlay = MemTable(store, cache.limit_bytes, values.stored, opened.write_bound)
         with _controller(spec, overlay, memory) as controller:
-            columns.entries.begin(columns.limit_bytes)
-            cached = CachedColumns(columns.entries, opened.is_empty) if columns.limit_bytes else None
             folder = opened.buffer_folder
             runner = yield from _operated(
-                spec, partition, controller, batches, folder, memory, values, cached
+                spec, partition, controller, batches, folder, memory, values, columns
             )
             run_seconds = time.perf_counter() - started
-            record = _commit(partition, opened, runner, values, columns.entries, run_seconds)
+            record = _commit(partition, opened, runner, values, columns, run_seconds)
             # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
             overlay.release()
             cache.keep(record.content.lineage, values)
-            columns.keep(record.content.lineage, columns.entries)
+            columns.keep(record.content.lineage)
             with controller.suspended():
                 yield record
 
@@ -153,7 +153,7 @@ def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> Exec
     bounds = CallLimits(operator.call_limit, round(timeout * 1000), config.tuning.watchdog_ms)
     calls = OutsideCalls(spec.uid, bounds, operator.open_calls, operator.close_calls)
     if not config.enabled:
-        return SyncExecutionController(overlay, spec.uid, names, calls)
+        return ExecutionController(overlay, spec.uid, names, calls=calls)
     limits = AsyncLimits(
         in_flight=config.in_flight_limit,
         buffer_size=config.buffer_size,
@@ -162,9 +162,7 @@ def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> Exec
         watchdog_timeout_ms=config.tuning.watchdog_ms,
         batch_hot_reads=config.tuning.batch_hot_reads,
     )
-    return AsyncExecutionController(
-        overlay, spec.uid, names, limits, memory.pacer, calls, memory.interests(spec)
-    )
+    return ExecutionController(overlay, spec.uid, names, limits, memory.pacer, calls, memory.interests(spec))
 
 
 def _opened_context(
@@ -194,7 +192,7 @@ def _opened_context(
     spec.operator.open(context)
     states = context.opened()
     decoded = frozenset(known.state_id[0] for known in cache.decoded)
-    own = decoded | (frozenset() if columns is None else columns.cache.opened())
+    own = decoded | (frozenset() if columns is None else columns.opened())
     timers = isinstance(spec.operator, RecordOperator) and spec.operator.handles_timers
     others = timers or any(state.id not in own for state in states)
     controller.overlay.leave_out(own, cache.share_out(spec.config.shares.decoded, others))
@@ -219,7 +217,7 @@ def _commit(
     opened: PartitionStore,
     runner: Runner,
     values: CachedValues,
-    columns: ColumnCache,
+    columns: CachedColumns,
     run_seconds: float,
 ) -> CommitRecord:
     began = time.perf_counter()
@@ -241,12 +239,13 @@ def _commit(
         commit_seconds=committed - began,
         compaction_seconds=settled - committed,
     ).metrics()
+    operator, states = runner.spec.operator, runner.context.states
     return CommitRecord(
         partition=partition,
         content=content,
-        states=runner.context.states,
+        states=states,
         max_event_times=runner.max_event_times,
-        broadcast_digest=broadcast_digest(changes, runner.context.states),
+        broadcast_digest="" if operator.broadcast_input is None else broadcast_digest(changes, states),
         missing_row=runner.context.missing_row,
         statistics=sums,
         peaks=peaks,
@@ -254,7 +253,7 @@ def _commit(
 
 
 def _with_caches(
-    statistics: ControllerStatistics, values: CachedValues, columns: ColumnCache
+    statistics: ControllerStatistics, values: CachedValues, columns: CachedColumns
 ) -> ControllerStatistics:
     """Add what is cached as decoded values, and what bundles have read from ``columns``: it takes memory wherever it
     was read from."""

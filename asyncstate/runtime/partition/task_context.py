@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import msgspec
 
@@ -22,11 +22,10 @@ from asyncstate.flink_names import hint_for
 from asyncstate.locations import redact
 from asyncstate.operator import MIN_WATERMARK, Counter, InputSpec, Operator, OutputSpec, StateDescriptor
 from asyncstate.runtime.partition.unmatched_retractions import COUNTER, UnmatchedRetractions
-from asyncstate.runtime.partition.worker_memory import CachedValues
-from asyncstate.runtime.rows.sequence_filter import SequenceFilter, seen_states
+from asyncstate.runtime.partition.worker_memory import CachedColumns, CachedValues
+from asyncstate.runtime.rows.sequence_filter import SequenceFilter
 from asyncstate.runtime.rows.sorted_inputs import ordered_states
 from asyncstate.state import (
-    ColumnCache,
     ColumnState,
     ColumnStateDescriptor,
     ExpiringState,
@@ -45,13 +44,6 @@ MAX_STATE_ID: Final = 254
 _NOT_BY_KEY: Final = frozenset(
     {"broadcast", "column", "list-column", "column-map"}
 )  # kinds of the bundle grain, and without a key
-
-
-class CachedColumns(NamedTuple):
-    """The cache of a partition's column states; ``is_empty``: nothing is stored for the partition."""
-
-    cache: ColumnCache
-    is_empty: bool
 
 
 class TaskContext:
@@ -98,7 +90,6 @@ class TaskContext:
         self._sink = sink
         self._values = values
         self._columns = columns
-        self._place = redact(config.checkpoint_dir or "")
         self._stored = {spec.name: spec for spec in stored}
         self.ordered = ordered_states(uid, inputs, stored)
         self._declared: dict[str, StateSpec] = {spec.name: spec for spec in self.ordered}
@@ -126,9 +117,10 @@ class TaskContext:
         self._declared[name] = spec
         state = descriptor.bind(self._sink, spec.id, self, spec.types)
         # Range reads need the order of the store.
-        if isinstance(descriptor, ColumnStateDescriptor) and not descriptor.time_first and self._columns:
-            is_new = self._columns.is_empty or stored is None
-            cast(ColumnState, state).use_cache(self._columns.cache, is_new)
+        if isinstance(descriptor, ColumnStateDescriptor) and not descriptor.time_first:
+            cached = None if self._columns is None else self._columns.open()
+            if self._columns is not None and cached is not None:
+                cast(ColumnState, state).use_cache(cached, self._columns.is_empty or stored is None)
         if self._values is not None:
             state = with_decoded_cache(state, self._values.open, tuple(spec.types.items()))
         ttl: StateTtl | None = getattr(descriptor, "ttl", None)
@@ -166,7 +158,9 @@ class TaskContext:
 
     def opened(self) -> list[StateSpec]:
         """End ``open``: no more declarations are allowed. Returns all ``states``, including stored, undeclared ones."""
-        self.seen = seen_states(self)
+        for index, spec in enumerate(self.inputs):
+            if spec.drop_stale:
+                self.seen[index] = SequenceFilter(self, spec, index)
         self._open = False
         self.states = [
             *self._declared.values(),
@@ -176,6 +170,8 @@ class TaskContext:
 
     def _spec(self, descriptor: StateDescriptor[S], stored: StateSpec | None) -> StateSpec:
         types = descriptor.type_texts()
+        if stored is not None and (stored.kind, stored.types) == (descriptor.kind, types):
+            return stored
         if stored is None:
             used = [spec.id for spec in (*self._stored.values(), *self._declared.values())]
             state_id = max([FIRST_STATE_ID - 1, *used]) + 1
@@ -184,11 +180,12 @@ class TaskContext:
                     f"operator '{self.uid}': too many states (at most {MAX_STATE_ID - FIRST_STATE_ID + 1})"
                 )
             return StateSpec(id=state_id, name=descriptor.name, kind=descriptor.kind, types=types)
+        place = redact(self._config.checkpoint_dir or "")
         if stored.kind != descriptor.kind:
-            raise wrong_kind(self.uid, descriptor.name, stored.kind, descriptor.kind, self._place)
+            raise wrong_kind(self.uid, descriptor.name, stored.kind, descriptor.kind, place)
         fixed = getattr(descriptor, "fixed_fields", False)
         may_add: frozenset[str] | None = getattr(descriptor, "may_lack", frozenset()) if fixed else None
-        types = evolved(self.uid, descriptor.name, types, stored.types, place=self._place, may_add=may_add)
+        types = evolved(self.uid, descriptor.name, types, stored.types, place=place, may_add=may_add)
         return msgspec.structs.replace(stored, types=types)
 
 

@@ -1,6 +1,6 @@
 """What a worker process keeps between micro-batches.
 
-Owns: ``WorkerMemory``, the one of this process, and ``CachedValues``.
+Owns: ``WorkerMemory``, the one of this process; ``CachedValues`` and ``CachedColumns``, of one partition.
 Invariant: no result depends on it. What it caches of state is named by the content that it is valid for, so an attempt
 with a different base never sees it.
 Must not import Spark.
@@ -9,16 +9,17 @@ Must not import Spark.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
-from typing import Final
+from collections.abc import Callable, Hashable
+from typing import Final, Self
 
 from asyncstate.codec import PlainValues
-from asyncstate.execution import AdaptiveReads, Interests
+from asyncstate.execution import Interests, Pacer
 from asyncstate.runtime.task_spec import TaskSpec
-from asyncstate.state import ColumnCache, DecodedCache
+from asyncstate.state import ColumnCache, ColumnCacheStatistics, DecodedCache
 from asyncstate.storage import CacheLoan, GiveAway, PartitionKey, StorePool, ValueCache, WorkerCache
 
 _INTERESTS_MAX: Final = 1_000
+_NO_COLUMNS: Final = ColumnCache().statistics()
 
 
 class CachedValues:
@@ -76,6 +77,51 @@ class CachedValues:
         return dropped
 
 
+class CachedColumns:
+    """The cached column states of a partition, for one micro-batch; a context manager.
+
+    They are lent when the first column state is opened: many operators have none. ``is_empty``: nothing is stored for
+    the partition.
+    """
+
+    def __init__(self, lend: Callable[[], CacheLoan[ColumnCache]], is_empty: bool) -> None:
+        self.is_empty = is_empty
+        self._lend = lend
+        self._loan: CacheLoan[ColumnCache] | None = None
+
+    def open(self) -> ColumnCache | None:
+        """The cache, None if it may take no memory."""
+        if self._loan is None:
+            self._loan = self._lend()
+            self._loan.entries.begin(self._loan.limit_bytes)
+        return self._loan.entries if self._loan.limit_bytes else None
+
+    def opened(self) -> frozenset[int]:
+        """End opening states; the ids of those that are cached."""
+        return frozenset() if self._loan is None else self._loan.entries.opened()
+
+    def keep(self, lineage: str) -> None:
+        """Return the cache, which is now right for the content named ``lineage``."""
+        if self._loan is not None:
+            self._loan.keep(lineage, self._loan.entries)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of the columns that were read."""
+        return 0 if self._loan is None else self._loan.entries.read_bytes
+
+    def statistics(self) -> ColumnCacheStatistics:
+        """The statistics of this micro-batch."""
+        return _NO_COLUMNS if self._loan is None else self._loan.entries.statistics()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loan is not None:
+            self._loan.__exit__()
+
+
 class WorkerMemory:
     """One worker's memory, shared by all micro-batches that it runs.
 
@@ -83,8 +129,8 @@ class WorkerMemory:
     it has read and written. ``stores``: open stores of partitions.
     """
 
-    def __init__(self, pacer: AdaptiveReads | None = None) -> None:
-        self.pacer = AdaptiveReads() if pacer is None else pacer
+    def __init__(self, pacer: Pacer | None = None) -> None:
+        self.pacer = Pacer() if pacer is None else pacer
         self.entries = WorkerCache(CachedValues)
         self.columns = WorkerCache(ColumnCache)
         self.stores = StorePool()
@@ -95,13 +141,21 @@ class WorkerMemory:
         return self.entries.lend(partition_key(spec, partition), lineage, spec.config.shares.cache)
 
     def lend_columns(
-        self, spec: TaskSpec, partition: int, lineage: str, known_elsewhere: ColumnCache | None = None
-    ) -> CacheLoan[ColumnCache]:
+        self,
+        spec: TaskSpec,
+        partition: int,
+        lineage: str,
+        known_elsewhere: ColumnCache | None,
+        is_empty: bool,
+    ) -> CachedColumns:
         """The cached column states at the content ``lineage``, for one micro-batch: from here, or from another process,
-        ``known_elsewhere``."""
-        return self.columns.lend(
-            partition_key(spec, partition), lineage, spec.config.shares.columns, known_elsewhere
-        )
+        ``known_elsewhere``. ``is_empty``: nothing is stored for the partition."""
+
+        def lend() -> CacheLoan[ColumnCache]:
+            limit_bytes = spec.config.shares.columns
+            return self.columns.lend(partition_key(spec, partition), lineage, limit_bytes, known_elsewhere)
+
+        return CachedColumns(lend, is_empty)
 
     def columns_of(self, spec: TaskSpec, partition: int) -> GiveAway:
         """A function that exports the cached column states to the process that takes over the partition's store."""

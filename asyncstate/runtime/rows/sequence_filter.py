@@ -1,6 +1,6 @@
 """The ``sequence`` of inputs: its checks, and the highest sequence seen per key.
 
-Owns: ``check_sequences``, ``seen_states`` and ``SequenceFilter``.
+Owns: ``check_sequences`` and ``SequenceFilter``.
 Invariant: with ``drop_stale`` a row reaches the operator only if its sequence is higher than all that its key had in
 previous micro-batches, and no row of a micro-batch reaches it twice.
 Must not import Spark or execution.
@@ -54,15 +54,6 @@ def check_sequences(uid: str, inputs: Sequence[InputSpec]) -> None:
                 check_key_type(name, spec.column(name).type)
             except SchemaError as error:
                 raise SchemaError(f"{what}: {error}") from error
-
-
-def seen_states(context: OperatorContext) -> dict[int, SequenceFilter]:
-    """The filter of each input with ``drop_stale``; call it while states can be declared."""
-    return {
-        index: SequenceFilter(context, spec, index)
-        for index, spec in enumerate(context.inputs)
-        if spec.drop_stale
-    }
 
 
 class SequenceFilter:

@@ -7,6 +7,7 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -26,6 +27,11 @@ from asyncstate.state_backend import StateBackend
 __all__ = ["ColumnState", "ColumnStateDescriptor", "Columns", "ColumnsDescriptor", "TimeRange"]
 
 S_co = TypeVar("S_co", covariant=True)
+
+
+@functools.lru_cache(maxsize=1_000)  # each micro-batch asks for the same ones
+def _row_codec(schema: pa.Schema, older: tuple[str, ...], owner: str) -> RowCodec:
+    return RowCodec(schema, list(map(schema_from_text, older)), owner=owner)
 
 
 class ColumnsDescriptor(StateDescriptor[S_co]):
@@ -55,8 +61,7 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
     ) -> S_co:
         types, uid, ttl = self.type_texts(), context.uid, as_bundle_ttl("state", self.ttl)
         kept = types if stored is None else evolved(uid, self.name, types, stored)
-        older = [schema_from_text(text) for text in older_values(kept)]
-        codec = RowCodec(self.schema, older, owner=f"state '{self.name}' of operator '{uid}'")
+        codec = _row_codec(self.schema, tuple(older_values(kept)), f"state '{self.name}' of operator '{uid}'")
         if ttl is None:
             return self._state(sink, state_id, codec, context, self.time_first)
         lifetime = Lifetime(ttl, context, f"operator '{uid}', state '{self.name}'")

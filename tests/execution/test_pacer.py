@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.execution import AdaptiveReads
+from asyncstate.execution import Pacer
 
 
 class Clock:
@@ -19,13 +19,13 @@ class Clock:
         return self.now
 
 
-def _slow(clock: Clock | None = None) -> AdaptiveReads:
-    pacer = AdaptiveReads(clock or Clock())
+def _slow(clock: Clock | None = None) -> Pacer:
+    pacer = Pacer(clock or Clock())
     pacer.measured(100, 1.0)
     return pacer
 
 
-def _answered(pacer: AdaptiveReads, latency_us: float, gets: int = 100) -> AdaptiveReads:
+def _answered(pacer: Pacer, latency_us: float, gets: int = 100) -> Pacer:
     for _ in range(gets):
         pacer.answered(16, 16 * latency_us / 1e6)
     return pacer
@@ -33,27 +33,27 @@ def _answered(pacer: AdaptiveReads, latency_us: float, gets: int = 100) -> Adapt
 
 class TestWhetherReadsWait:
     def test_it_does_not_know_at_first(self) -> None:
-        assert not AdaptiveReads().waits_for_device
+        assert not Pacer().waits_for_device
 
     def test_memory_hits_do_not(self) -> None:
-        pacer = AdaptiveReads()
+        pacer = Pacer()
         pacer.measured(1000, 0.002)
         assert not pacer.waits_for_device
 
     @pytest.mark.parametrize("us", [100, 1_000, 5_000])
     def test_device_reads_do(self, us: int) -> None:
-        pacer = AdaptiveReads()
+        pacer = Pacer()
         pacer.measured(100, 100 * us / 1e6)
         assert pacer.waits_for_device
 
     def test_one_slow_read_is_no_slow_device(self) -> None:
-        pacer = AdaptiveReads()
+        pacer = Pacer()
         pacer.measured_one(0.000_003)
         pacer.measured_one(0.050)
         assert not pacer.waits_for_device
 
     def test_slow_single_reads_are_noticed_soon(self) -> None:
-        pacer = AdaptiveReads()
+        pacer = Pacer()
         reads = 0
         while not pacer.waits_for_device:
             pacer.measured_one(0.001)
@@ -107,10 +107,10 @@ class TestThreads:
 
 class TestPortions:
     def test_it_tries_a_few_keys_before_it_knows(self) -> None:
-        assert AdaptiveReads().chunk_keys(1000, 32) <= 32
+        assert Pacer().chunk_keys(1000, 32) <= 32
 
     def test_memory_hits_stay_in_one_list_get(self) -> None:
-        pacer = AdaptiveReads()
+        pacer = Pacer()
         pacer.measured(1000, 0.002)
         assert pacer.chunk_keys(1000, 32) == 1000
 
@@ -126,7 +126,7 @@ class TestProbes:
     @pytest.mark.parametrize("latency_us", [30, 1_000, 5_000])
     def test_they_take_a_hundredth_of_the_time(self, latency_us: int) -> None:
         clock = Clock()
-        pacer = _answered(AdaptiveReads(clock), latency_us)
+        pacer = _answered(Pacer(clock), latency_us)
         probing = 0.0
         while clock.now < 100:
             clock.now += 0.001

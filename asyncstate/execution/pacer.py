@@ -1,6 +1,6 @@
-"""I/O policy: the next reads run at once, in one list get, or spread over threads.
+"""Policy of execution: how many records are in flight, how many keys a list get has, and on which thread it runs.
 
-Owns: ``AdaptiveReads``.
+Owns: ``AsyncLimits``, what the configuration bounds; ``Pacer``, which decides from measured reads.
 Invariant: decisions follow from measured reads, never from configuration alone; while reads run on threads, some are
 still made on the calling thread, so that a device that has become quick is noticed.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 _FIRST_KEYS: Final = 32
@@ -32,7 +33,22 @@ _PROBE_KEYS: Final = 4
 _PROBE_SHARE: Final = 0.01  # share of the time spent on probes
 
 
-class AdaptiveReads:
+@dataclass(frozen=True)
+class AsyncLimits:
+    """The bounds of asynchronous execution; see the configuration keys of the same names.
+
+    ``batch_hot_reads``: reads are buffered even if they are quick; for tests.
+    """
+
+    in_flight: int = 6000
+    buffer_size: int = 1000
+    buffer_timeout_ms: int = 1000
+    io_parallelism: int = 32
+    watchdog_timeout_ms: int = 60_000
+    batch_hot_reads: bool = False
+
+
+class Pacer:
     """Decides how the next reads run, by how slow the last ones were.
 
     Memory hits run on the calling thread: handing them to another costs more than it gains, and Spark already runs one
