@@ -58,8 +58,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/compaction.py",
-        "            if merged:\n                slot.write(",
-        "            if True:\n                slot.write(",
+        "            if merged:\n                _know_checksums",
+        "            if True:\n                _know_checksums",
         "storage/test_compaction.py",
     ),
     _mutation(
@@ -238,7 +238,19 @@ MUTATIONS: Final = (
         "stored.present",
         "runtime/test_column_cache.py",
     ),
-    # what of it goes to another worker
+    # what of it goes to another worker, and what is left of it
+    _mutation(
+        "asyncstate/storage/slots.py",
+        "            self._of_parent += slot.disown()",
+        "            pass",
+        "storage/test_store_pool.py",
+    ),
+    _mutation(
+        "asyncstate/storage/rocksdb.py",
+        "        del cursor  #",
+        "        pass  #",
+        "storage/test_closed_stores.py",
+    ),
     _mutation(
         "asyncstate/storage/store_pool.py",
         "    if of != lineage:\n",
