@@ -58,8 +58,8 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/storage/compaction.py",
-        "            if merged:\n                slot.write(",
-        "            if True:\n                slot.write(",
+        "            if merged:\n                _know_checksums",
+        "            if True:\n                _know_checksums",
         "storage/test_compaction.py",
     ),
     _mutation(
@@ -238,7 +238,19 @@ MUTATIONS: Final = (
         "stored.present",
         "runtime/test_column_cache.py",
     ),
-    # what of it goes to another worker
+    # what of it goes to another worker, and what is left of it
+    _mutation(
+        "asyncstate/storage/slots.py",
+        "            self._of_parent += slot.disown()",
+        "            pass",
+        "storage/test_store_pool.py",
+    ),
+    _mutation(
+        "asyncstate/storage/rocksdb.py",
+        "        del cursor  #",
+        "        pass  #",
+        "storage/test_closed_stores.py",
+    ),
     _mutation(
         "asyncstate/storage/store_pool.py",
         "    if of != lineage:\n",
@@ -358,10 +370,11 @@ MUTATIONS: Final = (
         "runtime/test_sorted_inputs.py",
     ),
     _mutation(
-        "asyncstate/runtime/rows/sorted_inputs.py",
-        "start + encode_namespace(watermark + 1)",
-        "start + encode_namespace(watermark)",
+        "asyncstate/state/ranges.py",
+        "prefix + encode_namespace(until + 1)",
+        "prefix + encode_namespace(until)",
         "runtime/test_sorted_inputs.py",
+        "state/test_timers.py",
     ),
     _mutation(
         "asyncstate/runtime/rows/sorted_inputs.py",
@@ -370,7 +383,20 @@ MUTATIONS: Final = (
         "runtime/test_ordered_bundles.py",
     ),
     _mutation(
-        "asyncstate/state/columnar/aligned_scan.py",
+        "asyncstate/state/timers.py",
+        "(entry in at_hand.touched and sink.get(entry) is None)",
+        "entry in at_hand.touched",
+        "state/test_timers.py",
+        "runtime/test_event_time_merge.py",
+    ),
+    _mutation(
+        "asyncstate/state/columnar/due_parts.py",
+        "waiting = [(before + 1, self._window.previous_end(until))]",
+        "waiting = [(before, self._window.previous_end(until))]",
+        "operators/test_due_entries.py",
+    ),
+    _mutation(
+        "asyncstate/state/columnar/due_parts.py",
         "pieces = tuple(run.take_before(boundary) for run in runs)",
         "pieces = tuple(run.take_before(run.boundary) for run in runs)",
         "runtime/test_ordered_bundles.py",

@@ -34,13 +34,11 @@ from asyncstate.state.keyed.map_state import MapState
 from asyncstate.state.keyed.reducing_state import ReducingState
 from asyncstate.state.keyed.state_context import with_decoded_cache
 from asyncstate.state.keyed.value_state import ValueState
-from asyncstate.state.ranges import merged_entries, pages_of
 from asyncstate.state.timers import (
     NAMED_TIMERS,
     TIMERS_BY_TIME,
     DueTimer,
     KeyedTimers,
-    TimersBetweenRows,
     turn_of,
 )
 from asyncstate.state.views.views import ListView, MapView, ValueView
@@ -81,15 +79,12 @@ __all__ = [
     "ReducingStateDescriptor",
     "StateTtl",
     "TimeRange",
-    "TimersBetweenRows",
     "TtlTime",
     "TtlUpdate",
     "TtlVisibility",
     "ValueState",
     "ValueStateDescriptor",
     "ValueView",
-    "merged_entries",
-    "pages_of",
     "time_of",
     "turn_of",
     "with_decoded_cache",

@@ -1,8 +1,8 @@
 """Reading many ranges of the store as one ordered stream.
 
-Owns: paging through ranges and merging them, which is how timers and buffered rows are read; removing the entries of
-pages; ranges of namespaces in time-first states, whose store keys are ``[group][state id][namespace][key]``: the offset
-of the key, the order of a range (by key group, then namespace, then key), and reading namespaces from store keys.
+Owns: paging through ranges; reading everything up to a time (``up_to_time``), which is how due timers, buffered rows
+and time-first states are read, either by key group or merged by time; removing the entries of pages; the store keys of
+time-first states, ``[group][state id][namespace][key]``: the offset of the key, and reading namespaces from them.
 Invariant: one page per range is in memory. Entries may be written and deleted meanwhile; those written before the
 position that a range has reached are not found.
 Must not import storage, execution or operators.
@@ -18,10 +18,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import encode_namespace
+from asyncstate.codec import encode_namespace, prefix_end
 from asyncstate.codec.key_fields import payload_storage
 from asyncstate.codec.value_columns import Int64Array, binary_parts, gather_bytes
-from asyncstate.operator import MAX_WATERMARK
+from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
 from asyncstate.state_backend import Page, StateBackend
 
 _AFTER: Final = b"\x00"
@@ -41,12 +41,46 @@ TIME_FIRST_PREFIX_BYTES: Final = STATE_PREFIX_BYTES + _NAMESPACE_BYTES
 Entry = tuple[bytes, bytes]
 
 
-def merged_entries(
-    sink: StateBackend, ranges: Iterable[tuple[bytes, bytes]], page_size: int, order: Callable[[Entry], Any]
-) -> Iterator[Entry]:
-    """The entries of all ``ranges`` (start, end) merged by ``order``; each range must already be in this order."""
-    scans = [range_entries(sink, start, end, page_size) for start, end in ranges]
-    return heapq.merge(*scans, key=order)
+Range = tuple[bytes, bytes]
+"""The store keys with start <= key < end."""
+
+
+def up_to_time(prefix: bytes, groups: Iterable[int], until: int, start: int = MIN_WATERMARK) -> list[Range]:
+    """For each key group, the entries ``[group][prefix][time: 8]...`` with start <= time <= ``until``.
+
+    Time is any int64, such as a namespace, encoded as in ``encode_namespace``.
+    """
+    begin = prefix + encode_namespace(start)
+    # No time is above the highest one; its entries are followed by those of the next prefix.
+    end = prefix_end(prefix) if until >= MAX_WATERMARK else prefix + encode_namespace(until + 1)
+    encoded = (group.to_bytes(_GROUP_BYTES, "big") for group in groups)
+    return [(group + begin, group + end) for group in encoded]
+
+
+def pages_by_group(sink: StateBackend, ranges: Iterable[Range], page_size: int) -> Iterator[Page]:
+    """The entries of ``ranges``, one range after the other, in lists of ``page_size`` entries or slightly more."""
+    held: Page = []
+    for start, end in ranges:
+        for page in range_pages(sink, start, end, page_size):
+            held += page
+            if len(held) >= page_size:
+                yield held
+                held = []
+    if held:
+        yield held
+
+
+def pages_by_time(
+    sink: StateBackend,
+    ranges: Iterable[Range],
+    page_size: int,
+    order: Callable[[Entry], Any],
+    range_page_size: int,
+) -> Iterator[Page]:
+    """The entries of ``ranges`` merged by ``order``, in lists of ``page_size``; each range must already be in this
+    order, and has ``range_page_size`` entries in memory."""
+    scans = [range_entries(sink, start, end, range_page_size) for start, end in ranges]
+    return pages_of(heapq.merge(*scans, key=order), page_size)
 
 
 def range_entries(sink: StateBackend, start: bytes, end: bytes, page_size: int) -> Iterator[Entry]:
@@ -84,27 +118,6 @@ def remove_pages(remove: Callable[[list[bytes]], object], pages: Iterable[Page])
             remove(removed)
             removed = []
     remove(removed)
-
-
-def namespace_pages(
-    sink: StateBackend, state_id: int, groups: Iterable[int], start: int, until: int, page_size: int
-) -> Iterator[Page]:
-    """All entries with start <= namespace <= ``until``, in lists of ``page_size`` entries or slightly more."""
-    held: Page = []
-    for group in groups:
-        group_bytes = group.to_bytes(_GROUP_BYTES, "big")
-        prefix = group_bytes + bytes([state_id])
-        # No namespace is above the highest one; its keys are followed by the next state.
-        end = group_bytes + bytes([state_id + 1])
-        if until < MAX_WATERMARK:
-            end = prefix + encode_namespace(until + 1)
-        for page in range_pages(sink, prefix + encode_namespace(start), end, page_size):
-            held += page
-            if len(held) >= page_size:
-                yield held
-                held = []
-    if held:
-        yield held
 
 
 def namespaces_of(store_keys: pa.LargeBinaryArray) -> Int64Array:

@@ -17,15 +17,14 @@ stale; this is detected when it is due, because the entry by key has another tim
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from asyncstate.codec import decode_namespace, encode_namespace, prefix_end
 from asyncstate.errors import CodecError, StateAccessError
 from asyncstate.flink_names import hint_for
-from asyncstate.operator import MAX_WATERMARK, TimeDomain, Timer
-from asyncstate.state.ranges import Entry, merged_entries, pages_of, range_entries
+from asyncstate.operator import TimeDomain, Timer
+from asyncstate.state.ranges import Entry, pages_by_time, range_entries, up_to_time
 from asyncstate.state_backend import Page, StateBackend
 
 TIMERS_BY_TIME: Final = 1
@@ -35,8 +34,6 @@ NAMED_TIMERS: Final = 2
 
 REPETITIONS_MAX: Final = 1_000
 """How often a timer may register itself for its own time in one micro-batch."""
-HELD_MAX: Final = 100_000
-"""Maximum number of timers in memory that wait to fire between rows."""
 
 _SCANNED: Final = 1_000  # page size when searching the timers of a key
 _GROUP_BYTES: Final = 2
@@ -72,13 +69,12 @@ class _Round:
 
     __slots__ = ("kind", "postponed", "registered", "touched", "until")
 
-    def __init__(self, kind: _Kind, until: int) -> None:
+    def __init__(self, kind: _Kind, until: int, registered: list[DueTimer] | None) -> None:
         self.kind = kind
         self.until = until
+        self.registered = registered  # gets the timers registered in this round if they fire in it
         self.postponed: set[bytes] = set()  # registered in this round, fires in the next
-        self.touched: set[bytes] = set()  # entries (by time or by key) deleted or replaced in this round
-        # Registered in this round and due in it, where rows run between its timers; None: no rows run between timers.
-        self.registered: list[DueTimer] | None = None
+        self.touched: set[bytes] = set()  # entries (by time or by key) changed in this round
 
 
 class DueTimer(NamedTuple):
@@ -174,11 +170,12 @@ class KeyedTimers:
         if type(firing) is DueTimer and firing.store_key == entry:
             self._count_repetition(firing)
         named = None if name is None else group + kind.by_name + tail
+        length = len(key).to_bytes(_LENGTH_BYTES, "big")
         if self._round is not None and self._round.kind is kind:
-            self._note_registration(self._round, time_us, time, entry, named)
+            self._note_registration(self._round, time_us, time, entry, named, length)
         if time_us < kind.earliest:
             kind.earliest = time_us
-        self._sink.put(entry, len(key).to_bytes(_LENGTH_BYTES, "big"))
+        self._sink.put(entry, length)
         if named is not None:
             self._sink.put(named, time)
 
@@ -210,30 +207,26 @@ class KeyedTimers:
     # -- for the controller ---------------------------------------------------------------------------
 
     def due(
-        self, domain: TimeDomain, groups: Iterable[int], until: int, page_size: int
+        self,
+        domain: TimeDomain,
+        groups: Iterable[int],
+        until: int,
+        page_size: int,
+        registered: list[DueTimer] | None = None,
     ) -> Iterator[list[DueTimer]]:
         """One round: pages of timers of ``domain`` with time <= ``until``, by (time, group, key, namespace, name).
 
-        Timers registered during the round fire in the next one.
+        Timers registered during the round fire in the next one. With ``registered``, they fire in it, too: they are
+        appended to that list, and may also be in a later page, but are claimed once.
         """
-        at_hand, entries = self._begin(self._kind(domain), groups, until, page_size)
-        for page in pages_of(entries(), page_size):
+        kind = self._kind(domain)
+        kind.earliest, kind.fired_until = _NEVER, until
+        self._round = at_hand = _Round(kind, until, registered)
+        ranges = up_to_time(kind.by_time, groups, until)
+        for page in pages_by_time(self._sink, ranges, page_size, _firing_order, page_size):
             timers = self._live([entry for entry in page if entry[0] not in at_hand.postponed])
             if timers:
                 yield timers
-
-    def between_rows(self, groups: Iterable[int], until: int, page_size: int) -> TimersBetweenRows:
-        """One round of event time whose timers alternate with rows: timers registered during it also fire in it."""
-        at_hand, entries = self._begin(self._event, groups, until, page_size)
-        registered: list[DueTimer] = []
-        at_hand.registered = registered
-
-        def stored() -> Iterator[DueTimer]:
-            at_hand.touched.clear()  # later reads see the current entries
-            for page in pages_of(entries(), page_size):
-                yield from self._live(page)
-
-        return TimersBetweenRows(stored, registered)
 
     def may_be_due(self, domain: TimeDomain, until: int) -> bool:
         """False if no timer of ``domain`` with time <= ``until`` can exist: a round has fired them, and none was
@@ -247,69 +240,32 @@ class KeyedTimers:
 
     def claim(self, timer: DueTimer) -> bool:
         """Remove the timer from the store; False if it was deleted or replaced and must not fire."""
-        at_hand = self._round
+        at_hand, sink, entry = self._round, self._sink, timer.store_key
         assert at_hand is not None, "a timer is claimed in its round"
-        if at_hand.registered is not None:
-            return self._claim_between_rows(at_hand, timer)
-        entry = timer.store_key
-        sink = self._sink
+        if entry in at_hand.postponed or (entry in at_hand.touched and sink.get(entry) is None):
+            return False
+        sink.delete(entry)
         if timer.name is None:
-            if entry in at_hand.touched:
-                return False
-            sink.delete(entry)
             return True
         named = _named_entry(timer)
-        if entry in at_hand.postponed:
-            return False  # deleted or moved, and registered again for the next round
-        sink.delete(entry)
         if named in at_hand.touched and sink.get(named) != encode_namespace(timer.time):
             return False
         sink.delete(named)
         return True
 
-    def _claim_between_rows(self, at_hand: _Round, timer: DueTimer) -> bool:
-        """The key has processed everything up to the timer's time, so the store decides whether it still fires."""
-        entry, sink, touched = timer.store_key, self._sink, at_hand.touched
-        if entry in touched and sink.get(entry) is None:
-            return False
-        sink.delete(entry)
-        touched.add(entry)
-        if timer.name is None:
-            return True
-        named = _named_entry(timer)
-        if named in touched and sink.get(named) != encode_namespace(timer.time):
-            return False
-        sink.delete(named)
-        touched.add(named)
-        return True
-
     # -- the rest ---------------------------------------------------------------------------------------
-
-    def _begin(
-        self, kind: _Kind, groups: Iterable[int], until: int, page_size: int
-    ) -> tuple[_Round, Callable[[], Iterator[Entry]]]:
-        """A round, and an iterator over its due entries, in firing order."""
-        kind.earliest, kind.fired_until = _NEVER, until
-        self._round = at_hand = _Round(kind, until)
-        ranges = [_range(group.to_bytes(_GROUP_BYTES, "big") + kind.by_time, until) for group in groups]
-        return at_hand, lambda: merged_entries(self._sink, ranges, page_size, _firing_order)
 
     def _kind(self, domain: TimeDomain) -> _Kind:
         return self._event if domain is TimeDomain.EVENT_TIME else self._processing
 
     def _note_registration(
-        self, at_hand: _Round, time_us: int, time: bytes, entry: bytes, named: bytes | None
+        self, at_hand: _Round, time_us: int, time: bytes, entry: bytes, named: bytes | None, length: bytes
     ) -> None:
         """Separate the timers that this round fires from those registered during it."""
-        if at_hand.registered is not None:
+        if time_us <= at_hand.until and at_hand.registered is not None:
             at_hand.touched.add(entry)
-            if named is not None:
-                at_hand.touched.add(named)
-            if time_us <= at_hand.until:
-                length = len(self._current()[1]).to_bytes(_LENGTH_BYTES, "big")
-                at_hand.registered.append(_timer(entry, length))
-            return
-        if time_us <= at_hand.until:
+            at_hand.registered.append(_timer(entry, length))
+        elif time_us <= at_hand.until:
             there = self._sink.get(entry) is not None
             if there and (named is None or self._sink.get(named) == time):
                 return  # the same timer, which fires in this round or in the next
@@ -362,53 +318,6 @@ class KeyedTimers:
             ) from None
 
 
-class TimersBetweenRows:
-    """Due timers in order of time (then group, key, namespace, name) while rows and timers register others.
-
-    Registered timers are in memory up to ``HELD_MAX``; beyond that they are read again from the store.
-    """
-
-    def __init__(self, stored: Callable[[], Iterator[DueTimer]], registered: list[DueTimer]) -> None:
-        self._stored = stored
-        self._registered = registered
-        self._held: list[tuple[bytes, DueTimer]] = []
-        self._rest = stored()
-        self._next = next(self._rest, None)
-
-    def first(self) -> DueTimer | None:
-        """The earliest timer, without removing it; None if there is none."""
-        if self._held and (self._next is None or self._held[0][0] < turn_of(self._next)):
-            return self._held[0][1]
-        return self._next
-
-    def pop(self) -> DueTimer:
-        """Remove and return the earliest timer; there must be one."""
-        first = self.first()
-        assert first is not None
-        if first is self._next:
-            self._next = next(self._rest, None)
-        else:
-            heapq.heappop(self._held)
-        return first
-
-    def take_registered(self) -> list[DueTimer]:
-        """The timers registered since the last call."""
-        registered = self._registered.copy()
-        self._registered.clear()
-        return registered
-
-    def add(self, timer: DueTimer) -> None:
-        """Add a registered timer, to fire later."""
-        heapq.heappush(self._held, (turn_of(timer), timer))
-
-    def settle(self) -> None:
-        """Bound the timers in memory. Call it only when every timer that was popped has been claimed."""
-        if len(self._held) > HELD_MAX:
-            self._held = []
-            self._rest = self._stored()
-            self._next = next(self._rest, None)
-
-
 def turn_of(timer: DueTimer) -> bytes:
     """Sorts as timers fire: by time, group, key, namespace and name."""
     return _firing_order((timer.store_key, b""))
@@ -424,11 +333,6 @@ def live_timers(entries: Page, get_many: Callable[[list[bytes]], list[bytes | No
         for timer in timers
         if timer.name is None or times[_named_entry(timer)] == encode_namespace(timer.time)
     ]
-
-
-def _range(start: bytes, until: int) -> tuple[bytes, bytes]:
-    """Entries by time after ``start`` with time <= ``until``, including stale ones."""
-    return start, prefix_end(start) if until >= MAX_WATERMARK else start + encode_namespace(until + 1)
 
 
 def _firing_order(entry: Entry) -> bytes:

@@ -39,6 +39,7 @@ from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
 from asyncstate.storage.restore_plan import RestorePlan, group_bounds, group_range, partition_restore_plan
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
+from asyncstate.storage.slots import held
 from asyncstate.storage.spill import SpilledWrites, WriteBound, changes_from
 from asyncstate.storage.store_pool import GiveAway, StorePool
 from asyncstate.storage.value_cache import MISSING, ValueCache
@@ -94,6 +95,7 @@ __all__ = [
     "extend_lineage",
     "group_bounds",
     "group_range",
+    "held",
     "partition_restore_plan",
     "uploads_together",
     "verify_file",

@@ -8,7 +8,6 @@ deleted ends, and its store is closed. Must not import lease or checkpoint.
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import shutil
@@ -26,7 +25,7 @@ from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.restore_plan import RestorePlan
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
-from asyncstate.storage.slots import Slot, SlotRecord, replace_file
+from asyncstate.storage.slots import Slot, SlotRecord, held, replace_file
 from asyncstate.storage.snapshot import ChecksumCache, hard_linked_copy
 
 _COPIES_MAX: Final = 2
@@ -102,93 +101,98 @@ def is_copy(slot: Slot, base: RestorePlan) -> bool:
     record = slot.record()
     if record is not None:
         return pending_of(slot, record, base) is not None
-    if not slot.try_lock():
+    if not slot.take():
         return True
-    slot.unlock()  # of a process that died
+    slot.release()  # of a process that died
     return False
 
 
 class BackgroundCompactions:
-    """The compactions of this process, each a thread and a locked slot; at most two at once."""
+    """The compactions of this process, each a thread and a slot in state COPYING; at most two at once."""
 
     def __init__(self) -> None:
+        self.forget()
+        held.users.add(self)
+
+    def forget(self) -> None:
+        """Begin with none, also in a forked process."""
         self._lock = threading.Lock()
-        self._threads: dict[Path, threading.Thread] = {}
-        self._stop = threading.Event()
+        self._running: dict[Path, tuple[threading.Thread, threading.Event]] = {}
 
     def begin(self, store: RocksDBStore, slot: Slot, lineage: str) -> bool:
-        """Copy ``store`` (by hard links) into the locked ``slot`` and compact the copy in the background.
+        """Copy ``store`` (by hard links) into the taken ``slot`` and compact the copy in the background.
 
-        ``lineage`` names the store's content. The slot is unlocked at the end. False, with the slot unlocked and
+        ``lineage`` names the store's content. The slot is released at the end. False, with the slot released and
         nothing done, if enough compactions are running or the copy cannot be made; the next micro-batch asks again.
         """
         with self._lock:
-            self._threads = {folder: thread for folder, thread in self._threads.items() if thread.is_alive()}
-            copy = self._copied(store, slot, lineage) if len(self._threads) < _COPIES_MAX else None
-            if copy is None:
-                slot.unlock()
-                return False
-            run = threading.Thread(
-                target=self._compact, args=(copy, slot, lineage), name="asyncstate-compaction", daemon=True
-            )
-            try:
-                run.start()
-            except RuntimeError:  # no more threads can be started
-                copy.close()
-                slot.unlock()
-                return False
-            self._threads[slot.folder] = run
-        return True
-
-    def _copied(self, store: RocksDBStore, slot: Slot, lineage: str) -> RocksDBStore | None:
-        try:
-            if slot.folder.exists():
-                slot.clear()
-            slot.folder.mkdir(parents=True)
-            CopyRecord(lineage).write(slot)
-            slot.kept.mkdir()
-            hard_linked_copy(store, slot.new_db())
-            checksums = ChecksumCache.path_of(store.path)
-            if checksums.exists():
-                shutil.copyfile(checksums, ChecksumCache.path_of(slot.db))
-            return RocksDBStore(slot.db, _slowed(store), store.version)
-        except (StoreError, OSError):  # usually a full disk: micro-batches go on with more runs meanwhile
-            shutil.rmtree(slot.folder, ignore_errors=True)
-            return None
-
-    def _compact(self, copy: RocksDBStore, slot: Slot, lineage: str) -> None:
-        with suppress(StoreError, OSError):  # a slot without a record is rebuilt
-            try:
-                copy.compact()
-                # All copies of the process share a thread of RocksDB, so one may wait for another; no micro-batch does.
-                merged = copy.settle(
-                    starts_within_seconds=math.inf,
-                    poll_seconds=_POLL_SECONDS,
-                    stopped=lambda: self._stop.is_set() or not slot.is_in_place(),
+            self._running = {folder: run for folder, run in self._running.items() if run[0].is_alive()}
+            if len(self._running) < _COPIES_MAX and _copied(store, slot, lineage):
+                stop = threading.Event()
+                thread = threading.Thread(
+                    target=_compact, args=(slot, lineage, stop), name="asyncstate-compaction", daemon=True
                 )
-                if merged:
-                    _know_checksums(copy)
-                else:
-                    copy.db.cancel_all_background(True)
-            finally:
-                copy.close()
-            if merged:
-                slot.write(copy.version, lineage, changing=False)
-        slot.unlock()
+                with suppress(RuntimeError):  # no more threads can be started
+                    thread.start()
+                    self._running[slot.folder] = thread, stop
+                    return True
+        slot.drop()
+        return False
 
     def join(self, below: Path | None = None) -> None:
-        """Wait for the running compactions; if ``below`` is given, only for those of slots in that folder."""
-        with self._lock:
-            threads = [
-                thread for at, thread in self._threads.items() if below is None or at.is_relative_to(below)
-            ]
-        for thread in threads:
+        """Wait for the running compactions, or for those of slots below a folder."""
+        for thread, _ in self._all(below):
             thread.join()
 
-    def give_up(self) -> None:
-        """Stop all compactions at the end of the process: closing RocksDB under a running one is not safe."""
-        self._stop.set()
-        self.join()
+    def close(self, below: Path | None = None) -> None:
+        """Stop the running compactions, or those of slots below a folder. At the end of the process, because closing
+        RocksDB under a running one is not safe."""
+        for _, stop in self._all(below):
+            stop.set()
+        self.join(below)
+
+    def _all(self, below: Path | None) -> list[tuple[threading.Thread, threading.Event]]:
+        with self._lock:
+            return [run for at, run in self._running.items() if below is None or at.is_relative_to(below)]
+
+
+def _compact(slot: Slot, lineage: str, stop: threading.Event) -> None:
+    copy = slot.store
+    assert copy is not None
+    try:
+        with suppress(StoreError, OSError):  # a slot without a record is rebuilt
+            copy.compact()
+            # All copies of the process share a thread of RocksDB, so one may wait for another; no micro-batch does.
+            merged = copy.settle(
+                starts_within_seconds=math.inf,
+                poll_seconds=_POLL_SECONDS,
+                stopped=lambda: stop.is_set() or not slot.is_in_place(),
+            )
+            if merged:
+                _know_checksums(copy)
+                slot.close_store()
+                slot.write(copy.version, lineage, changing=False)
+            else:
+                copy.db.cancel_all_background(True)
+    finally:
+        slot.drop()
+
+
+def _copied(store: RocksDBStore, slot: Slot, lineage: str) -> bool:
+    """Make a copy of ``store`` in the taken ``slot`` and open it; False, with an empty slot, if that fails."""
+    try:
+        path = slot.new_store()
+        CopyRecord(lineage).write(slot)
+        slot.kept.mkdir()
+        hard_linked_copy(store, path)
+        checksums = ChecksumCache.path_of(store.path)
+        if checksums.exists():
+            shutil.copyfile(checksums, ChecksumCache.path_of(path))
+        slot.copy(_slowed(store), store.version)
+    except (StoreError, OSError):  # usually a full disk: micro-batches go on with more runs meanwhile
+        shutil.rmtree(slot.folder, ignore_errors=True)
+        return False
+    return True
 
 
 def _slowed(store: RocksDBStore) -> RocksDBOptions:
@@ -207,4 +211,3 @@ def _know_checksums(copy: RocksDBStore) -> None:
 
 
 copies = BackgroundCompactions()
-atexit.register(copies.give_up)

@@ -1,19 +1,18 @@
-"""Local store folders: exclusive use, and the content that each of them holds.
+"""Local stores: which slot of a partition a task uses, and how its store comes to the task's base version.
 
-Owns: LocalStores, Lease and which slot of ``<local_dir>/<job_id>-<checkpoint>/<uid>/<partition>/slot-<k>`` is used.
+Owns: ``LocalStores`` and ``Lease``, over slots ``<local_dir>/<job_id>-<checkpoint>/<uid>/<partition>/slot-<k>``.
 Invariants: a slot is used by one attempt at a time, across threads and processes; a slot marked dirty ("changing") is
-rebuilt. Must not import the memtable or anything of execution.
+rebuilt; an attempt that fails leaves nothing open. Must not import the memtable or anything of execution.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -21,19 +20,19 @@ from typing import Any, Final
 from asyncstate.errors import StoreError
 from asyncstate.storage.compaction import copies, hand_on, is_copy, pending_of
 from asyncstate.storage.files import CheckpointFiles
+from asyncstate.storage.local_folders import (
+    checked_name,
+    default_local_dir,
+    folder_name,
+    make_owned,
+    make_private,
+)
 from asyncstate.storage.manifest import DeltaRef
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, advance, build_store
 from asyncstate.storage.restore_plan import RestorePlan
 from asyncstate.storage.rocksdb import RocksDBStore
 from asyncstate.storage.rocksdb_options import RocksDBOptions
-from asyncstate.storage.slots import (
-    Slot,
-    default_local_dir,
-    folder_name,
-    make_owned,
-    make_private,
-    new_store_folder,
-)
+from asyncstate.storage.slots import Slot, SlotState
 from asyncstate.storage.store_pool import GiveAway, StorePool, read_cached
 
 _STALE_VERSIONS: Final = 16
@@ -41,13 +40,12 @@ _ABANDONED_SECONDS: Final = 7 * 24 * 3600.0
 _WAIT_POLL_SECONDS: Final = 0.02
 _COPY, _ON_THE_WAY, _EMPTY = range(3)
 _ON: Final = ("kept", "advanced")  # ways of a slot that was not rebuilt
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class Lease:
     """Exclusive use of one local store at exactly the base version; a context manager that releases it.
 
-    On release, ``keep_open`` is offered the store. ``cached``: what the process that released the store had cached of
+    On release, ``keep_open`` is offered the slot. ``cached``: what the process that released the store had cached of
     exactly this content; None if unknown.
     """
 
@@ -55,43 +53,26 @@ class Lease:
         self,
         slot: Slot,
         base: RestorePlan,
-        store: RocksDBStore,
         restored: RestoreStatistics,
-        keep_open: Callable[[Slot, RocksDBStore], bool],
+        keep_open: Callable[[Slot], bool],
         cached: Any = None,
     ) -> None:
         self._slot = slot
         self.base = base
-        self.store = store
+        self.store = slot.lease()
         self.restored = restored
         self.cached = cached
-        self._keep_open = keep_open
-        self._given_back = False
-        self._scratch: RocksDBStore | None = None
-
-    @property
-    def kept_folder(self) -> Path:
+        self.kept_folder = slot.kept
         """Where a delta file is kept under its base name, so that the next lease need not fetch it."""
-        return self._slot.kept
-
-    @property
-    def scratch_folder(self) -> Path:
+        self.scratch_folder = slot.scratch
         """Where ``open_scratch`` creates its store, and where others may store files that go with the lease."""
-        return self._slot.scratch
+        self._keep_open = keep_open
+        self._released = False
 
     def open_scratch(self) -> RocksDBStore:
         """An empty store next to the leased one, for what does not fit into memory; it goes with the lease."""
-        with _explained(self._slot.scratch):
-            self._slot.scratch.mkdir(exist_ok=True)
-        self._scratch = RocksDBStore(new_store_folder(self._slot.scratch), self.store.options)
-        return self._scratch
-
-    def _drop_scratch(self) -> None:
-        scratch, self._scratch = self._scratch, None
-        if scratch is not None:
-            with suppress(StoreError):  # its content is of no further use
-                scratch.close()
-        shutil.rmtree(self._slot.scratch, ignore_errors=True)
+        with _explained(self.scratch_folder):
+            return self._slot.open_scratch()
 
     def release(self, settle: bool = True) -> None:
         """Release the store; a second call is allowed. A failed store is closed, and will be rebuilt.
@@ -99,29 +80,21 @@ class Lease:
         ``settle``: wait for the compaction that was started, and let the store stay open; without it the work of the
         compaction is lost.
         """
-        if self._given_back:
+        slot = self._slot
+        if self._released or slot.state is SlotState.FREE:  # free in a forked process
             return
-        self._given_back = True
+        self._released, kept = True, False
         try:
-            if self.store.damaged:
-                with _explained(self._slot.folder):
-                    self._slot.invalidate()
-            elif settle:
+            if settle and not self.store.damaged:
                 self.store.settle()
-        finally:
-            self._give_back(settle and not self.store.damaged)
-
-    def _give_back(self, usable: bool) -> None:
-        kept = False
-        try:
-            self._drop_scratch()
-            kept = usable and self._keep_open(self._slot, self.store)
+            if self.store.damaged:
+                with _explained(slot.folder):
+                    slot.invalidate()
+            elif settle:
+                kept = self._keep_open(slot)
         finally:
             if not kept:
-                try:
-                    self.store.close()
-                finally:
-                    self._slot.unlock()
+                slot.release()
 
     def __enter__(self) -> Lease:
         return self
@@ -157,7 +130,7 @@ class LocalStores:
     ) -> None:
         self._is_default = local_dir is None
         self._all = default_local_dir() if local_dir is None else Path(local_dir)
-        self._job_id = _checked(job_id, "job id")
+        self._job_id = checked_name(job_id, "job id")
         self._root = self._all / folder_name(job_id, files.shown)
         self._files = files
         self._slots_max = slots_max
@@ -188,21 +161,20 @@ class LocalStores:
         ``export_cache``: supplies the cache for another process that requests the store while it stays open. Raises
         CheckpointCorruptionError naming a damaged checkpoint file, StoreError when no slot can be used.
         """
-        folder = self._root / _checked(uid, "operator uid") / str(partition)
+        folder = self._root / checked_name(uid, "operator uid") / str(partition)
         with _explained(folder):
             self._make(folder)
-            slot, opened = self._take_slot(folder, base)
-            others = [other for other in self._slots(folder) if other.folder != slot.folder]
-            was_copy = slot.compacted_marker.exists()
-            with ExitStack() as undo:
-                undo.callback(slot.unlock)
-                if opened is not None:
-                    undo.callback(_closed, opened)
+            slot = self._take_slot(folder, base)
+            try:
+                others = [other for other in self._slots(folder) if other.folder != slot.folder]
+                was_copy = slot.compacted_marker.exists()
                 hand_on([slot, *others], base)
-                lease = self._open(slot, opened, base, options or RocksDBOptions(), export_cache, undo)
+                lease = self._lease(slot, base, options or RocksDBOptions(), export_cache)
                 self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.method in _ON)
                 _compact_copy(lease.store, others, base)
-                undo.pop_all()  # from now on the lease releases everything
+            except BaseException:
+                slot.drop()
+                raise
         return lease
 
     def _make(self, folder: Path) -> None:
@@ -216,25 +188,25 @@ class LocalStores:
         """Empty slots that earlier checkpoints of a job of this name have left, once no task has used them for long."""
         for folder in self._all.glob(f"{self._job_id}-{'[0-9a-f]' * 16}/*/*/slot-*[0-9]"):
             slot = Slot(folder)
-            if _is_abandoned(slot) and slot.try_lock():
+            if _is_abandoned(slot) and slot.take():
                 try:
                     if _is_abandoned(slot):  # it may have been used in between
                         slot.clear()
                 finally:
-                    slot.unlock()
+                    slot.release()
 
     def _slots(self, folder: Path) -> list[Slot]:
         return [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
 
-    def _take_slot(self, folder: Path, base: RestorePlan) -> tuple[Slot, RocksDBStore | None]:
-        """An unused slot, and its store if that is open in this process."""
+    def _take_slot(self, folder: Path, base: RestorePlan) -> Slot:
+        """Take an unused slot, whose store may be open in this process."""
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
             for slot in sorted(self._slots(folder), key=lambda slot: _distance(slot, base)):
                 if (kept := self._open_stores.take(slot.folder)) is not None:
                     return kept
-                if slot.try_lock() or slot.try_take_over():
-                    return slot, None
+                if slot.take() or slot.take_over():
+                    return slot
             if time.monotonic() > deadline:
                 raise StoreError(
                     f"all {self._slots_max} local stores below {folder} are in use by other attempts of this "
@@ -242,32 +214,23 @@ class LocalStores:
                 )
             time.sleep(_WAIT_POLL_SECONDS)
 
-    def _open(
-        self,
-        slot: Slot,
-        opened: RocksDBStore | None,
-        base: RestorePlan,
-        options: RocksDBOptions,
-        export_cache: GiveAway | None,
-        undo: ExitStack,
+    def _lease(
+        self, slot: Slot, base: RestorePlan, options: RocksDBOptions, export_cache: GiveAway | None
     ) -> Lease:
-        """``undo`` closes the store if no lease is made."""
+        """Bring the store of the taken slot to ``base``."""
         started = time.monotonic()
         fetcher = Fetcher(self._files, base.version, slot.kept)
         record = slot.record()
         pending = None if record is None else pending_of(slot, record, base)
-        if opened is not None and (pending is None or opened.options != options):
-            opened.close()
-            opened = None
-        rocks = None if pending is None else _advanced(slot, base, pending, fetcher, options, opened)
-        if rocks is not None:
-            method, applied = ("advanced" if pending else "kept"), len(pending or ())
+        if slot.store is not None and (pending is None or slot.store.options != options):
+            slot.close_store()
+        if pending is not None and _advanced(slot, base, pending, fetcher, options):
+            method, applied = ("advanced" if pending else "kept"), len(pending)
         else:
-            rocks = _rebuilt(slot, base, fetcher, options)
+            slot.store = build_store(slot.new_store(), base, fetcher, options)
+            slot.write(base.version, base.lineage, changing=False)
             method, applied = ("rescaled" if base.rescaled else "rebuilt"), len(base.deltas)
-        undo.callback(_closed, rocks)
         cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
-        slot.taken_over = False  # from now on this process holds it
         shutil.rmtree(slot.scratch, ignore_errors=True)
         slot.drop_kept()
         slot.compacted_marker.unlink(missing_ok=True)
@@ -275,7 +238,7 @@ class LocalStores:
         keep = functools.partial(
             self._open_stores.keep, limit_bytes=self._open_bytes_max, export_cache=export_cache
         )
-        return Lease(slot, base, rocks, restored, keep, cached)
+        return Lease(slot, base, restored, keep, cached)
 
     def _drop_leftovers(self, lease: Lease, others: list[Slot], is_replaced: bool) -> None:
         """Remove stores that will not be used, and spilled files of processes that died. ``is_replaced``: by its
@@ -287,15 +250,17 @@ class LocalStores:
             return is_replaced and _distance(slot, base)[0] == _ON_THE_WAY
 
         def is_useless(slot: Slot) -> bool:
-            return _is_stale(slot, base) or is_superseded(slot)
+            record = slot.record()
+            is_stale = record is not None and record.version < base.version - _STALE_VERSIONS
+            return is_stale or is_superseded(slot)
 
         for slot in others:
             useless, superseded = is_useless(slot), is_superseded(slot)
-            if useless:
-                self._open_stores.shut(slot.folder)
-            elif not slot.scratch.exists():
+            if not useless and not slot.scratch.exists():
                 continue
-            if slot.try_lock() or (superseded and slot.try_take_over()):
+            if useless and (kept := self._open_stores.take(slot.folder)) is not None:
+                kept.drop()
+            if slot.take() or (superseded and slot.take_over()):
                 try:
                     if slot.taken_over:
                         lease.cached = read_cached(slot.cached, base.lineage)
@@ -303,59 +268,31 @@ class LocalStores:
                         slot.clear()
                     shutil.rmtree(slot.scratch, ignore_errors=True)
                 finally:
-                    slot.unlock()
+                    slot.release()
 
 
 def _advanced(
-    slot: Slot,
-    base: RestorePlan,
-    pending: list[DeltaRef],
-    fetcher: Fetcher,
-    options: RocksDBOptions,
-    opened: RocksDBStore | None,
-) -> RocksDBStore | None:
-    """Open the slot's store if it is closed, and apply what it lacks; None when the folder turns out to be
+    slot: Slot, base: RestorePlan, pending: list[DeltaRef], fetcher: Fetcher, options: RocksDBOptions
+) -> bool:
+    """Open the slot's store if it is closed, and apply what it lacks; False when the folder turns out to be
     unusable."""
-    rocks = opened
     try:
-        if rocks is None:
-            rocks = RocksDBStore(slot.db, options)
-        small, rocks.next_delta = rocks.next_delta, None
+        store = slot.open(options)
+        small, store.next_delta = store.next_delta, None
         if pending:
             slot.write(base.version, base.lineage, changing=True)
             if small is not None and [delta.file.name for delta in pending] == [small.name]:
-                rocks.apply_small(small, base.version)
+                store.apply_small(small, base.version)
             else:
-                advance(rocks, pending, base.version, fetcher)
-        rocks.version = base.version
+                advance(store, pending, base.version, fetcher)
+        store.version = base.version
         slot.write(base.version, base.lineage, changing=False)
-        rocks.compact_if_due()
-    except BaseException as error:
-        if rocks is not None:
-            _closed(rocks)
-        if isinstance(error, StoreError):
-            # The local folder is only a copy: rebuild it; that fails if the disk is the cause.
-            return None
-        raise
-    return rocks
-
-
-def _rebuilt(slot: Slot, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions) -> RocksDBStore:
-    if slot.folder.exists():
-        slot.clear()
-    slot.folder.mkdir(parents=True)
-    rocks = build_store(slot.new_db(), base, fetcher, options)
-    try:
-        slot.write(base.version, base.lineage, changing=False)
-    except BaseException:
-        _closed(rocks)
-        raise
-    return rocks
-
-
-def _closed(rocks: RocksDBStore) -> None:
-    with suppress(StoreError):
-        rocks.close()
+        store.compact_if_due()
+    except StoreError:  # the local folder is only a copy: it is rebuilt, which fails if the disk is the cause
+        with suppress(StoreError):
+            slot.close_store()
+        return False
+    return True
 
 
 def _distance(slot: Slot, base: RestorePlan) -> tuple[int, int]:
@@ -374,24 +311,13 @@ def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: RestorePlan) ->
     if not rocks.wants_compacted_copy() or any(is_copy(slot, base) for slot in others):
         return
     for slot in sorted(others, key=lambda slot: _distance(slot, base)[0] != _EMPTY):
-        if slot.try_lock():
+        if slot.take():
             copies.begin(rocks, slot, base.lineage)
             return
 
 
-def _is_stale(slot: Slot, base: RestorePlan) -> bool:
-    record = slot.record()
-    return record is not None and record.version < base.version - _STALE_VERSIONS
-
-
 def _is_abandoned(slot: Slot) -> bool:
     return time.time() - slot.used_at() > _ABANDONED_SECONDS
-
-
-def _checked(name: str, what: str) -> str:
-    if not _NAME.fullmatch(name) or set(name) == {"."}:
-        raise StoreError(f"{what} {name!r} cannot name a folder; use letters, digits, '_', '.' and '-'")
-    return name
 
 
 @contextmanager

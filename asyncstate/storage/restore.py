@@ -7,7 +7,8 @@ folder at exactly the required content or raises. Must not decide which folder t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -115,18 +116,18 @@ def _fetched(folder: Path, path: Path, base: RestorePlan, fetcher: Fetcher) -> l
 
 def _collected(folder: Path, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions) -> list[Path]:
     """The key groups that ``base`` takes from its sources, and their broadcast state, as a file in ``folder``."""
-    entries = _entries(folder, base, fetcher, options)
-    first = next(entries, None)
-    if first is None:  # RocksDB writes no empty SST file
-        return []
     collected = folder / "collected.sst"
-    write_sst(collected, chain([first], entries), options)
+    with closing(_entries(folder, base, fetcher, options)) as entries:  # it closes a source, whatever fails
+        first = next(entries, None)
+        if first is None:  # RocksDB writes no empty SST file
+            return []
+        write_sst(collected, chain([first], entries), options)
     return [collected]
 
 
 def _entries(
     folder: Path, base: RestorePlan, fetcher: Fetcher, options: RocksDBOptions
-) -> Iterator[tuple[bytes, bytes]]:
+) -> Generator[tuple[bytes, bytes]]:
     # Old partitions hold ascending, disjoint key group ranges: their entries follow each other in key order. Broadcast
     # state comes after them all and is the same in each: it is read from the last one, which is still open then.
     assert base.groups is not None

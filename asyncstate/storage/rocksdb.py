@@ -181,8 +181,10 @@ class RocksDBStore(KeyedStore):
         """
         options = _range_options(end)
         entries = cast(Iterator[tuple[bytes, bytes]], db.items(from_key=start, read_opt=options))
-        page = list(islice(entries, limit))
-        del entries  # an open iterator would keep the database from closing
+        try:
+            page = list(islice(entries, limit))
+        finally:
+            del entries  # as in _scan_short
         if len(page) < limit and _scan_short(db, page[-1][0] + b"\0" if page else start, end, 1):
             raise self.failed("scanned", "the scan stopped before its end")
         return page
@@ -493,15 +495,18 @@ def _hard_link(source: str | Path, target: str) -> bool:
 def _scan_short(db: Rdict, start: bytes, end: bytes | None, limit: int) -> list[tuple[bytes, bytes]]:
     """Read with a cursor: cheapest per scan; raises when a damaged block ends it."""
     cursor = db.iter(_range_options(end))
-    cursor.seek(start)
-    page: list[tuple[bytes, bytes]] = []
-    while cursor.valid():
-        page.append((cursor.key(), cursor.value()))
-        if len(page) == limit:
-            return page
-        cursor.next()
-    cursor.status()
-    return page
+    try:
+        cursor.seek(start)
+        page: list[tuple[bytes, bytes]] = []
+        while cursor.valid():
+            page.append((cursor.key(), cursor.value()))
+            if len(page) == limit:
+                return page
+            cursor.next()
+        cursor.status()
+        return page
+    finally:
+        del cursor  # an error's traceback would hold it, and an open iterator keeps the database from closing
 
 
 def _range_options(end: bytes | None) -> ReadOptions:

@@ -1,16 +1,17 @@
-"""Where stores are on a machine's local disk: the owner of their folders, and a slot for each store.
+"""A slot: a folder for one local store, what it holds, and what this process does with it.
 
-Owns: Slot (a folder for one local store, its lock, and the record of what it holds) and the folders above it.
-Invariants: local stores are the only files without a checksum, so no other user may write to their default location:
-that folder's name contains the user's number, and it is owned by and open to that user alone. A slot is used under an
-advisory file lock, which ends with its process; its record names its content, and says "changing" before the content
-changes. Each new store has a unique folder name, so two stores never have the same path, even when a folder above them
-is deleted and made again: RocksDB identifies the stores that a process has open by their paths. Must not know leases or
-checkpoints.
+Owns: ``Slot`` with its states and transitions, ``SlotRecord``, and ``held``, which knows all slots of this process, for
+when it forks and when it ends.
+Invariants: a slot is used under an advisory file lock, which ends with its process. Its record names its content, and
+says "changing" before the content changes. A slot that is free has nothing open. Each new store has a unique folder
+name, so two stores never have the same path, even when a folder above them is deleted and made again: RocksDB
+identifies the stores that a process has open by their paths. Must not know leases or checkpoints.
 """
 
 from __future__ import annotations
 
+import atexit
+import enum
 import fcntl
 import functools
 import math
@@ -18,25 +19,21 @@ import os
 import select
 import shutil
 import stat
-import tempfile
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakSet
 
 import msgspec
-import xxhash
 
 from asyncstate.errors import StoreError
+from asyncstate.storage.rocksdb import RocksDBStore
+from asyncstate.storage.rocksdb_options import RocksDBOptions
 
 RECORD_FORMAT: Final = 2
 _RECORD_BYTES: Final = 512
-_PRIVATE: Final = 0o700
-_OTHERS: Final = 0o077
-_TAKE_OVER_SECONDS_MAX: Final = (
-    2.0  # closing a store takes milliseconds; a slower process hangs or was stopped
-)
+_TAKE_OVER_SECONDS_MAX: Final = 2.0  # closing a store takes milliseconds; a slower process hangs
 
 
 class SlotRecord(msgspec.Struct, frozen=True):
@@ -51,31 +48,37 @@ class SlotRecord(msgspec.Struct, frozen=True):
     format: int = RECORD_FORMAT
 
 
-@dataclass(slots=True)
-class Slot:
-    """The folder ``folder``; ``lock`` is the open lock file while this process uses it. ``taken_over``: another process
-    has just released it to this one."""
+class SlotState(enum.Enum):
+    """What this process does with a slot. What the slot holds is in its record, for all processes."""
 
-    folder: Path
-    lock: int | None = None
-    taken_over: bool = False
-    _store: str | None = None
+    FREE = "free"  # this process does not use it
+    TAKEN = "taken"  # locked, to be brought to a version, filled or cleared; a kept store is still open
+    LEASED = "leased"  # a task reads the open store, which is at the task's base version
+    KEPT = "kept open"  # between micro-batches, unchanged; another process may request it
+    COPYING = "copying"  # a copy of another slot's store is open in it, and is compacted
+
+
+class Slot:
+    """The folder ``folder`` for one store. Each method says from which state it leads to which one; from another state
+    it raises AssertionError. Not for use by several threads at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.state = SlotState.FREE
+        self.store: RocksDBStore | None = None
+        """The open store."""
+        self.taken_over = False
+        """Whether another process has just released the slot to this one."""
+        self._lock: int | None = None
+        self._requests: int | None = None
+        self._scratch: RocksDBStore | None = None
+        self._name: str | None = None
 
     @property
     def db(self) -> Path:
-        """The path of the store. Raises StoreError if the slot holds none."""
-        if self._store is None:
-            record = self.record()
-            if record is None:
-                raise StoreError(f"the local store folder {self.folder} holds no store")
-            self._store = record.store
-        return self.folder / self._store
-
-    def new_db(self) -> Path:
-        """The path of a new store, in a folder that does not exist yet."""
-        made = new_store_folder(self.folder)
-        self._store = made.name
-        return made
+        """The path of the store that was last found in the record, or made."""
+        assert self._name is not None
+        return self.folder / self._name
 
     @property
     def scratch(self) -> Path:
@@ -86,12 +89,6 @@ class Slot:
     def kept(self) -> Path:
         """The folder of delta files, under their base names, that a store of this slot need not fetch."""
         return self.folder / "kept"
-
-    def drop_kept(self) -> None:
-        """Delete the files of ``kept``. The folder stays: making and removing one costs more than its files."""
-        with suppress(OSError), os.scandir(self.kept) as files:
-            for file in files:
-                os.unlink(file)
 
     @property
     def cached(self) -> Path:
@@ -112,7 +109,10 @@ class Slot:
             return None
         doubtful = record.changing or record.boot != _boot_id() or record.format != RECORD_FORMAT
         # A store whose folder is gone does not exist, whatever the record says: RocksDB would make an empty one.
-        return None if doubtful or not (self.folder / record.store).is_dir() else record
+        if doubtful or not (self.folder / record.store).is_dir():
+            return None
+        self._name = record.store
+        return record
 
     def used_at(self) -> float:
         """When a store of this slot was last brought to a version, seconds since the epoch; infinity if it is gone."""
@@ -121,56 +121,22 @@ class Slot:
                 return path.stat().st_mtime
         return math.inf
 
-    def write(self, version: int, lineage: str, changing: bool) -> None:
-        """Record what the slot holds."""
-        record = SlotRecord(version, lineage, self.db.name, changing, _boot_id())
-        _overwrite(self.folder / "VERSION", msgspec.json.encode(record))
-
-    def invalidate(self) -> None:
-        """Remove the record, which needs no space on the disk: the store will be rebuilt."""
-        (self.folder / "VERSION").unlink(missing_ok=True)
-
-    def clear(self) -> None:
-        """Delete the store and everything next to it except the lock."""
-        # The record goes first: a crash then leaves a slot without one.
-        self.invalidate()
-        shutil.rmtree(self.folder)
-        self._store = None
-
-    def try_lock(self) -> bool:
-        """Take the slot if it is free."""
+    def take(self) -> bool:
+        """FREE to TAKEN, if nobody else uses the slot."""
+        self._require(SlotState.FREE)
         lock = os.open(f"{self.folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             return False
-        self.lock = lock
+        self._lock, self.state = lock, SlotState.TAKEN
+        held.slots.add(self)
         return True
 
-    def is_in_place(self) -> bool:
-        """Whether the held lock is still that of the slot: its folder may have been deleted meanwhile."""
-        assert self.lock is not None
-        try:
-            return os.path.samestat(os.stat(f"{self.folder}.lock"), os.fstat(self.lock))
-        except OSError:
-            return False
-
-    def listen(self) -> int | None:
-        """Where requests for the locked slot arrive, a file descriptor; None on systems without named pipes."""
-        try:
-            with suppress(FileExistsError):
-                os.mkfifo(self._asking, 0o600)
-            asked = os.open(self._asking, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
-        if stat.S_ISFIFO(os.fstat(asked).st_mode):
-            return asked
-        os.close(asked)
-        return None
-
-    def try_take_over(self) -> bool:
-        """Take the slot if its holder only keeps its store open, and releases it."""
+    def take_over(self) -> bool:
+        """FREE to TAKEN, if the holder only keeps the store open, and releases it when it is requested."""
+        self._require(SlotState.FREE)
         try:
             asking = os.open(self._asking, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -184,21 +150,207 @@ class Slot:
             closed.poll(_TAKE_OVER_SECONDS_MAX * 1_000)
         finally:
             os.close(asking)
-        self.taken_over = self.try_lock()
+        self.taken_over = self.take()
         return self.taken_over
+
+    def close_store(self) -> None:
+        """Close what is open, and keep the lock: any state but FREE to TAKEN."""
+        self._require(SlotState.TAKEN, SlotState.LEASED, SlotState.KEPT, SlotState.COPYING)
+        self._close_scratch()
+        store, self.store, self.state = self.store, None, SlotState.TAKEN
+        if store is not None:
+            store.close()
+
+    def release(self) -> None:
+        """Close what is open, and give the lock back: any state but FREE to FREE.
+
+        Raises StoreError if the store cannot be closed. The slot is free all the same: RocksDB's own lock keeps others
+        from opening that store, so the next holder makes another one.
+        """
+        try:
+            self.close_store()
+        finally:
+            if self._lock is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)  # also for a process that was forked a moment ago
+            self._let_go()
+
+    def drop(self) -> None:
+        """``release`` a slot whose store need not be usable afterwards."""
+        with suppress(StoreError):
+            self.release()
+
+    def disown(self) -> list[RocksDBStore]:
+        """Any state to FREE, in a forked process: lock and stores are the parent's. Returns the stores, which must not
+        be closed here, not even by being deleted: RocksDB's threads do not exist in this process."""
+        stores = [store for store in (self.store, self._scratch) if store is not None]
+        self.store = self._scratch = None
+        self._let_go()
+        return stores
+
+    def _let_go(self) -> None:
+        # The pipe comes last: a requester waits as long as it has a reader.
+        for file in (self._lock, self._requests):
+            if file is not None:
+                os.close(file)
+        self._lock = self._requests = None
+        self.state, self.taken_over = SlotState.FREE, False
+        held.slots.discard(self)
+
+    def is_in_place(self) -> bool:
+        """Whether the held lock is still that of the slot: its folder may have been deleted meanwhile."""
+        assert self._lock is not None
+        try:
+            return os.path.samestat(os.stat(f"{self.folder}.lock"), os.fstat(self._lock))
+        except OSError:
+            return False
+
+    def open(self, options: RocksDBOptions) -> RocksDBStore:
+        """Open the store that the record names, unless it is open. TAKEN."""
+        self._require(SlotState.TAKEN)
+        if self.store is None:
+            self.store = RocksDBStore(self.db, options)
+        return self.store
+
+    def write(self, version: int, lineage: str, changing: bool) -> None:
+        """Record what the slot holds. TAKEN."""
+        self._require(SlotState.TAKEN)
+        record = SlotRecord(version, lineage, self.db.name, changing, _boot_id())
+        _overwrite(self.folder / "VERSION", msgspec.json.encode(record))
+
+    def invalidate(self) -> None:
+        """Remove the record, which needs no space on the disk: the store will be rebuilt. TAKEN or LEASED."""
+        self._require(SlotState.TAKEN, SlotState.LEASED)
+        (self.folder / "VERSION").unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Delete the closed store and everything next to it except the lock. TAKEN."""
+        self._require(SlotState.TAKEN)
+        assert self.store is None
+        # The record goes first: a crash then leaves a slot without one.
+        self.invalidate()
+        shutil.rmtree(self.folder)
+        self._name = None
+
+    def new_store(self) -> Path:
+        """Clear the slot and return the path of a new store in it, which does not exist yet. TAKEN."""
+        self._require(SlotState.TAKEN)
+        if self.folder.exists():
+            self.clear()
+        self.folder.mkdir(parents=True)
+        made = new_store_folder(self.folder)
+        self._name = made.name
+        return made
+
+    def drop_kept(self) -> None:
+        """Delete the files of ``kept``. The folder stays: making and removing one costs more than its files."""
+        with suppress(OSError), os.scandir(self.kept) as files:
+            for file in files:
+                os.unlink(file)
+
+    def lease(self) -> RocksDBStore:
+        """TAKEN to LEASED. Returns the open store."""
+        self._require(SlotState.TAKEN)
+        assert self.store is not None
+        self.state, self.taken_over = SlotState.LEASED, False
+        return self.store
+
+    def open_scratch(self) -> RocksDBStore:
+        """An empty store next to the leased one; it ends with the lease. LEASED."""
+        self._require(SlotState.LEASED)
+        assert self.store is not None
+        assert self._scratch is None
+        self.scratch.mkdir(exist_ok=True)
+        self._scratch = RocksDBStore(new_store_folder(self.scratch), self.store.options)
+        return self._scratch
+
+    def keep(self) -> int | None:
+        """LEASED to KEPT, and whoever had the lease cannot read on. Returns where requests for the store arrive, a file
+        descriptor; None, and the slot stays LEASED, on systems without named pipes, where nobody could request it."""
+        self._require(SlotState.LEASED)
+        assert self.store is not None
+        self._close_scratch()
+        self._requests = self._listen()
+        if self._requests is not None:
+            self.store, self.state = self.store.handed_on(), SlotState.KEPT
+        return self._requests
+
+    def resume(self) -> None:
+        """KEPT to TAKEN, with the store open."""
+        self._require(SlotState.KEPT)
+        assert self._requests is not None
+        os.close(self._requests)
+        self._requests, self.state = None, SlotState.TAKEN
+
+    def copy(self, options: RocksDBOptions, version: int) -> None:
+        """TAKEN to COPYING: open the copy of a store that has been made in the slot."""
+        self.open(options).version = version
+        self.state = SlotState.COPYING
+
+    def _require(self, *states: SlotState) -> None:
+        if self.state not in states:
+            allowed = " or ".join(f"'{state.value}'" for state in states)
+            raise AssertionError(f"the slot {self.folder} is '{self.state.value}', not {allowed}")
+
+    def _close_scratch(self) -> None:
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            with suppress(StoreError):  # its content is of no further use
+                scratch.close()
+        if self.state is SlotState.LEASED:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _listen(self) -> int | None:
+        try:
+            with suppress(FileExistsError):
+                os.mkfifo(self._asking, 0o600)
+            asked = os.open(self._asking, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        if stat.S_ISFIFO(os.fstat(asked).st_mode):
+            return asked
+        os.close(asked)
+        return None
 
     @property
     def _asking(self) -> str:
         """The pipe whose reader keeps the store open."""
         return f"{self.folder}.asked"
 
-    def unlock(self, keeps_parent: bool = False) -> None:
-        """Release the slot; a second call is allowed. ``keeps_parent``: the lock is the parent's, which keeps it."""
-        lock, self.lock = self.lock, None
-        if lock is not None:
-            if not keeps_parent:
-                fcntl.flock(lock, fcntl.LOCK_UN)
-            os.close(lock)
+
+class SlotUser(Protocol):
+    """Who has slots for longer than a lease: open stores and background compactions."""
+
+    def forget(self) -> None:
+        """Begin anew with nothing, in a forked process."""
+
+    def close(self, below: Path | None = None) -> None:
+        """Close all stores, or those of slots below a folder, and end their threads."""
+
+
+class HeldSlots:
+    """The slots that this process has, in whatever state, and who uses them."""
+
+    def __init__(self) -> None:
+        self.slots: WeakSet[Slot] = WeakSet()
+        self.users: WeakSet[SlotUser] = WeakSet()
+        self._of_parent: list[RocksDBStore] = []
+
+    def forked(self) -> None:
+        """This process is a child: everything here belongs to its parent."""
+        for slot in list(self.slots):
+            self._of_parent += slot.disown()
+        for user in list(self.users):
+            user.forget()
+
+    def close(self, below: Path | None = None) -> None:
+        """Close the stores that no task uses, or those below a folder, at the end of the process or of the folder."""
+        for user in list(self.users):
+            user.close(below)
+
+
+held: Final = HeldSlots()
+os.register_at_fork(after_in_child=held.forked)
+atexit.register(held.close)
 
 
 def new_store_folder(within: Path) -> Path:
@@ -233,39 +385,3 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""  # not available on this system; a power cut then looks like a restart
-
-
-def default_local_dir() -> Path:
-    """The folder of this user in the temporary directory of this machine."""
-    return Path(tempfile.gettempdir()) / f"asyncstate-{os.geteuid()}"
-
-
-def folder_name(job_id: str, place: str) -> str:
-    """The folder of a job's stores; jobs of one name over different checkpoints have different ones."""
-    return f"{job_id}-{xxhash.xxh3_64_hexdigest(place.encode())}"
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder and its parents, open to this user alone; an existing one stays as it is."""
-    if not folder.is_dir():
-        make_private(folder.parent)
-        folder.mkdir(_PRIVATE, exist_ok=True)
-
-
-def make_owned(folder: Path) -> None:
-    """Make ``folder``, or check that only this user can access it. Raises StoreError if not."""
-    folder.mkdir(_PRIVATE, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise _not_ours(folder, "is a link, not a folder")
-    if found.st_uid != os.geteuid():
-        raise _not_ours(folder, f"belongs to the user with the number {found.st_uid}, not {os.geteuid()}")
-    if found.st_mode & _OTHERS:
-        raise _not_ours(folder, f"is open to other users (mode {stat.S_IMODE(found.st_mode):o})")
-
-
-def _not_ours(folder: Path, what: str) -> StoreError:
-    return StoreError(
-        f"the local store folder {folder} {what}, so its content may be somebody else's. Delete it, or set "
-        "async-state.local-dir to a folder that only this user can write to"
-    )

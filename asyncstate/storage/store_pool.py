@@ -1,9 +1,9 @@
 """Stores that stay open between micro-batches, ready for another process to take over.
 
-Owns: ``StorePool``, the open stores of one process, the requests for them, and the file in which a store's cache is
-exported.
-Invariants: a store in the pool has the content that its slot's record names, and nothing changes it; its slot stays
-locked by this process, and this process reads a named pipe next to it for as long as the store may be requested. The
+Owns: ``StorePool``, the slots that one worker keeps open, the requests for them, and the file in which a store's cache
+is exported.
+Invariants: every slot of the pool is in state KEPT, with the content that its record names, and this process reads the
+slot's pipe for as long as it is in the pool; whoever removes a slot from the pool has it to himself. The
 file is right for the content that it names, and exists as a whole or not at all; it holds nothing that the store does
 not. It is not a stable format: only the process for which it was written reads it, so a process of another version
 never sees it. Must not know of checkpoints or decide what a store is used for.
@@ -11,7 +11,6 @@ never sees it. Must not know of checkpoints or decide what a store is used for.
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import selectors
@@ -19,15 +18,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from asyncstate.errors import StoreError
-from asyncstate.storage.rocksdb import RocksDBStore
-from asyncstate.storage.slots import Slot
+from asyncstate.storage.slots import Slot, held
 
 # What an open store takes in addition to its tables and memtable; it also bounds how many files are open.
 _STORE_BYTES: Final = 1 << 20
@@ -37,33 +33,11 @@ GiveAway = Callable[[], tuple[str, Any] | None]
 for; None if there is nothing, or nothing worth the transfer."""
 
 
-@dataclass(slots=True, eq=False)
-class _Kept:
+class _Kept(NamedTuple):
     slot: Slot
-    rocks: RocksDBStore
-    asked: int
+    requests: int
     size_bytes: int
     export_cache: GiveAway | None
-
-    def transfer(self) -> None:
-        """Release the store to the process that requested it and export its cache."""
-        with suppress(
-            Exception
-        ):  # the requester can do without the cache, but must not wait for an ended thread
-            known = None if self.export_cache is None else self.export_cache()
-            if known is not None:
-                write_cached(self.slot.cached, *known)
-        self.close()
-
-    def close(self) -> None:
-        """Release the store. If it cannot be closed, the slot stays locked: nothing else may open the folder
-        meanwhile."""
-        try:
-            with suppress(StoreError):
-                self.rocks.close()
-                self.slot.unlock()
-        finally:
-            os.close(self.asked)  # last: the requester waits as long as the pipe has a reader
 
 
 class StorePool:
@@ -74,14 +48,11 @@ class StorePool:
     """
 
     def __init__(self) -> None:
-        self._begin()
-        _all.add(self)
-
-    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
-        self._asked: selectors.BaseSelector | None = None
+        self._requests: selectors.BaseSelector | None = None
         self._ending = -1
+        held.users.add(self)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -91,56 +62,52 @@ class StorePool:
         """Estimated memory, without cached blocks."""
         return sum(kept.size_bytes for kept in self._kept.values())
 
-    def take(self, folder: Path) -> tuple[Slot, RocksDBStore] | None:
-        """The slot ``folder``, locked, and its store, if the pool has them; they then belong to the caller."""
-        kept = self._taken(folder)
+    def take(self, folder: Path) -> Slot | None:
+        """The slot ``folder``, taken, with its store open, if the pool has it; it then belongs to the caller."""
+        kept = self._removed(folder)
         if kept is None:
             return None
         if kept.slot.is_in_place():
-            os.close(kept.asked)
-            return kept.slot, kept.rocks
-        kept.close()  # the folder was deleted, and another may be there
+            kept.slot.resume()
+            return kept.slot
+        kept.slot.drop()  # the folder was deleted, and another may be there
         return None
 
-    def keep(
-        self, slot: Slot, rocks: RocksDBStore, limit_bytes: int, export_cache: GiveAway | None = None
-    ) -> bool:
-        """Keep ``rocks`` open and ``slot`` locked; False if they exceed ``limit_bytes`` or cannot receive requests.
+    def keep(self, slot: Slot, limit_bytes: int, export_cache: GiveAway | None = None) -> bool:
+        """Keep the leased ``slot``; False if its store exceeds ``limit_bytes`` or cannot receive requests: the caller
+        releases it then.
 
-        ``export_cache``: supplies the cache for the process that requests them; another thread calls it. Stores beyond
-        the limit are closed, least recently used first.
+        ``export_cache``: supplies the cache for the process that requests the store; another thread calls it. Stores
+        beyond the limit are closed, least recently used first.
         """
-        size_bytes = _STORE_BYTES + rocks.tables_bytes() + rocks.memtable_bytes()
-        asked = slot.listen() if size_bytes <= limit_bytes else None
-        if asked is None:
+        assert slot.store is not None
+        size_bytes = _STORE_BYTES + slot.store.tables_bytes() + slot.store.memtable_bytes()
+        requests = slot.keep() if size_bytes <= limit_bytes else None
+        if requests is None:
             return False
         with self._lock:
             try:
-                self._watch().register(asked, selectors.EVENT_READ, str(slot.folder))
+                self._watch().register(requests, selectors.EVENT_READ, str(slot.folder))
             except (OSError, RuntimeError):  # no more files or threads can be opened
-                os.close(asked)
                 return False
-            beyond = [self._remove(name) for name in self._deleted()]
+            # Those of deleted folders first: nobody will request them, and their files take disk space.
+            beyond = [name for name, kept in self._kept.items() if not kept.slot.is_in_place()]
+            dropped = [self._remove(name) for name in beyond]
             while self.size_bytes > limit_bytes - size_bytes:
-                beyond.append(self._remove(next(iter(self._kept))))
-            self._kept[str(slot.folder)] = _Kept(slot, rocks.handed_on(), asked, size_bytes, export_cache)
-        for other in beyond:
-            other.close()
+                dropped.append(self._remove(next(iter(self._kept))))
+            self._kept[str(slot.folder)] = _Kept(slot, requests, size_bytes, export_cache)
+        for kept in dropped:
+            kept.slot.drop()
         return True
 
-    def _deleted(self) -> list[str]:
-        """Stores whose folders have been deleted: they will not be requested, and their files take disk space while
-        they are open."""
-        return [name for name, kept in self._kept.items() if not kept.slot.is_in_place()]
-
-    def _taken(self, folder: Path) -> _Kept | None:
+    def _removed(self, folder: Path) -> _Kept | None:
         with self._lock:
             return self._remove(str(folder)) if str(folder) in self._kept else None
 
     def _remove(self, folder: str) -> _Kept:
         kept = self._kept.pop(folder)
-        assert self._asked is not None
-        self._asked.unregister(kept.asked)
+        assert self._requests is not None
+        self._requests.unregister(kept.requests)
         return kept
 
     def close(self, below: Path | None = None) -> None:
@@ -148,49 +115,49 @@ class StorePool:
         with self._lock:
             names = [name for name in self._kept if below is None or Path(name).is_relative_to(below)]
             closing = [self._remove(name) for name in names]
-            if self._asked is not None and not self._kept:
+            if self._requests is not None and not self._kept:
                 os.close(self._ending)
-                self._asked = None
+                self._requests = None
         for kept in closing:
-            kept.close()
+            kept.slot.drop()
 
     def _watch(self) -> selectors.BaseSelector:
-        if self._asked is None:
+        if self._requests is None:
             with ExitStack() as undo:
-                asked = undo.enter_context(selectors.DefaultSelector())
+                requests = undo.enter_context(selectors.DefaultSelector())
                 ended, ending = os.pipe()
                 undo.callback(os.close, ended)
                 undo.callback(os.close, ending)
-                asked.register(ended, selectors.EVENT_READ)
+                requests.register(ended, selectors.EVENT_READ)
                 watching = threading.Thread(
                     target=_hand_over,
-                    args=(weakref.ref(self), asked),
+                    args=(weakref.ref(self), requests),
                     name="asyncstate-open-stores",
                     daemon=True,
                 )
                 watching.start()
                 undo.pop_all()
-            self._asked, self._ending = asked, ending
-        return self._asked
-
-    def shut(self, folder: Path) -> None:
-        """Close the store of the slot ``folder``, if the pool has it: it will not be requested."""
-        if (kept := self._taken(folder)) is not None:
-            kept.close()
+            self._requests, self._ending = requests, ending
+        return self._requests
 
     def transfer(self, folder: Path) -> None:
-        """Give up the slot ``folder``, if the pool has it: another process has requested it."""
-        if (kept := self._taken(folder)) is not None:
-            kept.transfer()
+        """Give up the slot ``folder``, if the pool has it: another process has requested it, and gets the cache too."""
+        kept = self._removed(folder)
+        if kept is None:
+            return
+        # The requester can do without the cache, but must not wait for an ended thread.
+        with suppress(Exception):
+            known = None if kept.export_cache is None else kept.export_cache()
+            if known is not None:
+                write_cached(kept.slot.cached, *known)
+        kept.slot.drop()
 
     def forget(self) -> None:
-        """In a forked process: everything here belongs to the parent. RocksDB's threads do not exist here, so its
-        stores cannot be closed."""
-        _parents.extend(kept.rocks for kept in self._kept.values())
-        for kept in self._kept.values():
-            os.close(kept.asked)
-            kept.slot.unlock(keeps_parent=True)
-        self._begin()
+        """In a forked process: all slots are the parent's. Its thread ends only once no process has the pipe's end."""
+        if self._requests is not None:
+            self._requests.close()
+            os.close(self._ending)
+        self._lock, self._kept, self._requests = threading.Lock(), {}, None
 
 
 def _hand_over(of: weakref.ref[StorePool], asked: selectors.BaseSelector) -> None:
@@ -246,21 +213,3 @@ def _read(file: BinaryIO, lineage: str) -> Any:
     for part in parts:
         file.readinto(part)  # type: ignore[attr-defined]  # a file in binary mode has it
     return pickle.load(file, buffers=parts)
-
-
-_all: weakref.WeakSet[StorePool] = weakref.WeakSet()
-_parents: list[RocksDBStore] = []  # never dropped, because that would close them
-
-
-def _forget_all() -> None:
-    for stores in list(_all):
-        stores.forget()
-
-
-def _close_all() -> None:
-    for stores in list(_all):
-        stores.close()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-atexit.register(_close_all)

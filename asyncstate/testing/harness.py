@@ -88,6 +88,7 @@ from asyncstate.storage import (
     OperatorManifest,
     StateSpec,
     checkpoint_files,
+    held,
 )
 from asyncstate.testing.harness_rows import OutputRow, kind_codes, not_replaced, record_batch, rows_of
 from asyncstate.testing.initial_state import InitialState, initial_of
@@ -448,7 +449,7 @@ class OperatorHarness:
 
     def close(self) -> None:
         """Delete the harness's folder, if it made it, and close what is open in it."""
-        self.worker.stores.close(self._folder)
+        held.close(self._folder)
         if self.owns_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 

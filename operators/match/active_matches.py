@@ -20,10 +20,9 @@ from asyncstate.futures import StateFuture
 from asyncstate.operator import BelongsTo, OperatorContext
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
-from asyncstate.state.columnar.state_columns import ColumnStateDescriptor, TimeRange
+from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 
 from ..core.arrays import BoolArray, Int64Array, concat_rows, take_rows
-from ..core.due_timers import joined
 
 _PART_KEYS = 20_000
 _OWN = [
@@ -94,19 +93,8 @@ class LiveRows:
 
     def due(self, horizon: int) -> Iterator[KeyBatch]:
         """The keys whose first row is out of time at ``horizon``, in parts; they may be written in between."""
-        held: list[TimeRange] = []
-        count = 0
-        for page in self._due.up_to(horizon):
-            held.append(page)
-            count += page.num_rows
-            if count >= _PART_KEYS:
-                yield self._keys(joined(held))
-                held, count = [], 0
-        if held:
-            yield self._keys(joined(held))
-
-    def _keys(self, entries: TimeRange) -> KeyBatch:
-        return self._codec.group(entries.key_columns, num_rows=entries.num_rows)
+        for entries in self._due.up_to(horizon, page_size=_PART_KEYS):
+            yield self._codec.group(entries.key_columns, num_rows=entries.num_rows)
 
     def write(self, kept: MatchRows, first: Int64Array) -> None:
         """Store the rows of each key from ``first`` (u) on, which is where its rows end if none is needed."""

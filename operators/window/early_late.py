@@ -19,13 +19,13 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import BundleContext, OperatorContext
+from asyncstate.state.columnar.due_parts import DueReader
 from asyncstate.state.columnar.list_columns import ListColumns
 from asyncstate.state.columnar.state_columns import Columns, TimeRange
 
 from ..aggregate.aggregate_states import Addition
 from ..aggregate.aggregator import naming
 from ..core.arrays import BoolArray, Int64Array, IntArray, row_ids, take_rows
-from ..core.due_timers import DueReader
 from ..core.late_rows import LateRows
 from .emitted import EmittedWindows, WindowEmission, Windows
 from .session_core import MergedSessions, Spans, sessions_at
@@ -83,10 +83,7 @@ class UpdatedSlices(SliceAggregation):
 
     def _close(self, before: int, due: int, stay: bool, ctx: BundleContext) -> Iterator[None]:
         """Emit the windows with before < end <= due as they are now."""
-        first, last = self._window.next_end(before + 1), self._window.previous_end(due)
-        if first > last:
-            return
-        for part in self._both.parts(first, last):
+        for part in self._both.parts(before, due):
             stored, emitted = part.ranges
             keys, at_state, emitted_at = self._joined(stored, emitted)
             states = _columns(stored, at_state, [pa.nulls(len(keys), kind) for kind in self._types])
@@ -165,11 +162,10 @@ class UpdatedSessions(SessionAggregation):
         self, before: int, last: int, stay: bool, ctx: BundleContext
     ) -> Iterator[StateFuture[None]]:
         """Emit the sessions with before < end <= last."""
-        if before < last:
-            for part in self._reader.parts(before + 1, last):
-                entries = part.entries
-                windows = self._codec.group(entries.key_columns, entries.namespaces)
-                yield from self._renew(windows, stay, ctx)
+        for part in self._reader.parts(before, last):
+            entries = part.entries
+            windows = self._codec.group(entries.key_columns, entries.namespaces)
+            yield from self._renew(windows, stay, ctx)
 
     def _renew(self, windows: KeyBatch, stay: bool, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """Emit the sessions with these keys and ends as they are now."""

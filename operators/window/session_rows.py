@@ -23,13 +23,13 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
+from asyncstate.state.columnar.due_parts import PART_ROWS
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 
 from ..aggregate.aggregate_plan import Changed
 from ..aggregate.aggregator import KeyedRows, naming
 from ..aggregate.distinct import first_of_values
 from ..core.arrays import BoolArray, Int64Array, IntArray, take_rows
-from ..core.due_timers import PART_ROWS
 from ..core.segments import Groups
 from ..core.stored_columns import StoredColumns
 from ..join.sides import Added, ListSide, Own
@@ -115,7 +115,7 @@ class SessionRows(SessionAggregation):
         found[net.missing] = False
         # The rows of a bundle count as a set, and so do those of its sessions: all additions go first.
         rows = np.concatenate([np.flatnonzero(accumulate), np.flatnonzero(found & ~accumulate)])
-        merged = super().process(self._part(bundle, rows), ctx)
+        merged = super().process(self._time.part(bundle, rows), ctx)
         return completed_void_future() if merged is None else merged
 
     def _is_over(self, rows: ListColumns, sessions: ListColumns, ctx: BundleContext) -> Int64Array:
@@ -125,12 +125,6 @@ class SessionRows(SessionAggregation):
         at = sessions_at(spans, rows.key_index, rows.columns[0].to_numpy(), self._gap)
         over = ends[at] <= ctx.processing_time if len(ends) else np.zeros(0, np.bool_)
         return np.asarray(over, np.int64)
-
-    def _part(self, bundle: Bundle, rows: Int64Array) -> Bundle:
-        batch = bundle.batch.take(pa.array(rows))
-        keys = self._codec.group([batch.column(name) for name in self._spec.key], num_rows=len(rows))
-        times = None if bundle.times is None else bundle.times[rows]
-        return Bundle(batch, keys, bundle.kinds[rows], times, bundle.input_index)
 
     def _store(self, bundle: Bundle, own: Own, removed: BoolArray, added: Int64Array) -> None:
         index = bundle.keys.inverse[added].astype(np.int64)

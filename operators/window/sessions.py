@@ -19,13 +19,13 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_future, completed_void_future
 from asyncstate.operator import MAX_WATERMARK, Bundle, BundleContext, OperatorContext
+from asyncstate.state.columnar.due_parts import DuePart, DueReader
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnState, ListColumnStateDescriptor
 from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor
 
 from ..aggregate.aggregator import KeyedRows, naming
 from ..core.arrays import BoolArray, Int64Array, take_rows
-from ..core.due_timers import DuePart, DueReader
 from ..core.late_rows import LATE_ROWS
 from ..core.segments import Groups, content_of, without_missing
 from .session_core import MergedSessions, Spans, merge_sessions, sessions_at
@@ -67,7 +67,7 @@ class SessionAggregation:
             self._ends, window, context.key_groups, row_bytes=self._aggregation.state_bytes
         )
         self._codec = context.key_codec
-        self._time = BundleTime(plan.domain, window, self._codec, context)
+        self._time = BundleTime(plan.domain, window, context)
         # In processing time a session is over when a micro-batch starts at its end; retractions arrive at any time.
         self._reach = 1 if self._time.processing else window.gap
         self._late = context.counter(LATE_ROWS)
@@ -246,10 +246,7 @@ class SessionAggregation:
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """Emit the sessions that are due, by end, then in the order of the store; one step per part."""
         fired, last = self._range(ctx)
-        first = min(fired + 1, self._earliest_end)
-        if first > last:
-            return
-        for part in self._reader.parts(first, last):
+        for part in self._reader.parts(min(fired, self._earliest_end - 1), last):
             yield self._fire(part, fired, ctx)
             yield from self.emit_rest(ctx)
 

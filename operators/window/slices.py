@@ -23,13 +23,13 @@ from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture
 from asyncstate.operator import Bundle, BundleContext, OperatorContext
 from asyncstate.partial_aggregation import LocalSlices
+from asyncstate.state.columnar.due_parts import DuePart, DueReader, rows_fitting
 from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor, TimeRange
 
 from ..aggregate.aggregate_states import Addition, AggregateStates
 from ..aggregate.aggregator import naming
 from ..aggregate.local_layout import LocalLayout
 from ..core.arrays import Int64Array, count_up, take_rows
-from ..core.due_timers import DuePart, DueReader, rows_fitting
 from ..core.late_rows import LateRows
 from ..core.segments import Groups
 from .window_plan import WindowPlan
@@ -80,7 +80,7 @@ class SliceAggregation:
         self._local = local_layout(plan, window) if local else None
         self._reader = DueReader(self._slices, self._window, context.key_groups)
         self._codec = context.key_codec
-        self._time = BundleTime(plan.domain, window, self._codec, context)
+        self._time = BundleTime(plan.domain, window, context)
         self._late = late
         self._ahead: dict[int, _Grouped] = {}  # by id of a prefetched bundle
 
@@ -108,7 +108,7 @@ class SliceAggregation:
         slices = self._assigned.slice_of(self._time.of_rows(bundle))
         last = self._assigned.last_window(slices)
         late = last <= fired
-        self._late.add(bundle, late, self._time.rows(bundle, late) if late.any() else 0, ctx)
+        self._late.add(bundle, late, self._time.rows(bundle, late), ctx)
         if late.all():
             return
         first, by_time = self._assigned.next_end(fired + 1), rows_by(slices)
@@ -163,11 +163,7 @@ class SliceAggregation:
 
     def fire(self, ctx: BundleContext) -> Iterator[StateFuture[None] | None]:
         """Emit the windows that are due, by window end, then in the order of the store; one step per part."""
-        before, due = self._time.due(ctx)
-        first, last = self._window.next_end(before + 1), self._window.previous_end(due)
-        if first > last:
-            return
-        for part in self._reader.parts(first, last):
+        for part in self._reader.parts(*self._time.due(ctx)):
             self._emit(part, ctx)
             self._forget(part.entries, part.last)
             yield None

@@ -26,11 +26,11 @@ from asyncstate.operator import (
     OperatorContext,
     OutputSpec,
 )
+from asyncstate.state.columnar.due_parts import DuePart, DueReader
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor, ListRange
 from asyncstate.state.columnar.state_columns import TimeRange
 
 from ..core.arrays import BoolArray, Int8Array, Int64Array, take_rows
-from ..core.due_timers import DuePart, DueReader
 from ..core.late_rows import LateRows, check_late_pair
 from ..core.operator_checks import check_event_time
 from ..core.stored_columns import StoredColumns
@@ -40,7 +40,7 @@ from ..join.sides import Added, ListSide, Own
 from .pairs import Due, Runs, final_rows, groups_of
 from .slices import windows_of
 from .window_plan import WINDOW_COLUMNS, check_window_names, window_columns, window_fields
-from .window_time import OUT_OF_RANGE
+from .window_time import BundleTime
 from .windows import (
     START,
     GivenWindows,
@@ -48,7 +48,6 @@ from .windows import (
     check_given,
     check_sliced,
     due_until,
-    given_ends,
 )
 
 _SIDES = ("left", "right")
@@ -151,8 +150,11 @@ class WindowJoin(TwoInputJoin):
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """What the stored state depends on in addition to its types, as names and texts: ``{"kind": "left"}``."""
-        windows = GivenWindows() if self.window is None else self.window
-        return {**super().state_meaning(inputs), "window": windows.text}
+        return {**super().state_meaning(inputs), "window": self._windows.text}
+
+    @property
+    def _windows(self) -> SlicedWindow | GivenWindows:
+        return GivenWindows() if self.window is None else self.window
 
     def change_refusal(
         self, name: str, was: str | None, now: str | None, inputs: Sequence[InputSpec]
@@ -162,7 +164,6 @@ class WindowJoin(TwoInputJoin):
 
     def open(self, context: OperatorContext) -> None:
         """Declare the state."""
-        self._windows = GivenWindows() if self.window is None else self.window
         made_for = ("window", f"{self.kind} join over {self._windows.text}")
         self._sides = tuple(
             _Side(name, spec, context, made_for) for name, spec in zip(_SIDES, context.inputs, strict=True)
@@ -174,7 +175,7 @@ class WindowJoin(TwoInputJoin):
         self._left = context.inputs[0]
         self._fired = due_until(context.previous_watermark)
         self._late = [LateRows(name, context) for name in self.late_names]
-        self._unassigned = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
+        self._times = [BundleTime("event", self._windows, context, side) for side in (0, 1)]
         self._missing = context.missing_rows()
         self._ahead: dict[int, _Arrival] = {}  # by id of a prefetched bundle
 
@@ -188,7 +189,7 @@ class WindowJoin(TwoInputJoin):
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Handle the rows of one input."""
         arrival = self._ahead.pop(id(bundle), None) or self._arrival(bundle)
-        self._late[bundle.input_index].add(bundle, arrival.late, int(arrival.late.sum()), ctx)
+        self._late[bundle.input_index].add(arrival.bundle, arrival.late, int(arrival.late.sum()), ctx)
         if not len(arrival.rows):
             return None
         lists = self._sides[bundle.input_index].lists
@@ -196,11 +197,12 @@ class WindowJoin(TwoInputJoin):
         return read.then_accept(lambda own: self._store(arrival, own))
 
     def _arrival(self, bundle: Bundle) -> _Arrival:
-        """The part of a bundle to be stored; the rest is counted."""
-        slices, assigned = self._assigned(bundle)
-        self._unassigned.add(int((~assigned).sum()))
-        late = assigned & (self._last_window(slices) <= self._fired)
-        stored = assigned & ~late
+        """The part of a bundle to be stored; rows that have no window are counted."""
+        time = self._times[bundle.input_index]
+        bundle = time.in_range(bundle)
+        slices = self._windows.slice_of(time.of_rows(bundle))
+        late = self._windows.last_window(slices) <= self._fired
+        stored = ~late
         if not rules(self.kind, bundle.input_index).unmatched:
             matchable = matchable_keys(bundle.keys, self.null_safe)
             stored &= True if matchable is None else matchable[bundle.keys.inverse]
@@ -209,17 +211,6 @@ class WindowJoin(TwoInputJoin):
         loses = np.zeros(len(keys), np.bool_)
         loses[keys.inverse[~bundle.accumulate[rows]]] = True
         return _Arrival(bundle, rows, keys, loses, late)
-
-    def _assigned(self, bundle: Bundle) -> tuple[Int64Array, BoolArray]:
-        """The slice of each row (n), and which rows (n) have one."""
-        if self.window is None:
-            return given_ends(bundle.batch)
-        assert bundle.times is not None  # ``bind`` requires an event time
-        times = np.clip(bundle.times, *self.window.time_span)
-        return self.window.slice_of(times), times == bundle.times
-
-    def _last_window(self, slices: Int64Array) -> Int64Array:
-        return slices if self.window is None else self.window.last_window(slices)
 
     def _store(self, arrival: _Arrival, own: Own) -> None:
         side = self._sides[arrival.bundle.input_index]
@@ -235,15 +226,9 @@ class WindowJoin(TwoInputJoin):
 
     # -- windows ------------------------------------------------------------------------------------
 
-    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
-        """See ``BundleOperator``; one step per part of the output."""
-        first = self._windows.next_end(due_until(ctx.previous_watermark) + 1)
-        last = self._windows.previous_end(due_until(ctx.watermark))
-        return self._fire(first, last, ctx) if first <= last else None
-
-    def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
-        """Emit the windows that end in [first, last]; remove the rows that are in no other window."""
-        for part in self._reader.parts(first, last):
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Iterator[None]:
+        """See ``BundleOperator``; one step per part of the output. Rows that are in no other window are removed."""
+        for part in self._reader.parts(*self._times[0].due(ctx)):
             yield from self._emit_pairs(part, ctx)
             over = self._windows.last_over(part.last)
             for side, found in zip(self._sides, part.ranges, strict=True):

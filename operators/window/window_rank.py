@@ -31,10 +31,10 @@ from asyncstate.operator import (
     OutputSpec,
 )
 from asyncstate.partial_aggregation import PartialLimit, PartialStep
+from asyncstate.state.columnar.due_parts import DuePart, DueReader
 from asyncstate.state.columnar.list_columns import ListColumnState, ListColumnStateDescriptor, ListRange
 
 from ..core.arrays import Int64Array, take_rows
-from ..core.due_timers import DuePart, DueReader
 from ..core.late_rows import LateRows, check_late_output, with_late_output
 from ..core.operator_checks import KeepsKey, check_choice, check_event_time, check_insert_only, check_number
 from ..core.sort_orders import OrderBy, order_columns
@@ -44,7 +44,7 @@ from ..rank.rank_plan import RankPlan, RankRows, RankSettings, partial_top_n
 from ..rank.row_numbers import RankFunction, RankTable
 from .pairs import by_time, subdivided
 from .window_plan import window_columns, window_fields, window_keys
-from .window_time import OUT_OF_RANGE
+from .window_time import BundleTime
 from .windows import (
     END,
     START,
@@ -52,8 +52,6 @@ from .windows import (
     SlicedWindow,
     check_given,
     check_sliced,
-    due_until,
-    given_ends,
 )
 
 
@@ -170,8 +168,11 @@ class WindowRank(KeepsKey, BundleOperator):
 
     def state_meaning(self, inputs: Sequence[InputSpec]) -> Mapping[str, str]:
         """See ``Operator``: rows that the previous ranking did not need are no longer stored."""
-        windows = GivenWindows() if self.window is None else self.window
-        return meaning(self, ranking=self._ranking(inputs[0]).text, window=windows.text)
+        return meaning(self, ranking=self._ranking(inputs[0]).text, window=self._assigned.text)
+
+    @property
+    def _assigned(self) -> SlicedWindow | GivenWindows:
+        return GivenWindows() if self.window is None else self.window
 
     def partial_limit(self, inputs: Sequence[InputSpec]) -> PartialLimit | None:
         """The best rows of each window, where rows carry their windows; None, so all rows, with ``late_output``."""
@@ -189,7 +190,7 @@ class WindowRank(KeepsKey, BundleOperator):
         """Declare the state."""
         spec = context.inputs[0]
         self._plan = self._ranking(spec)
-        self._windows = GivenWindows() if self.window is None else self.window.whole()
+        self._windows = self._assigned.whole()
         ranking = f"{self._plan.belongs_to[1]} over {self._windows.text}"
         self._top: ListColumnState = context.get_state(
             ListColumnStateDescriptor(
@@ -199,37 +200,21 @@ class WindowRank(KeepsKey, BundleOperator):
         self._best = BestRows(self._plan, context, top=self._top)
         self._reader = DueReader(self._top, self._windows, context.key_groups)
         self._spec = spec
-        self._fired = due_until(context.previous_watermark)
+        self._time = BundleTime("event", self._assigned, context)
         self._late = LateRows(self.late_output, context)
-        self._unassigned = context.counter("null_windows" if self.window is None else OUT_OF_RANGE)
 
     # -- rows ---------------------------------------------------------------------------------------
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Handle the rows of one input."""
-        rows, ends = self._assigned(bundle, ctx)
-        return self._rank(bundle, rows, ends) if len(rows) else None
-
-    def _assigned(self, bundle: Bundle, ctx: BundleContext) -> tuple[Int64Array, Int64Array]:
-        """Rows (m) of the bundle and the ends (m) of their windows, row by row."""
-        if self.window is None:
-            ends, assigned = given_ends(bundle.batch)
-            rows = inside = np.flatnonzero(assigned)
-            ends = last = ends[rows]
-        else:
-            assert bundle.times is not None  # ``bind`` requires an event time
-            first, until = self.window.time_span
-            assigned = (first <= bundle.times) & (bundle.times <= until)
-            inside = np.flatnonzero(assigned)
-            last = self.window.last_window(self.window.slice_of(bundle.times[inside]))
-            chosen, ends = self.window.assign(bundle.times[inside])
-            rows = inside[chosen]
-        self._unassigned.add(int((~assigned).sum()))
-        late = np.zeros(bundle.num_rows, np.bool_)
-        late[inside] = last <= self._fired
+        bundle, (fired, _) = self._time.in_range(bundle), self._time.due(ctx)
+        window, times = self._assigned, self._time.of_rows(bundle)
+        late = window.last_window(window.slice_of(times)) <= fired
         self._late.add(bundle, late, int(late.sum()), ctx)
-        open_ones = ends > self._fired
-        return rows[open_ones], ends[open_ones]
+        rows, ends = window.assign(times)
+        open_ones = ends > fired
+        rows, ends = rows[open_ones], ends[open_ones]
+        return self._rank(bundle, rows, ends) if len(rows) else None
 
     def _rank(
         self, bundle: Bundle, rows: Int64Array, ends: Int64Array
@@ -242,14 +227,9 @@ class WindowRank(KeepsKey, BundleOperator):
 
     # -- windows ------------------------------------------------------------------------------------
 
-    def on_watermark(self, watermark: int, ctx: BundleContext) -> Any:
+    def on_watermark(self, watermark: int, ctx: BundleContext) -> Iterator[None]:
         """See ``BundleOperator``; one step per part of the output."""
-        first = self._windows.next_end(due_until(ctx.previous_watermark) + 1)
-        last = self._windows.previous_end(due_until(ctx.watermark))
-        return self._fire(first, last, ctx) if first <= last else None
-
-    def _fire(self, first: int, last: int, ctx: BundleContext) -> Iterator[None]:
-        for part in self._reader.parts(first, last):
+        for part in self._reader.parts(*self._time.due(ctx)):
             self._emit(part, ctx)
             self._top.remove_entries(part.entries.entry_keys())
             yield

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 
 from asyncstate.changelog import Changelog
@@ -39,7 +38,7 @@ from .window_plan import (
     window_columns,
     window_fields,
 )
-from .window_time import OUT_OF_RANGE
+from .window_time import BundleTime
 from .windows import SessionWindow, SlicedWindow, Window, check_sliced, check_window
 
 
@@ -123,22 +122,16 @@ class WindowTableFunction(Named, BundleOperator):
 
     def open(self, context: OperatorContext) -> None:
         """Nothing to declare."""
-        self._now = context.processing_time
-        self._outside = context.counter(OUT_OF_RANGE)
+        self._times = BundleTime(self.time, self.window, context)
         self._spec = context.inputs[0]
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         """Handle the rows of one input."""
-        times = np.full(bundle.num_rows, self._now, np.int64) if self.time == "processing" else bundle.times
-        assert times is not None  # ``bind`` requires an event time
         assert isinstance(self.window, SlicedWindow)
-        first, last = self.window.time_span
-        inside = np.flatnonzero((first <= times) & (times <= last))
-        self._outside.add(bundle.num_rows - len(inside))
-        if not len(inside):
+        bundle = self._times.in_range(bundle)
+        if not bundle.num_rows:
             return
-        places, ends = self.window.assign(times[inside])
-        rows = inside[places]
+        rows, ends = self.window.assign(self._times.of_rows(bundle))
         windows = window_columns(self.window.window_start(ends), ends, self._spec)
         ctx.emit([*take_rows(bundle.batch.columns, rows), *windows], bundle.kinds[rows])
 

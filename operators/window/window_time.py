@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.codec import KeyCodec
+from asyncstate.codec.times import event_times
 from asyncstate.operator import (
     MAX_WATERMARK,
     MIN_WATERMARK,
@@ -27,9 +27,12 @@ from asyncstate.operator import (
 )
 from asyncstate.partial_aggregation import local_rows
 
-from ..core.arrays import Int64Array
+from ..core.arrays import BoolArray, Int64Array, valid_rows
 from ..core.operator_checks import TimeDomain
-from .windows import Window, due_until
+from .windows import END, START, GivenWindows, Window, due_until
+
+NULL_WINDOWS: Final = "null_windows"
+"""The counter of rows that are dropped because they should carry their window, but its start or end is null."""
 
 OUT_OF_RANGE: Final = "event_times_out_of_range"
 """The counter of rows that are dropped because one of their windows would begin or end outside int64 microseconds."""
@@ -78,59 +81,80 @@ class WindowTime:
 
     def set_timer(self, ctx: RecordContext, end: int, namespace: int) -> None:
         """Set the key's timer to when the window is due, or, if it has fired, to when it expires."""
-        self._register(ctx, self.expiry(end) if self.has_fired(end) else self.due(end), namespace)
+        self.register(ctx, self.expiry(end) if self.has_fired(end) else self.due(end), namespace)
 
     def delete_timer(self, ctx: RecordContext, end: int, namespace: int) -> None:
         """Delete the timer of ``set_timer``, from this micro-batch or an earlier one."""
-        time = self.expiry(end) if self.has_fired(end) else self.due(end)
-        if self.domain == "event":
-            ctx.timers.delete_event_time(time, namespace=namespace)
-        else:
-            ctx.timers.delete_processing_time(time, namespace=namespace)
+        self.delete(ctx, self.expiry(end) if self.has_fired(end) else self.due(end), namespace)
 
-    def set_expiry(self, ctx: RecordContext, end: int, namespace: int) -> None:
-        """Set the key's timer to when the window, which fires now, expires."""
-        self._register(ctx, self.expiry(end), namespace)
-
-    def _register(self, ctx: RecordContext, time: int, namespace: int) -> None:
+    def register(self, ctx: RecordContext, time: int, namespace: int) -> None:
+        """Set a timer of the key at ``time``."""
         if self.domain == "event":
             ctx.timers.register_event_time(time, namespace=namespace)
         else:
             ctx.timers.register_processing_time(time, namespace=namespace)
 
+    def delete(self, ctx: RecordContext, time: int, namespace: int) -> None:
+        """Delete the timer of ``register``."""
+        if self.domain == "event":
+            ctx.timers.delete_event_time(time, namespace=namespace)
+        else:
+            ctx.timers.delete_processing_time(time, namespace=namespace)
+
 
 class BundleTime:
-    """The times of a micro-batch's bundles, in event or processing time, and which windows are due in it.
+    """The times of the rows of one input, in event or processing time, and which windows are due in a micro-batch.
 
-    In processing time all rows have the time at which the micro-batch started, so none is late.
+    In processing time all rows have the time at which the micro-batch started, so none is late. Rows that carry their
+    windows have the ends of these.
     """
 
-    def __init__(self, domain: TimeDomain, window: Window, codec: KeyCodec, context: OperatorContext) -> None:
+    def __init__(
+        self,
+        domain: TimeDomain,
+        window: Window | GivenWindows,
+        context: OperatorContext,
+        input_index: int = 0,
+    ) -> None:
+        spec = context.inputs[input_index]
         self.processing = domain == "processing"
         self._now = context.processing_time
-        self._span = window.time_span
-        self._codec = codec
-        self._key = context.inputs[0].key
-        self._is_local = context.inputs[0].local is not None
-        self._outside = context.counter(OUT_OF_RANGE)
+        self._span = None if isinstance(window, GivenWindows) else window.time_span
+        self._codec = context.key_codec
+        self._key = spec.key
+        self._is_local = spec.local is not None
+        self._outside = context.counter(NULL_WINDOWS if self._span is None else OUT_OF_RANGE)
 
     def in_range(self, bundle: Bundle) -> Bundle:
-        """The bundle without the rows whose windows are out of range, which are counted."""
-        first, last = self._span
-        times = bundle.times
+        """The bundle without the rows that have no window, or one that is out of range; these are counted."""
+        inside = self._inside(bundle)
+        if inside is None:
+            return bundle
+        self._outside.add(self.rows(bundle, ~inside))
+        return self.part(bundle, np.flatnonzero(inside))
+
+    def _inside(self, bundle: Bundle) -> BoolArray | None:
+        """Which rows (n) have a window in range; None: all."""
+        if self._span is None:
+            return valid_rows([bundle.batch.column(START), bundle.batch.column(END)])
+        times, (first, last) = bundle.times, self._span
         if self.processing or times is None or not len(times):
-            return bundle
+            return None
         if first <= int(times.min()) and int(times.max()) <= last:
-            return bundle
-        fits = (first <= times) & (times <= last)
-        self._outside.add(self.rows(bundle, ~fits))
-        kept = pa.array(fits)
-        batch = bundle.batch.filter(kept)
-        keys = self._codec.group([batch.column(name) for name in self._key], num_rows=batch.num_rows)
-        return Bundle(batch, keys, bundle.kinds[fits], times[fits], bundle.input_index)
+            return None
+        return (first <= times) & (times <= last)
+
+    def part(self, bundle: Bundle, rows: Int64Array) -> Bundle:
+        """Some rows of a bundle."""
+        batch = bundle.batch.take(pa.array(rows))
+        keys = self._codec.group([batch.column(name) for name in self._key], num_rows=len(rows))
+        times = None if bundle.times is None else bundle.times[rows]
+        return Bundle(batch, keys, bundle.kinds[rows], times, bundle.input_index)
 
     def of_rows(self, bundle: Bundle) -> Int64Array:
         """The time of each row (n)."""
+        if self._span is None:
+            return event_times(bundle.batch.column(END))
         if self.processing:
             return np.full(bundle.num_rows, self._now, np.int64)
         assert bundle.times is not None  # WindowPlan requires an event time

@@ -18,13 +18,12 @@ from typing import Literal, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec.times import event_times
 from asyncstate.display import call_text
 from asyncstate.durations import Duration, duration_text, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 
-from ..core.arrays import BoolArray, Int64Array, count_up, valid_rows
+from ..core.arrays import Int64Array, count_up
 
 T = TypeVar("T", int, Int64Array)
 
@@ -162,6 +161,10 @@ class SessionWindow:
         """Sessions end anywhere."""
         return time
 
+    def previous_end(self, time: int) -> int:
+        """Sessions end anywhere."""
+        return time
+
     @property
     def time_span(self) -> tuple[int, int]:
         """The first and the last time whose windows, and all intermediate results, fit int64."""
@@ -191,13 +194,29 @@ class GivenWindows:
         """Windows end anywhere."""
         return time
 
-    def first_slice(self, end: int) -> int:
+    def slice_of(self, ends: T) -> T:
+        """The window itself, as the slice of rows with these ends."""
+        return ends
+
+    def first_slice(self, ends: T) -> T:
         """The window itself."""
-        return end
+        return ends
+
+    def last_window(self, slices: T) -> T:
+        """The window itself."""
+        return slices
 
     def last_over(self, end: int) -> int:
         """The window itself."""
         return end
+
+    def assign(self, ends: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Rows (n) and the ends (n) of their windows; ``ends`` (n): those that the rows carry."""
+        return np.arange(len(ends)), ends
+
+    def whole(self) -> GivenWindows:
+        """The same windows."""
+        return self
 
 
 Window = SlicedWindow | SessionWindow
@@ -232,13 +251,6 @@ def check_given(spec: InputSpec, owner: str) -> None:
             raise SchemaError(
                 f"{owner}: column '{name}' of {spec.name} is {spec.schema.field(name).type}; cast it to a timestamp"
             )
-
-
-def given_ends(batch: pa.RecordBatch) -> tuple[Int64Array, BoolArray]:
-    """The window end of each row (n), and which rows (n) have a window: neither start nor end is null."""
-    start, end = batch.column(START), batch.column(END)
-    there = valid_rows([start, end])
-    return event_times(end), np.ones(batch.num_rows, np.bool_) if there is None else there
 
 
 def tumble(size: Duration, offset: Duration = 0) -> SlicedWindow:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
 from asyncstate.runtime.partition.task import run_partition
-from asyncstate.storage import Checkpoint, LocalFiles
+from asyncstate.storage import Checkpoint, LocalFiles, files
 from tests.cluster.cluster import command_line, executors_of, kill
 
 TASK_POINTS = ("task start", "before upload", "after upload", "task end")
@@ -186,20 +186,21 @@ class PlannedRun:
 def _writes(reached: Callable[[str, str], None]) -> Iterator[None]:
     """Inside, each write of a checkpoint file is told of, ``reached("before", name)`` and ``reached("after", name)``:
     within its own error handling, as a full disk is."""
-    original = LocalFiles._temporary
+    original = LocalFiles._written
 
     @contextmanager
-    def temporary(self: LocalFiles, name: str) -> Iterator[Path]:
-        with original(self, name) as path:
-            reached("before", name)
-            yield path
+    def hooked(self: LocalFiles, name: str) -> Iterator[BinaryIO]:
+        with files._explained("write", name, missing_is_damage=False):
+            with original(self, name) as file:
+                reached("before", name)
+                yield file
             reached("after", name)
 
-    LocalFiles._temporary = temporary  # type: ignore[method-assign]
+    LocalFiles._written = hooked  # type: ignore[method-assign]
     try:
         yield
     finally:
-        LocalFiles._temporary = original  # type: ignore[method-assign]
+        LocalFiles._written = original  # type: ignore[method-assign]
 
 
 def hook_driver(plan: Plan) -> None:

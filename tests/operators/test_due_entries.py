@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from asyncstate.codec import KeyCodec
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from asyncstate.state.columnar import due_parts
+from asyncstate.state.columnar.due_parts import DueReader
 from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDescriptor
-from operators.core import due_timers
-from operators.core.due_timers import DueReader
 from operators.window.windows import SessionWindow, SlicedWindow, cumulate, hop, tumble
 from tests.state.fakes import FakeContext, FakeSink
 
@@ -46,8 +46,8 @@ def part_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """What a reader of ``PART_ROWS`` rows a part is given: these, or more where as many bytes fit in."""
     if request.param == "rows":
         return PART_ROWS
-    monkeypatch.setattr(due_timers, "PART_BYTES", PART_ROWS * ROW_BYTES)
-    return due_timers.PART_ROWS
+    monkeypatch.setattr(due_parts, "PART_BYTES", PART_ROWS * ROW_BYTES)
+    return due_parts.PART_ROWS
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text)
@@ -66,7 +66,7 @@ def test_parts_have_every_entry_of_their_windows_by_time(
     entries = {(number * 2 * MS, key) for number, key in numbers}
     first = MIN_WATERMARK if low is None else low * 2 * MS
     last = MAX_WATERMARK if high is None else high * 2 * MS
-    parts = list(DueReader(stored(entries), window, range(4), part_rows).parts(first, last))
+    parts = list(DueReader(stored(entries), window, range(4), part_rows).parts(first - 1, last))
     ranges = [(part.first, part.last) for part in parts]
     assert all(first <= low <= high <= last for low, high in ranges)
     assert all(one == two or one[1] < two[0] for one, two in pairwise(ranges))
@@ -85,7 +85,7 @@ def test_parts_have_every_entry_of_their_windows_by_time(
             assert any(low_end <= end <= high_end for low_end, high_end in ranges)
 
 
-@pytest.mark.parametrize("limits", [{"part_rows": 30}, {"row_bytes": due_timers.PART_BYTES // 30}], ids=str)
+@pytest.mark.parametrize("limits", [{"part_rows": 30}, {"row_bytes": due_parts.PART_BYTES // 30}], ids=str)
 def test_a_large_window_comes_in_parts_of_whole_key_groups(limits: dict[str, int]) -> None:
     entries = {(2 * MS, key) for key in range(100)}
     reader = DueReader(stored(entries), tumble(2 * MS), range(4), **limits)
@@ -112,7 +112,7 @@ def test_two_states_are_cut_at_the_same_places(
     context = FakeContext(FakeSink(), page_size=PAGE_ROWS)
     entries = [{(number * 2 * MS, key) for number, key in some} for some in numbers]
     left, right = (stored(some, context, name) for some, name in zip(entries, ("left", "right"), strict=True))
-    parts = list(DueReader((left, right), window, range(4), PART_ROWS).parts(first, last))
+    parts = list(DueReader((left, right), window, range(4), PART_ROWS).parts(first - 1, last))
     ranges = [(part.first, part.last) for part in parts]
     assert all(first <= low <= high <= last for low, high in ranges)
     assert all(one == two or one[1] < two[0] for one, two in pairwise(ranges))

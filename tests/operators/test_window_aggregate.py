@@ -16,11 +16,11 @@ from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.codec import KeyCodec
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import InputSpec
+from asyncstate.state.columnar import due_parts
 from asyncstate.testing import OperatorHarness
 from operators.aggregate.aggregate_calls import Aggregate
 from operators.aggregate.aggregates import avg, count, max_, min_, sum_
 from operators.aggregate.collected import last_value
-from operators.core import due_timers
 from operators.window import slices
 from operators.window.window_aggregate import WindowAggregate
 from operators.window.windows import SessionWindow, SlicedWindow, Window, cumulate, hop, session, tumble
@@ -46,7 +46,7 @@ WINDOWS: list[SlicedWindow | SessionWindow] = [
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that every way of cutting is walked."""
-    monkeypatch.setattr(due_timers.DueReader.__init__, "__defaults__", (3, 0))
+    monkeypatch.setattr(due_parts.DueReader.__init__, "__defaults__", (3, 0))
     monkeypatch.setattr(slices, "MERGE_ROWS", 2)
 
 

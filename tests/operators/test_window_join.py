@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
+from asyncstate.state.columnar import due_parts
 from asyncstate.testing import OperatorHarness, Tuning
 from operators import WindowAggregate, count
-from operators.core import due_timers
 from operators.join import matches
 from operators.window import slices
 from operators.window.window_join import WindowJoin
@@ -73,7 +73,7 @@ def counted(harness: OperatorHarness, name: str) -> int:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that every way of cutting is walked."""
-    monkeypatch.setattr(due_timers.DueReader.__init__, "__defaults__", (3, 0))
+    monkeypatch.setattr(due_parts.DueReader.__init__, "__defaults__", (3, 0))
     monkeypatch.setattr(slices, "MERGE_ROWS", 2)
     monkeypatch.setattr(matches, "PAIRS", 3)
 
@@ -156,7 +156,7 @@ def test_insertions_agree_with_the_model_by_hand(
 ) -> None:
     """Pages of the store of any size, and reads that come later."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(due_timers.DueReader.__init__, "__defaults__", (3, 0))
+        patch.setattr(due_parts.DueReader.__init__, "__defaults__", (3, 0))
         patch.setattr(matches, "PAIRS", 2)
         width = 3 if window[0] else 5
         model = WindowJoinModel(kind, window[1], window[0] is not None, width)

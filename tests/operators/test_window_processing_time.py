@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from asyncstate.changelog import INSERT_ONLY, RETRACT
 from asyncstate.errors import SchemaError, StateDeclarationError
 from asyncstate.operator import MIN_WATERMARK, InputSpec
+from asyncstate.state.columnar import due_parts
 from asyncstate.testing import OperatorHarness
 from operators.aggregate.aggregate_calls import Aggregate
 from operators.aggregate.aggregates import avg, count, max_, min_, sum_
-from operators.core import due_timers
 from operators.process.windows.process_window import WindowApply
 from operators.window import slices
 from operators.window.window_aggregate import WindowAggregate
@@ -58,7 +58,7 @@ is a changelog), the key, the value."""
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that every way of cutting is walked."""
-    monkeypatch.setattr(due_timers.DueReader.__init__, "__defaults__", (3, 0))
+    monkeypatch.setattr(due_parts.DueReader.__init__, "__defaults__", (3, 0))
     monkeypatch.setattr(slices, "MERGE_ROWS", 2)
 
 

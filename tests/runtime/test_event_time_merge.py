@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from asyncstate import ListStateDescriptor, RecordOperator, ValueStateDescriptor
 from asyncstate.errors import OperatorError
 from asyncstate.runtime.rows import event_time_merge
-from asyncstate.state import timers as timers_module
 from asyncstate.testing import OperatorHarness, Tuning
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("at", pa.timestamp("us"))])
@@ -120,7 +119,7 @@ def test_any_cut_and_order_of_arrival(
     with pytest.MonkeyPatch.context() as patch:
         if small:
             patch.setattr(event_time_merge, "SLICE", 3)
-            patch.setattr(timers_module, "HELD_MAX", 1)
+            patch.setattr(event_time_merge, "HELD_MAX", 1)
         found = [
             run(RollingSum(), list(rows), cuts, seed, parallelism=parallelism, async_enabled=enabled)
             for enabled in (False, True)

@@ -231,6 +231,32 @@ def test_memory_is_bounded_by_pages(domain: TimeDomain) -> None:
     assert store.sink.scans <= 2 * len(GROUPS)
 
 
+@pytest.mark.parametrize("page_size", [1, 10])
+def test_timers_registered_for_the_current_round_are_claimed_once(domain: TimeDomain, page_size: int) -> None:
+    """They are in the list, and a later page may have them as well."""
+    store = Store({}, None, page_size)
+    for time in (1, 3, 5):
+        store.act(0, Action(True, time, None, None, domain))
+    store.act(0, Action(True, 6, "moved", None, domain))
+    registered: list[DueTimer] = []
+    pages = store.timers.due(domain, GROUPS, 7, page_size, registered)
+    waiting = next(pages)
+    assert store.timers.claim(waiting.pop(0))
+    for time, name in ((3, None), (4, None), (2, "moved"), (8, None)):
+        store.act(0, Action(True, time, name, None, domain))
+    store.act(0, Action(False, 5, None, None, domain))
+    assert [(timer.time, timer.name) for timer in registered] == [(3, None), (4, None), (2, "moved")]
+    waiting += [*registered, *(timer for page in pages for timer in page)]
+    claimed = [
+        (timer.time, timer.name)
+        for timer in sorted(waiting, key=lambda timer: timer.time)
+        if store.timers.claim(timer)
+    ]
+    assert claimed == [(2, "moved"), (3, None), (4, None)]
+    store.timers.end_rounds()
+    assert [timer.time for page in store.timers.due(domain, GROUPS, 9, 10) for timer in page] == [8]
+
+
 def test_misuse_is_named() -> None:
     sink = FakeSink()
     timers = KeyedTimers(sink, "op")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from asyncstate.storage import LocalStores, Manifest, RocksDBStore, StorePool, partition_restore_plan
 from asyncstate.storage.compaction import BackgroundCompactions, CopyRecord, copies
-from asyncstate.storage.slots import Slot
+from asyncstate.storage.slots import Slot, new_store_folder
 from tests.storage.minijob import SMALL, MiniJob, applied, key
 from tests.storage.test_lease import compactions
 
@@ -147,7 +147,7 @@ def test_what_a_dead_process_has_begun_is_begun_again(tmp_path: Path) -> None:
     dead = Slot(Path(watched.paths[0]).parent.with_name("slot-1"))
     dead.folder.mkdir()
     CopyRecord("some content").write(dead)
-    dead.new_db().write_bytes(b"")
+    new_store_folder(dead.folder).write_bytes(b"")
     for number in range(1, 16):
         watched.batch(number)
         watched.finish_copies()
@@ -167,8 +167,8 @@ def test_a_copy_takes_along_what_is_cached_of_the_store_that_it_replaces(tmp_pat
     second = MiniJob(tmp_path, 100, open_stores=workers[1])
     second.options = LARGE
     base = partition_restore_plan(newest(first), "op", 0, 1)
-    (held,) = workers[0]._kept
-    workers[0]._kept[held].export_cache = lambda: (base.lineage, "cached")
+    ((held, kept),) = workers[0]._kept.items()
+    workers[0]._kept[held] = kept._replace(export_cache=lambda: (base.lineage, "cached"))
     with second.lease(newest(second), 0, 1) as lease:
         assert str(Path(lease.store.path).parent) != held
         assert lease.cached == "cached"
@@ -191,20 +191,22 @@ def test_a_copy_of_what_was_rolled_back_is_not_used(tmp_path: Path) -> None:
         watched.finish_copies()
 
 
-def test_a_compaction_that_is_given_up_leaves_a_slot_to_be_made_anew(tmp_path: Path) -> None:
+def test_a_compaction_that_is_given_up_leaves_a_slot_to_be_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = RocksDBStore(tmp_path / "store", LARGE)
     for number in range(8):
         store.apply(sorted(writes_of(number).items()), number)
     before = dict(store.iterate())
     slot = Slot(tmp_path / "slot-1")
-    assert slot.try_lock()
+    assert slot.take()
     given_up = BackgroundCompactions()
-    given_up._stop.set()  # before it can have ended
+    monkeypatch.setattr(RocksDBStore, "sorted_runs", lambda _: 99)  # it never ends by itself
     assert given_up.begin(store, slot, "lineage")
-    given_up.give_up()
+    given_up.close()
     assert slot.record() is None
-    assert slot.try_lock()
-    slot.unlock()
+    assert slot.take()
+    slot.release()
     assert dict(store.iterate()) == before
     store.close()
 
@@ -218,7 +220,7 @@ def test_copies_wait_for_each_other_and_are_merged_all_the_same(tmp_path: Path) 
         for number in range(8):  # 60 MB, of which a copy may write 24 MiB a second
             store.apply([(key(n, f"{number}"), random.randbytes(1 << 20)) for n in range(8)], number)
         stores.append(store)
-        assert slot.try_lock()
+        assert slot.take()
         assert under_way.begin(store, slot, "lineage")
     under_way.join()
     for slot, store in zip(slots, stores, strict=True):

@@ -120,7 +120,8 @@ def test_small_deltas_take_no_table_file(tmp_path: Path, kept: StorePool) -> Non
     job = MiniJob(tmp_path, 9, open_stores=kept)
     for n in range(5):
         job.batch({A: b"%d" % n})
-    (store,) = [one.rocks for one in kept._kept.values()]
+    (store,) = [one.slot.store for one in kept._kept.values()]
+    assert store is not None
     assert (store.unflushed, store.sorted_runs(), store.version) == (True, 0, 3)
     assert store.get(A) == b"3"
     assert store.cold([A[:2]]) == [A[:2]]  # this opens the files a second time
@@ -133,7 +134,8 @@ def test_a_store_whose_folder_is_gone_is_closed_at_once(tmp_path: Path, kept: St
     job = MiniJob(tmp_path, 9, open_stores=kept)
     for n in range(3):
         job.batch({A: b"%d" % n})
-    (store,) = [one.rocks for one in kept._kept.values()]
+    (store,) = [one.slot.store for one in kept._kept.values()]
+    assert store is not None
     assert store.unflushed
     assert store.memtable_bytes() > 0
     shutil.rmtree(tmp_path / "local")
@@ -184,9 +186,11 @@ STEPS = st.tuples(
 def kill(worker: StorePool) -> None:
     """What RocksDB does when a store is closed does not happen."""
     for name in list(worker._kept):
-        path = worker._kept[name].rocks.path
+        path = worker._kept[name].slot.db
         shutil.copytree(path, f"{path}.files")
-        worker.shut(Path(name))
+        slot = worker.take(Path(name))
+        assert slot is not None
+        slot.release()
         shutil.rmtree(path)
         Path(f"{path}.files").rename(path)
 
@@ -387,6 +391,11 @@ class Worker:
             said.append(got)
         return "".join(said) if got else ""
 
+    def forked(self) -> int:
+        """The number of a process that it has forked, which does nothing until it is killed."""
+        lives_on = "os.fork() or (os.write(says, b'.'), signal.pause(), os._exit(0))"
+        return int(self.do(f"forked, says = os.pipe(); child = {lives_on}; os.read(forked, 1); print(child)"))
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -468,7 +477,7 @@ def test_a_killed_holder_leaves_what_another_can_take(
 def test_a_holder_that_hangs_is_left_alone(
     tmp_path: Path, kept: StorePool, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Slot.try_take_over, "__defaults__", (0.05,))
+    monkeypatch.setattr("asyncstate.storage.slots._TAKE_OVER_SECONDS_MAX", 0.05)
     job = MiniJob(tmp_path, open_stores=kept)
     manifest = job.batch({A: b"1"})
     worker.do("run()")
@@ -491,16 +500,65 @@ def test_a_forked_process_has_nothing_of_it(tmp_path: Path, worker: Worker) -> N
         == "7 1\n"
     )
     assert worker.do("print(run()[0])") == "kept\n"
-    # It has let go of the parent's locks when it says so, which is later than the parent goes on.
-    lingering = (
-        "forked, says = os.pipe(); child = os.fork() or (os.write(says, b'.'), signal.pause(), os._exit(0))"
-    )
-    child = int(worker.do(f"{lingering}; os.read(forked, 1); print(child)"))
+    child = worker.forked()
     try:
         worker.process.kill()
         worker.process.wait()
         with job.lease(job.checkpoint.latest(), 0, 1) as lease:
             assert Path(lease.store.path).parent.name == "slot-0"
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+LEASED = "lease = stores.acquire('op', 0, partition_restore_plan(Checkpoint(files).latest(), 'op', 0, 1))"
+COPYING = """
+import threading
+from asyncstate.storage.compaction import copies
+from asyncstate.storage.slots import Slot
+RocksDBStore.settle = lambda *_, **__: threading.Event().wait()
+slot = Slot(Path(lease.store.path).parent.with_name('slot-1'))
+assert slot.take() and copies.begin(lease.store, slot, 'some content')
+"""
+
+
+@pytest.mark.parametrize("use", ["leased", "copying"])
+def test_a_forked_process_holds_no_slot_in_use(tmp_path: Path, worker: Worker, use: str) -> None:
+    """Its parent's tasks and compactions are not its own: it does not end them, and does not outlive them in a slot."""
+    job = MiniJob(tmp_path)
+    job.batch({A: b"1"})
+    worker.do(LEASED)
+    if use == "copying":
+        worker.do(f"exec({COPYING!r})")
+    ends = "child = os.fork() or (lease.release(), os._exit(7))"
+    assert (
+        worker.do(
+            f"{ends}; print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), dict(lease.store.iterate()))"
+        )
+        == f"7 { {A: b'1'} }\n"
+    )
+    child = worker.forked()
+    try:
+        worker.process.kill()
+        worker.process.wait()
+        for number in (0, 1):
+            (folder,) = (tmp_path / "local").glob("job-*/op/0")
+            slot = Slot(folder / f"slot-{number}")
+            assert slot.take()
+            slot.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_the_thread_of_open_stores_ends_though_a_forked_process_lives(tmp_path: Path, worker: Worker) -> None:
+    job = MiniJob(tmp_path)
+    job.batch({A: b"1"})
+    worker.do("run()")
+    worker.do(
+        "import threading; (thread,) = [t for t in threading.enumerate() if t.name == 'asyncstate-open-stores']"
+    )
+    child = worker.forked()
+    try:
+        assert worker.do("kept.close(); thread.join(10); print(thread.is_alive())") == "False\n"
     finally:
         os.kill(child, signal.SIGKILL)
 

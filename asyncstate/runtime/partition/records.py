@@ -7,6 +7,7 @@ ended; within a phase the records of a key run in order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any, Final
@@ -121,23 +122,20 @@ class RecordRunner(Runner):
         for prepared in chain(self._arriving(batches), self._waiting()):
             if prepared.input_index in self.ordered:
                 yield from self.buffer_rows(prepared)
-                continue
-            records = self._records(prepared)
-            rows = 1
-            while rows:
-                rows = self._submit(islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS)))
-                self.controller.bound_writes(rows)
-                yield from self._outputs(_OUTPUT_ROWS)
+            else:
+                yield from self._submit(self._records(prepared))
         self.controller.drain()
 
-    def _submit(self, records: Iterator[Record]) -> int:
-        """Submit records, each before the next one is created; returns their number."""
-        count = 0
-        submit = self._submit_record
-        for record in records:
-            submit(record)
-            count += 1
-        return count
+    def _submit(self, records: Iterator[Record]) -> Iterator[OutBatch]:
+        """Submit records, each before the next one is created."""
+        submit, count = self._submit_record, 1
+        while count:
+            count = 0
+            for record in islice(records, self.controller.overlay.rows_to_look(_SLICE_ROWS)):
+                submit(record)
+                count += 1
+            self.controller.bound_writes(count)
+            yield from self._outputs(_OUTPUT_ROWS)
 
     def _submit_any(self, record: Record) -> None:
         if isinstance(record, GuardedRecord):
@@ -147,22 +145,16 @@ class RecordRunner(Runner):
 
     def _deliver_ordered(self) -> Iterator[OutBatch]:
         """Without timers, rows follow each other immediately; with timers, each waits for everything earlier."""
-        if self._has_timers:
-            yield from self._deliver_between_timers()
+        if not self._has_timers:
+            yield from self._submit(self._due_rows())
+            self.controller.drain()
             return
-        rows = self._due_rows()
-        count = 1
-        while count:
-            count = self._submit(islice(rows, _SLICE_ROWS))
-            self.controller.bound_writes(count)
-            yield from self._outputs(_OUTPUT_ROWS)
-        self.controller.drain()
-
-    def _deliver_between_timers(self) -> Iterator[OutBatch]:
-        groups, watermark = self.context.key_groups, self.spec.watermark
-        timers = self._timers.between_rows(groups, watermark, self.context.page_size)
         merge = EventTimeMerge(
-            self.controller, self._due_rows(), timers, self._timer_record, self._submit_record
+            self.controller,
+            self._due_rows(),
+            functools.partial(self._due_timers, TimeDomain.EVENT_TIME),
+            self._timer_record,
+            self._submit_record,
         )
         for count in merge.run():
             self.controller.bound_writes(count)
@@ -224,9 +216,7 @@ class RecordRunner(Runner):
 
     def _fire_round(self, domain: TimeDomain) -> Iterator[OutBatch]:
         tick = None
-        for page in self._timers.due(
-            domain, self.context.key_groups, self._time_of(domain), self.context.page_size
-        ):
+        for page in self._due_timers(domain):
             groups, keys = [due.group for due in page], [due.key for due in page]
             coming = self.controller.coming_rows(_TIMERS, groups, keys)
             for number, due in enumerate(page):
@@ -241,6 +231,12 @@ class RecordRunner(Runner):
             self.controller.bound_writes(len(page))
             yield from self._outputs(_OUTPUT_ROWS)
         self.controller.drain()
+
+    def _due_timers(
+        self, domain: TimeDomain, registered: list[DueTimer] | None = None
+    ) -> Iterator[list[DueTimer]]:
+        groups, page_size = self.context.key_groups, self.context.page_size
+        return self._timers.due(domain, groups, self._time_of(domain), page_size, registered)
 
     def _may_be_due(self, domain: TimeDomain) -> bool:
         until = self._time_of(domain)

@@ -36,8 +36,6 @@ from asyncstate.codec import (
     KeyCodec,
     RowCodec,
     check_key_type,
-    encode_namespace,
-    prefix_end,
     schema_from_text,
     schema_to_text,
     type_to_text,
@@ -58,9 +56,9 @@ from asyncstate.operator import (
 from asyncstate.runtime.rows.bundle_size import BundleSize
 from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.runtime.task_spec import TaskSpec
-from asyncstate.state import merged_entries, pages_of
-from asyncstate.state.columnar.aligned_scan import Place, align_scans
-from asyncstate.state.ranges import range_pages
+from asyncstate.state.columnar.due_parts import Place, align_scans
+from asyncstate.state.columnar.results import Entries
+from asyncstate.state.ranges import Range, pages_by_time, range_pages, up_to_time
 from asyncstate.state_backend import Page, StateBackend
 from asyncstate.storage import StateSpec
 
@@ -208,8 +206,7 @@ class OrderedInputs:
             if not waiting.is_broadcast
             for bounds in waiting.due(groups, self._watermark)
         ]
-        entries = merged_entries(self._sink, ranges, _RANGE_PAGE_ROWS, _delivery_order)
-        for page in pages_of(entries, page_size):
+        for page in pages_by_time(self._sink, ranges, page_size, _delivery_order, _RANGE_PAGE_ROWS):
             self._sink.delete_many([key for key, _ in page])
             yield self._turns(page)
 
@@ -233,7 +230,7 @@ class OrderedInputs:
         ]
         places = [waiting.place for waiting in self._inputs.values()]
         place = places[0] if len(places) == 1 else _time_place
-        for pieces in align_scans(scans, place, _joined, lambda page: size.rows_of(page.bytes_each)):
+        for pieces in align_scans(scans, place, _Entries([], []), lambda page: size.rows_of(page.bytes_each)):
             parts: list[PreparedBatch | None] = [None] * (max(self._inputs) + 1)
             for (index, waiting), piece in zip(self._inputs.items(), pieces, strict=True):
                 if piece.store_keys:
@@ -243,34 +240,16 @@ class OrderedInputs:
 
 
 @dataclass(frozen=True)
-class _Entries:
+class _Entries(Entries):
     """Stored rows (n) with their store keys."""
 
-    store_keys: list[bytes]
     values: list[bytes]
-
-    @property
-    def num_rows(self) -> int:
-        """n."""
-        return len(self.store_keys)
-
-    def piece(self, start: int, stop: int) -> _Entries:
-        """Entries from ``start`` to ``stop``."""
-        return _Entries(self.store_keys[start:stop], self.values[start:stop])
 
     @property
     def bytes_each(self) -> float:
         """Mean length of a value, estimated from the first ones."""
         some = self.values[:_SAMPLE]
         return sum(map(len, some)) / len(some)
-
-
-def _joined(parts: Sequence[_Entries]) -> _Entries:
-    if len(parts) == 1:
-        return parts[0]
-    return _Entries(
-        [key for part in parts for key in part.store_keys], [value for part in parts for value in part.values]
-    )
 
 
 def _time_place(key: bytes) -> bytes:
@@ -345,15 +324,12 @@ class _SortedBuffer:
         assert prepared.times is not None, "an input in order of event time has one"
         return prepared.times.view(np.uint64) ^ np.uint64(1 << 63)
 
-    def due(self, groups: range, watermark: int) -> Iterator[tuple[bytes, bytes]]:
+    def due(self, groups: range, watermark: int) -> list[Range]:
         """The store ranges of the due rows, one per key group."""
         time = self.order.time
         if watermark < MAX_WATERMARK and (time == "end" or (time == "event" and watermark == MIN_WATERMARK)):
-            return
-        for group in groups:
-            start = group.to_bytes(_GROUP_BYTES, "big") + bytes([self._id])
-            part = time == "event" and watermark < MAX_WATERMARK
-            yield start, start + encode_namespace(watermark + 1) if part else prefix_end(start)
+            return []
+        return up_to_time(bytes([self._id]), groups, watermark if time == "event" else MAX_WATERMARK)
 
     def pages(self, sink: StateBackend, groups: range, watermark: int, page_size: int) -> Iterator[_Entries]:
         """The due entries, by key group and store key."""

@@ -156,9 +156,11 @@ class ColumnMapState(ColumnState):
 
     # -- ranges of time -----------------------------------------------------------------------------
 
-    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[MapTimeRange]:
+    def up_to(
+        self, until: int, start: int = MIN_WATERMARK, page_size: int | None = None
+    ) -> Iterator[MapTimeRange]:
         """See ``ColumnState``. Order: key group, namespace, key, user key."""
-        return super().up_to(until, start)  # type: ignore[return-value]  # _time_range gives them
+        return super().up_to(until, start, page_size)  # type: ignore[return-value]  # _time_range gives them
 
     def _time_range(self, entries: Page) -> MapTimeRange:
         store_keys, columns, _ = self._visible_entries(entries)

@@ -31,11 +31,12 @@ from asyncstate.state.expiring.stamped_codec import restamped, stamps_of
 from asyncstate.state.ranges import (
     REMOVED_PAGE,
     TIME_FIRST_PREFIX_BYTES,
-    namespace_pages,
     namespaces_of,
     of_state,
+    pages_by_group,
     range_pages,
     remove_pages,
+    up_to_time,
 )
 from asyncstate.state_backend import Page, StateBackend
 
@@ -123,7 +124,13 @@ class BundleState:
     def _time_pages(self, start: int, until: int, page_size: int) -> Iterator[Page]:
         if not self._time_first:
             self._misused("was read by a range of namespaces; declare it with time_first=True")
-        return namespace_pages(self._sink, self._id, self._groups, start, until, page_size)
+        ranges = up_to_time(bytes([self._id]), self._groups, until, start)
+        return pages_by_group(self._sink, ranges, page_size)
+
+    def _namespaces_and_keys(self, store_keys: list[bytes]) -> tuple[Int64Array, list[pa.Array]]:
+        """The namespaces and the key columns in time-first store keys (m)."""
+        packed = pa.array(store_keys, LARGE_BINARY)
+        return namespaces_of(packed), self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES)
 
     def _stored_pages(self, group: bytes) -> Iterator[Page]:
         """All entries of a key group (2 bytes)."""
@@ -240,23 +247,21 @@ class ColumnState(BundleState):
 
     # -- ranges of time -----------------------------------------------------------------------------
 
-    def up_to(self, until: int, start: int = MIN_WATERMARK) -> Iterator[TimeRange]:
+    def up_to(
+        self, until: int, start: int = MIN_WATERMARK, page_size: int | None = None
+    ) -> Iterator[TimeRange]:
         """All entries with start <= namespace <= ``until``, page by page; time-first states only.
+
+        ``page_size``: entries of a page, which may have slightly more; None: ``iterate-response-batch-size``.
 
         Entries may be written or removed between pages. Order: key group, namespace, key.
         """
-        pages = self._time_pages(start, until, self._page_size)
+        pages = self._time_pages(start, until, page_size or self._page_size)
         return filter(attrgetter("num_rows"), map(self._time_range, pages))
 
     def _time_range(self, entries: Page) -> TimeRange:
         store_keys, columns, _ = self._visible_entries(entries)
-        packed = pa.array(store_keys, LARGE_BINARY)
-        return TimeRange(
-            store_keys=store_keys,
-            namespaces=namespaces_of(packed),
-            key_columns=self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES),
-            columns=columns,
-        )
+        return TimeRange(store_keys, *self._namespaces_and_keys(store_keys), columns)
 
     def _visible_entries(self, entries: Page) -> tuple[list[bytes], list[pa.Array], BoolArray]:
         """The store keys and columns of those of ``entries`` (m) that reads return, and the mask of them (m)."""

@@ -1,7 +1,7 @@
 """Results of reads of column states.
 
-Owns: ``Columns`` and ``ListColumns``, the rows of given keys; ``TimeRange`` and ``ListRange``, entries of time-first
-states in the order of the store.
+Owns: ``Columns`` and ``ListColumns``, the rows of given keys; ``Entries``, what a scan gives; ``TimeRange`` and
+``ListRange``, entries of time-first states in the order of the store.
 Must not import storage, execution or operators.
 """
 
@@ -42,28 +42,16 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class TimeRange:
-    """Entries of a time-first state, in order of (key group, namespace, key): m rows."""
+class Entries:
+    """Entries of a scan (m), in its order. Fields are lists or arrays (m); those whose names end in ``columns`` are
+    lists of arrays."""
 
     store_keys: list[bytes]
-    namespaces: Int64Array
-    key_columns: list[pa.Array]
-    columns: list[pa.Array]
 
     @property
     def num_rows(self) -> int:
         """m."""
         return len(self.store_keys)
-
-    @property
-    def row_bytes(self) -> float:
-        """Average bytes of a row's columns."""
-        return float(sum(column.nbytes for column in self.columns) / max(self.num_rows, 1))
-
-    @property
-    def row_namespaces(self) -> Int64Array:
-        """The namespace of each row."""
-        return self.namespaces
 
     def piece(self, start: int, stop: int) -> Self:
         """Entries ``start`` to ``stop``."""
@@ -76,17 +64,38 @@ class TimeRange:
         return replace(self, **{name: cut(name, values) for name, values in vars(self).items()})
 
     def followed_by(self, more: Sequence[Self]) -> Self:
-        """These entries, then those of the following ranges of the same state."""
+        """These entries, then those that follow in the same scan."""
+        if not more:
+            return self
 
         def joined(name: str, parts: list[Any]) -> Any:
             if name.endswith("columns"):
                 return [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
-            return list(chain(*parts)) if name == "store_keys" else np.concatenate(parts)
+            return list(chain(*parts)) if isinstance(parts[0], list) else np.concatenate(parts)
 
         parts = [self, *more]
         return replace(
             self, **{name: joined(name, [getattr(part, name) for part in parts]) for name in vars(self)}
         )
+
+
+@dataclass(frozen=True)
+class TimeRange(Entries):
+    """Entries of a time-first state, in order of (key group, namespace, key): m rows."""
+
+    namespaces: Int64Array
+    key_columns: list[pa.Array]
+    columns: list[pa.Array]
+
+    @property
+    def row_bytes(self) -> float:
+        """Average bytes of a row's columns."""
+        return float(sum(column.nbytes for column in self.columns) / max(self.num_rows, 1))
+
+    @property
+    def row_namespaces(self) -> Int64Array:
+        """The namespace of each row."""
+        return self.namespaces
 
     def entry_keys(self, chosen: BoolArray | None = None) -> list[bytes]:
         """All store keys of the ``chosen`` entries (m; None: of all), for ``remove_entries``."""

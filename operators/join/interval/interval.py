@@ -81,11 +81,15 @@ class Grid:
         """The last cell all of whose times are <= ``time``."""
         return time if time == MAX_WATERMARK else (time + 1) // self.width * self.width - self.width
 
-    # ``due_timers.Ends``: a cell is read under its own name.
+    # ``due_parts.Ends``: a cell is read under its own name.
 
     def next_end(self, time: int) -> int:
         """The first cell that does not begin before ``time``."""
         return -(-time // self.width) * self.width
+
+    def previous_end(self, time: int) -> int:
+        """The last cell that does not begin after ``time``."""
+        return self.cell_of(time)
 
     def first_slice(self, ends: int) -> int:
         """The cell itself."""

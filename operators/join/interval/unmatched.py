@@ -17,11 +17,11 @@ from asyncstate.codec import KeyBatch
 from asyncstate.codec.sorting import rows_by
 from asyncstate.futures import StateFuture, completed_void_future
 from asyncstate.operator import OperatorContext
+from asyncstate.state.columnar.due_parts import DueReader
 from asyncstate.state.columnar.list_blocks import ListHeads
 from asyncstate.state.columnar.list_columns import ListColumns, ListColumnStateDescriptor
 
 from ...core.arrays import BoolArray, Int64Array, take_rows
-from ...core.due_timers import DueReader
 from .interval import FILE_US_MIN, Grid, TimedRows
 from .interval_rows import IntervalRows, RowForm, by_cell, remove_over
 
@@ -81,7 +81,7 @@ class UnmatchedRows:
     def due(self, before: int, over: int) -> Iterator[list[pa.Array]]:
         """Payload columns of the rows with before < time <= ``over``, by time, then as stored; in parts."""
         reader = DueReader(self._lists, self._grid, self._groups)
-        for part in reader.parts(self._grid.cell_of(before + 1), self._grid.cell_of(over)):
+        for part in reader.parts(self._grid.cell_of(before + 1) - 1, over):
             columns, times = self._form.unpack(part.entries.columns)
             order = rows_by(times)
             begin, end = np.searchsorted(times[order], [before, over], "right")

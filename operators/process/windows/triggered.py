@@ -164,12 +164,8 @@ class TriggeredRows(WindowRows):
             ValueStateDescriptor(WINDOWS_STATE, pa.list_(one))
         )
 
-    async def add(self, row: Row, ctx: RecordContext) -> None:
+    async def _add(self, row: Row, at: int, ctx: RecordContext) -> None:
         """Store a row in each of its windows, or count it as late; fire the windows that their trigger fires."""
-        at = self._time.of_row(ctx)
-        if not self._first_time <= at <= self._last_time:
-            self._outside.add()
-            return
         open_windows = [_Open.of(stored) for stored in await self._windows.async_value() or ()]
         windows = self._assigner.assign(row, at)
         if any(start < MIN_WATERMARK or end > MAX_WATERMARK for start, end in windows):
@@ -259,15 +255,9 @@ class TriggeredRows(WindowRows):
 
     def _end_timer(self, one: _Open, ctx: RecordContext, register: bool) -> None:
         """Register or delete the timer of the window's expiry; a global window has none."""
-        time = self._time.expiry(one.window.end)
-        if _is_global(one.window):
-            return
-        timers = ctx.timers
-        if self._time.domain == "processing":
-            call = timers.register_processing_time if register else timers.delete_processing_time
-        else:
-            call = timers.register_event_time if register else timers.delete_event_time
-        call(time, namespace=one.namespace)
+        if not _is_global(one.window):
+            act = self._time.register if register else self._time.delete
+            act(ctx, self._time.expiry(one.window.end), one.namespace)
 
     async def _forget(self, one: _Open, ctx: RecordContext) -> None:
         context = _Context(ctx, self._time, one)

@@ -77,9 +77,17 @@ class WindowRows(ABC):
             )
         )
 
-    @abstractmethod
     def add(self, row: Row, ctx: RecordContext) -> Any:
         """Store a row, or count it as late or out of range; returns what ``process`` may return."""
+        at = self._time.of_row(ctx)
+        if self._first_time <= at <= self._last_time:
+            return self._add(row, at, ctx)
+        self._outside.add()
+        return None
+
+    @abstractmethod
+    def _add(self, row: Row, at: int, ctx: RecordContext) -> Any:
+        """Store a row with the time ``at``, or count it as late."""
 
     @abstractmethod
     async def on_timer(self, timer: Timer, ctx: RecordContext) -> None:
@@ -101,7 +109,7 @@ class WindowRows(ABC):
         if timer.time == time.due(window.end):
             await self._fire_rows(ctx, window, namespace)
             if not expires:
-                time.set_expiry(ctx, window.end, namespace)
+                time.register(ctx, time.expiry(window.end), namespace)
         if expires:
             await self._rows.at(namespace).async_clear()
             await self._expire(ctx, window, namespace)
@@ -117,13 +125,9 @@ class AlignedRows(WindowRows):
         super().__init__(time, context, callbacks, window.time_span, window.text)
         self._window = window
 
-    def add(self, row: Row, ctx: RecordContext) -> Any:
+    def _add(self, row: Row, at: int, ctx: RecordContext) -> Any:
         """See ``WindowRows``; a row of several windows is late if it is late for all of them."""
         time, window = self._time, self._window
-        at = time.of_row(ctx)
-        if not self._first_time <= at <= self._last_time:
-            self._outside.add()
-            return None
         first = window.slice_of(at)
         ends = range(first, window.last_window(first) + 1, window.step)
         open_ends = [end for end in ends if not time.is_over(end)]
@@ -171,12 +175,8 @@ class ProcessSessionRows(WindowRows):
             ValueStateDescriptor(SESSIONS_STATE, _SESSIONS_TYPE)
         )
 
-    async def add(self, row: Row, ctx: RecordContext) -> None:
+    async def _add(self, row: Row, at: int, ctx: RecordContext) -> None:
         """See ``WindowRows``; a row that touches an open session belongs to it and is not late."""
-        at = self._time.of_row(ctx)
-        if not self._first_time <= at <= self._last_time:
-            self._outside.add()
-            return
         sessions = await self._open_sessions()
         touched = [one for one in sessions if one.start <= at + self._gap and at <= one.end]
         merged = _union(touched, Session(at, at + self._gap, at))
