@@ -78,7 +78,9 @@ class InFlightRecords:
         record.out = []
         record.pending = 0
         if self._enter(record):
-            self._ready.append(record)
+            record.pending = 1
+            self._run(record)
+            self.let_go(record)
             self.run_ready()
 
     def hold(self, record: Record) -> None:
