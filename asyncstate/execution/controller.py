@@ -33,7 +33,7 @@ from asyncstate.execution.failed_rows import GuardedRecord
 from asyncstate.execution.in_flight import InFlightRecords
 from asyncstate.execution.operator_code import AsyncStatistics, OperatorCode
 from asyncstate.execution.outside_calls import OutsideCall, OutsideCalls
-from asyncstate.execution.pacer import AsyncLimits, Pacer
+from asyncstate.execution.pacer import AGE_CHECK_RECORDS, AsyncLimits, Pacer
 from asyncstate.execution.prefetch import (
     PREFETCH_ROWS_MIN,
     AheadBlock,
@@ -62,7 +62,6 @@ from asyncstate.storage import MISSING, MemTable
 from asyncstate.storage.memtable import TIMED_EVERY
 from asyncstate.storage.value_cache import Peeked
 
-_AGE_CHECK_RECORDS: Final = 64
 _ONE: Final = AsyncLimits(in_flight=1)
 
 T = TypeVar("T")
@@ -158,7 +157,7 @@ class ExecutionController(OperatorCode):
         self._submitted += 1
         if reads.full:
             self.flush()
-        elif self._submitted % _AGE_CHECK_RECORDS == 0:
+        elif self._submitted % AGE_CHECK_RECORDS == 0:
             if reads.overdue:
                 self.flush()
             self._poll()
@@ -489,7 +488,7 @@ class ExecutionController(OperatorCode):
     # -- the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release threads; records in flight are dropped."""
+        """End outside calls and release threads; records in flight are dropped."""
         try:
             self.calls.close()
         finally:
