@@ -141,6 +141,12 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/execution/controller.py",
+        "(reads.at_once and len(keys) < PREFETCH_ROWS_MIN)",
+        "len(keys) < PREFETCH_ROWS_MIN",
+        "execution/test_small_batches.py",
+    ),
+    _mutation(
+        "asyncstate/execution/controller.py",
         "while self._bundle_calls:",
         "while False:",
         "execution/test_bundle_calls.py",
