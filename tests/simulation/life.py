@@ -163,6 +163,8 @@ class _Life:
             elif isinstance(act, MoveClock):
                 self._world.clock.move(act.seconds)
             elif isinstance(act, Finish):
+                if self._was_taken_over:
+                    self._end(died=False)
                 self._run_batch({}, True)
                 self._expected.run(self._batch_id, {}, self._world.clock.now_us(), False, True)
                 self._compare()

@@ -127,6 +127,11 @@ class BundleState:
         ranges = up_to_time(bytes([self._id]), self._groups, until, start)
         return pages_by_group(self._sink, ranges, page_size)
 
+    def _namespaces_and_keys(self, store_keys: list[bytes]) -> tuple[Int64Array, list[pa.Array]]:
+        """The namespaces and the key columns in time-first store keys (m)."""
+        packed = pa.array(store_keys, LARGE_BINARY)
+        return namespaces_of(packed), self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES)
+
     def _stored_pages(self, group: bytes) -> Iterator[Page]:
         """All entries of a key group (2 bytes)."""
         state = group + bytes([self._id])
@@ -256,13 +261,7 @@ class ColumnState(BundleState):
 
     def _time_range(self, entries: Page) -> TimeRange:
         store_keys, columns, _ = self._visible_entries(entries)
-        packed = pa.array(store_keys, LARGE_BINARY)
-        return TimeRange(
-            store_keys=store_keys,
-            namespaces=namespaces_of(packed),
-            key_columns=self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES),
-            columns=columns,
-        )
+        return TimeRange(store_keys, *self._namespaces_and_keys(store_keys), columns)
 
     def _visible_entries(self, entries: Page) -> tuple[list[bytes], list[pa.Array], BoolArray]:
         """The store keys and columns of those of ``entries`` (m) that reads return, and the mask of them (m)."""

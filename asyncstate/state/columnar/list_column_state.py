@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncstate.codec import KeyBatch
-from asyncstate.codec.value_columns import LARGE_BINARY, BoolArray, Int64Array, storage_dtype
+from asyncstate.codec.value_columns import BoolArray, Int64Array, storage_dtype
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import StateFuture, completed_future
 from asyncstate.operator import MIN_WATERMARK
@@ -37,7 +37,7 @@ from asyncstate.state.columnar.list_blocks import (
 from asyncstate.state.columnar.results import ListColumns, ListRange
 from asyncstate.state.expiring.expiry import Lifetime
 from asyncstate.state.expiring.stamped_codec import restamped, stamps_of
-from asyncstate.state.ranges import TIME_FIRST_PREFIX_BYTES, namespaces_of, of_state
+from asyncstate.state.ranges import of_state
 from asyncstate.state.stored_lists import FoundLists, StoredLists, block_lists, rows_of
 
 
@@ -223,15 +223,8 @@ class ListColumnState(BundleState):
     def _range(self, found: FoundLists) -> ListRange:
         heads = found.heads
         rows = self._decode(heads, rows_of(*found, self._owner))
-        packed = pa.array(heads.store_keys, LARGE_BINARY)
-        return ListRange(
-            store_keys=heads.store_keys,
-            namespaces=namespaces_of(packed),
-            key_columns=self._key_codec.decode(packed, TIME_FIRST_PREFIX_BYTES),
-            columns=rows.columns,
-            counts=rows.counts,
-            chunks=heads.chunks,
-        )
+        places = self._namespaces_and_keys(heads.store_keys)
+        return ListRange(heads.store_keys, *places, rows.columns, rows.counts, heads.chunks)
 
     # -- the clean-up -----------------------------------------------------------------------------
 
