@@ -264,7 +264,7 @@ class Slot:
         return self._scratch
 
     def keep(self) -> int | None:
-        """LEASED to KEPT, and whoever had the lease cannot read on. Returns where requests for the store arrive, a file
+        """LEASED to KEPT, and the holder of the lease cannot read on. Returns where requests for the store arrive, a file
         descriptor; None, and the slot stays LEASED, on systems without named pipes, where nobody could request it."""
         self._require(SlotState.LEASED)
         assert self.store is not None
@@ -321,7 +321,7 @@ class SlotUser(Protocol):
     """Who has slots for longer than a lease: open stores and background compactions."""
 
     def forget(self) -> None:
-        """Begin anew with nothing, in a forked process."""
+        """Begin again with nothing, in a forked process."""
 
     def close(self, below: Path | None = None) -> None:
         """Close all stores, or those of slots below a folder, and end their threads."""

@@ -3,7 +3,7 @@
 Owns: ``StorePool``, the slots that one worker keeps open, the requests for them, and the file in which a store's cache
 is exported.
 Invariants: every slot of the pool is in state KEPT, with the content that its record names, and this process reads the
-slot's pipe for as long as it is in the pool; whoever removes a slot from the pool has it to himself. The
+slot's pipe for as long as it is in the pool; one thread alone has a slot that it has removed from the pool. The
 file is right for the content that it names, and exists as a whole or not at all; it holds nothing that the store does
 not. It is not a stable format: only the process for which it was written reads it, so a process of another version
 never sees it. Must not know of checkpoints or decide what a store is used for.
