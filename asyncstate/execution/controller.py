@@ -33,7 +33,7 @@ from asyncstate.execution.failed_rows import GuardedRecord
 from asyncstate.execution.in_flight import InFlightRecords
 from asyncstate.execution.operator_code import AsyncStatistics, OperatorCode
 from asyncstate.execution.outside_calls import OutsideCall, OutsideCalls
-from asyncstate.execution.pacer import AsyncLimits, Pacer
+from asyncstate.execution.pacer import AGE_CHECK_RECORDS, AsyncLimits, Pacer
 from asyncstate.execution.prefetch import (
     PREFETCH_ROWS_MIN,
     AheadBlock,
@@ -62,7 +62,6 @@ from asyncstate.storage import MISSING, MemTable
 from asyncstate.storage.memtable import TIMED_EVERY
 from asyncstate.storage.value_cache import Peeked
 
-_AGE_CHECK_RECORDS: Final = 64
 _ONE: Final = AsyncLimits(in_flight=1)
 
 T = TypeVar("T")
@@ -81,7 +80,6 @@ class ExecutionController(OperatorCode):
         "_ahead",
         "_bundle_calls",
         "_bundles",
-        "_completions",
         "_flight",
         "_interests",
         "_limits",
@@ -106,7 +104,6 @@ class ExecutionController(OperatorCode):
         interests: Interests | None = None,
     ) -> None:
         super().__init__(overlay, uid, state_names, calls)
-        self._completions = self.calls.completions
         self._peek = overlay.peek
         self._interests = interests
         self._submitted = self._scans_at_once = self._bundle_calls = 0
@@ -160,7 +157,7 @@ class ExecutionController(OperatorCode):
         self._submitted += 1
         if reads.full:
             self.flush()
-        elif self._submitted % _AGE_CHECK_RECORDS == 0:
+        elif self._submitted % AGE_CHECK_RECORDS == 0:
             if reads.overdue:
                 self.flush()
             self._poll()
@@ -310,11 +307,11 @@ class ExecutionController(OperatorCode):
     def coming_rows(self, kind: int, groups: Sequence[bytes], keys: Sequence[bytes]) -> ComingRows | None:
         """Announce the next rows, by key group (2 bytes) and encoded key; None if nothing is to be prefetched.
 
-        Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers. A few rows are not
-        worth it.
+        Rows of one ``kind`` are assumed to read alike: those of an input (its number), or timers. While reads are
+        quick, a few rows are not worth it.
         """
         reads, limits = self._reads, self._limits
-        if reads is None or limits.batch_hot_reads or len(keys) < PREFETCH_ROWS_MIN:
+        if reads is None or limits.batch_hot_reads or (reads.at_once and len(keys) < PREFETCH_ROWS_MIN):
             return None
         if self._ahead is None:
             self._ahead = ReadAhead(self.overlay, reads, limits.in_flight, self._interests, self._caches)
@@ -336,7 +333,7 @@ class ExecutionController(OperatorCode):
         """Have ``gets`` made by at least ``threads`` threads."""
         if self._threads is None:
             read, most = self.overlay.read_store, self._limits.io_parallelism
-            self._threads = ReadThreads(read, most, self._completions)
+            self._threads = ReadThreads(read, most, self.calls.completions)
         self._threads.submit(gets, threads)
 
     # -- 4. it completes ------------------------------------------------------------------------------
@@ -352,7 +349,7 @@ class ExecutionController(OperatorCode):
         ):
             self.flush()
         elif not self._flight.run_ready():
-            if not self._completions:
+            if not self.calls.completions:
                 self._flight.raise_stuck()
             self._await_completion()
 
@@ -361,7 +358,7 @@ class ExecutionController(OperatorCode):
         of_reads = self._reads is not None and self._reads.outstanding > 0
         seconds = self._limits.watchdog_timeout_ms / 1000 if of_reads else self.calls.watchdog_seconds
         started = time.perf_counter()
-        completion = self._completions.next(seconds)
+        completion = self.calls.completions.next(seconds)
         waited = time.perf_counter() - started
         if completion is None:
             self._raise_unanswered(of_reads)
@@ -376,13 +373,13 @@ class ExecutionController(OperatorCode):
         self._reads_hang = reads
         if self.calls.in_flight:
             self.calls.abandon()
-        text = self.failures.unanswered(self._completions.outstanding())
+        text = self.failures.unanswered(self.calls.completions.outstanding())
         raise self.failures.named(StoreError(text) if reads else OperatorError(text))
 
     def _poll(self) -> None:
         """Process answers that have arrived meanwhile."""
-        while self._completions:
-            completion = self._completions.next(0)
+        while self.calls.completions:
+            completion = self.calls.completions.next(0)
             if completion is None:
                 return
             self._complete(completion)
@@ -491,7 +488,7 @@ class ExecutionController(OperatorCode):
     # -- the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release threads; records in flight are dropped."""
+        """End outside calls and release threads; records in flight are dropped."""
         try:
             self.calls.close()
         finally:

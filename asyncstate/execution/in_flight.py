@@ -14,16 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from asyncstate.execution.failed_rows import GuardedRecord
+from asyncstate.execution.pacer import UNRELEASED_FACTOR
 from asyncstate.execution.record import AnyRow, Record
 from asyncstate.execution.record_failures import Failures, throw_into
 from asyncstate.futures import PENDING
-
-_RELEASE_FACTOR: Final = (
-    4  # ended records that may be queued after one that has not, in multiples of the limit
-)
 
 
 class InFlightRecords:
@@ -69,7 +66,7 @@ class InFlightRecords:
     def full(self) -> bool:
         """True while no more records should be accepted."""
         limit = self._limit
-        return self.in_flight >= limit or len(self._unreleased) >= _RELEASE_FACTOR * limit
+        return self.in_flight >= limit or len(self._unreleased) >= UNRELEASED_FACTOR * limit
 
     # -- in -------------------------------------------------------------------------------------------
 
@@ -78,7 +75,9 @@ class InFlightRecords:
         record.out = []
         record.pending = 0
         if self._enter(record):
-            self._ready.append(record)
+            record.pending = 1
+            self._run(record)
+            self.let_go(record)
             self.run_ready()
 
     def hold(self, record: Record) -> None:

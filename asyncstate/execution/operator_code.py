@@ -130,8 +130,7 @@ class OperatorCode(StateBackend):
     ) -> None:
         self.current = None
         try:
-            with self.calls:
-                self.close()
+            self.close()
         except Exception as closing:
             if error is None:
                 raise
@@ -259,7 +258,7 @@ class OperatorCode(StateBackend):
 
     @abstractmethod
     def close(self) -> None:
-        """Release threads; records in flight are dropped."""
+        """End outside calls and release threads; records in flight are dropped."""
 
     def take_outputs(self) -> list[AnyRow]:
         """The rows emitted since the last call, in arrival order of their records."""

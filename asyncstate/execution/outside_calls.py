@@ -90,7 +90,6 @@ class OutsideCalls:
     ) -> None:
         self.uid = uid
         self.limits = limits or CallLimits()
-        self.completions = Completions()
         self.wait_seconds = 0.0
         """For how long the task's thread could only wait for calls."""
         self.in_flight = 0
@@ -109,7 +108,12 @@ class OutsideCalls:
         self._running = 0
         self._peak_running = 0
 
-    # -- for the controllers --------------------------------------------------------------------------
+    # -- for the controller ---------------------------------------------------------------------------
+
+    @functools.cached_property
+    def completions(self) -> Completions:
+        """Where outcomes arrive: those of calls, and those of reads."""
+        return Completions()
 
     def prepared(
         self,

@@ -33,6 +33,12 @@ _PROBE_KEYS: Final = 4
 _PROBE_SHARE: Final = 0.01  # share of the time spent on probes
 
 
+AGE_CHECK_RECORDS: Final = 64
+"""Accepted records between two looks at the age of buffered reads and at answers."""
+UNRELEASED_FACTOR: Final = 4
+"""Ended records that may be queued after one that has not, in multiples of the limit of records in flight."""
+
+
 @dataclass(frozen=True)
 class AsyncLimits:
     """The bounds of asynchronous execution; see the configuration keys of the same names.
@@ -126,6 +132,11 @@ class Pacer:
         if not self.waits_for_device:
             return keys
         return min(max(_CHUNK_KEYS_MIN, -(-keys // threads)), _CHUNK_KEYS_MAX)
+
+    def chunk_positions(self, positions: int, loaded_max: int, threads: int) -> int:
+        """Positions per list get that loads their blocks: as many as for keys, but all ``threads`` should share those
+        that can be loaded at once."""
+        return max(1, min(loaded_max // threads, self.chunk_keys(positions, threads)))
 
     def probe_keys(self) -> int:
         """Keys to read on the calling thread for a measurement, while reads run on others: usually none."""

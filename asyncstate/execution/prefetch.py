@@ -20,8 +20,8 @@ from asyncstate.storage import MemTable
 BLOCK_ROWS: Final = 1_000
 """Rows that are prefetched together."""
 
-PREFETCH_ROWS_MIN: Final = 500
-"""For fewer rows, records in flight overlap their reads as well as prefetching does."""
+PREFETCH_ROWS_MIN: Final = 100
+"""For fewer rows, prefetching from a quick store costs more than it saves."""
 
 _WANTED_SHARE: Final = 0.5  # of the rows: so many have waited for a read of a state's own key
 _USED_SHARE: Final = 0.5  # of the prefetched keys: so many have then been read by records

@@ -139,8 +139,9 @@ class RangeReads:
     def send(self) -> None:
         """Send waiting positions, as far as there is room."""
         gets: list[ListGet] = []
-        size = self._chunk = self._chunk_positions()
-        room = self._overlay.store.warm_positions_max - self._under_way
+        loaded_max, reads = self._overlay.store.warm_positions_max, self._reads
+        size = self._chunk = reads.pacer.chunk_positions(len(self._waiting), loaded_max, reads.threads)
+        room = loaded_max - self._under_way
         while self._waiting and room > 0:
             taken = sorted(
                 (self._waiting.popleft() for _ in range(min(size, room, len(self._waiting)))), key=_position
@@ -154,14 +155,7 @@ class RangeReads:
         self._under_way += sent
         self.warmed += sent
         if gets:
-            self._reads.send(gets)
-
-    def _chunk_positions(self) -> int:
-        """Positions per list get: as many as for keys, but all threads should share those that can be loaded at
-        once."""
-        threads = self._reads.threads
-        share = self._overlay.store.warm_positions_max // threads
-        return max(1, min(share, self._reads.pacer.chunk_keys(len(self._waiting), threads)))
+            reads.send(gets)
 
     def _arrived(self, requests: list[RangeRequest]) -> None:
         """A position of each of ``requests`` is loaded."""

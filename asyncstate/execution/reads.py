@@ -79,11 +79,11 @@ class RecordRead(ReadRequest):
         self._answer = answer
 
     def arrived(self, start: int, values: Values) -> None:
-        """See ``ReadRequest``."""
+        """Answer the requests whose values these are."""
         self._answer(self._requests[start : start + len(values)], values)
 
     def about(self, start: int) -> tuple[bytes, Any]:
-        """See ``ReadRequest``."""
+        """The store key and the record of the request at ``start``."""
         return self.keys[start], self._requests[start][3]
 
 

@@ -114,7 +114,8 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
 
     def __post_init__(self) -> None:
         check_state_name(self.name)
-        object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
+        if self.ttl is not None:
+            object.__setattr__(self, "ttl", as_ttl(f"state '{self.name}'", self.ttl))
         self._check()
         attribute, given = self._value, getattr(self, self._value)
         if self.pickled != (given is None):
@@ -145,7 +146,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         return {
             "value": PICKLED if value_type is None else type_to_text(value_type),
             "namespaced": "yes" if self.namespaced else "no",
-            **ttl_texts(self.ttl),
+            **({} if self.ttl is None else ttl_texts(self.ttl)),
             **dict([self.belongs_to] if self.belongs_to else []),
         }
 
@@ -161,18 +162,18 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         value_type = getattr(self, self._value)
         owner = f"operator '{uid}', state '{self.name}'"
         texts = self.type_texts()
-        kept = texts if stored is None else evolved(uid, self.name, texts, stored)
-        if value_type is None:
-            return PickleCodec(owner=owner)
-        return _value_codec(value_type, tuple(older_values(kept)), owner)
+        older: tuple[str, ...] = ()
+        if stored is not None and stored != texts:
+            older = tuple(older_values(evolved(uid, self.name, texts, stored)))
+        return PickleCodec(owner=owner) if value_type is None else _value_codec(value_type, older, owner)
 
     def _binding(
         self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> StateContext:
         codec = self._codec(context.uid, stored)
         own = {"plain": codec.plain, **self._own(codec, context.uid)}
-        expiry, encode, ttl = None, codec.encode_one, as_ttl("state", self.ttl)
-        if ttl is not None:
+        expiry, encode = None, codec.encode_one
+        if self.ttl is not None and (ttl := as_ttl("state", self.ttl)) is not None:
             own["plain"] = None
             owner = f"operator '{context.uid}', state '{self.name}'"
             expiry = Expiry(ttl, context, owner, sink)

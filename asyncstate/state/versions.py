@@ -59,8 +59,6 @@ def evolved(
     ``place`` is the checkpoint location, for the commands in the error; ``may_add`` the only fields that may be added,
     None: any.
     """
-    if types == stored:  # as in nearly every micro-batch
-        return types
     before = declared(stored)
     found = list(_differences(before, types, may_add))
     if found:

@@ -36,6 +36,8 @@ from asyncstate.storage.snapshot import create_snapshot
 _DELTAS_MAX: Final = 10
 _SMALL_DELTAS_MAX: Final = 40
 _SMALL_BYTES_MAX: Final = 1 << 20
+_OF_OPERATOR_MAX: Final = 1_000
+"""Of all partitions together: each task of the operator reads their list."""
 _together: ContextVar[list[tuple[CheckpointFiles, str, bytes]] | None] = ContextVar("together", default=None)
 
 
@@ -63,16 +65,17 @@ def commit_partition(
     batch_id: int,
     attempt: str,
     snapshot_every_deltas: int | None = None,
+    parallelism: int = 1,
 ) -> PartitionManifest:
     """Upload the sorted changes of batch ``batch_id`` and return the partition as it is after them.
 
     ``attempt`` is unique to this attempt of this task. The base version is snapshotted first when it has
-    ``snapshot_every_deltas`` deltas (None: 10, or 40 if they are small), or when it was rescaled (its sources are
+    ``snapshot_every_deltas`` deltas (None: 10, or up to 40 if they are small), or when it was rescaled (its sources are
     another parallelism's files).
     """
     base = lease.base
     snapshot = None
-    if base.rescaled or len(base.deltas) >= (snapshot_every_deltas or _deltas_max(base.deltas)):
+    if base.rescaled or len(base.deltas) >= (snapshot_every_deltas or _deltas_max(base.deltas, parallelism)):
         folder = snapshot_folder(uid, partition, batch_id, attempt)
         # After a change of parallelism there are none: the sources' files hold other key groups.
         present = PartitionManifest(partition, base.snapshot, base.deltas).files()
@@ -84,14 +87,12 @@ def commit_partition(
     return PartitionManifest(partition, snapshot or base.snapshot, deltas)
 
 
-def _deltas_max(deltas: Sequence[DeltaRef]) -> int:
+def _deltas_max(deltas: Sequence[DeltaRef], parallelism: int) -> int:
     """How many deltas a version may have. In a small micro-batch, a snapshot takes as long as the rest of the commit,
     while small deltas are fetched and ingested together."""
-    return (
-        _SMALL_DELTAS_MAX
-        if sum(delta.file.size_bytes for delta in deltas) < _SMALL_BYTES_MAX
-        else _DELTAS_MAX
-    )
+    if sum(delta.file.size_bytes for delta in deltas) >= _SMALL_BYTES_MAX:
+        return _DELTAS_MAX
+    return min(max(_DELTAS_MAX, _OF_OPERATOR_MAX // parallelism), _SMALL_DELTAS_MAX)
 
 
 def _put_delta(lease: Lease, files: CheckpointFiles, changes: SortedChanges, name: str) -> FileRef:

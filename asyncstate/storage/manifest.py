@@ -125,6 +125,10 @@ class OperatorManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Metrics of the micro-batch that committed it, summed over the partitions."""
         return sum_metrics(partition.statistics for partition in self.partitions)
 
+    def total(self, name: str) -> float:
+        """One metric of that micro-batch, summed over the partitions: each task asks, so it must not sum all."""
+        return sum(partition.statistics.get(name, 0) for partition in self.partitions)
+
     def partition(self, number: int) -> PartitionManifest:
         """Return a partition by its number; an absent one is empty."""
         return next((p for p in self.partitions if p.partition == number), PartitionManifest(number))

@@ -264,8 +264,9 @@ class Slot:
         return self._scratch
 
     def keep(self) -> int | None:
-        """LEASED to KEPT; the holder of the lease cannot read on. Returns where requests for the store arrive, a file
-        descriptor; None, and the slot stays LEASED, on systems without named pipes, where nobody could request it."""
+        """LEASED to KEPT, and the previous holder of the lease cannot read on. Returns where requests for the store
+        arrive, a file descriptor; None, and the slot stays LEASED, on systems without named pipes, where nobody could
+        request it."""
         self._require(SlotState.LEASED)
         assert self.store is not None
         self._close_scratch()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"(?:^|\s)#(?:\s.*)?$")
 _COMMAND = re.compile(
     r"^(\$ |(\S*/)?(python[0-9.]*|pip|asyncstate|spark-submit|make|git|cp|rm|zip|curl|docker|kubectl) )"
 )
@@ -73,9 +74,11 @@ def commands(page: Path) -> Iterator[Command]:
         for line in whole.splitlines():
             at, first = first, first + 1 + line.count("\0")
             if block[1] != "console" or line.startswith("$ "):
-                plain = shlex.split(line.removeprefix("$ ").replace("\0", ""), comments=True, posix=False)
-                if plain:
-                    yield Command(str(page.relative_to(ROOT)), at, " ".join(plain))
+                # Not by shlex, for which a comment may begin within a word, as in archive.tar.gz#name.
+                plain = _COMMENT.sub("", line.removeprefix("$ ").replace("\0", ""))
+                words = shlex.split(plain, posix=False)
+                if words:
+                    yield Command(str(page.relative_to(ROOT)), at, " ".join(words))
 
 
 COMMANDS = [command for page in PAGES for command in commands(page)]

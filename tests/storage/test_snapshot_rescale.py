@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncstate.errors import CheckpointError
 from asyncstate.storage import Manifest, PartitionManifest, group_bounds, group_range, partition_restore_plan
+from asyncstate.storage.commit import _deltas_max
 from asyncstate.storage.manifest import DeltaRef, FileRef, OperatorManifest
 from asyncstate.storage.restore_plan import RestorePlan
 from tests.storage.minijob import MAX_PARALLELISM, MiniJob, applied, key
@@ -81,6 +82,16 @@ def test_snapshot_uploads_new_files_only(tmp_path: Path) -> None:
     new_bytes = sum(f.size_bytes for f in second.files.values() if f.name not in shared)
     assert sum(f.size_bytes for f in first.files.values() if f.name.endswith(".sst")) > 100_000
     assert new_bytes < 30_000  # RocksDB's own description of the files, and one small delta
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "deltas_max"), [(1, 40), (25, 40), (40, 25), (100, 10), (32_768, 10)]
+)
+def test_all_partitions_together_have_a_bounded_number_of_small_deltas(
+    parallelism: int, deltas_max: int
+) -> None:
+    one = DeltaRef(0, FileRef("a", 1_000, "", 1), "")
+    assert _deltas_max([one] * 9, parallelism) == deltas_max
 
 
 @pytest.mark.parametrize(("value_bytes", "deltas_max"), [(10, 40), (200_000, 10)])

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,6 +256,36 @@ def test_beyond_the_bound_those_longest_unused_are_closed(tmp_path: Path, kept: 
     assert held == {"0", "2", "3"}
     stores(0).acquire("op", 0, EMPTY).release()
     assert {Path(name).parent.name for name in kept._kept} == {"2", "3"}
+
+
+def test_of_stores_that_take_turns_those_that_fit_stay_open(
+    tmp_path: Path, kept: StorePool, opened: list[str]
+) -> None:
+    """Closing the one that was not used for longest would close each of them before its turn."""
+    job = MiniJob(tmp_path)
+    kept_bytes = 0
+
+    def micro_batch(partitions: Sequence[int]) -> set[str]:
+        limit_bytes = 3 * kept_bytes or PLENTY_BYTES
+        stores = LocalStores(
+            tmp_path / "local", "job", job.files, open_stores=kept, open_bytes_max=limit_bytes
+        )
+        opened.clear()
+        for partition in partitions:
+            stores.acquire("op", partition, EMPTY).release()
+        return {Path(path).parent.parent.name for path in opened}
+
+    micro_batch([0])
+    kept_bytes = kept.size_bytes
+    micro_batch(range(5))
+    for _ in range(3):
+        assert len(micro_batch(range(5))) <= 2  # three of the five fit, whatever the order
+    micro_batch([3, 4])  # the others are another worker's now
+    assert micro_batch([3, 4]) <= {"3", "4"}
+    for _ in range(2):
+        micro_batch([3, 4])
+    assert not micro_batch([3, 4])
+    assert len(kept) <= 3
 
 
 # -- what is cached goes along -----------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class PartitionStore:
             batch_id=spec.batch_id,
             attempt=uuid.uuid4().hex,
             snapshot_every_deltas=spec.config.snapshot_interval,
+            parallelism=spec.parallelism,
         )
 
     def statistics(self, content: PartitionManifest) -> PartitionStatistics:

@@ -12,13 +12,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from asyncstate.runtime.statistics import statistics_before
 from asyncstate.runtime.task_spec import TaskSpec
 
 ROWS_UNKNOWN: Final = 100_000
 """Maximum rows while no previous micro-batch has measured how large the state of a row is."""
 ROWS_MIN: Final = 1_000
 """Minimum rows even if they are wide: list gets of fewer keys cost too much per key."""
+_MEASURED: Final = ("rows_in", "bundle_read_bytes", "change_bytes")
 _BYTES_MAX: Final = 1 << 30
 """Half the size limit of the strings in an Arrow array: no bundle may exceed it, however wide its rows are."""
 
@@ -28,13 +28,11 @@ class BundleSize:
     size per row and per key, as far as known in advance."""
 
     def __init__(self, spec: TaskSpec, row_bytes: int = 0, key_bytes: int = 0) -> None:
-        before = statistics_before(spec.base)
-        rows, state = before.rows.rows_in, before.controller
+        rows, *state_bytes = (0, 0, 0) if spec.base is None else map(spec.base.total, _MEASURED)
         config = spec.config
         self._memory_bytes = config.shares.bundle
         self.rows_max = config.bundle_size if rows else min(config.bundle_size, ROWS_UNKNOWN)
-        state_bytes = 0 if state is None else state.state.bundle_read_bytes + state.state.writes.change_bytes
-        self._state_bytes = max(state_bytes / rows if rows else 0.0, row_bytes)
+        self._state_bytes = max(sum(state_bytes) / rows if rows else 0.0, row_bytes)
         self._key_bytes = key_bytes
 
     def rows(self, batch: pa.RecordBatch) -> int:

@@ -45,23 +45,27 @@ class ColumnsDescriptor(StateDescriptor[S_co]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schema", read_schema(self.schema, f"state '{self.name}'"))
-        object.__setattr__(self, "ttl", as_bundle_ttl(f"state '{self.name}'", self.ttl))
+        if self.ttl is not None:
+            object.__setattr__(self, "ttl", as_bundle_ttl(f"state '{self.name}'", self.ttl))
 
     def type_texts(self) -> dict[str, str]:
         """Schema, layout and the time domain of the ttl."""
         return {
             "value": schema_to_text(self.schema),
             "layout": self._layouts[self.time_first],
-            **ttl_texts(self.ttl),
+            **({} if self.ttl is None else ttl_texts(self.ttl)),
             **dict([self.belongs_to] if self.belongs_to else []),
         }
 
     def bind(
         self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> S_co:
-        types, uid, ttl = self.type_texts(), context.uid, as_bundle_ttl("state", self.ttl)
-        kept = types if stored is None else evolved(uid, self.name, types, stored)
-        codec = _row_codec(self.schema, tuple(older_values(kept)), f"state '{self.name}' of operator '{uid}'")
+        types, uid = self.type_texts(), context.uid
+        older: tuple[str, ...] = ()
+        if stored is not None and stored != types:
+            older = tuple(older_values(evolved(uid, self.name, types, stored)))
+        codec = _row_codec(self.schema, older, f"state '{self.name}' of operator '{uid}'")
+        ttl = None if self.ttl is None else as_bundle_ttl("state", self.ttl)
         if ttl is None:
             return self._state(sink, state_id, codec, context, self.time_first)
         lifetime = Lifetime(ttl, context, f"operator '{uid}', state '{self.name}'")
