@@ -389,17 +389,20 @@ class OperatorCode(StateBackend):
         self.current = record
         try:
             result = record.work(record.item, record)
-            if result is not None:
-                # by type and slot: isinstance and a property would cost every hot record
-                if type(result) is StateFuture:
-                    if result._state == PENDING:
-                        self._await_returned(record, result)
-                elif type(result) is CoroutineType:
-                    self._step(record, result)
-                else:
-                    raise self._is_no_answer(record, result)
+            # by type and slot: isinstance and a property would cost every hot record
+            if result is not None and not (type(result) is StateFuture and result._state != PENDING):
+                self._go_on(record, result)
         except Exception as error:
             self.failures.raise_named(error, record)
+
+    def _go_on(self, record: Record, result: Any) -> None:
+        """Continue with what the record's own code has returned: not None, nor a settled future."""
+        if type(result) is StateFuture:
+            self._await_returned(record, result)
+        elif type(result) is CoroutineType:
+            self._step(record, result)
+        else:
+            raise self._is_no_answer(record, result)
 
     def _step(self, record: Record, coroutine: CoroutineType[Any, Any, Any]) -> None:
         """Run a coroutine operator until it awaits a pending future or ends."""
