@@ -238,7 +238,10 @@ class RocksDBStore(KeyedStore):
         blocks, self._blocks, self._no_blocks = self._blocks, None, False
         if blocks is not None:
             self._cache.forget_readers(self._blocks_name)
-            blocks.close()
+            try:
+                blocks.close()
+            finally:
+                del blocks  # as in close
 
     @property
     def _blocks_name(self) -> str:
@@ -451,17 +454,24 @@ class RocksDBStore(KeyedStore):
         return other
 
     def close(self) -> None:
-        """Close the database and release RocksDB's own lock on the folder."""
+        """Close the database and release RocksDB's own lock on the folder.
+
+        Raises StoreError while another thread reads: the database closes when that read has ended.
+        """
         db, self._db = self._db, None
         if db is None:
             return
         self._get = self._get_closed
         self._cache.forget_readers(self.path)
         try:
-            self._drop_range_blocks()
-            db.close()
+            try:
+                self._drop_range_blocks()
+            finally:
+                db.close()
         except Exception as error:
             raise self.failed("closed", error) from error
+        finally:
+            del db  # the error's traceback would hold it beyond the end of the read
 
     def failed(self, done: str, error: object) -> StoreError:
         """The error to raise when this cannot be done because of ``error``; from now on the store is ``damaged``."""

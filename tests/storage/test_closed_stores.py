@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ import pytest
 from asyncstate.errors import AsyncStateError, CheckpointCorruptionError, CheckpointError, StoreError
 from asyncstate.storage import Manifest, RocksDBStore, StorePool, held, partition_restore_plan
 from asyncstate.storage.compaction import BackgroundCompactions, copies
+from asyncstate.storage.rocksdb_options import _caches
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import SMALL, MiniJob, Writes, key
 
@@ -35,6 +37,7 @@ def alive(folder: Path) -> list[str]:
             continue  # the listing's own
     stores = [vars(each) for each in gc.get_objects() if isinstance(each, RocksDBStore)]
     found += [store["path"] for store in stores if store.get("_db") or store.get("_blocks")]
+    found += [path for cache in _caches.values() for path in cache._readers]
     return [path for path in found if path.startswith(str(folder))]
 
 
@@ -207,6 +210,37 @@ def test_of_a_store_that_is_being_compacted(tmp_path: Path, pool: StorePool | No
     with job.lease(newest(job), 0, 1) as lease:
         assert lease.restored.method == "kept"
         assert lease.store.get(A) == b"5"
+
+
+@pytest.mark.parametrize("of", ["the store", "the blocks of ranges"])
+def test_of_a_store_that_cannot_be_closed_while_it_is_read(tmp_path: Path, of: str) -> None:
+    """It is closed once the read has ended; what else the store has open is closed at once."""
+    job = MiniJob(tmp_path, 100)
+    manifest = job.batch(MANY)
+    keys, began = sorted(MANY) * 20, threading.Event()
+
+    def read(store: RocksDBStore) -> None:
+        began.set()
+        if of == "the store":
+            store.get_many(keys)
+        else:
+            store.warm(keys)
+
+    lease = job.lease(manifest, 0, 1)
+    lease.store.cold([A[:2]])  # opens the files a second time
+    reading = threading.Thread(target=read, args=[store_of(lease)])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # the reader goes on until RocksDB reads
+    try:
+        reading.start()
+        began.wait()
+        with pytest.raises(StoreError, match="could not be closed") as raised:
+            lease.release()
+    finally:
+        sys.setswitchinterval(before)
+    reading.join()
+    assert alive(tmp_path) == []
+    assert raised.tb is not None
 
 
 @pytest.mark.parametrize("how", ["merged", "given up", "its folder is deleted", "it cannot be opened"])
