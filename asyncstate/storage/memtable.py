@@ -2,7 +2,7 @@
 
 Owns: MemTable. Invariants: writes live only in its WriteBuffer until they become a delta file; the read cache holds
 what is in ``store``, spilled writes included, and no write in memory until ``spill`` or ``release`` merges it in. One
-thread uses a memtable (the mailbox); other threads may only call ``read_store`` and ``warm_store``.
+thread uses a memtable (the one that runs the operator); other threads may only call ``read_store`` and ``warm_store``.
 Must not import rocksdict or anything of execution.
 """
 
@@ -29,7 +29,7 @@ from asyncstate.storage.value_cache import (
 from asyncstate.storage.write_buffer import WriteBuffer, WriteStatistics
 
 LIST_GET_KEYS: Final = 128
-"""Keys per store call from the mailbox thread: enough to amortise the call, few enough for the L2 cache."""
+"""Keys per store call from the operator's thread: enough to amortise the call, few enough for the L2 cache."""
 
 _SAMPLED_OF: Final = 32
 TIMED_EVERY: Final = 8
