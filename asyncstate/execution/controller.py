@@ -362,7 +362,11 @@ class ExecutionController(OperatorCode):
 
     def _await_completion(self) -> None:
         self._flight.note_peaks()
-        of_reads = self._reads is not None and self._reads.outstanding > 0
+        self._complete(self._next_completion(self._reads is not None and self._reads.outstanding > 0))
+        self._poll()
+
+    def _next_completion(self, of_reads: bool) -> Completion:
+        """Wait for an answer; ``of_reads``: a read is under way, which is answered before any call's timeout."""
         seconds = self._limits.watchdog_timeout_ms / 1000 if of_reads else self.calls.watchdog_seconds
         started = time.perf_counter()
         completion = self.calls.completions.next(seconds)
@@ -373,8 +377,7 @@ class ExecutionController(OperatorCode):
             self.calls.wait_seconds += waited
         else:
             self._wait_seconds += waited
-        self._complete(completion)
-        self._poll()
+        return completion
 
     def _raise_unanswered(self, reads: bool) -> NoReturn:
         self._reads_hang = reads
@@ -453,17 +456,26 @@ class ExecutionController(OperatorCode):
     # -- outside calls -------------------------------------------------------------------------------
 
     def _call(self, call: OutsideCall) -> StateFuture[Any]:
+        if self._reads is None:
+            self.calls.start(call)
+            return self._outcome(call)
         record = call.record
         call.future = pending_future(record)
         self.calls.start(call)  # first: if it cannot, nothing waits
-        if self._reads is None:
-            while not call.future.done:
-                self._await_completion()
-        elif record is None:
+        if record is None:
             self._bundle_calls += 1
         else:
             self._flight.hold(record)
         return call.future
+
+    def _outcome(self, call: OutsideCall) -> StateFuture[Any]:
+        """In sync mode, where nothing else is in flight."""
+        completion = self._next_completion(False)
+        self.calls.ended()
+        if completion.error is None:
+            return completed_future(completion.values)
+        self.failures.call_failed(completion.error, call.name)
+        return failed_future(completion.error)
 
     def _await_settled(self, future: StateFuture[Any]) -> None:
         while not future.done:
@@ -485,8 +497,6 @@ class ExecutionController(OperatorCode):
             self.failures.call_failed(completion.error, call.name)
             state, outcome = FAILED, completion.error
         self._settle_for(call.record, call.future, state, outcome)
-        if self._reads is None:
-            return  # nothing but ``_call`` waits for it
         if call.record is None:
             self._bundle_calls -= 1
         else:

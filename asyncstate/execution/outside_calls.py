@@ -90,6 +90,8 @@ class OutsideCalls:
     ) -> None:
         self.uid = uid
         self.limits = limits or CallLimits()
+        self.completions = Completions()
+        """Where outcomes arrive: those of calls, and those of reads."""
         self.wait_seconds = 0.0
         """For how long the task's thread could only wait for calls."""
         self.in_flight = 0
@@ -109,11 +111,6 @@ class OutsideCalls:
         self._peak_running = 0
 
     # -- for the controller ---------------------------------------------------------------------------
-
-    @functools.cached_property
-    def completions(self) -> Completions:
-        """Where outcomes arrive: those of calls, and those of reads."""
-        return Completions()
 
     def prepared(
         self,

@@ -69,7 +69,7 @@ def test_one_row_passes_nothing_that_it_does_not_use(
         passed = modules_passed(harness)
         assert harness.output[-1] == ("+I", 1, 6)
     assert {"execution/controller.py", "execution/operator_code.py", "runtime/partition/task.py"} <= passed
-    reading = {"bundle_reads", "completions", "prefetch", "range_prefetch", "read_threads"}
+    reading = {"bundle_reads", "prefetch", "range_prefetch", "read_threads"}
     assert not passed & {f"execution/{name}.py" for name in reading}
     of_others = {"state/column_cache/cache.py", "runtime/rows/sequence_filter.py", "state/expiring/ttl.py"}
     assert not passed & of_others
