@@ -140,6 +140,19 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     assert dead == []
 
 
+def test_modules_that_pages_name_exist() -> None:
+    """Decision records may name modules of their time."""
+    named = {
+        (page.name, module)
+        for page in PAGES
+        if "decisions" not in page.parts
+        for module in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text("utf-8"))
+    }
+    roots = (ROOT, ROOT / "asyncstate", ROOT / "operators")
+    assert {one for one in named if not any((root / one[1]).exists() for root in roots)} == set()
+    assert ("architecture.md", "runtime/partition/task.py") in named
+
+
 def test_the_readme_and_the_guide_have_examples() -> None:
     """Without this, a fence that is spelt wrongly would let the tests above pass with nothing run."""
     found = {example.page.name for example in _all(spark=False)}
