@@ -102,7 +102,7 @@ class Expected:
         known = before if is_first_of_driver and before != MIN_TIME else self._processing_time
         reached, heard, idle = self._reached, self._heard, set()
         self._reached, self._heard = {}, {}
-        for source in self.program.sources:
+        for source in self.program.sources if self.with_state else ():  # else nothing uses the time
             if source.delay_seconds is None:
                 continue
             times = [row[3] for _, row in rows.get(source.name, ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from operators import (
     Join,
     KeyedProcess,
     Rank,
+    TemporalSort,
     UpsertMaterialize,
     count,
     desc,
@@ -284,6 +286,32 @@ def test_a_way_out_is_offered_where_the_state_can_serve(enabled: bool) -> None:
         assert "drop-operator" in str(refused.value)
         with pytest.raises(AsyncStateError, match="accept-change CHECKPOINT best"):
             harness.restart(pipeline(Rank(desc("amount"), 2)))
+
+
+def test_the_watermark_begins_with_the_first_operator_that_has_state(enabled: bool) -> None:
+    schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+    sources = {"events": PipelineSource(schema, event_time="at", watermark_delay="3 seconds")}
+
+    def at(seconds: int) -> tuple[str, datetime]:
+        return "a", datetime.fromtimestamp(seconds, UTC)
+
+    def filtered(events: Stream) -> Any:
+        return events.where("k = 'a'").to(ignored, name="rows")
+
+    def ordered(events: Stream) -> None:
+        filtered(events)
+        events.apply(TemporalSort(), uid="sorted").to(ignored, name="sorted")
+
+    with PipelineHarness(filtered, sources, async_enabled=enabled) as harness:
+        harness.push("events", [at(95)])
+        harness.end_batch()
+        assert harness.watermark_waits_for == []
+        harness.restart(pipeline=ordered)
+        emitted = []
+        for seconds in (86, 186, 187):  # the first is neither late nor due: no watermark has been
+            harness.push("events", [at(seconds)])
+            emitted.append([row[2] for row in harness.end_batch()["sorted"]])
+    assert emitted == [[], [], [86_000_000]]
 
 
 def test_nodes_that_lead_nowhere_are_refused_by_name_and_line(enabled: bool) -> None:
