@@ -38,6 +38,7 @@ COMPARISONS: Final = {
 """Catalyst's comparisons, and their signs."""
 _LAMBDA: Final = "lambdafunction("
 _ID: Final = re.compile(r"#\d+L?")
+_COALESCE_OF_ONE: Final = re.compile(r"coalesce\((\w+)\)")
 
 
 def kind_of(node: Any) -> str:
@@ -285,4 +286,7 @@ def _with_lambdas(text: str) -> str:
 
 
 def _shape(expression: Any) -> str:
-    return f"{_ID.sub('', str(expression.toString()))}: {type_of(expression)}"
+    """The expression and its type, without ids. Spark leaves a coalesce of one column where the others are not needed,
+    and drops it when it reads that again."""
+    text = _COALESCE_OF_ONE.sub(r"\1", _ID.sub("", str(expression.toString())))
+    return f"{text}: {type_of(expression)}"
