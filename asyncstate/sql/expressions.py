@@ -38,7 +38,7 @@ COMPARISONS: Final = {
 """Catalyst's comparisons, and their signs."""
 _LAMBDA: Final = "lambdafunction("
 _ID: Final = re.compile(r"#\d+L?")
-_COALESCE_OF_ONE: Final = re.compile(r"coalesce\((\w+)\)")
+_COALESCE_OF_ONE: Final = re.compile(r"\bcoalesce\((\w+)\)")
 
 
 def kind_of(node: Any) -> str:

@@ -35,9 +35,10 @@ from asyncstate.storage.snapshot import create_snapshot
 
 _DELTAS_MAX: Final = 10
 _SMALL_DELTAS_MAX: Final = 40
-_SMALL_BYTES_MAX: Final = 1 << 20
-_OF_OPERATOR_MAX: Final = 1_000
-"""Of all partitions together: each task of the operator reads their list."""
+_SMALL_DELTAS_BYTES_MAX: Final = 1 << 20
+"""Of the deltas of a version together, for them to be small."""
+_DELTAS_OF_OPERATOR_MAX: Final = 1_000
+"""Small deltas of all partitions together: each task of the operator reads their list."""
 _together: ContextVar[list[tuple[CheckpointFiles, str, bytes]] | None] = ContextVar("together", default=None)
 
 
@@ -90,9 +91,9 @@ def commit_partition(
 def _deltas_max(deltas: Sequence[DeltaRef], parallelism: int) -> int:
     """How many deltas a version may have. In a small micro-batch, a snapshot takes as long as the rest of the commit,
     while small deltas are fetched and ingested together."""
-    if sum(delta.file.size_bytes for delta in deltas) >= _SMALL_BYTES_MAX:
+    if sum(delta.file.size_bytes for delta in deltas) >= _SMALL_DELTAS_BYTES_MAX:
         return _DELTAS_MAX
-    return min(max(_DELTAS_MAX, _OF_OPERATOR_MAX // parallelism), _SMALL_DELTAS_MAX)
+    return min(max(_DELTAS_MAX, _DELTAS_OF_OPERATOR_MAX // parallelism), _SMALL_DELTAS_MAX)
 
 
 def _put_delta(lease: Lease, files: CheckpointFiles, changes: SortedChanges, name: str) -> FileRef:

@@ -34,7 +34,9 @@ _STORE_BYTES: Final = 256 << 10
 _STORE_FILES: Final = 12
 """How many files are open for a small store and its slot: 11, and its tables."""
 _FILES_MAX: Final = 8192
+"""The limit of open files that counts, even if the process has a higher one or none."""
 _RETURNS_MAX: Final = 10_000
+"""How many stores' returns are remembered."""
 _CHECKED: Final = 2
 """How many of the stores that were not used for longest are looked at each time: their folders may be gone."""
 

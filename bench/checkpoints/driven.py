@@ -42,10 +42,11 @@ def aggregate() -> Operator:
 
 
 SNAPSHOT_INTERVAL: Final = 10
+"""The default of micro-batches that change much: it is fixed here, so that those of any size can be compared."""
 
 
 def settings(folder: Path, enabled: bool = False, snapshot_interval: int = SNAPSHOT_INTERVAL) -> Config:
-    """Configuration of a job below ``folder``; all that is not given has its default."""
+    """Configuration of a job below ``folder``; all that cannot be given here has its default."""
     return resolve(
         {
             "async-state.enabled": enabled,

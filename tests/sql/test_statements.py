@@ -116,6 +116,25 @@ def test_upserts_in_sequence_are_read_by_any_number_of_statements(
         assert (net(harness.rows("first")), net(harness.rows("out"))) == ({(3,): 1}, {(3,): 1})
 
 
+@pytest.mark.parametrize("async_enabled", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("sets", ["ROLLUP(id)", "CUBE(id)", "GROUPING SETS((id), ())"])
+def test_a_total_of_no_rows_is_sparks(spark: SparkSession, sets: str, async_enabled: bool) -> None:
+    """With all grouping sets in one query Spark has none, unlike a global aggregate and unlike other engines."""
+    text = f"SELECT id, sum(v) AS s FROM t WHERE v > 0 GROUP BY {sets}"
+    nothing = spark.createDataFrame([], "id long, v long")
+    assert spark.sql(text.replace("FROM t", "FROM {t}"), t=nothing).collect() == []
+    flow = pipeline(spark, lambda context: context.run(text))
+    with PipelineHarness(flow, {"t": UPSERTS}, async_enabled=async_enabled) as harness:
+        harness.end_batch()
+        assert net(harness.rows("out")) == {}
+        harness.push("t", [(1, 7, 1, 0)])
+        harness.end_batch()
+        assert net(harness.rows("out")) == {(1, 7): 1, (None, 7): 1}
+        harness.push("t", [(1, -7, 2, 0)])
+        harness.end_batch()
+        assert net(harness.rows("out")) == {}
+
+
 def test_a_plan_is_made_from_times_and_modes_as_well(spark: SparkSession) -> None:
     made: dict[str, str] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import resource
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate.errors import StoreError
-from asyncstate.storage import LocalStores, Manifest, RocksDBStore, StorePool, partition_restore_plan
+from asyncstate.storage import (
+    LocalStores,
+    Manifest,
+    RocksDBStore,
+    StorePool,
+    partition_restore_plan,
+    store_pool,
+)
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import PLENTY_BYTES, MiniJob, Writes, applied, key
 
@@ -286,6 +294,28 @@ def test_of_stores_that_take_turns_those_that_fit_stay_open(
         micro_batch([3, 4])
     assert not micro_batch([3, 4])
     assert len(kept) <= 3
+
+
+@pytest.mark.parametrize(
+    ("files", "stores_max"),
+    [(256, 16), (1024, 64), (8192, 512), (1_000_000, 512), (resource.RLIM_INFINITY, 512), (10, 1)],
+)
+def test_open_stores_leave_files_for_others(
+    monkeypatch: pytest.MonkeyPatch, files: int, stores_max: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert store_pool._stores_max.__wrapped__() == stores_max
+
+
+def test_no_more_stores_stay_open_than_there_are_files_for(
+    tmp_path: Path, kept: StorePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_pool, "_stores_max", lambda: 2)
+    job = MiniJob(tmp_path, open_stores=kept)
+    job.batch({A: b"1", B: b"2"}, parallelism=4)
+    manifest = job.batch({A: b"3"}, parallelism=4)
+    assert len(kept) == 2
+    assert job.content(manifest, parallelism=4) == {A: b"3", B: b"2"}
 
 
 # -- what is cached goes along -----------------------------------------------------------------------------------------
