@@ -37,13 +37,6 @@ from asyncstate.functions import AggregateFunction as TableFunction
 from asyncstate.operator import BelongsTo, OperatorContext, StateDescriptor
 from asyncstate.state.expiring.expiry import Expiry
 from asyncstate.state.expiring.ttl import Ttl, as_ttl, ttl_texts
-from asyncstate.state.expiring.ttl_states import (
-    TtlAggregatingState,
-    TtlListState,
-    TtlMapState,
-    TtlReducingState,
-    TtlValueState,
-)
 from asyncstate.state.keyed.aggregating_state import (
     Accumulating,
     AggregateFunction,
@@ -97,7 +90,7 @@ def _value_codec(value_type: pa.DataType, older: tuple[str, ...], owner: str) ->
 
 @dataclass(frozen=True)
 class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
-    """Base of the descriptors. ``_states``: the class without and with a ttl; ``_value``: the value type's field.
+    """Base of the descriptors. ``_state``: the class of the state; ``_value``: the value type's field.
 
     ``namespaced``: the state is used through ``at(namespace)`` only. ``pickled``: values are any Python objects, stored
     as pickles; give no type then. Anyone who can write a pickled state's checkpoint can run code in the job. ``ttl``:
@@ -109,7 +102,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
     pickled: bool = field(default=False, kw_only=True)
     ttl: Ttl = field(default=None, kw_only=True)
     belongs_to: BelongsTo | None = field(default=None, kw_only=True)
-    _states: ClassVar[tuple[Any, Any]]
+    _state: ClassVar[Any]
     _value: ClassVar[str] = "type"
 
     def __post_init__(self) -> None:
@@ -154,7 +147,7 @@ class _Descriptor(StateDescriptor[S_co], Generic[S_co]):
         self, sink: StateBackend, state_id: int, context: OperatorContext, stored: dict[str, str] | None
     ) -> S_co:
         binding = self._binding(sink, state_id, context, stored)
-        state: S_co = self._states[self.ttl is not None](binding, None if self.namespaced else NO_NAMESPACE)
+        state: S_co = self._state(binding, None if self.namespaced else NO_NAMESPACE)
         return state
 
     def _codec(self, uid: str, stored: dict[str, str] | None) -> ValueCodec | PickleCodec:
@@ -205,7 +198,7 @@ class _ValueDescriptor(_Descriptor[ValueState[T, R]], Generic[T, R]):
     type: TypeLike[T] = None
     default: T | None = None
     kind: ClassVar[str] = "value"
-    _states = ValueState, TtlValueState
+    _state = ValueState
 
     def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
         if self.default is None:
@@ -262,7 +255,7 @@ class ListStateDescriptor(_Descriptor[ListState[T]], Generic[T]):
 
     element_type: TypeLike[T] = None
     kind: ClassVar[str] = "list"
-    _states = ListState, TtlListState
+    _state = ListState
     _value = "element_type"
 
     def _own(self, codec: ValueCodec | PickleCodec, uid: str) -> dict[str, Any]:
@@ -302,7 +295,7 @@ class MapStateDescriptor(MapDescriptor[MapState[K, V], K, V], Generic[K, V]):
     """Declares a MapState from ``key_type`` (a flat type, never pickled) to ``value_type``."""
 
     kind: ClassVar[str] = "map"
-    _states = MapState, TtlMapState
+    _state = MapState
 
 
 @dataclass(frozen=True)
@@ -312,7 +305,7 @@ class ReducingStateDescriptor(_Descriptor[ReducingState[T]], Generic[T]):
     reduce_function: Callable[[T, T], T]
     type: TypeLike[T] = None
     kind: ClassVar[str] = "reducing"
-    _states = ReducingState, TtlReducingState
+    _state = ReducingState
 
     def _check(self) -> None:
         if not callable(self.reduce_function):
@@ -336,7 +329,7 @@ class AggregatingStateDescriptor(_Descriptor[AggregatingState[IN, OUT]], Generic
     aggregate_function: AggregateFunction[IN, Any, OUT] | TableFunction
     accumulator_type: TypeLike[Any] = None
     kind: ClassVar[str] = "aggregating"
-    _states = AggregatingState, TtlAggregatingState
+    _state = AggregatingState
     _value = "accumulator_type"
 
     def __post_init__(self) -> None:

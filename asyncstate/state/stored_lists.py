@@ -19,8 +19,7 @@ from asyncstate.codec.key_batch import Int32Array
 from asyncstate.codec.value_columns import BoolArray, Int64Array
 from asyncstate.errors import CodecError
 from asyncstate.state.columnar.list_blocks import ListHeads, chunk_keys, read_heads, read_rows
-from asyncstate.state.keyed.chunks import sealed_chunks
-from asyncstate.state.keyed.list_state import chunk_key
+from asyncstate.state.keyed.chunks import chunk_key, sealed_chunks
 from asyncstate.state_backend import Page
 
 _TOGETHER_BYTES: Final = 1 << 20

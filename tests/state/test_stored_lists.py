@@ -14,8 +14,7 @@ from asyncstate.codec.value_columns import LARGE_BINARY, binary_rows
 from asyncstate.errors import CodecError
 from asyncstate.state import stored_lists
 from asyncstate.state.columnar.list_blocks import NewBlocks, empty_heads, read_rows
-from asyncstate.state.keyed.chunks import COUNT_BYTES, append_all, elements, framed
-from asyncstate.state.keyed.list_state import chunk_key
+from asyncstate.state.keyed.chunks import COUNT_BYTES, append_all, chunk_key, elements, framed
 from asyncstate.state.stored_lists import (
     BLOCKS,
     ELEMENTS,

@@ -1,5 +1,5 @@
 """Time to live, at both grains.
 
-Owns: the declaration (``ttl``), stamps and the clean-up of record grain (``expiry``), stored rows with stamps
-(``stamped_codec``), and the record-grain states with a time to live (``ttl_states``).
+Owns: the declaration (``ttl``), stamps, and reads and the clean-up of stamped values at record grain (``expiry``), and
+stored rows with stamps (``stamped_codec``).
 """

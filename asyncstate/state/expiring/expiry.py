@@ -2,7 +2,8 @@
 
 Owns: ``Lifetime``: the clock of a state's ttl, which stamps writes get and which of them are expired. Column states
 use it as it is. ``Expiry``, the same for stored values at record grain: also which of them a read returns and renews,
-and the clean-up of states with one stamp per entry.
+and the clean-up of states with one stamp per entry. States of record grain read their entries from it, if they have a
+ttl, as else from their backend.
 Invariant: with a ttl each stored value, or row, is ``[stamp: 8 bytes][encoded value]``, the stamp in the
 order-preserving form of an int64, so that ages are compared as bytes. Whether an entry is expired depends on the stamp
 and the micro-batch only.
@@ -21,10 +22,11 @@ import numpy as np
 from asyncstate.codec import encode_namespace, prefix_end
 from asyncstate.codec.value_columns import BoolArray, Int64Array
 from asyncstate.errors import StateDeclarationError
+from asyncstate.futures import StateFuture
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, OperatorContext
 from asyncstate.state.expiring.ttl import StateTtl, TtlTime, TtlUpdate, TtlVisibility
 from asyncstate.state.ranges import range_entries
-from asyncstate.state_backend import Page, StateBackend
+from asyncstate.state_backend import Decoder, Page, StateBackend, T
 
 STAMP_BYTES: Final = 8
 
@@ -36,8 +38,6 @@ UNTIMED_STAMP: Final = 2**63 - 1
 
 STAMP_MAX: Final = MAX_WATERMARK - 1
 """The highest time of a stamp: the next one is ``UNTIMED``. Rows without an end have this time."""
-
-Reader = Callable[[bytes | None], Any]
 
 
 class Lifetime:
@@ -129,18 +129,18 @@ class Expiry(Lifetime):
         """The encoded value in ``raw``, None if there is none or reads do not return it."""
         return None if raw is None or raw < self._hidden_below else raw[STAMP_BYTES:]
 
-    def reader(self, key: bytes, decode: Reader) -> Reader:
-        """The decoder for a read of ``key``: renews the value, then applies ``decode`` to it or to None."""
-        unexpired = self.unexpired
-        if not self.renews:
-            return lambda raw: decode(unexpired(raw))
+    def get(self, key: bytes) -> bytes | None:
+        """As ``StateBackend.get``, for the encoded value; renews it."""
+        return self._read(key, self._sink.get(key))
 
-        def read(raw: bytes | None) -> Any:
-            if raw is not None:
-                self.renew(key, raw)
-            return decode(unexpired(raw))
+    def async_get(self, key: bytes, decode: Decoder[T]) -> StateFuture[T]:
+        """As ``StateBackend.async_get``, for the encoded value; renews it."""
+        return self._sink.async_get(key, lambda raw: decode(self._read(key, raw)))
 
-        return read
+    def _read(self, key: bytes, raw: bytes | None) -> bytes | None:
+        if self.renews and raw is not None:
+            self.renew(key, raw)
+        return self.unexpired(raw)
 
     def renewed(self, raw: bytes, stamp: bytes) -> bytes:
         """``raw`` after a read at ``stamp``: ``raw`` itself unless reads renew and it is live and older."""

@@ -82,6 +82,11 @@ def elements_of_one_type(
     return decode_page(elements(data, start, bytes, label))
 
 
+def chunk_key(prefix: bytes, index: int) -> bytes:
+    """The store key of chunk ``index`` of the list under ``prefix``."""
+    return prefix + index.to_bytes(INDEX_BYTES, "big")
+
+
 def sealed_chunks(head: bytes | None) -> int:
     """The number of sealed chunks, not counting the head's tail."""
     return 0 if head is None else int.from_bytes(head[:COUNT_BYTES], "big")

@@ -5,14 +5,18 @@ Invariant: operations on one list take effect in the order in which they were re
 iteration returns the list as of its request.
 Must not import storage, execution or operators.
 
+With a ttl each element has its own stamp, after its length: renewing it does not change the length, so a list's chunks
+keep their layout, and only the clean-up rewrites a list.
+
 Source: FLIP-424's ``ListState``; the layout is that of ``chunks``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+from asyncstate.codec import prefix_end
 from asyncstate.errors import StateAccessError
 from asyncstate.futures import (
     StateFuture,
@@ -23,9 +27,9 @@ from asyncstate.futures import (
 from asyncstate.futures.future import VOID
 from asyncstate.state.keyed.chunks import (
     COUNT_BYTES,
-    INDEX_BYTES,
     append_all,
     append_one,
+    chunk_key,
     elements,
     elements_of_one_type,
     framed,
@@ -34,13 +38,16 @@ from asyncstate.state.keyed.chunks import (
 )
 from asyncstate.state.keyed.cursors import PageCursor, live_cursors
 from asyncstate.state.keyed.pending_ops import MergingState, PendingSource, as_it_is
+from asyncstate.state.ranges import range_entries
+from asyncstate.state.stored_lists import element_lists
 from asyncstate.state_backend import Decoder
 
 T = TypeVar("T")
 
 
 class ListState(MergingState, Generic[T]):
-    """Elements of the current key. A small list is one store entry; a long one is stored and read in chunks."""
+    """Elements of the current key. A small list is one store entry; a long one is stored and read in chunks. With a ttl
+    its elements expire separately; a read renews those that it loads."""
 
     __slots__ = ()
 
@@ -50,9 +57,11 @@ class ListState(MergingState, Generic[T]):
         """All elements as they are now, in order."""
         prefix = self._prefix()
         head = self._stored(prefix)
-        if sealed_chunks(head):
-            return iter(ListCursor(self, prefix, head, blocking=True).load_now())
-        return iter(self._small(head))
+        sealed = sealed_chunks(head)
+        found = ListCursor(self, prefix, head, blocking=True).load_now() if sealed else self._small(head)
+        if self._expiry is not None:
+            self._write(prefix, head, self._renewed(head, COUNT_BYTES))
+        return iter(found)
 
     def async_get(self) -> StateFuture[StateIterator[T]]:
         """A future of an iterator over all elements as they are now, in order."""
@@ -106,9 +115,10 @@ class ListState(MergingState, Generic[T]):
     def _read(
         self, prefix: bytes, head: bytes | None, _: None
     ) -> tuple[bytes | None, StateFuture[StateIterator[T]]]:
+        after = head if self._expiry is None else self._renewed(head, COUNT_BYTES)
         if sealed_chunks(head):
-            return head, ListCursor(self, prefix, head, blocking=False).load()
-        return head, completed_future(head).then_apply(self._small)
+            return after, ListCursor(self, prefix, head, blocking=False).load()
+        return after, completed_future(head).then_apply(self._small)
 
     def _small(self, head: bytes | None) -> StateIterator[T]:
         return StateIterator([] if head is None else self._elements(head, COUNT_BYTES))
@@ -141,12 +151,15 @@ class ListState(MergingState, Generic[T]):
             chunks = combine_all([self._async_get(key, as_it_is) for key in keys])
         return chunks.then_apply(lambda known: self._frames(known, stored))
 
-    def _frames(self, sealed: list[bytes | None], head: bytes | None) -> list[bytes]:
+    def _frames(
+        self, sealed: Sequence[bytes | None], head: bytes | None, of: Callable[[bytes], bytes] = framed
+    ) -> list[bytes]:
+        """``of`` each element of a list."""
         label = self._binding.label
         frames: list[bytes] = []
         for chunk in sealed:
-            frames += elements(whole(chunk, label), 0, framed, label)
-        return frames if head is None else frames + elements(head, COUNT_BYTES, framed, label)
+            frames += elements(whole(chunk, label), 0, of, label)
+        return frames if head is None else frames + elements(head, COUNT_BYTES, of, label)
 
     def _merged(self, prefix: bytes, stored: bytes | None, sources: list[PendingSource]) -> bytes | None:
         frames: list[bytes] = []
@@ -159,15 +172,29 @@ class ListState(MergingState, Generic[T]):
 
     def _elements(self, data: bytes, start: int) -> list[T]:
         """The elements of a chunk, or of a head after its count."""
-        binding = self._binding
+        binding, expiry = self._binding, self._expiry
+        if expiry is not None:
+            stored = elements(data, start, bytes, binding.label)
+            shown = [value for raw in stored if (value := expiry.unexpired(raw)) is not None]
+            return binding.decode_values(shown)  # type: ignore[no-any-return]
         return elements_of_one_type(data, start, binding.decode_values, binding.decode_packed, binding.label)
 
     def _chunk(self, chunk: bytes | None) -> list[T]:
         return self._elements(whole(chunk, self._binding.label), 0)
 
-    def _chunk_reader(self, _key: bytes) -> Decoder[list[T]]:
-        """The decoder of the chunk under a store key."""
-        return self._chunk
+    def _chunk_reader(self, key: bytes) -> Decoder[list[T]]:
+        """The decoder of the chunk under a store key, which also renews it."""
+        if self._expiry is None:
+            return self._chunk
+
+        def read(chunk: bytes | None) -> list[T]:
+            found = self._chunk(chunk)
+            after = self._renewed(chunk, 0)
+            if after and after != chunk == self._get(key):  # not written since the request
+                self._put(key, after)
+            return found
+
+        return read
 
     def _frame(self, element: T) -> bytes:
         if element is None:
@@ -176,6 +203,33 @@ class ListState(MergingState, Generic[T]):
                 "with a nullable field"
             )
         return framed(self._encode(element))
+
+    # -- time to live ----------------------------------------------------------------------------------
+
+    def _renewed(self, data: bytes | None, start: int) -> bytes | None:
+        """A chunk, or a head, after a read; ``data`` itself if nothing is to be renewed."""
+        expiry = self._expiry
+        if data is None or not expiry.renews:
+            return data
+        stamp = expiry.stamp()
+        before = elements(data, start, bytes, self._binding.label)
+        after = [expiry.renewed(raw, stamp) for raw in before]
+        return data if after == before else data[:start] + b"".join(map(framed, after))
+
+    def sweep(self, group: bytes) -> int:
+        """Remove the expired elements of a key group; their number."""
+        binding = self._binding
+        state = group + self._id
+        entries = range_entries(binding.sink, state, prefix_end(state), binding.page_size)
+        return sum(self._sweep_list(*found) for found in element_lists(entries, binding.label))
+
+    def _sweep_list(self, prefix: bytes, head: bytes, chunks: list[bytes]) -> int:
+        expiry = self._expiry
+        stored = self._frames(chunks, head, bytes)
+        kept = [expiry.restamped(raw) for raw in stored if not expiry.expired(raw)]
+        if kept != stored:
+            self._write(prefix, head, self._replace(prefix, head, list(map(framed, kept)))[0])
+        return len(stored) - len(kept)
 
 
 class ListCursor(PageCursor[list[Any], Any]):
@@ -222,8 +276,3 @@ class ListCursor(PageCursor[list[Any], Any]):
     @property
     def _exhausted(self) -> bool:
         return self._asked == self._sealed
-
-
-def chunk_key(prefix: bytes, index: int) -> bytes:
-    """The store key of chunk ``index`` of the list under ``prefix``."""
-    return prefix + index.to_bytes(INDEX_BYTES, "big")

@@ -170,14 +170,17 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         return self._async_iterate(self._decode_values)
 
     def is_empty(self) -> bool:
-        """True when the map has no entry."""
+        """True when the map has no entry. Renews nothing."""
+        if self._expiry is not None:
+            return next(self._iterate(self._shown), None) is None
         prefix = self._prefix()
         return not self._sink.scan(prefix, prefix_end(prefix), 1)
 
     def async_is_empty(self) -> StateFuture[bool]:
         """A future of ``is_empty``, as it is now."""
         binding = self._binding
-        first = _MapCursor(binding, self._prefix(), lambda page, _: page, blocking=False, page_size=1)
+        size = 1 if self._expiry is None else binding.page_size
+        first = _MapCursor(binding, self._prefix(), self._shown, blocking=False, page_size=size)
         return first.load().then_apply(StateIterator.is_empty)
 
     def clear(self) -> None:
@@ -216,14 +219,23 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
     def _decode_entries(self, page: Page, offset: int) -> list[tuple[K, V]]:
         binding = self._binding
+        page = self._read(page)
         keys = binding.decode_keys([key for key, _ in page], offset)
         return list(zip(keys, binding.decode_values([value for _, value in page]), strict=True))
 
     def _decode_keys(self, page: Page, offset: int) -> list[K]:
-        return self._binding.decode_keys([key for key, _ in page], offset)  # type: ignore[no-any-return]
+        return self._binding.decode_keys([key for key, _ in self._read(page)], offset)  # type: ignore[no-any-return]
 
     def _decode_values(self, page: Page, offset: int) -> list[V]:
-        return self._binding.decode_values([value for _, value in page])  # type: ignore[no-any-return]
+        return self._binding.decode_values([value for _, value in self._read(page)])  # type: ignore[no-any-return]
+
+    def _read(self, page: Page) -> Page:
+        """The entries of a stored page that reads return, without stamps."""
+        return page if self._expiry is None else self._expiry.unexpired_page(page)  # type: ignore[no-any-return]
+
+    def _shown(self, page: Page, _: int) -> Page:
+        """The same as they are stored."""
+        return page if self._expiry is None else [entry for entry in page if self._expiry.shows(entry[1])]
 
     # -- the decoded cache ------------------------------------------------------------------------------
 
@@ -267,7 +279,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
         own = live_cursors(self._cursors, self._prefix())
         cursors = [cursor for cursor in own if cursor.awaits(entry)]
         if cursors:
-            before = self._get(entry) if raw is None else raw
+            before = self._sink.get(entry) if raw is None else raw
             for cursor in cursors:
                 cursor.preserved[entry] = before
 

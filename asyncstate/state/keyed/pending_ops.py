@@ -49,6 +49,9 @@ class MergingState(KeyedState):
 
     def __init__(self, binding: StateContext, suffix: bytes | None) -> None:
         super().__init__(binding, suffix)
+        # With their stamps, if they have any: operations write them back.
+        self._get = binding.sink.get
+        self._async_get = binding.sink.async_get
         self._waiting: dict[bytes, _Waiting] = binding.waiting
 
     # -- merging --------------------------------------------------------------------------------------
@@ -116,11 +119,12 @@ class MergingState(KeyedState):
             self._await(waiting, prefix, loaded)
         return waiting.add(prefix, operation, argument)
 
-    def _do(self, prefix: bytes, operation: Operation, argument: Any) -> None:
-        """Run ``operation`` at once, after those requested before."""
+    def _do(self, prefix: bytes, operation: Operation, argument: Any) -> Any:
+        """Run ``operation`` at once, after those requested before; its result."""
         before = self._stored(prefix)
-        after, _ = operation(prefix, before, argument)
+        after, result = operation(prefix, before, argument)
         self._write(prefix, before, after)
+        return result
 
     def _stored(self, prefix: bytes) -> bytes | None:
         """The stored value at once; operations that wait for it take effect first."""

@@ -45,6 +45,8 @@ class FoldingState(MergingState, Generic[IN, OUT]):
 
     def get(self) -> OUT | None:
         """The folded value; None if nothing has been added."""
+        if self._expiry is not None:
+            return self._do(self._prefix(), self._read, None)  # type: ignore[no-any-return]
         return self._result_of(self._stored(self._prefix()))  # type: ignore[no-any-return]
 
     def async_get(self) -> StateFuture[OUT | None]:
@@ -147,7 +149,9 @@ class FoldingState(MergingState, Generic[IN, OUT]):
     # -- operations on what is stored: the value itself where it is cached, else its bytes ---------------------
 
     def _read(self, prefix: bytes, raw: Any, _: None) -> tuple[Any, Any]:
-        return raw, self._result_of(raw)
+        expiry = self._expiry
+        after = raw if expiry is None or raw is None else expiry.renewed(raw, expiry.stamp())
+        return after, self._result_of(raw)
 
     def _add(self, prefix: bytes, raw: Any, value: Any) -> tuple[Any, None]:
         return self._as_stored(self._folded(self._value_of(raw), value)), None
@@ -166,6 +170,8 @@ class FoldingState(MergingState, Generic[IN, OUT]):
         return None if stored is None else self._result(stored)
 
     def _value_of(self, raw: Any) -> Any:
+        if self._expiry is not None:
+            raw = self._expiry.unexpired(raw)
         return raw if raw is None or self._cache is not None else self._decode(raw)
 
     def _as_stored(self, value: Any) -> Any:

@@ -95,8 +95,9 @@ class KeyedState:
         self._binding = binding
         self._sink = sink = binding.sink
         self._id = binding.state_id
-        self._get = sink.get
-        self._async_get = sink.async_get
+        entries: StateBackend | Expiry = sink if binding.expiry is None else binding.expiry
+        self._get = entries.get
+        self._async_get = entries.async_get
         self._put = sink.put
         self._delete = sink.delete
         self._encode = binding.encode_value
@@ -123,6 +124,11 @@ class KeyedState:
             )
         return type(self)(binding, encode_namespace(namespace))
 
+    def sweep(self, group: bytes) -> int:
+        """Remove the expired entries of a key group (2 bytes); their number. Only for states with a ttl."""
+        removed: int = self._expiry.sweep_entries(group + self._id, self._binding.page_size)
+        return removed
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} '{self._binding.name}' of '{self._binding.uid}'>"
 
@@ -141,6 +147,10 @@ class KeyedState:
             return context.encoded_key + self._suffix  # type: ignore[no-any-return]
         except (AttributeError, TypeError):
             raise self._misuse() from None
+
+    def _unexpired(self, raw: bytes | None) -> bytes | None:
+        """The encoded value in ``raw``, None if reads do not return it; renews nothing."""
+        return raw if self._expiry is None else self._expiry.unexpired(raw)  # type: ignore[no-any-return]
 
     def _misuse(self) -> StateAccessError:
         """The error for a store key that could not be built."""

@@ -107,15 +107,17 @@ class ValueState(KeyedState, Generic[T, R_co]):
         return VOID
 
     def is_empty(self) -> bool:
-        """True when no value is stored, whatever the default."""
+        """True when there is no value, whatever the default. Renews nothing."""
         key, cache = self._prefix(), self._cache
-        return (self._get(key) if cache is None else cache.read(self._own_key(), key)) is None
+        if cache is None:
+            return self._unexpired(self._sink.get(key)) is None
+        return cache.read(self._own_key(), key) is None
 
     def async_is_empty(self) -> StateFuture[bool]:
         """A future of ``is_empty``, as it is now."""
         key, cache = self._prefix(), self._cache
         if cache is None:
-            return self._async_get(key, _is_absent)
+            return self._sink.async_get(key, lambda raw: self._unexpired(raw) is None)
         return cache.async_read(self._own_key(), key).then_apply(_is_absent)
 
     def clear(self) -> None:
