@@ -231,7 +231,7 @@ class MapState(KeyedState, ImmediateWrites[K, V]):
 
     def _read(self, page: Page) -> Page:
         """The entries of a stored page that reads return, without stamps."""
-        return page if self._expiry is None else self._expiry.unexpired_page(page)  # type: ignore[no-any-return]
+        return page if self._expiry is None else self._expiry.unexpired_page(page)
 
     def _shown(self, page: Page, _: int) -> Page:
         """The same as they are stored."""

@@ -150,7 +150,7 @@ class KeyedState:
 
     def _unexpired(self, raw: bytes | None) -> bytes | None:
         """The encoded value in ``raw``, None if reads do not return it; renews nothing."""
-        return raw if self._expiry is None else self._expiry.unexpired(raw)  # type: ignore[no-any-return]
+        return raw if self._expiry is None else self._expiry.unexpired(raw)
 
     def _misuse(self) -> StateAccessError:
         """The error for a store key that could not be built."""
