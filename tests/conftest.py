@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,8 @@ SCRATCH = "ASYNCSTATE_TEST_SCRATCH"
 """Names the folder for everything that tests write; by default a new one in memory, where there is such a place."""
 REMOTE = "ASYNCSTATE_TEST_REMOTE"
 """If it is set, tests with Spark get a session of Spark Connect, to a server on the loopback."""
+_SERVERS = {"postgres", "mysql", "kafka"}
+"""Parameters of tests that start one; `make test` needs none of them."""
 _IN_MEMORY = Path("/dev/shm")
 _IN_MEMORY_BYTES_MIN = 4 << 30
 
@@ -102,8 +105,10 @@ def _has_room(folder: Path) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: what shares the Spark session, then what starts a Spark of its own, then the rest. Skips what
-    is about a newer Spark than this one."""
+    is about a newer Spark than this one. What needs a server is long."""
     for item in items:
+        if not _SERVERS.isdisjoint(re.split(r"[\[\]-]", item.nodeid)):
+            item.add_marker(pytest.mark.long)
         since = item.get_closest_marker("since_spark")
         if since is not None and _spark_version() < tuple(map(int, since.args[0].split("."))):
             item.add_marker(pytest.mark.skip(reason=f"Spark has {since.args[1]} from {since.args[0]} on"))

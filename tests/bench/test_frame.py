@@ -17,6 +17,7 @@ from bench.frame.report import costs, made, mib, percent, plain, short, sides, t
 from bench.processor_time import Spent
 
 
+@pytest.mark.long
 def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
     order: list[tuple[str, int]] = []
 

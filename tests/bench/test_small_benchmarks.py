@@ -54,6 +54,7 @@ def test_lookup_runs_tiny(tmp_path: Path) -> None:
     assert all(row.facts["ratio"] > 0 for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_built_in_operator_runs_in_both_modes(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "modes", "--tiny")

@@ -32,6 +32,7 @@ def test_queries_are_kept_right_on_spark(tmp_path: Path) -> None:
     assert [row["name"] for row in _run(tmp_path)] == ["q1", "q4", "q22"]
 
 
+@pytest.mark.long
 def test_changes_net_to_the_last_rows(tmp_path: Path) -> None:
     files = write_changes(tmp_path, scale=0.002, batches=3, share=0.05, threads=1)
     assert files.micro_batches == 4

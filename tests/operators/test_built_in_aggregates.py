@@ -269,6 +269,7 @@ MANY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MANY)
 def test_registers_of_many_keys_take_no_more_memory_than_bundles_may(name: str) -> None:
     """Keys at 16 KiB each, 31 MiB in all, in the first micro-batch, of which nothing is known yet; twice each, with two

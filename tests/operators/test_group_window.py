@@ -348,6 +348,7 @@ def windows_of(window: Any, rows: Any) -> dict[tuple[Any, ...], list[tuple[Any, 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: window.text.split("(")[0])
 @settings(max_examples=at_most(12))
 @given(

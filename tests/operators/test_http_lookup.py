@@ -148,6 +148,7 @@ def test_no_other_redirect_is_followed(async_enabled: bool, location: str, said:
 # -- how fast, how much ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["seconds", "date"])
 def test_retry_after_is_waited_for(async_enabled: bool, form: str, caplog: Any) -> None:
     def busy(_: Asked, number: int) -> Answer:

@@ -146,6 +146,7 @@ def same(left: Sequence[Row], right: Sequence[Row]) -> bool:
 # -- GroupAggregate -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("aggregates", "retract"),
     [(SUMS + EXTREMES, False), (SUMS, True), (SUMS + EXTREMES + DISTINCTS, False), (DISTINCTS[5:6], False)],

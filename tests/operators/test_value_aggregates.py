@@ -310,6 +310,7 @@ _SHAPES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changelog", [False, True])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("shape", _SHAPES)

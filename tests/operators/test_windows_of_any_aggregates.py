@@ -265,6 +265,7 @@ def harness_of(operator: Any, async_enabled: bool, changelog: bool = False, **mo
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changelog", [False, True], ids=["inserts", "changelog"])
 @pytest.mark.parametrize("window", WINDOWS)
 @settings(deadline=None, max_examples=25)

@@ -122,6 +122,7 @@ def _crowd(keys: int, count: int, seed: int) -> list[Row]:
     ]
 
 
+@pytest.mark.long
 @every_paradigm
 @pytest.mark.parametrize("mode", ["at once", "gathered", "threads"])
 def test_thousands_of_keys_in_flight(paradigm: type[Paradigm], mode: str) -> None:

@@ -415,6 +415,7 @@ MICROSECONDS: Final = st.one_of(flat_types, nested_types()).filter(
 """Integers for times of other units mean microseconds where they are emitted, and their own unit in a state."""
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(st.data())
 def test_all_places_take_the_same_values_and_give_them_back(data: st.DataObject) -> None:

@@ -191,6 +191,7 @@ def test_a_chain_is_kept_right(name: str, async_enabled: bool) -> None:
     assert kept_right(pipeline(build), tables, sql, sql, async_enabled=async_enabled) > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["expressions", "over in an order", "join of both", "top of each"])
 def test_a_chain_goes_on_after_restarts_with_more_partitions(name: str) -> None:
     build, sql = CHAINS[name]

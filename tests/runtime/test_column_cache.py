@@ -151,6 +151,7 @@ fates = st.sampled_from(
 SIZES = [0, 1, 4 << 10, 1 << 20]
 
 
+@pytest.mark.long
 @given(
     story=st.lists(st.tuples(pushes, fates), min_size=1, max_size=7),
     cache=st.sampled_from(SIZES),
@@ -230,6 +231,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(MAKERS))
 @settings(max_examples=max(1, settings().max_examples // 5))
 @given(seed=st.integers(0, 1_000), bundle_size=st.sampled_from(["3", "50"]))

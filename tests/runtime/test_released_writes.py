@@ -34,6 +34,7 @@ class Sum(RecordOperator):
         ctx.emit(row.key, row.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("async_enabled", [False, True])
 @pytest.mark.parametrize("column_cache", [0, 1 << 20])
 @pytest.mark.parametrize("operator", [lambda: GroupAggregate([count()]), Sum], ids=["bundles", "records"])

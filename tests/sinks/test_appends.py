@@ -82,6 +82,7 @@ def test_as_a_list_would(log: Place, batches: list[list[tuple[int, str | None]]]
     assert Counter(log.appended()) - before == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_killed_before_or_after_the_commit(log: Place, moment: str) -> None:
     target = log.append_target()

@@ -530,6 +530,7 @@ def test_iceberg_with_identifier_fields_and_partitions(tmp_path: Path) -> None:
     assert {row["k"]: row["v"] for row in rows} == {"a": 3, "b": 2}
 
 
+@pytest.mark.long
 def test_keys_of_kafka_have_one_text(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     target = made("kafka", request, tmp_path).target()
     with pytest.raises(OperatorError, match="key column 'k' is inf, which lookups by key would never find"):

@@ -24,6 +24,7 @@ CHANGES = [
 SCHEMA = "`k.1` string, v int, tags array<int>, row_kind string"
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 @pytest.mark.parametrize("partitions", [1, 5])
 def test_rows_as_a_set(spark: SparkSession, partitions: int) -> None:

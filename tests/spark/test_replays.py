@@ -114,6 +114,7 @@ def test_a_deleted_query_checkpoint_is_refused(query: Query) -> None:
     assert query.sink == query.expected
 
 
+@pytest.mark.long
 @pytest.mark.smoke
 @pytest.mark.classic
 def test_a_deleted_state_checkpoint_is_refused(query: Query) -> None:

@@ -49,6 +49,7 @@ def _run(job: StreamingJob) -> None:
     job.await_termination(job.start(trigger={"availableNow": True}))
 
 
+@pytest.mark.long
 def test_a_renamed_uid_is_refused_until_it_is_settled(spark: Any, tmp_path: Path, enabled: str) -> None:
     mode = {"async-state.enabled": enabled}
     rows: list[Any] = []
@@ -70,6 +71,7 @@ def test_a_renamed_uid_is_refused_until_it_is_settled(spark: Any, tmp_path: Path
     assert rows[1:] == [("-U", 100), ("+U", 200)]
 
 
+@pytest.mark.long
 def test_a_removed_operator_is_dropped_or_kept_as_the_job_says(
     spark: Any, tmp_path: Path, enabled: str
 ) -> None:

@@ -70,6 +70,7 @@ def entries_after(
     return stored
 
 
+@pytest.mark.long
 @settings(max_examples=settings().max_examples // 2)
 @given(
     stories,

@@ -198,6 +198,7 @@ def test_pages_that_come_late_show_what_was_there_when_they_were_asked_for(
         stored = entries
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", list(MODES))
 def test_maps_of_many_blocks_and_many_maps(mode: str) -> None:
     """Of which nothing is in memory, because the worker starts anew."""

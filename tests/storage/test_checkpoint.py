@@ -368,6 +368,7 @@ def test_the_first_driver_of_an_empty_checkpoint_may_have_written_any_micro_batc
     assert set(second.start.earlier.values()) == {-1}
 
 
+@pytest.mark.long
 def test_drivers_of_long_ago_are_forgotten(place: str) -> None:
     claims = [Checkpoint(checkpoint_files(place)) for _ in range(103)]
     for one in claims:
@@ -436,6 +437,7 @@ def test_retention_keeps_every_needed_file_and_no_other(tmp_path: Path, place: s
         assert fresh.content(job.checkpoint.read(version), 2) == content
 
 
+@pytest.mark.long
 def test_retention_lists_all_files_once_in_many_commits(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

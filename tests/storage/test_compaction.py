@@ -68,6 +68,7 @@ class Watched:
         copies.join(self.root)
 
 
+@pytest.mark.long
 @settings(max_examples=6)
 @given(
     finished=st.lists(st.booleans(), min_size=24, max_size=30),
@@ -211,6 +212,7 @@ def test_a_compaction_that_is_given_up_leaves_a_slot_to_be_made_anew(
     store.close()
 
 
+@pytest.mark.long
 def test_copies_wait_for_each_other_and_are_merged_all_the_same(tmp_path: Path) -> None:
     """RocksDB merges one at a time: the second one begins when the first, which is slow, has ended."""
     under_way, stores = BackgroundCompactions(), []

@@ -98,6 +98,7 @@ def test_a_store_closes_where_no_file_or_thread_is_left_to_watch_it(
     assert job.content(manifest) == {A: b"1", B: b"2"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batches", range(1, 9))
 @pytest.mark.parametrize("back", [0, 1, 2])
 def test_a_killed_process_loses_no_state(tmp_path: Path, kept: StorePool, batches: int, back: int) -> None:

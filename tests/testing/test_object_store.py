@@ -38,6 +38,7 @@ def harness(checkpoint: str, folder: Path, **settings: Any) -> OperatorHarness:
     return OperatorHarness(Totals(), SCHEMA, ["user"], checkpoint=checkpoint, folder=folder, **given)
 
 
+@pytest.mark.long
 def test_restart_on_other_machines_at_another_parallelism(
     place: str, async_enabled: bool, tmp_path: Path
 ) -> None:

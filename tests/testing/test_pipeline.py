@@ -88,6 +88,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=8)
 @given(
     batches=st.lists(ROWS, min_size=1, max_size=4),
