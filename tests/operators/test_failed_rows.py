@@ -241,7 +241,7 @@ WRITES = {
 def test_each_method_of_a_state_is_known_to_read_or_to_change() -> None:
     for kind, writes in WRITES.items():
         names = {name for name in dir(kind) if not name.startswith("_")}
-        assert names - _READS == writes, kind
+        assert names - _READS - {"sweep"} == writes, kind  # which runs after all rows
 
 
 def test_errors_of_the_program_fail_the_micro_batch(async_enabled: bool) -> None:
