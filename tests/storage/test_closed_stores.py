@@ -35,7 +35,7 @@ def alive(folder: Path) -> list[str]:
             found.append(os.readlink(f"/proc/self/fd/{number}"))
         except OSError:
             continue  # the listing's own
-    stores = [vars(each) for each in gc.get_objects() if isinstance(each, RocksDBStore)]
+    stores = [vars(each) for each in gc.get_objects() if RocksDBStore in type(each).__mro__]
     found += [store["path"] for store in stores if store.get("_db") or store.get("_blocks")]
     found += [path for cache in _caches.values() for path in cache._readers]
     return [path for path in found if path.startswith(str(folder))]
