@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         if not chosen or spark.line in chosen:
             cells += _spark_cells(spark, brief)
     if not brief and not chosen:
-        for line in (PYTHONS[0], PYTHONS[-1]):
+        for line in PYTHONS:
             cells += _python_cells(line)
     print(f"\n{'on':<16}{'what':<32}{'showed':<10}seconds")
     for cell in cells:

@@ -33,9 +33,18 @@ from asyncstate.operators import (
 from asyncstate.spark import StreamingJob, apply_batch, read_state
 from asyncstate.spark.connect_files import ConnectFiles
 from asyncstate.spark.facts import known_changes
+from asyncstate.spark.kafka import Json
 from asyncstate.spark.prometheus import PrometheusProgress
-from asyncstate.spark.sinks import AppendSink, ParquetTarget, SqliteTarget, UpsertSink
+from asyncstate.spark.sinks import (
+    AppendSink,
+    KafkaAppendTarget,
+    KafkaTarget,
+    ParquetTarget,
+    SqliteTarget,
+    UpsertSink,
+)
 from asyncstate.spark.sources import debezium_json, json_rows
+from tests.sinks.places import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -649,6 +658,46 @@ def statements(spark: SparkSession, folder: Path) -> Any:
     return {"table": dict(_table(folder)), "refused": refused}
 
 
+def topics(spark: SparkSession, folder: Path) -> Any:
+    """From a topic into a table and a log of a topic; one message cannot be read."""
+    given = json.loads((folder / "kafka.json").read_text())
+    servers = given["servers"]
+    job = _job(spark, folder)
+    messages = job.kafka(
+        "numbers",
+        servers,
+        given["source"],
+        Json("k bigint not null, v bigint"),
+        malformed="output",
+        starting="earliest",
+        connector=given["connector"],
+    )
+    sums = messages.apply(_sums(), key="k", uid="sums")
+    sums.to(UpsertSink("k", KafkaTarget(servers, given["totals"])), name="totals")
+    log = KafkaAppendTarget(servers, given["log"], keys="offset")
+    messages.output("malformed").select("offset", "malformed").to(AppendSink(log), name="malformed")
+    job.await_termination(_started(job.start))
+    return [one["batch_id"] for one in job.history]
+
+
+def lakes(spark: SparkSession, folder: Path) -> Any:
+    """Into tables of Delta and Iceberg."""
+    job = _job(spark, folder)
+    numbers = job.source("numbers", _numbers(spark, folder, 2))
+    typed = numbers.select(id="k", name="concat('name ', v)", total="CAST(v AS decimal(10, 2))")
+    last = typed.apply(
+        GroupAggregate([max_("name").alias("name"), sum_("total").alias("total")]), key="id", uid="sums"
+    )
+    for kind in ("delta", "iceberg"):
+        place = Place(kind, str(folder / kind))
+        sums = last.select("id", "name", total="CAST(total AS decimal(10, 2))")
+        sums.to(UpsertSink("id", place.target()), name=kind)
+        log = Place(kind, str(folder / f"{kind}-log"))
+        typed.to(AppendSink(log.append_target()), name=f"{kind} log")
+    job.await_termination(_started(job.start))
+    return [one["batch_id"] for one in job.history]
+
+
 PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "graph": graph,
     "windows": windows,
@@ -669,4 +718,6 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "after": after,
     "statements": statements,
     "dropped": dropped,
+    "topics": topics,
+    "lakes": lakes,
 }

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
@@ -18,10 +19,12 @@ _START_SECONDS_MAX = 90.0
 
 
 class ConnectServer:
-    """Started at once; ``kill`` ends it as a crash does, ``start`` begins another one on the same port."""
+    """Started at once; ``kill`` ends it as a crash does, ``start`` begins another one on the same port. ``conf``: more
+    settings, such as the jars of a connector."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, conf: Mapping[str, str] | None = None) -> None:
         self._folder = folder
+        self._conf = dict(conf or {})
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = int(free.getsockname()[1])
@@ -51,6 +54,7 @@ class ConnectServer:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
             "spark.ui.enabled": "false",
+            **self._conf,
         }
         command = [str(home / "bin" / "spark-submit"), "--master", "local[2]"]
         for name, value in settings.items():

@@ -22,6 +22,8 @@ from asyncstate.spark.sinks import SqliteTarget, UpsertSink
 from tests.conftest import ROOT
 from tests.connect.programs import COMMIT, KEYS, PAUSED, RESUME, ROWS, STATEMENT, _totals, modes_of
 from tests.connect.server import ConnectServer
+from tests.servers.kafka import KafkaBroker, jars
+from tests.sinks.places import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SECONDS_MAX = 240
+SPARKS_OWN = pytest.param("spark", marks=pytest.mark.since_spark("4.2", "the release of the connector's jar"))
+"""The connector of which ``.ci/servers`` has the jar, which no earlier Spark runs."""
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +219,53 @@ def test_what_is_known_of_derived_rows_is_that_of_a_classic_session(
     refused = {name for name, mode in found.items() if mode == "refused"}
     assert refused == {name for name in found if "upserts" in name}
     assert {found[name] for name in found.keys() - refused - {"filtered insertions"}} == {"retract"}
+
+
+@pytest.mark.parametrize("connector", ["python", SPARKS_OWN])
+def test_topics_are_read_and_written(
+    server: ConnectServer, kafka: KafkaBroker, tmp_path: Path, mode: str, connector: str
+) -> None:
+    names = {name: f"connect-{connector}-{mode}-{name}" for name in ("source", "totals", "log")}
+    for name, topic in names.items():
+        kafka.create(topic, 2, cleanup_policy="compact" if name == "totals" else "delete")
+    given = {"servers": kafka.servers, "connector": connector, **names}
+    (tmp_path / "kafka.json").write_text(json.dumps(given))
+    own = None
+    try:
+        if connector == "spark":
+            files = ",".join(map(str, jars("spark-kafka")))
+            own = server = ConnectServer(tmp_path, {"spark.jars": files})
+        for number in range(2):
+            values = range(number * ROWS, (number + 1) * ROWS)
+            messages: list[tuple[Any, ...]] = [
+                (b"k", json.dumps({"k": v % KEYS, "v": v}), v % 2) for v in values
+            ]
+            kafka.produce(names["source"], [*messages, (b"k", b"\xff", 1)])
+            assert result("topics", server, tmp_path, mode) == [number]
+            table = {}
+            for message in kafka.consume(names["totals"]):
+                table[str(json.loads(message.key())["k"])] = json.loads(message.value())["total"]
+            assert table == _totals(range(values.stop))
+            log = [json.loads(message.value()) for message in kafka.consume(names["log"])]
+            assert [row["malformed"] for row in log] == (number + 1) * ["the message is not text in UTF-8"]
+    finally:
+        if own is not None:
+            own.kill()
+
+
+def test_tables_of_delta_and_iceberg_are_written(server: ConnectServer, tmp_path: Path, mode: str) -> None:
+    for kind in ("delta", "iceberg"):
+        for folder in (kind, f"{kind}-log"):
+            (tmp_path / folder).mkdir()
+            Place(kind, str(tmp_path / folder)).create()
+    assert result("lakes", server, tmp_path, mode) == [0, 1]
+    rows, totals = range(2 * ROWS), _totals(range(2 * ROWS))
+    for kind in ("delta", "iceberg"):
+        found = Place(kind, str(tmp_path / kind)).table()
+        names = {k: max(f"name {v}" for v in rows if v % KEYS == k) for k in range(KEYS)}
+        assert found == {k: (names[k], float(totals[str(k)])) for k in range(KEYS)}
+        appended = Place(kind, str(tmp_path / f"{kind}-log")).appended()
+        assert appended == sorted(((v % KEYS, f"name {v}", float(v)) for v in rows), key=repr)
 
 
 def test_a_stopped_query_breaks_no_micro_batch_off(server: ConnectServer, tmp_path: Path, mode: str) -> None:
