@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import random
 import sys
+import tempfile
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import sqlglot
 
@@ -37,6 +39,7 @@ AGGREGATES = (
     "listagg({s}, ',') WITHIN GROUP (ORDER BY {s})",
     "listagg(DISTINCT {s}, '') WITHIN GROUP (ORDER BY {s} DESC NULLS LAST)",
 )
+_IN_MEMORY: Final = Path("/dev/shm")
 THREE: Columns = [("c0", "n"), ("c1", "n"), ("c2", "n")]
 
 
@@ -240,6 +243,8 @@ def main() -> int:
     from asyncstate.spark import build_session
 
     count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    if _IN_MEMORY.is_dir():  # states are written as in a job, and nothing waits for a disk
+        tempfile.tempdir = str(_IN_MEMORY)
     spark, wrong, refused = build_session("queries", "local[1]", conf={"spark.ui.enabled": "false"}), [], 0
     for seed in range(first, first + count):
         try:
