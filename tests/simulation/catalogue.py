@@ -469,23 +469,21 @@ class SessionsModel(Model):
 
     def step(self, changes: Sequence[Table], times: Times) -> Table:
         for row in arrived(changes[0]):
-            self._arrive(row, times)
+            self._arrive(row)
         fired: Table = Counter()
         for key, sessions in self._open.items():
             for one in [one for one in sessions if one[1] - 1 <= times.watermark]:
-                fired[_window_row(key, one[1], one[2])] += 1
+                if one[1] - 1 > times.passed:  # else none of its rows was in time, in any order
+                    fired[_window_row(key, one[1], one[2])] += 1
                 sessions.remove(one)
         return fired
 
-    def _arrive(self, row: Row, times: Times) -> None:
+    def _arrive(self, row: Row) -> None:
         sessions = self._open[row[1]]
         start, end, rows = row[3], row[3] + self._gap, [row]
         merged = [one for one in sessions if one[0] <= end and start <= one[1]]
         for one in merged:
             start, end, rows = min(start, one[0]), max(end, one[1]), [*rows, *one[2]]
-        if end - 1 <= times.passed:
-            return
-        for one in merged:
             sessions.remove(one)
         sessions.append((start, end, rows))
 

@@ -7,6 +7,7 @@ Invariant: the model moves once for each micro-batch, when the job has committed
 from __future__ import annotations
 
 import gc
+import re
 import shutil
 import time
 from collections import Counter
@@ -318,18 +319,28 @@ def problem_of(story: Story) -> str | None:
 
 
 def shrunk(story: Story, seconds: float) -> Story:
-    """The smallest story found within the time that still has a problem."""
+    """The smallest story found within the time that still has a problem of the same kind."""
     deadline = time.monotonic() + seconds
+    kind = _kind(problem_of(story))
     again = True
     while again:
         again = False
         for less in smaller(story):
             if time.monotonic() > deadline:
                 return story
-            if _is_sound(less) and problem_of(less) is not None:
+            if _is_sound(less) and _kind(problem_of(less)) == kind:
                 story, again = less, True
                 break
     return story
+
+
+def _kind(problem: str | None) -> str | None:
+    """The class of an error that a problem names, "" if it names none. Cuts can leave a program that is refused: that
+    is no smaller case of rows that differ."""
+    if problem is None:
+        return None
+    found = re.search(r"\w+(Error|Exception)\b", problem)
+    return found[0] if found else ""
 
 
 def _is_sound(story: Story) -> bool:
