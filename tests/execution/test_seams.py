@@ -24,15 +24,10 @@ from asyncstate.state.columnar.list_columns import ListColumnStateDescriptor
 from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.testing import FaultyStore, OperatorHarness, Tuning
 from operators import KeyedProcess
+from tests.pacers import AlwaysQuick, AlwaysSlow
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 VALUE = pa.schema([("value", pa.int64())])
-
-
-class AlwaysSlow(Pacer):
-    @property
-    def waits_for_device(self) -> bool:
-        return True
 
 
 @pytest.fixture(params=["sync", "async", "slow"])
@@ -382,7 +377,9 @@ def test_limits_are_read_back_in_both_modes(async_enabled: bool) -> None:
 
 
 @pytest.mark.parametrize(("timeout", "least", "most"), [("1ms", 8, 100), ("1h", 1, 2)])
-def test_a_buffer_that_does_not_fill_goes_after_its_timeout(timeout: str, least: int, most: int) -> None:
+def test_a_buffer_that_does_not_fill_goes_after_its_timeout(
+    timeout: str, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Records that take a while each: without a timeout all reads would wait for the last record."""
     options = {
         "async-state.buffer-size": "100000",
@@ -396,6 +393,7 @@ def test_a_buffer_that_does_not_fill_goes_after_its_timeout(timeout: str, least:
             pass
         return state.async_value()
 
+    monkeypatch.setattr(worker_memory(), "pacer", AlwaysQuick())
     waiting = Tuning(batch_hot_reads=True)
     with OperatorHarness(
         Chain(work), SCHEMA, ["k"], async_enabled=True, options=options, tuning=waiting

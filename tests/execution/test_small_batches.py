@@ -19,6 +19,7 @@ from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.storage import MemTable
 from asyncstate.testing import FakeContext, OperatorHarness
 from tests.memory_store import MemoryStore
+from tests.pacers import AlwaysQuick
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 PACKAGE = Path(asyncstate.__file__).parent
@@ -37,16 +38,6 @@ class Sum(RecordOperator):
             return self.total.async_update(total + row.v)
 
         return self.total.async_value().then_compose(add)
-
-
-class AlwaysQuick(Pacer):
-    """Takes no read for slow, however busy the machine is."""
-
-    def measured(self, keys: int, seconds: float) -> None:
-        super().measured(keys, 0.0)
-
-    def measured_one(self, seconds: float) -> None:
-        super().measured_one(0.0)
 
 
 def modules_passed(harness: OperatorHarness) -> set[str]:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncstate.execution import Pacer
 from asyncstate.operator import Operator
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness
+from tests.pacers import AlwaysSlow
 
 OutputRow = tuple[Any, ...]
 
@@ -45,14 +45,6 @@ class Run:
     def counted(self, name: str) -> int:
         """A counter's sum."""
         return int(sum(figures.get(f"counter.{name}", 0) for figures in self.statistics))
-
-
-class AlwaysSlow(Pacer):
-    """Takes every store for a slow device, so that all reads wait and come back in the order of the threads."""
-
-    @property
-    def waits_for_device(self) -> bool:
-        return True
 
 
 @contextmanager

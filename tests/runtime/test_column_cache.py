@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from asyncstate.errors import OperatorError
-from asyncstate.execution import Pacer
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
 from asyncstate.runtime.partition.restore_plans import PartitionStore
 from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
@@ -22,6 +21,7 @@ from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl
 from asyncstate.state.column_cache import cache as cache_module
 from asyncstate.testing import OperatorHarness, Tuning
 from operators import Deduplicate, GroupAggregate, collect, count, max_, sum_
+from tests.pacers import AlwaysSlow
 from tests.state.ttl_column_probe import ColumnBench, ColumnProbe
 
 INPUT = pa.schema([("key", pa.string()), ("op", pa.string()), ("value", pa.int64())])
@@ -35,14 +35,6 @@ OPS = ["add", "drop", "peek", "fail"]
 
 Pushed = list[tuple[str | None, str, int]]
 Held = dict[str | None, tuple[int | None, str | None, int | None]]
-
-
-class AlwaysSlow(Pacer):
-    """Takes every store for a slow device, so that reads wait for the threads."""
-
-    @property
-    def waits_for_device(self) -> bool:
-        return True
 
 
 class Changes(BundleOperator):

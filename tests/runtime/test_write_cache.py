@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from asyncstate.execution import Pacer
 from asyncstate.operator import InputSpec, OperatorContext, RecordContext, RecordOperator, Row
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state import (
@@ -26,20 +25,13 @@ from asyncstate.state import (
 from asyncstate.storage.value_cache import ENTRY_OVERHEAD_BYTES
 from asyncstate.testing import OperatorHarness
 from operators import Deduplicate, GroupAggregate, Join, WindowAggregate, count, sum_, tumble
+from tests.pacers import AlwaysSlow
 
 SCHEMA = pa.schema([("key", pa.int64()), ("time", pa.timestamp("us")), ("value", pa.int64())])
 OUTPUT = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 KIB = 1024
 TINY = {"async-state.write-cache-size": "2kb"}
 Output = list[tuple[Any, ...]]
-
-
-class AlwaysSlow(Pacer):
-    """Takes every store for a slow device, so that reads wait for the threads."""
-
-    @property
-    def waits_for_device(self) -> bool:
-        return True
 
 
 @pytest.fixture(params=["sync", "async", "async, slow reads"])

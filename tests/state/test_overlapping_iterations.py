@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from asyncstate import MapStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row, to_iterable
 from asyncstate.errors import StoreError
-from asyncstate.execution import Pacer
 from asyncstate.execution.range_prefetch import next_positions
 from asyncstate.runtime import worker_memory
 from asyncstate.testing import OperatorHarness, Tuning
 from asyncstate.testing.faults import FaultyStore
 from tests.execution.rig import Rig
 from tests.memory_store import MemoryStore
+from tests.pacers import AlwaysSlow
 
 PAGES_OF_3 = {"async-state.iterate-response-batch-size": "3", "async-state.in-flight-limit": "4"}
 SPILLING = {"async-state.write-cache-size": "1kb"}
@@ -36,14 +36,6 @@ MODES: dict[str, dict[str, Any]] = {
         "options": PAGES_OF_3,
     },
 }
-
-
-class AlwaysSlow(Pacer):
-    """Takes the store for a slow device."""
-
-    @property
-    def waits_for_device(self) -> bool:
-        return True
 
 
 @contextmanager

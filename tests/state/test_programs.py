@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncstate import InputSpec, ListStateDescriptor, OperatorContext, RecordContext, RecordOperator, Row
-from asyncstate.execution import Pacer
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.state.keyed import chunks
 from asyncstate.testing import OperatorHarness
+from tests.pacers import AlwaysSlow
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 from tests.state.programs import (
     KINDS,
@@ -169,14 +169,6 @@ def test_the_controllers_and_stores_agree_with_the_model(batches: list[MicroBatc
     results, stored = run_harness(batches, async_enabled=False)
     assert results == [repr(record_results) for record_results in Model().run(batches)]
     assert run_harness(batches, async_enabled=True) == (results, stored)
-
-
-class AlwaysSlow(Pacer):
-    """Takes every store for a slow device, so that all reads wait and come back in the order of the threads."""
-
-    @property
-    def waits_for_device(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("seed", SEEDS)
