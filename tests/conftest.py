@@ -65,9 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return  # the controller's environment says where
     os.environ.setdefault(class_archive.VARIABLE, class_archive.java_options())
     given = os.environ.get(SCRATCH)
-    if given is None and not _has_room(_IN_MEMORY):
+    place = given or in_memory()
+    if place is None:
         return
-    scratch = tempfile.mkdtemp(prefix="asyncstate-tests-", dir=given or _IN_MEMORY)
+    scratch = tempfile.mkdtemp(prefix="asyncstate-tests-", dir=place)
     config.stash[_scratch] = scratch, os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = tempfile.tempdir = scratch
     if config.option.basetemp is None:
@@ -95,12 +96,10 @@ _scratch = pytest.StashKey[tuple[str, str | None]]()
 _archive = pytest.StashKey[class_archive.Making]()
 
 
-def _has_room(folder: Path) -> bool:
-    return (
-        folder.is_dir()
-        and os.access(folder, os.W_OK)
-        and shutil.disk_usage(folder).free >= _IN_MEMORY_BYTES_MIN
-    )
+def in_memory() -> Path | None:
+    """A folder that is in memory, if there is one with room for what tests write."""
+    usable = _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK)
+    return _IN_MEMORY if usable and shutil.disk_usage(_IN_MEMORY).free >= _IN_MEMORY_BYTES_MIN else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,13 +12,13 @@ import random
 import sys
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import sqlglot
 
 from asyncstate.errors import SqlError
 from asyncstate.sql import sql_pipeline
+from tests.conftest import in_memory
 from tests.sql.features import SCHEMAS, changing_tables
 from tests.sql.tables import kept_right
 
@@ -39,7 +39,6 @@ AGGREGATES = (
     "listagg({s}, ',') WITHIN GROUP (ORDER BY {s})",
     "listagg(DISTINCT {s}, '') WITHIN GROUP (ORDER BY {s} DESC NULLS LAST)",
 )
-_IN_MEMORY: Final = Path("/dev/shm")
 THREE: Columns = [("c0", "n"), ("c1", "n"), ("c2", "n")]
 
 
@@ -243,8 +242,8 @@ def main() -> int:
     from asyncstate.spark import build_session
 
     count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    if _IN_MEMORY.is_dir():  # states are written as in a job, and nothing waits for a disk
-        tempfile.tempdir = str(_IN_MEMORY)
+    if (memory := in_memory()) is not None:  # states are written as in a job, and nothing waits for a disk
+        tempfile.tempdir = str(memory)
     spark, wrong, refused = build_session("queries", "local[1]", conf={"spark.ui.enabled": "false"}), [], 0
     for seed in range(first, first + count):
         try:
