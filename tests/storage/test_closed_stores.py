@@ -23,6 +23,7 @@ from asyncstate.storage.rocksdb_options import _caches
 from asyncstate.storage.slots import Slot
 from tests.storage.minijob import SMALL, MiniJob, Writes, key
 
+SETTLE = RocksDBStore.settle
 A = key(0, "a")
 MANY: Writes = {key(n % 16, f"{n:05}"): b"value%d" % n for n in range(20_000)}
 
@@ -243,7 +244,16 @@ def test_of_a_store_that_cannot_be_closed_while_it_is_read(tmp_path: Path, of: s
     assert raised.tb is not None
 
 
-@pytest.mark.parametrize("how", ["merged", "given up", "its folder is deleted", "it cannot be opened"])
+def settled_while_files_are_deleted(store: RocksDBStore, **how: Any) -> bool:
+    """As ``settle``; RocksDB deletes the files that it has merged some time after that: one is just being deleted."""
+    ended = SETTLE(store, **how)
+    Path(store.path, "000001.sst").symlink_to("deleted")
+    return ended
+
+
+@pytest.mark.parametrize(
+    "how", ["merged", "files are still deleted", "given up", "its folder is deleted", "it cannot be opened"]
+)
 def test_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """By a thread of the process, in another slot."""
     store = RocksDBStore(tmp_path / "store", SMALL)
@@ -255,6 +265,8 @@ def test_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) ->
         monkeypatch.setattr(RocksDBStore, "_open", failing(StoreError("no space")))
     elif how == "its folder is deleted":
         monkeypatch.setattr(Slot, "is_in_place", lambda _: False)
+    elif how == "files are still deleted":
+        monkeypatch.setattr(RocksDBStore, "settle", settled_while_files_are_deleted)
     elif how == "given up":
         monkeypatch.setattr(RocksDBStore, "sorted_runs", lambda _: 99)  # it never ends by itself
     assert compactions.begin(store, slot, "lineage") == (how != "it cannot be opened")
@@ -263,7 +275,7 @@ def test_of_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) ->
     else:
         compactions.join()
     assert alive(slot.folder) == []
-    assert (slot.record() is not None) == (how == "merged")
+    assert (slot.record() is not None) == (how in {"merged", "files are still deleted"})
     assert slot.take()
     slot.release()
     store.close()
