@@ -196,7 +196,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark for the whole run: two local cores, two partitions after an exchange, nothing left behind.
 
-    Shared, so a test changes the session's configuration only through `spark.newSession()`.
+    Shared, so a test changes the session's configuration only in a session of its own: `spark.newSession()`, or
+    `another_session(spark)` if it also runs over Spark Connect.
     """
     java = subprocess.run(
         [sys.executable, str(ROOT / ".ci" / "check_java.py")], capture_output=True, text=True, check=False
@@ -209,6 +210,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = _start_spark(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
+
+
+def another_session(spark: SparkSession) -> SparkSession:
+    """A session with settings of its own, on the Spark of ``spark``. `newSession` of Spark Connect came with 4.3."""
+    from asyncstate.spark.compatibility import is_connect
+
+    if not is_connect(spark):
+        return spark.newSession()
+    remote: Any = spark
+    session: SparkSession = type(spark)(remote.client._builder)
+    return session
 
 
 def _remote_spark(folder: Path) -> SparkSession:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _STOP_POLL_SECONDS: Final = 0.1
 _PROGRESS_POLL_SECONDS: Final = 1.0
 _LOST: Final = re.compile(
-    r"RETRIES_EXCEEDED|RetriesExceeded|StatusCode\.UNAVAILABLE|INVALID_HANDLE\.|^SparkConnectException "
+    r"RETRIES_EXCEEDED|RetriesExceeded|StatusCode\.UNAVAILABLE|INVALID_HANDLE\.|RESPONSE_ALREADY_RECEIVED|"
+    r"Received incorrect (server side )?session identifier|^SparkConnectException "
 )
 """In errors of Spark's client whose server does not answer, does not know the client any more, or is another one."""
 

@@ -531,6 +531,9 @@ def watched(spark: SparkSession, folder: Path) -> Any:
     numbers.apply(operator, key="k", uid="balance").to(_Nothing())
     query = _started(functools.partial(job.start, progress=True))
     shown = screen.wanted.wait(SECONDS_MAX)
+    never = threading.Event()
+    while query.isActive and not (folder / PAUSED).exists():  # the bar shows it before its first row
+        never.wait(0.05)
     late = _refusal(lambda: job.stop(timeout_seconds=0.5))
     active = query.isActive
     (folder / RESUME).touch()

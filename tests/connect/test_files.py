@@ -124,6 +124,10 @@ def test_a_lost_server_is_named() -> None:
         "<_InactiveRpcError of RPC that terminated with: status = StatusCode.UNAVAILABLE",
         "[INVALID_HANDLE.SESSION_CHANGED] The handle 1 is invalid. The existing Spark server driver has restarted.",
         "[INVALID_HANDLE.SESSION_NOT_FOUND] The handle 1 is invalid. Session not found.",
+        "[RESPONSE_ALREADY_RECEIVED] OPERATION_NOT_FOUND on the server but responses were already received from it.",
+        "Received incorrect session identifier for request:1 != 2",
+        "Received incorrect server side session identifier for request. Please create a new Spark Session to "
+        "reconnect. (1 != 2)",
     ):
         lost = lost_server("job", RuntimeError(text))
         assert lost is not None

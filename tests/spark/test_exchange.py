@@ -18,6 +18,7 @@ from asyncstate.errors import JobError, OperatorError, SchemaError
 from asyncstate.spark import MicroBatch, StreamingJob
 from asyncstate.spark.exchange import input_spec
 from asyncstate.spark.python_task import PartitionTask
+from tests.conftest import another_session
 from tests.spark.parts import Echo, echo, runs
 
 pytestmark = [pytest.mark.spark, pytest.mark.executors]
@@ -30,7 +31,7 @@ GROUPS = 128
 @pytest.fixture(params=["false", "true"], ids=["aqe-off", "aqe-on"])
 def session(spark: SparkSession, request: pytest.FixtureRequest) -> SparkSession:
     """The session with and without adaptive execution; coalescing pushed as far as it goes."""
-    own = spark.newSession()
+    own = another_session(spark)
     own.conf.set("spark.sql.adaptive.enabled", request.param)
     own.conf.set("spark.sql.adaptive.coalescePartitions.parallelismFirst", "false")
     own.conf.set("spark.sql.adaptive.advisoryPartitionSizeInBytes", "1g")
