@@ -176,7 +176,7 @@ class Calls:
 
     def _pivoted(self, function: Any) -> str:
         """The second step of a PIVOT: the one value of each column that it makes."""
-        expressions = self.given.reader.catalyst.jvm.org.apache.spark.sql.catalyst.expressions
+        expressions = self.given.reader.catalyst.x
         column, value = function.pivotColumn(), function.valueColumn()
         name = self.given.argument(value)
         found = []

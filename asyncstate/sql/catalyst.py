@@ -1,7 +1,7 @@
 """Spark's analyzer and optimizer, driven rule by rule.
 
-Owns: ``Catalyst``: a session with a stand-in for each source, and the optimized plan of a statement; ``SOURCE`` and
-``COLUMN``, the metadata by which a plan's leaf is known as a source.
+Owns: ``Catalyst``: a session with a stand-in for each source, and the optimized plan of a statement; ``Tree``, what
+such a plan is made of; ``SOURCE`` and ``COLUMN``, the metadata by which a plan's leaf is known as a source.
 Invariant: rules that are not equivalences over a changelog, or that serve Spark's own execution, are left out. A
 stand-in is neither a local relation, which rules would fold to nothing, nor a streaming one, in which the analyzer
 refuses subqueries.
@@ -12,11 +12,13 @@ computed here.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import convert_exception
@@ -53,6 +55,31 @@ _ROUNDS_MAX: Final = 100
 _CHANGES: Final = re.compile(r"\b(current_timestamp|now|current_date|localtimestamp|current_time)\(")
 
 
+class Tree(JavaObject):  # type: ignore[misc]  # py4j has no types
+    """A part of a plan in the JVM. Each question without arguments is asked once: it is a round trip, plans never
+    change, and reading one asks most questions many times."""
+
+    def __init__(self, java: JavaObject) -> None:
+        self.__dict__.update(java.__dict__, _java=java)  # py4j frees the JVM's object together with ``java``
+
+    def __getattr__(self, name: str) -> Any:
+        method, known = super().__getattr__(name), list[Any]()
+
+        def answer(*given: Any) -> Any:
+            if given:
+                return _tree(method(*given))
+            if not known:
+                known.append(_tree(method()))
+            return known[0]
+
+        self.__dict__[name] = answer
+        return answer
+
+
+def _tree(value: Any) -> Any:
+    return Tree(value) if type(value) is JavaObject else value
+
+
 class Catalyst:
     """A copy of a Spark session in which a statement's sources are tables without rows."""
 
@@ -75,7 +102,13 @@ class Catalyst:
         self._schemas: dict[str, StructType] = {}
         self.java = java.cloneSession()
         self.session = SparkSession(spark.sparkContext, self.java)
-        self.jvm: Any = spark.sparkContext._jvm
+        self.jvm = jvm = cast("Any", spark.sparkContext._jvm)
+        # Each part of such a name is a round trip.
+        self.x = jvm.org.apache.spark.sql.catalyst.expressions
+        self.no_metadata = jvm.org.apache.spark.sql.types.Metadata.empty()
+        self._sessions = jvm.org.apache.spark.sql.classic.SparkSession
+        self._lists = jvm.java.util.ArrayList
+        self._to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
         self._batches: list[tuple[int, list[Any]]] | None = None
         # Plans and expressions are searched and compared as texts, which Spark cuts after 25 fields.
         self.session.conf.set("spark.sql.debug.maxToStringFields", str((1 << 31) - 1))
@@ -166,15 +199,15 @@ class Catalyst:
         plan = analyzed
         with self.active(), sql_errors(text):
             for limit, rules in self._rules():
-                for _ in range(min(limit, _ROUNDS_MAX)):
-                    before = plan
-                    for rule in rules:
-                        after = rule.apply(plan)
-                        if not after.fastEquals(plan):
-                            plan = after
-                    if limit == 1 or plan.fastEquals(before):
+                unchanged = 0  # so many rules in a row: all of them, and the batch has ended
+                for rule in itertools.islice(itertools.cycle(rules), len(rules) * min(limit, _ROUNDS_MAX)):
+                    after = rule.apply(plan)
+                    unchanged += 1
+                    if not after.fastEquals(plan):  # an equal one may have lost its places in the statement
+                        plan, unchanged = after, 0
+                    if unchanged == len(rules):
                         break
-        return plan
+        return Tree(plan)
 
     def _rules(self) -> list[tuple[int, list[Any]]]:
         if self._batches is None:
@@ -191,7 +224,7 @@ class Catalyst:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make this session the active one, whose configuration rules and texts follow. The user's is restored."""
-        sessions, ours = self.jvm.org.apache.spark.sql.classic.SparkSession, SparkSession._activeSession
+        sessions, ours = self._sessions, SparkSession._activeSession
         before = option(sessions.getActiveSession())
         sessions.setActiveSession(self.java)
         try:
@@ -205,10 +238,10 @@ class Catalyst:
 
     def seq(self, values: Any) -> Any:
         """A Scala Seq."""
-        found = self.jvm.java.util.ArrayList()
+        found = self._lists()
         for one in values:
             found.add(one)
-        return self.jvm.org.apache.spark.api.python.PythonUtils.toSeq(found)
+        return self._to_seq(found)
 
     def type(self, kind: DataType) -> Any:
         """The JVM's object of a type."""
@@ -229,7 +262,10 @@ def sql_errors(text: str = "") -> Iterator[None]:
 
 def items(seq: Any) -> list[Any]:
     """The elements of a Scala Seq."""
-    return [seq.apply(number) for number in range(seq.size())]
+    if "_elements" not in vars(seq):
+        vars(seq)["_elements"] = [seq.apply(number) for number in range(seq.size())]
+    found: list[Any] = vars(seq)["_elements"]
+    return found
 
 
 def option(value: Any) -> Any:

@@ -9,6 +9,7 @@ names an internal function; the rest is found by reading all texts of a statemen
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
@@ -17,7 +18,7 @@ from pyspark.sql.types import StructField, StructType, _parse_datatype_json_stri
 
 from asyncstate.errors import SqlError
 from asyncstate.spark.column_types import quoted
-from asyncstate.sql.catalyst import Catalyst, items, sql_errors
+from asyncstate.sql.catalyst import Catalyst, items, option, sql_errors
 from asyncstate.sql_words import Words
 
 _TRANSPARENT: Final = {
@@ -92,13 +93,11 @@ def is_only_valid(condition: Any, own: Collection[int]) -> bool:
 def fragment(node: Any) -> str:
     """The line and the text of the statement that a plan or expression comes from; empty if Spark does not say."""
     origin = node.origin()
-    text, start, stop = origin.sqlText(), origin.startIndex(), origin.stopIndex()
-    line = origin.line()
-    where = f"line {line.get()}" if line.isDefined() else ""
-    if text.isDefined() and start.isDefined() and stop.isDefined():
-        found = " ".join(text.get()[start.get() : stop.get() + 1].split())
-        return f"{where}: {found if len(found) < 100 else found[:97] + '...'}"
-    return where
+    line = option(origin.line())
+    if line is None:
+        return ""
+    found = " ".join(str(origin.context().fragment()).split())
+    return f"line {line}: {found if len(found) < 100 else found[:97] + '...'}"
 
 
 def refusal(what: str, remedy: str, node: Any = None) -> SqlError:
@@ -141,7 +140,7 @@ class Expressions:
 
     def __init__(self, catalyst: Catalyst) -> None:
         self._catalyst = catalyst
-        self._x = catalyst.jvm.org.apache.spark.sql.catalyst.expressions
+        self._x = catalyst.x
         self._parsed: dict[str, Any] = {}
         self._texts: dict[str, Any] = {}
         self._columns: dict[str, Any] = {}
@@ -180,9 +179,8 @@ class Expressions:
         def column(expression: Any) -> Any:
             name, kind = f"replaced_{own}", expression.dataType()
             self._columns[name] = kind
-            empty = self._catalyst.jvm.org.apache.spark.sql.types.Metadata.empty()
-            new = self._x.NamedExpression.newExprId()
-            return self._x.AttributeReference(name, kind, True, empty, new, self._catalyst.seq([]))
+            new, catalyst = self._x.NamedExpression.newExprId(), self._catalyst
+            return self._x.AttributeReference(name, kind, True, catalyst.no_metadata, new, catalyst.seq([]))
 
         return column
 
@@ -212,13 +210,14 @@ class Expressions:
         plan = self._catalyst.optimized(checked._jdf.queryExecution().analyzed())
         if kind_of(plan) != "Project":
             raise SqlError(f"the texts of the statement became {kind_of(plan)}; write it in another way")
-        for text, again in zip(texts, items(plan.projectList()), strict=True):
-            with self._catalyst.active():
+        with self._catalyst.active():
+            for text, again in zip(texts, items(plan.projectList()), strict=True):
                 mine, other = _shape(self._texts[text]), _shape(self._rebuilt(again, None, {}))
-            if mine != other:
-                raise SqlError(
-                    f"{text}: Spark reads this text as {other}, and the statement has {mine}; write it in another way"
-                )
+                if mine != other:
+                    raise SqlError(
+                        f"{text}: Spark reads this text as {other}, and the statement has {mine}; write it in "
+                        "another way"
+                    )
 
     def _rebuilt(
         self, e: Any, names: Mapping[int, str] | None, replaced: Mapping[int, Any], typed: bool = True
@@ -263,6 +262,8 @@ class Expressions:
         if not parts:
             return e
         new = [self._rebuilt(one, names, replaced, typed) for one in parts]
+        if all(map(operator.is_, new, parts)):
+            return e
         if kind == "CreateNamedStruct":  # struct(a) has the name of its column, which has another one now
             return self._x.CreateNamedStruct(self._catalyst.seq(new))
         return e.withNewChildren(self._catalyst.seq(new))

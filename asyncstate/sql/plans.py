@@ -8,7 +8,6 @@ gives the same plan.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,7 +69,6 @@ _ORDERED: Final = {
 _NESTED: Final = ("array", "map", "struct")
 _SESSION: Final = "precisetimestampconversion"
 _SESSION_MARK: Final = "spark.sessionWindow"
-_numbers: Final = itertools.count()
 
 
 class Reader:
@@ -93,9 +91,7 @@ class Reader:
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
         self._raw_times: dict[int, Any] = {}
         self._leaf: Any = None
-        # Plans of views are shared by statements, so a tag of one statement must not count for another.
-        tag = f"asyncstate.{next(_numbers)}"
-        self._tag = catalyst.jvm.org.apache.spark.sql.catalyst.trees.TreeNodeTag(tag)
+        self._sourced: dict[Any, bool] = {}
 
     def read(self, plan: Any) -> ir.Node:
         """The nodes of a plan; the last has the statement's own names of columns. Raises SqlError."""
@@ -209,13 +205,11 @@ class Reader:
         return Read(ir.Project.of(read.node, made), names)
 
     def _reads_source(self, plan: Any) -> bool:
-        """Whether a plan reads a source, also in subqueries. Each node is asked once, and tagged with the answer."""
-        known = option(plan.getTagValue(self._tag))
-        if known is None:
+        """Whether a plan reads a source, also in subqueries."""
+        if plan not in self._sourced:
             below = [*items(plan.children()), *items(plan.subqueries())]
-            known = str(any([source_of(plan), *map(self._reads_source, below)]))
-            plan.setTagValue(self._tag, known)
-        return bool(known == "True")
+            self._sourced[plan] = any([source_of(plan), *map(self._reads_source, below)])
+        return self._sourced[plan]
 
     def _any_source(self, plan: Any) -> Any:
         """The leaf of a source that is not a lookup; None if there is none."""
@@ -533,7 +527,7 @@ class Reader:
         and the value with a default for null. A struct becomes its leaves."""
         keys: list[list[str]] = [[], []]
         safe = all(one[2] for one in pairs)
-        literal = self.catalyst.jvm.org.apache.spark.sql.catalyst.expressions.Literal
+        literal = self.catalyst.x.Literal
         for *both, is_safe in pairs:
             for side, one, key in zip(sides, both, keys, strict=True):
                 text = side.text(one)
