@@ -34,6 +34,7 @@ from operators import (
     udtaf,
 )
 from operators.window.windows import SessionWindow
+from tests.examples import at_most
 from tests.operators.test_table_aggregates import Top2, Top2Incremental, top_of
 from tests.operators.window_model import WindowModel
 
@@ -268,7 +269,7 @@ def harness_of(operator: Any, async_enabled: bool, changelog: bool = False, **mo
 @pytest.mark.long
 @pytest.mark.parametrize("changelog", [False, True], ids=["inserts", "changelog"])
 @pytest.mark.parametrize("window", WINDOWS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=at_most(25))
 @given(data=st.data())
 def test_the_netted_rows_are_those_of_a_loop(
     window: str, changelog: bool, async_enabled: bool, data: st.DataObject
@@ -304,7 +305,7 @@ def test_the_netted_rows_are_those_of_a_loop(
         assert {row[0] for row in shown} <= {"+I"}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=at_most(20))
 @given(
     batches=histories(True),
     bundle=st.sampled_from(["1", "3", "1000"]),
@@ -325,7 +326,7 @@ def test_sessions_need_no_retract_and_rows_may_be_none(
         assert netted(harness.output) == expected(over, batches, big_ones_of)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=at_most(20))
 @given(
     rows=st.lists(st.builds(Row, st.sampled_from("ab"), st.integers(-3, 3), st.just(0)), max_size=20),
     cuts=st.sets(st.integers(0, 20)),

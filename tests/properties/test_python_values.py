@@ -55,6 +55,7 @@ from asyncstate.testing import FakeContext, OperatorHarness, PipelineHarness, Pi
 from operators import GroupAggregate, KeyedFlatMap, KeyedMap, LookupJoin, TableFunction, udaf
 from tests.codec.any_values import any_values_of, is_same
 from tests.codec.strategies import flat_types, nested_types
+from tests.examples import at_most
 
 ROWS: Final = pa.schema([("k", pa.string()), ("write", pa.bool_())])
 WRITE, READ = ("key", True), ("key", False)
@@ -416,7 +417,7 @@ MICROSECONDS: Final = st.one_of(flat_types, nested_types()).filter(
 
 
 @pytest.mark.long
-@settings(max_examples=25)
+@settings(max_examples=at_most(25))
 @given(st.data())
 def test_all_places_take_the_same_values_and_give_them_back(data: st.DataObject) -> None:
     kind = data.draw(MICROSECONDS)
