@@ -7,6 +7,7 @@ Invariant: an aggregate that no operator keeps right is refused by name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from asyncstate.errors import SqlError
@@ -176,7 +177,7 @@ class Calls:
 
     def _pivoted(self, function: Any) -> str:
         """The second step of a PIVOT: the one value of each column that it makes."""
-        expressions = self.given.reader.catalyst.x
+        expressions = self.given.reader.catalyst.expression_classes
         column, value = function.pivotColumn(), function.valueColumn()
         name = self.given.argument(value)
         found = []
@@ -241,7 +242,7 @@ def read_aggregate(reader: Reader, plan: Any, needed: Needed) -> Read:
     return reader.projected(Read(node, {}), results, texts)
 
 
-def _keys(given: Given, grouping: list[Any]) -> tuple[list[str], dict[int, str]]:
+def _keys(given: Given, grouping: Sequence[Any]) -> tuple[list[str], dict[int, str]]:
     """The key columns, and the texts of the grouping expressions after the aggregation, by id. A struct, which is no
     key, becomes its leaves."""
     keys, texts = list[str](), dict[int, str]()
@@ -265,7 +266,7 @@ def _keys(given: Given, grouping: list[Any]) -> tuple[list[str], dict[int, str]]
     return list(dict.fromkeys(keys)), texts
 
 
-def _window(reader: Reader, plan: Any, grouping: list[Any], below: set[int]) -> _Windowed | None:
+def _window(reader: Reader, plan: Any, grouping: Sequence[Any], below: set[int]) -> _Windowed | None:
     """The window of event time that closes among the grouping expressions; None: windows are values like others."""
     for one in grouping:
         if kind_of(one) != "AttributeReference" or not type_of(one).startswith("struct<"):

@@ -1,7 +1,7 @@
 """Spark's analyzer and optimizer, driven rule by rule.
 
-Owns: ``Catalyst``: a session with a stand-in for each source, and the optimized plan of a statement; ``Tree``, what
-such a plan is made of; ``SOURCE`` and ``COLUMN``, the metadata by which a plan's leaf is known as a source.
+Owns: ``Catalyst``: a session with a stand-in for each source, and the optimized plan of a statement; ``Tree``, a
+part of such a plan; ``SOURCE`` and ``COLUMN``, the metadata by which a plan's leaf is known as a source.
 Invariant: rules that are not equivalences over a changelog, or that serve Spark's own execution, are left out. A
 stand-in is neither a local relation, which rules would fold to nothing, nor a streaming one, in which the analyzer
 refuses subqueries.
@@ -12,9 +12,8 @@ computed here.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -56,8 +55,8 @@ _CHANGES: Final = re.compile(r"\b(current_timestamp|now|current_date|localtimest
 
 
 class Tree(JavaObject):  # type: ignore[misc]  # py4j has no types
-    """A part of a plan in the JVM. Each question without arguments is asked once: it is a round trip, plans never
-    change, and reading one asks most questions many times."""
+    """A part of a plan in the JVM: a node, an expression, a list of them, a type. A method without arguments is called
+    once, since each call is a round trip, plans never change, and reading one asks most questions many times."""
 
     def __init__(self, java: JavaObject) -> None:
         self.__dict__.update(java.__dict__, _java=java)  # py4j frees the JVM's object together with ``java``
@@ -103,8 +102,8 @@ class Catalyst:
         self.java = java.cloneSession()
         self.session = SparkSession(spark.sparkContext, self.java)
         self.jvm = jvm = cast("Any", spark.sparkContext._jvm)
-        # Each part of such a name is a round trip.
-        self.x = jvm.org.apache.spark.sql.catalyst.expressions
+        # Found once: each part of such a name is a round trip.
+        self.expression_classes = jvm.org.apache.spark.sql.catalyst.expressions
         self.no_metadata = jvm.org.apache.spark.sql.types.Metadata.empty()
         self._sessions = jvm.org.apache.spark.sql.classic.SparkSession
         self._lists = jvm.java.util.ArrayList
@@ -199,14 +198,7 @@ class Catalyst:
         plan = analyzed
         with self.active(), sql_errors(text):
             for limit, rules in self._rules():
-                unchanged = 0  # so many rules in a row: all of them, and the batch has ended
-                for rule in itertools.islice(itertools.cycle(rules), len(rules) * min(limit, _ROUNDS_MAX)):
-                    after = rule.apply(plan)
-                    unchanged += 1
-                    if not after.fastEquals(plan):  # an equal one may have lost its places in the statement
-                        plan, unchanged = after, 0
-                    if unchanged == len(rules):
-                        break
+                plan = fixed_point(plan, rules, min(limit, _ROUNDS_MAX))
         return Tree(plan)
 
     def _rules(self) -> list[tuple[int, list[Any]]]:
@@ -248,6 +240,24 @@ class Catalyst:
         return self.jvm.org.apache.spark.sql.types.DataType.fromJson(kind.json())
 
 
+def fixed_point(plan: Any, rules: Sequence[Any], rounds: int) -> Any:
+    """The plan after at most ``rounds`` rounds of the rules; fewer if all rules leave it as it is, or if a round does,
+    because its rules undo one another."""
+    unchanged = 0  # rules in a row that have left the plan as it is
+    for _ in range(rounds):
+        before = plan
+        for rule in rules:
+            after = rule.apply(plan)
+            unchanged += 1
+            if not after.fastEquals(plan):  # an equal one may have lost its places in the statement
+                plan, unchanged = after, 0
+            if unchanged == len(rules):
+                return plan
+        if rounds > 1 and plan.fastEquals(before):
+            break
+    return plan
+
+
 @contextmanager
 def sql_errors(text: str = "") -> Iterator[None]:
     """Turn Spark's errors about a statement into SqlError."""
@@ -260,11 +270,11 @@ def sql_errors(text: str = "") -> Iterator[None]:
         raise SqlError(f"Spark says of the statement: {found}") from error
 
 
-def items(seq: Any) -> list[Any]:
-    """The elements of a Scala Seq."""
+def items(seq: Any) -> Sequence[Any]:
+    """The elements of a Scala Seq, which is asked once."""
     if "_elements" not in vars(seq):
         vars(seq)["_elements"] = [seq.apply(number) for number in range(seq.size())]
-    found: list[Any] = vars(seq)["_elements"]
+    found: Sequence[Any] = vars(seq)["_elements"]
     return found
 
 

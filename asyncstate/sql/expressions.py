@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pyspark.sql.types import StructField, StructType, _parse_datatype_json_string
@@ -62,7 +62,7 @@ def ids_in(expression: Any) -> set[int]:
     return {id_of(one) for one in items(expression.references().toSeq())}
 
 
-def children(expression: Any) -> list[Any]:
+def children(expression: Any) -> Sequence[Any]:
     """The direct parts of an expression."""
     return items(expression.children())
 
@@ -97,6 +97,8 @@ def fragment(node: Any) -> str:
     if line is None:
         return ""
     found = " ".join(str(origin.context().fragment()).split())
+    if not found:
+        return f"line {line}"
     return f"line {line}: {found if len(found) < 100 else found[:97] + '...'}"
 
 
@@ -140,7 +142,7 @@ class Expressions:
 
     def __init__(self, catalyst: Catalyst) -> None:
         self._catalyst = catalyst
-        self._x = catalyst.x
+        self._x = catalyst.expression_classes
         self._parsed: dict[str, Any] = {}
         self._texts: dict[str, Any] = {}
         self._columns: dict[str, Any] = {}
@@ -253,8 +255,8 @@ class Expressions:
             return self.read(quoted(str(e.name())))
         if kind == "ElementAt" and typed and names is not None and kind_of(e.left()) == "StringSplitSQL":
             self._retyped = True
-            parts = [self._rebuilt(one, names, replaced) for one in (*children(e.left()), e.right())]
-            return self.read(f"split_part({', '.join(str(one.sql()) for one in parts)})")
+            given = [self._rebuilt(one, names, replaced) for one in (*children(e.left()), e.right())]
+            return self.read(f"split_part({', '.join(str(one.sql()) for one in given)})")
         if kind == "Literal" and typed and names is not None and type_of(e).startswith("decimal"):
             self._retyped = True
             return self.read(f"CAST({e.sql()} AS {e.dataType().sql()})")

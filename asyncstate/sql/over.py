@@ -6,6 +6,7 @@ Invariant: a function or frame that no operator keeps right is refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -72,7 +73,7 @@ def read_over(reader: Reader, plan: Any, needed: Needed) -> Read:
     return Read(shown.node(), names).only([*kept, *texts])
 
 
-def _is_by_date(order: list[Any]) -> bool:
+def _is_by_date(order: Sequence[Any]) -> bool:
     return [type_of(one.child()) for one in order] == ["date"]
 
 

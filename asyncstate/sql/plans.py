@@ -91,7 +91,7 @@ class Reader:
         self._made: dict[tuple[int, str], list[tuple[Any, Read, list[int]]]] = {}
         self._raw_times: dict[int, Any] = {}
         self._leaf: Any = None
-        self._sourced: dict[Any, bool] = {}
+        self._sourced: dict[Any, bool] = {}  # by plan
 
     def read(self, plan: Any) -> ir.Node:
         """The nodes of a plan; the last has the statement's own names of columns. Raises SqlError."""
@@ -527,7 +527,7 @@ class Reader:
         and the value with a default for null. A struct becomes its leaves."""
         keys: list[list[str]] = [[], []]
         safe = all(one[2] for one in pairs)
-        literal = self.catalyst.x.Literal
+        literal = self.catalyst.expression_classes.Literal
         for *both, is_safe in pairs:
             for side, one, key in zip(sides, both, keys, strict=True):
                 text = side.text(one)
