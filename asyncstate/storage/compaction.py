@@ -204,9 +204,8 @@ def _slowed(store: RocksDBStore) -> RocksDBOptions:
 def _know_checksums(copy: RocksDBStore) -> None:
     """Compute the checksums of the merged files here, so that the next snapshot need not."""
     checksums, names = ChecksumCache(copy.path), set(copy.file_sizes())
-    with suppress(
-        FileNotFoundError
-    ):  # RocksDB has merged and deleted it meanwhile: a snapshot computes the rest
+    # A file may have been merged and deleted meanwhile: a snapshot computes what is missing.
+    with suppress(FileNotFoundError):
         for name in names:
             checksums.checksum(Path(copy.path, name))
     checksums.save(names)

@@ -59,6 +59,12 @@ PAUSED, RESUME, COMMIT = "paused", "resume", "commit"
 """Files by which a micro-batch says that it waits, is told to go on, and says what became of its commit."""
 
 
+def _wait_until(wanted: Callable[[], bool]) -> None:
+    never = threading.Event()
+    while not wanted():
+        never.wait(0.05)
+
+
 def pause(folder: Path, wanted: Callable[[], bool] | None = None) -> None:
     """Wait, in a process of the server's, until the test ends it or ``wanted`` is true: by default, until the file
     RESUME is there. Only the first call in ``folder`` waits."""
@@ -68,9 +74,7 @@ def pause(folder: Path, wanted: Callable[[], bool] | None = None) -> None:
     except FileExistsError:
         return
     wanted = (folder / RESUME).exists if wanted is None else wanted
-    never = threading.Event()
-    while not wanted():
-        never.wait(0.05)
+    _wait_until(wanted)
     commit = CommitLog.commit
 
     def watched(log: CommitLog, *given: Any) -> Any:
@@ -531,9 +535,8 @@ def watched(spark: SparkSession, folder: Path) -> Any:
     numbers.apply(operator, key="k", uid="balance").to(_Nothing())
     query = _started(functools.partial(job.start, progress=True))
     shown = screen.wanted.wait(SECONDS_MAX)
-    never = threading.Event()
-    while query.isActive and not (folder / PAUSED).exists():  # the bar shows it before its first row
-        never.wait(0.05)
+    # The bar shows a micro-batch before its first row.
+    _wait_until(lambda: (folder / PAUSED).exists() or not query.isActive)
     late = _refusal(lambda: job.stop(timeout_seconds=0.5))
     active = query.isActive
     (folder / RESUME).touch()
@@ -560,9 +563,7 @@ def stopped_failing(spark: SparkSession, folder: Path) -> Any:
     numbers = job.source("numbers", _numbers(spark, folder, 2))
     numbers.apply(_sums(), key="k", uid="sums").to(functools.partial(_fail_when_stopped, folder))
     _started(job.start)
-    never = threading.Event()
-    while not (folder / PAUSED).exists():
-        never.wait(0.05)
+    _wait_until((folder / PAUSED).exists)
     found = _refusal(job.stop)
     return {
         "error": found,

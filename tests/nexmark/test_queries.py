@@ -103,7 +103,7 @@ def test_both_modes_agree_with_the_oracle_and_store_the_same_bytes(runner: Looki
         assert sync_states[0] != sync_states[1]
 
 
-SQL_IN_SHORT_RUNS = {"q5"}  # all of them, in the harness: tests/sql/test_benchmarks.py
+SQL_IN_SHORT_RUNS = {"q3", "q5", "q9"}
 
 
 @pytest.mark.spark
