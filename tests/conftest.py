@@ -235,6 +235,8 @@ def _remote_spark(folder: Path) -> SparkSession:
 def _start_spark(folder: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
+    from asyncstate.spark.session import local_logs
+
     # Workers must be this interpreter and must find test modules by name, wherever pytest was started.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -256,6 +258,6 @@ def _start_spark(folder: Path) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
     }
     builder = SparkSession.builder.master("local[2]").appName("asyncstate-tests")
-    for key, value in options.items():
+    for key, value in (options | local_logs("local[2]", options)).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
