@@ -350,28 +350,30 @@ ZEROS = "d date not null, ms timestamp, tz timestamp"
 EPOCH = {"d": 0, "ms": 0, "tz": "1970-01-01T00:00:00Z"}
 
 
-def zero_events(spark: SparkSession, **source: Any) -> DataFrame:
-    """What Debezium makes of 0000-00-00 in columns that are not null, a column an event; and a day that is one."""
+def zero_events(spark: SparkSession, *sources: dict[str, Any]) -> DataFrame:
+    """What Debezium makes of 0000-00-00 in columns that are not null, a column an event; and a day that is one. Four
+    events of each source."""
     day = {"d": 19000, "ms": 86_400_000, "tz": "2020-01-01T00:00:00Z"}
-    given = [change("c", None, {**day, name: value}, **source) for name, value in EPOCH.items()]
-    return events(spark, *given, change("c", None, day, **source))
+    found = [*({**day, name: value} for name, value in EPOCH.items()), day]
+    return events(spark, *(change("c", None, one, **source) for source in sources for one in found))
 
 
 @pytest.mark.parametrize(
-    ("source", "connector"),
-    [({"connector": "mysql"}, None), ({"connector": "mariadb"}, None), ({"file": "b.1", "pos": 1}, "mysql")],
+    ("sources", "connector"),
+    [([{"connector": "mysql"}, {"connector": "mariadb"}], None), ([{"file": "b.1", "pos": 1}], "mysql")],
+    ids=["as the events say", "as the call says"],
 )
 def test_a_day_that_may_be_a_zero_date_is_malformed_unless_it_is_said_what_it_is(
-    spark: SparkSession, source: dict[str, Any], connector: str | None
+    spark: SparkSession, sources: list[dict[str, Any]], connector: str | None
 ) -> None:
-    log = zero_events(spark, **source)
+    log, firsts = zero_events(spark, *sources), range(0, 4 * len(sources), 4)
 
     def read(**options: Any) -> DataFrame:
         return debezium_json(log, ZEROS, timestamps={"ms": "ms"}, connector=connector, **options)
 
     found = reasons(read(malformed="only"))
     assert [(n, reason.split(",")[0]) for n, reason in found] == [
-        (n, f"column '{name}' is 1970-01-01") for n, name in enumerate(EPOCH)
+        (first + n, f"column '{name}' is 1970-01-01") for first in firsts for n, name in enumerate(EPOCH)
     ]
     assert all("0000-00-00; set its meaning with zero_dates=" in reason for _, reason in found)
 
@@ -383,23 +385,22 @@ def test_a_day_that_may_be_a_zero_date_is_malformed_unless_it_is_said_what_it_is
         ]
 
     later = 1_577_836_800_000
-    assert values(zero_dates="1970-01-01") == [
+    assert values(zero_dates="1970-01-01") == len(sources) * [
         (0, 86_400_000, later), (19000, 0, later), (19000, 86_400_000, 0), (19000, 86_400_000, later),
     ]  # fmt: skip
-    assert values(zero_dates=dt.date(1970, 1, 11)) == [
+    assert values(zero_dates=dt.date(1970, 1, 11)) == len(sources) * [
         (10, 86_400_000, later), (19000, 864_000_000, later), (19000, 86_400_000, 864_000_000),
         (19000, 86_400_000, later),
     ]  # fmt: skip
-    ((_, empty),) = reasons(read(malformed="only", zero_dates="null"))
-    assert empty == "column 'd' has no value"
-    assert values(malformed="drop", zero_dates="null")[:2] == [
-        (19000, None, later),
-        (19000, 86_400_000, None),
-    ]
+    empty = reasons(read(malformed="only", zero_dates="null"))
+    assert empty == [(first, "column 'd' has no value") for first in firsts]
+    assert values(malformed="drop", zero_dates="null") == len(sources) * [
+        (19000, None, later), (19000, 86_400_000, None), (19000, 86_400_000, later),
+    ]  # fmt: skip
 
 
 def test_the_day_1970_01_01_of_other_databases_is_a_value(spark: SparkSession) -> None:
-    log = zero_events(spark, connector="postgresql")
+    log = zero_events(spark, {"connector": "postgresql"})
     assert reasons(debezium_json(log, ZEROS, timestamps={"ms": "ms"}, malformed="only")) == []
 
 
