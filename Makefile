@@ -29,13 +29,15 @@ $(STAMP): requirements.lock pyproject.toml
 # tests/conftest.py says how tests are spread: by file, but whatever shares a Spark session goes to one worker. One more
 # process than two cores: some tests wait for brokers and databases.
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+# Where Python may not write bytecode, pytest would rewrite the asserts of each file again in each worker.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 test: setup  ## the tests without Spark, and a choice of those with it; few examples of a property
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-brief} \
-		$(BIN)/python -m pytest $(SPREAD) -m "not slow and not long and (not spark or smoke)"
+		$(PYTEST) $(SPREAD) -m "not slow and not long and (not spark or smoke)"
 
 test-all: setup  ## every test but the slow ones
-	$(BIN)/python -m pytest $(SPREAD)
+	$(PYTEST) $(SPREAD)
 
 test-matrix: setup  ## the tests on each Spark and Python of the README's table, and over Spark Connect; hours
 	$(BIN)/python .ci/matrix.py

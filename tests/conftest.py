@@ -7,6 +7,7 @@ Invariant: importing this file starts nothing and imports neither Spark nor Rock
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import re
 import shutil
@@ -100,6 +101,17 @@ def in_memory() -> Path | None:
     """A folder that is in memory, if there is one with room for what tests write."""
     usable = _IN_MEMORY.is_dir() and os.access(_IN_MEMORY, os.W_OK)
     return _IN_MEMORY if usable and shutil.disk_usage(_IN_MEMORY).free >= _IN_MEMORY_BYTES_MIN else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """The thousands of tests stay for the whole run: the garbage collector does not look at them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,6 +8,7 @@ import re
 import tokenize
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ def prose_of(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+@cache
+def prose_of_sources() -> list[tuple[Path, int, str]]:
+    return [(path, line, text) for path in _SOURCES for line, text in prose_of(path.read_text("utf-8"))]
+
+
 @pytest.mark.parametrize(
     "page",
     [page for page in _PAGES if page.name not in _GENERATED],
@@ -80,8 +86,7 @@ def test_a_page_uses_the_words_of_the_field(page: Path) -> None:
 def test_docstrings_comments_and_messages_use_the_words_of_the_field() -> None:
     found = [
         f"{path.relative_to(ROOT)}, {one}"
-        for path in _SOURCES
-        for line, text in prose_of(path.read_text("utf-8"))
+        for path, line, text in prose_of_sources()
         for one in found_in(text, line)
     ]
     assert found == []
@@ -90,8 +95,7 @@ def test_docstrings_comments_and_messages_use_the_words_of_the_field() -> None:
 def test_a_docstring_says_more_than_where_to_look() -> None:
     found = [
         f"{path.relative_to(ROOT)}, line {line}"
-        for path in _SOURCES
-        for line, text in prose_of(path.read_text("utf-8"))
+        for path, line, text in prose_of_sources()
         if _ONLY_A_REFERENCE.fullmatch(text.strip())
     ]
     assert found == []
