@@ -251,11 +251,12 @@ class _Life:
 
     def _another_driver(self, rows: dict[str, tuple[Change, ...]]) -> None:
         """The cluster starts the job a second time while the first still runs; it reads the same micro-batch."""
-        first = self._process
-        self._process = None
-        self._intruder = self._started()
-        self._intruder.run(self._batch_id, rows)
-        self._process = first
+        first, self._process = self._process, None
+        try:
+            self._intruder = self._started()
+            self._intruder.run(self._batch_id, rows)
+        finally:  # the first one must be ended, else nobody answers requests for its stores
+            self._process = first
 
     def _run_batch(self, rows: dict[str, tuple[Change, ...]], final: bool) -> None:
         process = self._started()
