@@ -164,14 +164,19 @@ class LocalStores:
         folder = self._root / checked_name(uid, "operator uid") / str(partition)
         with _explained(folder):
             self._make(folder)
-            slot = self._take_slot(folder, base)
+            slots = [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
+            slot = self._take_slot(slots, base)
             try:
-                others = [other for other in self._slots(folder) if other.folder != slot.folder]
+                others = [other for other in slots if other.folder != slot.folder]
+                used = [other for other in others if other.folder.exists()]
                 was_copy = slot.compacted_marker.exists()
-                hand_on([slot, *others], base)
+                hand_on([slot, *used], base)
                 lease = self._lease(slot, base, options or RocksDBOptions(), export_cache)
-                self._drop_leftovers(lease, others, is_replaced=was_copy and lease.restored.method in _ON)
-                _compact_copy(lease.store, others, base)
+                if was_copy:
+                    slot.compacted_marker.unlink(missing_ok=True)
+                self._drop_leftovers(lease, used, is_replaced=was_copy and lease.restored.method in _ON)
+                if lease.store.wants_compacted_copy():
+                    _compact_copy(lease.store, others, base)
             except BaseException:
                 slot.drop()
                 raise
@@ -195,22 +200,19 @@ class LocalStores:
                 finally:
                     slot.release()
 
-    def _slots(self, folder: Path) -> list[Slot]:
-        return [Slot(folder / f"slot-{number}") for number in range(self._slots_max)]
-
-    def _take_slot(self, folder: Path, base: RestorePlan) -> Slot:
+    def _take_slot(self, slots: list[Slot], base: RestorePlan) -> Slot:
         """Take an unused slot, whose store may be open in this process."""
         deadline = time.monotonic() + self._wait_seconds_max
         while True:
-            for slot in sorted(self._slots(folder), key=lambda slot: _distance(slot, base)):
+            for slot in sorted(slots, key=lambda slot: _distance(slot, base)):
                 if (kept := self._open_stores.take(slot.folder)) is not None:
                     return kept
                 if slot.take() or slot.take_over():
                     return slot
             if time.monotonic() > deadline:
                 raise StoreError(
-                    f"all {self._slots_max} local stores below {folder} are in use by other attempts of this "
-                    f"partition; look for hanging tasks of the job, or give it another local directory"
+                    f"all {self._slots_max} local stores below {slots[0].folder.parent} are in use by other "
+                    f"attempts of this partition; look for hanging tasks of the job, or give it another local directory"
                 )
             time.sleep(_WAIT_POLL_SECONDS)
 
@@ -233,7 +235,6 @@ class LocalStores:
         cached = read_cached(slot.cached, base.lineage) if slot.taken_over else None
         shutil.rmtree(slot.scratch, ignore_errors=True)
         slot.drop_kept()
-        slot.compacted_marker.unlink(missing_ok=True)
         restored = RestoreStatistics(method, applied, fetcher.bytes_fetched, time.monotonic() - started)
         keep = functools.partial(
             self._open_stores.keep, limit_bytes=self._open_bytes_max, export_cache=export_cache
@@ -308,7 +309,7 @@ def _distance(slot: Slot, base: RestorePlan) -> tuple[int, int]:
 
 def _compact_copy(rocks: RocksDBStore, others: list[Slot], base: RestorePlan) -> None:
     """Start a background compaction of a copy of the store, unless one is running or waits to be used."""
-    if not rocks.wants_compacted_copy() or any(is_copy(slot, base) for slot in others):
+    if any(is_copy(slot, base) for slot in others):
         return
     for slot in sorted(others, key=lambda slot: _distance(slot, base)[0] != _EMPTY):
         if slot.take():

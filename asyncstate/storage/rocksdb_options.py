@@ -32,7 +32,9 @@ _COMPRESSIONS = {
 _LOG_BYTES_MAX: Final = 1 << 20
 _RATE_PERIOD_US, _RATE_FAIRNESS = 100_000, 10  # RocksDB's own defaults
 _OPENING_ATTEMPTS: Final = 3
-_OPENING_THREADS: Final = 4  # RocksDB starts 16 for each opening, which is a third of its time for a small store
+_OPENING_THREADS: Final = (
+    4  # RocksDB starts 16 for each opening, which is a third of its time for a small store
+)
 
 
 @dataclass(frozen=True, slots=True)
