@@ -210,9 +210,10 @@ class LocalStores:
                 if slot.take() or slot.take_over():
                     return slot
             if time.monotonic() > deadline:
+                folder = slots[0].folder.parent
                 raise StoreError(
-                    f"all {self._slots_max} local stores below {slots[0].folder.parent} are in use by other "
-                    f"attempts of this partition; look for hanging tasks of the job, or give it another local directory"
+                    f"all {self._slots_max} local stores below {folder} are in use by other attempts of this "
+                    f"partition; look for hanging tasks of the job, or give it another local directory"
                 )
             time.sleep(_WAIT_POLL_SECONDS)
 
