@@ -71,6 +71,7 @@ def test_examples_in_one_process_print_what_they_say(example: Path, tmp_path: Pa
     _check_prints(example, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tests", TESTS, ids=lambda tests: tests.stem)
 def test_tests_of_examples_pass_where_a_user_has_them(tests: Path, tmp_path: Path) -> None:
     """In a folder of their own, beside what they test, without this project's settings."""

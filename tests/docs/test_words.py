@@ -33,12 +33,15 @@ _NO_PROSE = re.compile(
 _SEVERAL_WORDS = re.compile(r"(?:[A-Za-z]{2,} ){2}")
 """A string with fewer words is a name, a key or a part of a text, not a sentence."""
 
+_ANY = re.compile("|".join(rf"\b(?:{word['pattern']})\b" for word in _WORDS), re.IGNORECASE)
 _ONLY_A_REFERENCE = re.compile(r"See `+[\w.]+`+\.?")
 
 
 def found_in(text: str, first_line: int = 1) -> list[str]:
     """What of the list is in the prose of a text, with its line; the text begins in ``first_line``."""
     prose = _NO_PROSE.sub(lambda gone: "\n" * gone[0].count("\n"), text)
+    if not _ANY.search(prose):  # most texts have none of them
+        return []
     return [
         f"line {first_line + prose.count(chr(10), 0, hit.start())}: '{hit[0]}': {word['instead']}"
         for word in _WORDS

@@ -95,6 +95,7 @@ batches = st.lists(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("window", WINDOWS, ids=["carried", "tumble", "hop", "cumulate"])
 @settings(max_examples=settings().max_examples // 2)
 @given(data=st.data())

@@ -177,6 +177,7 @@ def push(harness: OperatorHarness, elapsed: int, ops: Sequence[Op]) -> list[tupl
     return inserts(harness.end_batch())
 
 
+@pytest.mark.long
 @by_input
 @by_case
 def test_modes_agree_through_restart_and_rescale(

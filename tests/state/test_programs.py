@@ -171,7 +171,9 @@ def test_the_controllers_and_stores_agree_with_the_model(batches: list[MicroBatc
     assert run_harness(batches, async_enabled=True) == (results, stored)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed", [*SEEDS[:4], *(pytest.param(seed, marks=pytest.mark.long) for seed in SEEDS[4:])]
+)
 def test_programs_by_the_thousand(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand programs over all seeds, hundreds of keys at once, each on both stores and in both modes."""
     batches = generate(SeededDraw(seed), keys=200, records=2 * PROGRAMS_A_SEED // 3, steps=6, batches=3)
