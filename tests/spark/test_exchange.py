@@ -186,6 +186,7 @@ def test_arrival_order_is_kept_within_a_source_partition(
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 def test_kinds_are_read_and_written(spark: SparkSession, make_job: MakeJob, run_log: str) -> None:
     kinds = ["+I", "-U", "+U", "-D"]
     df = spark.createDataFrame([(i, kinds[i % 4]) for i in range(20)], "id long, row_kind string")

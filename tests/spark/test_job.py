@@ -116,6 +116,7 @@ def test_a_swallowed_apply_error_does_not_commit(
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 def test_the_newest_batch_is_replayed_over_its_own_base(
     make_job: MakeJob, rows: DataFrame, tmp_path: Path, run_log: str
 ) -> None:
@@ -178,6 +179,7 @@ def test_an_operator_no_longer_applied_keeps_its_state(
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 def test_windows_that_ended_while_their_operator_was_left_out_still_come(
     make_job: MakeJob, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def net_of(results: list[dict[str, Netted]], uid: str) -> Netted:
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 def test_chained_operators_and_two_inputs_share_a_batch(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:

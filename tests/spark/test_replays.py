@@ -140,6 +140,7 @@ def test_state_rolled_back_alone_is_refused(query: Query) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 @pytest.mark.classic
 def test_a_batch_is_replayed_after_its_commit(query: Query) -> None:
     (query.query / "commits" / "2").unlink()  # killed between our commit and Spark's

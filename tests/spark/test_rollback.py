@@ -28,6 +28,7 @@ def rolled_back(state: Path, *more: str) -> Result:
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 @pytest.mark.classic
 def test_a_query_goes_on_from_the_version_it_was_rolled_back_to(spark: SparkSession, tmp_path: Path) -> None:
     source, query, place = tmp_path / "source", tmp_path / "query", tmp_path / "checkpoint"

@@ -175,6 +175,7 @@ def test_reports_are_those_of_the_rows_kept_where_attempts_are_not_one_a_partiti
 
 
 @pytest.mark.smoke
+@pytest.mark.long
 @pytest.mark.classic
 def test_the_replay_is_good(spark: SparkSession, make_job: MakeJob, tmp_path: Path, run_log: str) -> None:
     job = make_job(run=gated_echo, options={"async-state.parallelism": 2})
