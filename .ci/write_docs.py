@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 import sys
 from pathlib import Path
 
@@ -129,11 +130,12 @@ BEGIN, END = "<!-- Written by `make docs` from .ci/matrix.py. -->\n", "<!-- End 
 def with_matrix(page: Path) -> str:
     """The page with the table of Sparks, Pythons and Javas that is made from the list of what is tested."""
     before, rest = page.read_text("utf-8").split(BEGIN)
-    return before + BEGIN + matrix_table() + END + rest.split(END)[1]
+    return before + BEGIN + matrix_table(page.parent) + END + rest.split(END)[1]
 
 
-def matrix_table() -> str:
-    """A row for each Spark."""
+def matrix_table(folder: Path) -> str:
+    """A row for each Spark, for a page in ``folder``."""
+    limits = os.path.relpath(DOCS / "connect.md", folder)
     rows = [
         "| Spark | tested with | classic session | Spark Connect | Python | Java |\n|---|---|---|---|---|---|\n"
     ]
@@ -141,7 +143,7 @@ def matrix_table() -> str:
         newest = spark is matrix.NEWEST
         pythons = ", ".join(matrix.PYTHONS if newest else matrix.PYTHONS[:1])
         javas = ", ".join(matrix.JAVAS if newest else matrix.JAVAS[:1])
-        connect = "experimental" if spark.connect else "no"
+        connect = f"[{spark.connect}]({limits})" if spark.connect else "no"
         rows.append(f"| {spark.line} | {spark.release} | yes | {connect} | {pythons} | {javas} |\n")
     return "".join(rows)
 
