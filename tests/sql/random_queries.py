@@ -53,7 +53,6 @@ AGGREGATES = (
     *("count(DISTINCT {n})", "sum(DISTINCT {n})", "min({s})", "bit_xor({n})"),
     *(
         "round(var_pop({n}), 3)",
-        "count_if({n} > 2)",
         "CAST(bool_and({n} < 4) AS INT)",
         "bit_or({n})",
         "median({n})",
