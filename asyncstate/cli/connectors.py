@@ -434,8 +434,8 @@ class ConsoleSink:
 class FilesSink:
     """Adds the rows of each micro-batch to ``path``, as the folder ``checkpoint=<id>/batch=<id>``.
 
-    A micro-batch that is repeated replaces its own folder, so that its rows are there once. A job that begins with a new
-    checkpoint replaces nothing: its micro-batches have the same numbers. Changes have their ``row_kind``.
+    A micro-batch that is repeated replaces its own folder, so that its rows are there once. A job that begins with a
+    new checkpoint replaces nothing: its micro-batches have the same numbers. Changes have their ``row_kind``.
     """
 
     def __init__(self, path: str, kind: str) -> None:
