@@ -432,15 +432,27 @@ class ConsoleSink:
 
 
 class FilesSink:
-    """Writes the rows of each micro-batch into the folder ``batch=<id>`` of ``path``; one that is repeated replaces its
-    own folder, so that each is there once. Changes have their ``row_kind``."""
+    """Adds the rows of each micro-batch to ``path``, as the folder ``checkpoint=<id>/batch=<id>``.
+
+    A micro-batch that is repeated replaces its own folder, so that its rows are there once. A job that begins with a
+    new checkpoint replaces nothing: its micro-batches have the same numbers. Changes have their ``row_kind``.
+    """
 
     def __init__(self, path: str, kind: str) -> None:
         self.path, self.kind = path.rstrip("/"), kind
 
-    def write(self, rows: Any, batch_id: int) -> None:
+    def destination(self, name: str) -> tuple[str, str]:
+        """The folder, which no other sink of the job may have."""
+        return self.path, ""
+
+    def write_micro_batch(self, rows: Any, batch: Any, name: str) -> None:
         """Write the rows of a micro-batch."""
-        rows.write.mode("overwrite").format(self.kind).save(f"{self.path}/batch={batch_id}")
+        folder = f"{self.path}/checkpoint={batch.origin.checkpoint}/batch={batch.batch_id}"
+        rows.write.mode("overwrite").format(self.kind).save(folder)
+
+    def write(self, rows: Any, batch_id: int) -> None:
+        """Micro-batches of no job have a number alone, which is not enough here."""
+        raise AssertionError("the micro-batches of a job are written by write_micro_batch")
 
 
 class ShownSink:

@@ -1,6 +1,6 @@
 """Row-by-row nodes of a dataflow over Arrow rows, where Arrow gives the same answer as Spark for every row.
 
-Owns: ``arrow_transformed``.
+Owns: ``arrow_transformed``, and ``no_rows``.
 Invariant: rows keep their order; what is not certain to give Spark's answer is None.
 Must not import Spark.
 """
@@ -47,6 +47,11 @@ def arrow_transformed(node: Transform, rows: pa.RecordBatch, kinds: bool) -> pa.
             columns.setdefault(ROW_KIND_COLUMN, rows.column(ROW_KIND_COLUMN))
         return _batch(columns)
     return None
+
+
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    """Columns without a value."""
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def _all(rows: pa.RecordBatch) -> dict[str, pa.Array]:

@@ -1,7 +1,7 @@
 """Translation of Spark SQL text to Arrow expressions, where both give the same answer for every row.
 
-Owns: ``arrow_condition`` and ``plain_columns``; ``plain_column``, what one text does with a column, and
-``column_of``.
+Owns: ``spark_sql``, which parses a text; ``arrow_condition`` and ``plain_columns``; ``plain_column``, what one text
+does with a column, and ``column_of``.
 Invariant: what is not certain to give the same answer is None. Supported are conditions of columns and literals of one
 type, joined by AND, OR and NOT; no floats, whose NaN Spark orders, and no decimals.
 Must not import Spark.
@@ -10,7 +10,7 @@ Must not import Spark.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -50,10 +50,17 @@ class _NotTheSameError(Exception):
     """Part of a text that Arrow may evaluate differently, or cannot evaluate."""
 
 
+@lru_cache(maxsize=4096)
+def spark_sql(text: str) -> Any:
+    """A text as sqlglot parses it. It is parsed once, not in each micro-batch, so nobody may change the tree. Raises
+    SqlglotError."""
+    return sqlglot.parse_one(text, read="spark")
+
+
 def arrow_condition(text: str, schema: pa.Schema) -> Expression | None:
     """The condition over columns of ``schema``; None if it must be left to Spark."""
     try:
-        return _condition(sqlglot.parse_one(text, read="spark"), schema)
+        return _condition(spark_sql(text), schema)
     except (_NotTheSameError, sqlglot.errors.SqlglotError):
         return None
 
@@ -64,10 +71,7 @@ def plain_columns(
     """Pairs (column, new name) of texts such as ``"a"`` and ``"a AS b"``; None if any text is something else."""
     found = []
     for text in texts:
-        try:
-            parsed = sqlglot.parse_one(text, read="spark") if isinstance(text, str) else None
-        except sqlglot.errors.SqlglotError:
-            return None
+        parsed = parsed_sql(text)
         name = parsed.alias if isinstance(parsed, exp.Alias) else None
         column = parsed.this if isinstance(parsed, exp.Alias) else parsed
         if not isinstance(column, exp.Column) or column.table or column.name not in schema.names:
@@ -157,7 +161,7 @@ def normal_sql(text: str) -> str:
     """A condition as sqlglot formats it, without comments; if sqlglot cannot parse it, only its spaces are
     normalized."""
     try:
-        return sqlglot.parse_one(text, dialect="spark").sql(dialect="spark", comments=False)
+        return str(spark_sql(text).sql(dialect="spark", comments=False))
     except sqlglot.errors.SqlglotError:
         return " ".join(text.split())
 
@@ -184,7 +188,7 @@ def parsed_sql(expression: Any) -> Any:
     if not isinstance(expression, str):
         return None
     try:
-        return sqlglot.parse_one(expression, read="spark")
+        return spark_sql(expression)
     except sqlglot.errors.SqlglotError:
         return None
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
+from asyncstate.dataflow.arrow_rows import no_rows
 from asyncstate.dataflow.nodes import ArrowFunction, array_of
 from asyncstate.driver.sent_columns import cast
 from asyncstate.spark.compatibility import arrow_schema, spark_type
@@ -59,7 +60,7 @@ def _given(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def kept_where(df: DataFrame, condition: ArrowFunction) -> DataFrame:
     """The rows for which ``condition`` is true."""
     schema = arrow_schema(df.schema)
-    array_of(condition, _no_rows(schema), "where", pa.bool_())
+    array_of(condition, no_rows(schema), "where", pa.bool_())
     return df.mapInArrow(_Kept(condition, schema), df.schema)
 
 
@@ -69,13 +70,9 @@ def with_arrow_columns(df: DataFrame, functions: Mapping[str, ArrowFunction]) ->
     Their types are those that the functions return for empty input.
     """
     schema = arrow_schema(df.schema)
-    empty = _no_rows(schema)
+    empty = no_rows(schema)
     types = {name: array_of(function, empty, name).type for name, function in functions.items()}
     fields = {field.name: field for field in df.schema}
     for name, kind in types.items():
         fields[name] = StructField(name, spark_type(kind), True)
     return df.mapInArrow(_Added(functions, schema, tuple(fields), types), StructType(list(fields.values())))
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)

@@ -14,6 +14,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,8 @@ import sqlglot.expressions as exp
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform
-from asyncstate.dataflow.arrow_rows import arrow_transformed
-from asyncstate.dataflow.arrow_sql import plain_columns
+from asyncstate.dataflow.arrow_rows import arrow_transformed, no_rows
+from asyncstate.dataflow.arrow_sql import plain_columns, spark_sql
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.errors import EnvironmentSetupError, SchemaError
 
@@ -46,9 +47,9 @@ def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:
         return found
     if node.kind == "where":
         (condition,) = node.expressions
-        text = _sql(condition, rows)
-        _check_boolean(condition, _query(rows.slice(0, 0), [f"({text}) AS condition"]).column(0).type)
-        return _query(rows, [f'"{name}"' for name in rows.schema.names], text)
+        return _query(
+            rows, [f'"{name}"' for name in rows.schema.names], _condition(_text(condition), rows.schema)
+        )
     if node.kind == "drop":
         missing = [name for name in node.expressions if name not in rows.schema.names]
         if missing:
@@ -91,29 +92,26 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _check_boolean(condition: str, kind: pa.DataType) -> None:
+@lru_cache(maxsize=4096)
+def _condition(condition: str, schema: pa.Schema) -> str:
+    """The condition in DuckDB's dialect. Raises SchemaError for what is no boolean."""
+    text = _translated(condition, schema)
+    kind = _query(no_rows(schema), [f"({text}) AS condition"]).column(0).type
     if not (pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         raise SchemaError(f"where('{condition}') is of type {kind}; a condition is a boolean")
+    return text
 
 
 def _with_columns(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
-    made = {name: _column(one, rows, name) for name, one in node.named.items()}
-    columns = {name: rows.column(name) for name in rows.schema.names} | made
+    columns = {name: rows.column(name) for name in rows.schema.names} | _named(rows, node)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _selected(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
     if any(isinstance(one, str) and _EXPLODES.match(one) for one in node.expressions) and not node.named:
         return _exploded(rows, node)
-    columns: list[tuple[str, pa.Array]] = []
-    for expression in node.expressions:
-        plain = plain_columns([expression], rows.schema)
-        if plain is not None:
-            columns += [(name, rows.column(column)) for column, name in plain]
-            continue
-        found = _query(rows, [_sql(expression, rows)])
-        columns += zip(found.schema.names, found.columns, strict=True)
-    columns += [(name, _column(one, rows, name)) for name, one in node.named.items()]
+    columns = [column for found in _computed(rows, node.expressions) for column in found]
+    columns += _named(rows, node).items()
     if ROW_KIND_COLUMN in rows.schema.names and ROW_KIND_COLUMN not in dict(columns):
         columns.append((ROW_KIND_COLUMN, rows.column(ROW_KIND_COLUMN)))
     return pa.RecordBatch.from_arrays([column for _, column in columns], names=[name for name, _ in columns])
@@ -123,27 +121,58 @@ def _exploded(rows: pa.RecordBatch, node: Transform) -> pa.RecordBatch:
     """A row for each element, as one query: all columns follow the one that ``explode`` makes."""
     kinds = ROW_KIND_COLUMN in rows.schema.names and ROW_KIND_COLUMN not in node.expressions
     expressions = [*node.expressions, *([ROW_KIND_COLUMN] if kinds else [])]
-    return _query(rows, [_sql(one, rows) for one in expressions])
+    return _query(rows, [_sql(one, rows.schema) for one in expressions])
 
 
-def _column(expression: Any, rows: pa.RecordBatch, name: str) -> pa.Array:
-    if callable(expression):
-        return array_of(expression, rows, name)
-    plain = plain_columns([expression], rows.schema)
-    if plain is not None:
-        return rows.column(plain[0][0])
-    return _query(rows, [_sql(expression, rows)]).column(0)
+def _named(rows: pa.RecordBatch, node: Transform) -> dict[str, pa.Array]:
+    """The columns that are given by name."""
+    found = {name: array_of(one, rows, name) for name, one in node.named.items() if callable(one)}
+    texts = {name: one for name, one in node.named.items() if name not in found}
+    for name, columns in zip(texts, _computed(rows, list(texts.values())), strict=True):
+        found[name] = columns[0][1]
+    return {name: found[name] for name in node.named}
 
 
-def _sql(expression: object, rows: pa.RecordBatch) -> str:
-    """The expression in DuckDB's dialect."""
-    if not isinstance(expression, str):
-        raise SchemaError(
-            f"{expression} is a Spark column, which needs Spark; write it as SQL text, or as a function of Arrow "
-            "columns"
-        )
+def _computed(rows: pa.RecordBatch, expressions: Sequence[object]) -> list[list[tuple[str, pa.Array]]]:
+    """The columns of each expression: several of ``*``."""
+    plain = [plain_columns([one], rows.schema) for one in expressions]
+    texts = [
+        _sql(one, rows.schema) for one, columns in zip(expressions, plain, strict=True) if columns is None
+    ]
+    made = iter(_answers(rows, texts))
+    return [
+        [(name, rows.column(column)) for column, name in columns]
+        if columns is not None
+        else list(zip((found := next(made)).schema.names, found.columns, strict=True))
+        for columns in plain
+    ]
+
+
+def _answers(rows: pa.RecordBatch, texts: Sequence[str]) -> list[pa.RecordBatch]:
+    """What each text gives, by one query if they give a column each."""
+    with contextlib.suppress(SchemaError):  # one of them; its own query says so
+        if len(texts) > 1 and (found := _query(rows, texts)).num_columns == len(texts):
+            return [found.select([number]) for number in range(len(texts))]
+    return [_query(rows, [text]) for text in texts]
+
+
+def _sql(expression: object, schema: pa.Schema) -> str:
+    """The expression over columns of ``schema``, in DuckDB's dialect."""
+    return _translated(_text(expression), schema)
+
+
+def _text(expression: object) -> str:
+    if isinstance(expression, str):
+        return expression
+    raise SchemaError(
+        f"{expression} is a Spark column, which needs Spark; write it as SQL text, or as a function of Arrow columns"
+    )
+
+
+@lru_cache(maxsize=4096)
+def _translated(expression: str, schema: pa.Schema) -> str:
     try:
-        parsed: Any = sqlglot.parse_one(expression, read="spark")
+        parsed = spark_sql(expression)
     except sqlglot.errors.SqlglotError as error:
         raise SchemaError(f"'{expression}' is not Spark SQL: {str(error).splitlines()[0]}") from error
     refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
@@ -158,7 +187,7 @@ def _sql(expression: object, rows: pa.RecordBatch) -> str:
     for cast in [one for one in made.find_all(exp.Cast) if one.to.this in _WHOLE]:
         with contextlib.suppress(SchemaError):  # within a function of its own arguments
             text = cast.this.sql(dialect="duckdb", identify=True)
-            kind = _query(rows.slice(0, 0), [f"{text} AS value"]).column(0).type
+            kind = _query(no_rows(schema), [f"{text} AS value"]).column(0).type
             if pa.types.is_floating(kind) or pa.types.is_decimal(kind):  # Spark cuts what DuckDB rounds
                 cast.set("this", exp.Anonymous(this="trunc", expressions=[cast.this]))
     return str(made.sql(dialect="duckdb", identify=True))

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, Key, has_kinds
 from asyncstate.dataflow import NodeMetrics, Transform, Union
+from asyncstate.dataflow.arrow_rows import no_rows
 from asyncstate.driver.chain import RunPartition
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
 from asyncstate.driver.local_tasks import TaskPlan, run_locally, with_copy
@@ -65,9 +66,7 @@ class LocalRows:
     def batch(self) -> pa.RecordBatch:
         """All rows."""
         if not self.batches:
-            return pa.RecordBatch.from_arrays(
-                [pa.nulls(0, one.type) for one in self.schema], schema=self.schema
-            )
+            return no_rows(self.schema)
         return self.batches[0] if len(self.batches) == 1 else pa.concat_batches(self.batches)
 
 

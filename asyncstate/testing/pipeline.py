@@ -33,6 +33,7 @@ from asyncstate.dataflow import (
     draw,
     explain,
 )
+from asyncstate.dataflow.arrow_rows import no_rows
 from asyncstate.dataflow.changelog_inference import node_changes, operator_changes, source_changes
 from asyncstate.dataflow.graph import Facts, caller
 from asyncstate.dataflow.lineage import check_initial, check_sinks, graph_manifest, to_begin
@@ -427,12 +428,12 @@ class PipelineHarness:
                 self._initial[node] = initial_rows(what, given, node.schema, bool(node.changelog))
             schema = _schema_of(node)
             self.changes[node] = source_changes(node, schema.names, has_kinds(schema.names))
-            return _no_rows(schema)
+            return no_rows(schema)
         if isinstance(node, Output):
             sides = self._operators[node.inputs[0].name].outputs
             side = sides.side(node.side)
             self.changes[node] = operator_changes(node, sides.changes_of(node.side))
-            return _no_rows(pa.schema([*side, _KIND]))
+            return no_rows(pa.schema([*side, _KIND]))
         known = [self.changes[one] for one in node.inputs]
         if isinstance(node, Sink) and callable(check_changes := getattr(node.sink, "check_changes", None)):
             check_changes(known[0])
@@ -457,7 +458,7 @@ class PipelineHarness:
         harness.owns_folder = True
         self._operators[node.name] = harness
         self.changes[node] = operator_changes(node, harness.outputs.changes)
-        return _no_rows(pa.schema([*harness.output_schema, _KIND]))
+        return no_rows(pa.schema([*harness.output_schema, _KIND]))
 
     def _run(self, final: bool, crash_before: str | None) -> dict[str, list[OutputRow]]:
         if self._finished:
@@ -579,7 +580,7 @@ class PipelineHarness:
             return self._applied(node, inputs, before, final, watermark)
         if any(one is not None for one in before):
             parts = [
-                _no_rows(now.schema) if one is None else one for one, now in zip(before, inputs, strict=True)
+                no_rows(now.schema) if one is None else one for one, now in zip(before, inputs, strict=True)
             ]
             first[node] = self._through(node, parts)
         return self._through(node, inputs)
@@ -672,13 +673,9 @@ def _as_output(rows: pa.RecordBatch) -> list[OutputRow]:
 
 def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     if not batches:
-        return _no_rows(schema)
+        return no_rows(schema)
     parts = zip(*(batch.columns for batch in batches), strict=True)
     return pa.RecordBatch.from_arrays([pa.concat_arrays(part) for part in parts], schema=schema)
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def _schema_of(source: Source) -> pa.Schema:

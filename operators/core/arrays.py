@@ -7,7 +7,8 @@ Pure functions over numpy and Arrow; must not know of keys, kinds or operators.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -126,6 +127,14 @@ def count_up(counts: Int64Array) -> Int64Array:
     """0, 1, ... count - 1 for each of ``counts``, concatenated."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+
+
+def parts_of(sizes: Int64Array, total_max: int) -> Iterator[slice]:
+    """Runs of elements (at least one) whose ``sizes`` add up to about ``total_max``; one element may have more."""
+    turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // total_max)) + 1
+    for begin, end in itertools.pairwise([0, *turns.tolist(), len(sizes)]):
+        if end > begin:
+            yield slice(begin, end)
 
 
 def index_among(chosen: BoolArray) -> Int64Array:

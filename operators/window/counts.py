@@ -10,6 +10,8 @@ Source: Flink's ``CountTumblingWindowAssigner`` and ``CountSlidingWindowAssigner
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,9 +26,10 @@ from ..aggregate.aggregate_plan import AggregatePlan
 from ..aggregate.aggregate_states import Addition, AggregateChange, AggregateStates
 from ..aggregate.aggregator import naming
 from ..aggregate.user.table_aggregate_function import table_of
-from ..core.arrays import Int64Array, IntArray, count_up, place_among_equals, take_rows
+from ..core.arrays import Int64Array, IntArray, count_up, parts_of, place_among_equals, take_rows
 from ..core.operator_checks import check_distinct_names, check_insert_only, check_number
 from .window_plan import output_columns, output_fields
+from .windows import ASSIGNED_ROWS
 
 _COUNT = pa.schema([pa.field("rows", pa.int64(), nullable=False)])
 
@@ -48,12 +51,14 @@ class CountWindow:
         tumbles = self.size == self.slide
         return f"count_tumble({self.size})" if tumbles else f"count_hop({self.size}, {self.slide})"
 
-    def assign(self, places: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Rows (m) and the numbers (m) of their windows; ``places`` (n): row numbers within the key, from 0."""
+    def assign(self, places: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Rows (m) and the numbers (m) of their windows, in parts of about ``ASSIGNED_ROWS``; ``places`` (n): row
+        numbers within the key, from 0."""
         first = np.maximum((places - self.size) // self.slide + 1, 0)
         counts = np.maximum(places // self.slide - first + 1, 0)
-        rows = np.repeat(np.arange(len(places)), counts)
-        return rows, first[rows] + count_up(counts)
+        for part in parts_of(counts, ASSIGNED_ROWS):
+            rows = np.repeat(np.arange(part.start, part.stop), counts[part])
+            yield rows, first[rows] + count_up(counts[part])
 
     def last_row(self, windows: Int64Array) -> Int64Array:
         """The number within the key of each window's last row."""
@@ -99,25 +104,23 @@ class CountAggregation:
     def fire(self, ctx: BundleContext) -> None:
         """Nothing: time ends no window."""
 
-    def process(self, bundle: Bundle, ctx: BundleContext) -> StateFuture[None] | None:
+    def process(self, bundle: Bundle, ctx: BundleContext) -> Iterator[StateFuture[None]]:
         """Add the rows, in order of arrival, to their windows, and emit the windows that are full."""
         if not bundle.num_rows:
-            return None
-        return self._counts.async_get(bundle.keys).then_compose(lambda old: self._ingest(bundle, old, ctx))
-
-    def _ingest(self, bundle: Bundle, old: Columns, ctx: BundleContext) -> StateFuture[None]:
-        before, owners = old.numpy(0).astype(np.int64), bundle.keys.inverse
+            return
+        held: list[Columns] = []
+        yield self._counts.async_get(bundle.keys).then_accept(held.append)
+        before, owners = held[0].numpy(0).astype(np.int64), bundle.keys.inverse
         places = before[owners] + place_among_equals(owners)
         self._counts.put(bundle.keys, [pa.array(before + np.bincount(owners, minlength=len(before)))])
-        at, windows = self._window.assign(places)
-        keys = bundle.keys.in_namespaces(windows, owners[at])
-        rows = Addition(bundle.batch.take(pa.array(at)), keys, bundle.accumulate[at], bundle, at)
-        full = np.flatnonzero(places[at] == self._window.last_row(windows))
-        return self._states.async_add(rows, ctx).then_accept(
-            lambda change: self._emit(rows, change, keys.inverse[full], ctx)
-        )
+        for at, windows in self._window.assign(places):
+            keys = bundle.keys.in_namespaces(windows, owners[at])
+            rows = Addition(bundle.batch.take(pa.array(at)), keys, bundle.accumulate[at], bundle, at)
+            full = keys.inverse[places[at] == self._window.last_row(windows)]
+            emit = functools.partial(self._emit, rows, full, ctx)
+            yield self._states.async_add(rows, ctx).then_accept(emit)
 
-    def _emit(self, rows: Addition, change: AggregateChange, full: IntArray, ctx: BundleContext) -> None:
+    def _emit(self, rows: Addition, full: IntArray, ctx: BundleContext, change: AggregateChange) -> None:
         """Emit the windows ``full`` (m), in the order of the rows that complete them."""
         if not len(full):
             return

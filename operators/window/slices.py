@@ -29,7 +29,7 @@ from asyncstate.state.columnar.state_columns import ColumnState, ColumnStateDesc
 from ..aggregate.aggregate_states import Addition, AggregateStates
 from ..aggregate.aggregator import naming
 from ..aggregate.local_layout import LocalLayout
-from ..core.arrays import Int64Array, count_up, take_rows
+from ..core.arrays import Int64Array, count_up, parts_of, take_rows
 from ..core.late_rows import LateRows
 from ..core.segments import Groups
 from .window_plan import WindowPlan
@@ -242,10 +242,9 @@ def windows_of(
     ends = window_ends(np.unique(slices), window, first, last)
     begins = np.searchsorted(slices, window.first_slice(ends), "left")
     sizes = np.searchsorted(slices, ends, "right") - begins
-    turns = np.flatnonzero(np.diff((np.cumsum(sizes) - 1) // rows_max)) + 1
-    for chosen in np.split(np.arange(len(ends)), turns):
-        counts = sizes[chosen]
-        yield np.repeat(ends[chosen], counts), np.repeat(begins[chosen], counts) + count_up(counts)
+    for part in parts_of(sizes, rows_max):
+        counts = sizes[part]
+        yield np.repeat(ends[part], counts), np.repeat(begins[part], counts) + count_up(counts)
 
 
 def window_ends(slices: Int64Array, window: SlicedWindow, first: int, last: int) -> Int64Array:

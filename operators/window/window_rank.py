@@ -211,10 +211,10 @@ class WindowRank(KeepsKey, BundleOperator):
         window, times = self._assigned, self._time.of_rows(bundle)
         late = window.last_window(window.slice_of(times)) <= fired
         self._late.add(bundle, late, int(late.sum()), ctx)
-        rows, ends = window.assign(times)
-        open_ones = ends > fired
-        rows, ends = rows[open_ones], ends[open_ones]
-        return self._rank(bundle, rows, ends) if len(rows) else None
+        for rows, ends in window.assign(times):
+            is_open = ends > fired
+            if is_open.any():
+                yield from self._rank(bundle, rows[is_open], ends[is_open])
 
     def _rank(
         self, bundle: Bundle, rows: Int64Array, ends: Int64Array

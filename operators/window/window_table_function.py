@@ -126,14 +126,13 @@ class WindowTableFunction(Named, BundleOperator):
         self._spec = context.inputs[0]
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
-        """Handle the rows of one input."""
+        """Handle the rows of one input, in parts, since a row may be in thousands of windows."""
         assert isinstance(self.window, SlicedWindow)
         bundle = self._times.in_range(bundle)
-        if not bundle.num_rows:
-            return
-        rows, ends = self.window.assign(self._times.of_rows(bundle))
-        windows = window_columns(self.window.window_start(ends), ends, self._spec)
-        ctx.emit([*take_rows(bundle.batch.columns, rows), *windows], bundle.kinds[rows])
+        for rows, ends in self.window.assign(self._times.of_rows(bundle)):
+            windows = window_columns(self.window.window_start(ends), ends, self._spec)
+            ctx.emit([*take_rows(bundle.batch.columns, rows), *windows], bundle.kinds[rows])
+            yield
 
 
 class _SessionTableFunction(WindowTableFunction):

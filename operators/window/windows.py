@@ -12,6 +12,7 @@ Source: Flink SQL's window table-valued functions and its ``SliceAssigners``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -23,7 +24,7 @@ from asyncstate.durations import Duration, duration_text, microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec
 
-from ..core.arrays import Int64Array, count_up
+from ..core.arrays import Int64Array, count_up, parts_of
 
 T = TypeVar("T", int, Int64Array)
 
@@ -32,6 +33,9 @@ START, END = "window_start", "window_end"
 
 WINDOW_TIME_US = 1_000
 """``window_time`` is this much before the window's end: the last time inside it, in Flink's milliseconds."""
+
+ASSIGNED_ROWS = 1 << 20
+"""A row counts once for each of its windows: about so many are in memory at a time."""
 
 LENGTH_MAX_US = 1 << 60
 """The longest window, 36,000 years."""
@@ -84,12 +88,14 @@ class SlicedWindow:
         """The last window end that is not after ``time``."""
         return time - (time - self.offset) % self.step
 
-    def assign(self, times: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Rows (m) and the ends (m) of their windows, row by row; ``times`` has n rows."""
+    def assign(self, times: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Rows (m) of ``times`` (n) and the ends (m) of their windows, row by row, in parts of about ``ASSIGNED_ROWS``;
+        a single row may have more."""
         slices = self.slice_of(times)
         counts = (self.last_window(slices) - slices) // self.step + 1
-        rows = np.repeat(np.arange(len(times)), counts)
-        return rows, slices[rows] + self.step * count_up(counts)
+        for part in parts_of(counts, ASSIGNED_ROWS):
+            rows = np.repeat(np.arange(part.start, part.stop), counts[part])
+            yield rows, slices[rows] + self.step * count_up(counts[part])
 
     @property
     def shares_slices(self) -> bool:
@@ -210,9 +216,9 @@ class GivenWindows:
         """The window itself."""
         return end
 
-    def assign(self, ends: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Rows (n) and the ends (n) of their windows; ``ends`` (n): those that the rows carry."""
-        return np.arange(len(ends)), ends
+    def assign(self, ends: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Rows (n) and the ends (n) of their windows, as one part; ``ends`` (n): those that the rows carry."""
+        yield np.arange(len(ends)), ends
 
     def whole(self) -> GivenWindows:
         """The same windows."""

@@ -114,6 +114,39 @@ def test_a_file_is_a_job_that_goes_on(spark: SparkSession, folder: Path, async_e
     assert "there is no statement 'by_countri'" in refused
 
 
+def test_files_of_another_checkpoint_stay(spark: SparkSession, folder: Path) -> None:
+    """Both jobs have a micro-batch 0."""
+    file = folder / "job.sql"
+    file.write_text(f"""\
+CREATE TABLE orders (id BIGINT) USING json OPTIONS (path '{folder}/orders');
+CREATE TABLE seen (id BIGINT) USING json OPTIONS (path '{folder}/seen');
+INSERT INTO seen SELECT id FROM orders WHERE id > 1;
+""")
+    add_orders(folder, 0)
+    for checkpoint in ("first", "second"):
+        invoke("run", file, "--checkpoint", folder / checkpoint, "--once")
+    rows = spark.read.json(f"{folder}/seen").collect()
+    assert Counter(row.id for row in rows) == {2: 2, 3: 2}
+    assert {row.batch for row in rows} == {0}
+    assert len({row.checkpoint for row in rows}) == 2
+
+
+def test_two_sinks_of_one_folder_of_files_are_refused(spark: SparkSession, folder: Path) -> None:
+    file = folder / "job.sql"
+    file.write_text(f"""\
+CREATE TABLE orders (id BIGINT) USING json OPTIONS (path '{folder}/orders');
+CREATE TABLE one (id BIGINT) USING csv OPTIONS (path '{folder}/seen');
+CREATE TABLE two (id BIGINT) USING csv OPTIONS (path '{folder}/seen/');
+INSERT INTO one SELECT id FROM orders WHERE id > 1;
+INSERT INTO two SELECT id FROM orders WHERE id < 1;
+""")
+    add_orders(folder, 0)
+    said = invoke("run", file, "--checkpoint", folder / "state", "--once", code=2)
+    assert "'one'" in said
+    assert "'two'" in said
+    assert not (folder / "seen").exists()
+
+
 def test_a_plan_for_other_columns_is_refused_by_their_table(spark: SparkSession, folder: Path) -> None:
     file, plan = folder / "job.sql", folder / "plan.json"
     file.write_text(JOB.format(folder=folder, mode="false"))

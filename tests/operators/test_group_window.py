@@ -41,6 +41,12 @@ SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.timestamp("
 AGGREGATES = (count().alias("n"), sum_("v").alias("sum"))
 
 
+@pytest.fixture(autouse=True)
+def parts_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a bundle get their windows in many parts."""
+    monkeypatch.setattr("operators.window.counts.ASSIGNED_ROWS", 3)
+
+
 def harness_of(operator: Any, async_enabled: bool, **more: Any) -> OperatorHarness:
     settings_ = {"event_time": "at", "watermark_delay": 0, "changelog": False, **more}
     return OperatorHarness(operator, SCHEMA, ["k"], async_enabled=async_enabled, **settings_)

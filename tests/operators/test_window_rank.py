@@ -40,6 +40,12 @@ def windows_of(window: SlicedWindow, time: int) -> list[tuple[int, int]]:
     return [(start, end) for start, end in spans if start <= time < end]
 
 
+@pytest.fixture(autouse=True)
+def parts_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a bundle get their windows in many parts."""
+    monkeypatch.setattr("operators.window.windows.ASSIGNED_ROWS", 3)
+
+
 Spans = Callable[[Row], list[tuple[int, int]]]
 
 

@@ -17,6 +17,12 @@ from tests.operators.test_window_rank import ROWS, SECOND, WINDOWS, windows_of
 KINDS = ["+I", "-U", "+U", "-D"]
 
 
+@pytest.fixture(autouse=True)
+def parts_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a bundle get their windows in many parts."""
+    monkeypatch.setattr("operators.window.windows.ASSIGNED_ROWS", 3)
+
+
 @given(
     rows=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2), st.integers(-9, 19)), max_size=12),
     window=st.sampled_from(WINDOWS),

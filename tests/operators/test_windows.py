@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from asyncstate.durations import microseconds
 from asyncstate.errors import SchemaError
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK
+from operators.window import windows
 from operators.window.session_core import Spans, merge_sessions, sessions_at
 from operators.window.slices import window_ends
 from operators.window.windows import SlicedWindow, cumulate, due_until, hop, session, tumble
@@ -105,9 +107,23 @@ def test_a_window_ends_before_the_row_at_its_end() -> None:
     assert tumble("10 seconds", "3 seconds").slice_of(2_999_999) == 3_000_000
 
 
+def assigned(window: SlicedWindow, times: Any) -> tuple[Any, Any]:
+    parts = [(times[:0], times[:0]), *window.assign(times)]
+    rows, ends = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return rows, ends
+
+
+def test_a_row_in_thousands_of_windows_does_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "ASSIGNED_ROWS", 5_000)
+    times = np.arange(10_000, dtype=np.int64) * 1_000_000
+    sizes = [len(rows) for rows, _ in hop("1 day", "1 minute").assign(times)]
+    assert sum(sizes) == 1_440 * len(times)
+    assert max(sizes) <= 5_000 + 1_440
+
+
 @given(WINDOWS, TIMES)
 def test_rows_are_in_the_windows_that_hold_their_time(window: SlicedWindow, times: list[int]) -> None:
-    rows, ends = window.assign(np.array(times, np.int64))
+    rows, ends = assigned(window, np.array(times, np.int64))
     starts = window.window_start(ends)
     assert np.array_equal(rows, np.sort(rows))
     for row, time in enumerate(times):
@@ -121,7 +137,7 @@ def test_a_window_is_the_run_of_its_slices(window: SlicedWindow, times: list[int
     array = np.array(times, np.int64)
     slices = window.slice_of(array)
     assert bool(((slices - window.step <= array) & (array < slices)).all())
-    rows, ends = window.assign(array)
+    rows, ends = assigned(window, array)
     assert bool((window.first_slice(ends) <= slices[rows]).all() and (slices[rows] <= ends).all())
     assert bool((window.last_window(slices[rows]) >= ends).all())
     for time, one in zip(times, slices.tolist(), strict=True):  # ints and arrays agree

@@ -68,6 +68,11 @@ FEATURES: dict[str, tuple[str, str]] = {
     ),
     "group-expr": ("select a % 2 as k, c, sum(b * 2 + 1) + count(*) as s from t group by a % 2, c", ""),
     "having": ("select c, sum(b) as s from t group by c having count(*) > 2 and sum(b) > 5", ""),
+    # Spark proves that k is not null there, and leaves a coalesce of one column.
+    "coalesce-of-one": (
+        "select count(*) as n, sum(distinct coalesce(r.k, 2)) filter (where r.d = 0) as s, bit_xor(coalesce(r.k, 3)) as x from (select * from (select d, f, dense_rank() over (partition by d order by f desc) as k from v) where k <= 1) r full join v on r.d = v.d where r.f < 3",
+        "",
+    ),
     "distinct": ("select distinct a, c from t", ""),
     "count-distinct": (
         "select a, count(distinct b) as n, count(distinct c) as m, sum(distinct b) as s from t group by a",

@@ -32,10 +32,31 @@ OVER = (
     "PARTITION BY c2 ORDER BY c1 DESC, c0",
     "PARTITION BY c0 ORDER BY c1, c2 ROWS BETWEEN 2 PRECEDING AND CURRENT ROW",
     "PARTITION BY c0 ORDER BY c1, c2 ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING",
+    "PARTITION BY c0 ORDER BY c1 RANGE BETWEEN 2 PRECEDING AND CURRENT ROW",
+    "ORDER BY c1 DESC RANGE BETWEEN 1 PRECEDING AND 3 FOLLOWING",
 )
+PLACES = (
+    *(
+        "lag(c1)",
+        "lag(c2, 2)",
+        "lag(c1, 1, 7)",
+        "lead(c2)",
+        "lead(c1, 2)",
+        "first_value(c1)",
+        "nth_value(c2, 2)",
+    ),
+    *("ntile(3)", "percent_rank()", "cume_dist()", "row_number()"),
+)
+"""Functions of a row's place; those of OVER that order all columns have one answer."""
 AGGREGATES = (
     *("count(*)", "count({n})", "sum({n})", "min({n})", "max({n})", "avg({n})"),
     *("count(DISTINCT {n})", "sum(DISTINCT {n})", "min({s})", "bit_xor({n})"),
+    *(
+        "round(var_pop({n}), 3)",
+        "CAST(bool_and({n} < 4) AS INT)",
+        "bit_or({n})",
+        "median({n})",
+    ),
     "listagg({s}, ',') WITHIN GROUP (ORDER BY {s})",
     "listagg(DISTINCT {s}, '') WITHIN GROUP (ORDER BY {s} DESC NULLS LAST)",
 )
@@ -46,6 +67,8 @@ THREE: Columns = [("c0", "n"), ("c1", "n"), ("c2", "n")]
 class _Random:
     rng: random.Random
     aliases: int = 0
+    shared: Columns | None = None
+    """The columns of the common table expression ``w``, if there is one."""
 
     def one_of(self, *values: Any) -> Any:
         return self.rng.choice(values)
@@ -60,6 +83,8 @@ class _Random:
     def relation(self, depth: int) -> tuple[str, str, Columns]:
         """What FROM takes, its alias and its columns."""
         alias = self.alias()
+        if self.shared is not None and self.chance(0.4):
+            return f"w AS {alias}", alias, self.shared
         if depth <= 0 or self.chance(0.45):
             table = self.one_of(*SCHEMAS)
             kinds: Columns = [(one.name, "s" if str(one.type) == "string" else "n") for one in SCHEMAS[table]]
@@ -79,14 +104,25 @@ class _Random:
             return str(self.rng.randrange(6))
         if which < 0.8:
             return f"({self.number(scope, depth - 1)} {self.one_of('+', '-', '*')} {self.number(scope, depth - 1)})"
-        if which < 0.9:
+        if which < 0.85:
             return f"coalesce({self.number(scope, depth - 1)}, {self.rng.randrange(4)})"
+        if which < 0.92:
+            one, two = self.number(scope, depth - 1), self.number(scope, 0)
+            form = self.one_of(
+                "abs({0} - {1})", "greatest({0}, {1})", "least({0}, {1}, 3)", "nullif({0}, {1})", "{0} % 3"
+            )
+            return f"({form.format(one, two)})"
         condition = self.condition(scope, depth - 1)
         return f"CASE WHEN {condition} THEN {self.number(scope, depth - 1)} ELSE {self.rng.randrange(5)} END"
 
     def text(self, scope: Scope) -> str:
         found = self.column(scope, "s")
-        return found if self.chance(0.8) else f"coalesce({found}, 'n')"
+        if self.chance(0.7):
+            return found
+        form = self.one_of(
+            "coalesce({0}, 'n')", "upper({0})", "{0} || '-' || {1}", "concat(substring({0}, 1, 1), 'k')"
+        )
+        return f"({form.format(found, self.column(scope, 's'))})"
 
     def condition(self, scope: Scope, depth: int = 1) -> str:
         which, kinds = self.rng.random(), {kind for _, columns in scope for _, kind in columns}
@@ -170,9 +206,16 @@ class _Random:
             return f"SELECT {shown} FROM (SELECT *, {number} FROM {inner}) WHERE c3 <= {limit}", columns
         if which < 0.63:
             over = self.one_of(*OVER)
-            ranks = ("rank()", "dense_rank()") if "ORDER" in over and "ROWS" not in over else ()
-            function = self.one_of("sum(c1)", "count(*)", "max(c2)", "min(c1)", *ranks)
-            return f"SELECT c0, c1, c2, {function} OVER ({over}) AS c3 FROM {inner}", [*THREE, ("c3", "n")]
+            ranks = ("rank()", "dense_rank()") if "ORDER" in over and "BETWEEN" not in over else ()
+            numbered = ("BETWEEN" not in over and all(name in over for name in ("c0", "c1", "c2"))) * PLACES
+            function, other = (
+                self.one_of("sum(c1)", "count(*)", "max(c2)", "min(c1)", "avg(c2)", *ranks, *numbered)
+                for _ in range(2)
+            )
+            shown = f"c0, c1, c2, {function} OVER ({over}) AS c3"
+            if self.chance(0.4):
+                shown += f", {other} OVER ({over}) AS c4"
+            return f"SELECT {shown} FROM {inner}", [*THREE, ("c3", "n")]
         if which < 0.7:
             return (
                 f"SELECT c0, c1, c2 FROM {inner} ORDER BY c1 DESC, c0, c2 LIMIT {self.one_of(1, 3, 5)}",
@@ -198,7 +241,7 @@ class _Random:
             one = self.column(scope, "s")
             one = f"lower({one})" if one == "'x'" else one  # DuckDB refuses to order by a literal
             made = form.format(n=self.number(scope), s=one)
-            if self.chance(0.2):
+            if not form.startswith(("round", "CAST")) and self.chance(0.2):
                 made += f" FILTER (WHERE {number} {self.one_of('<', '>', '=')} {self.rng.randrange(6)})"
             columns.append((f"c{len(values)}", "s" if "{s}" in form else "n"))
             values.append(made)
@@ -206,7 +249,11 @@ class _Random:
         group = f" GROUP BY {', '.join(keys)}" if keys else ""
         conditions = []
         if len(keys) == 2 and self.chance(0.2):
-            group = f" GROUP BY {self.one_of('ROLLUP', 'CUBE')}({', '.join(keys)})"
+            one, two = keys
+            sets = self.one_of(
+                "ROLLUP({0}, {1})", "CUBE({0}, {1})", "GROUPING SETS (({0}), ({1}), ({0}, {1}))"
+            )
+            group = f" GROUP BY {sets.format(one, two)}"
             conditions = ["count(*) > 0"]  # of no rows, DuckDB has a total and Spark has not
         condition = self.one_of("count(*) > 1", "count(*) < 4", f"sum({number}) > 3")
         if keys and self.chance(0.3):
@@ -217,7 +264,12 @@ class _Random:
 
 def random_query(seed: int, depth: int = 2) -> tuple[str, str]:
     """A query of Spark and the same of DuckDB."""
-    sql, _ = _Random(random.Random(seed)).query(depth)
+    made = _Random(random.Random(seed))
+    prefix = ""
+    if made.chance(0.15):
+        shared, columns = made.query(depth - 1)
+        prefix, made.shared = f"WITH w AS ({shared}) ", columns
+    sql = prefix + made.query(depth)[0]
     return sql, sqlglot.transpile(sql, read="spark", write="duckdb")[0]
 
 

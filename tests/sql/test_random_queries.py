@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-# 248: Spark leaves a coalesce of one column.
-@pytest.mark.parametrize("seed", [*range(30), 248])
+@pytest.mark.parametrize("seed", range(30))
 def test_a_random_query_is_kept_right(spark: SparkSession, seed: int) -> None:
     run(spark, seed)
