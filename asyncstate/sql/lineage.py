@@ -1,6 +1,6 @@
 """Where the rows and columns of a node come from.
 
-Owns: ``origin_of``; ``event_time_source``.
+Owns: ``origin_of``; ``event_time_sources``.
 Invariant: two nodes with equal origins have the same rows: they read the same ones in the same way.
 Must not import Spark.
 """
@@ -92,10 +92,13 @@ def is_valid(text: str) -> str:
     return f"({text} IS NOT NULL)"
 
 
-def event_time_source(node: ir.Node, column: str) -> tuple[str, str] | None:
-    """The source and the column there that ``column`` is, if rows come from it without an operator."""
+def event_time_sources(node: ir.Node, column: str) -> list[tuple[str, str]]:
+    """The sources and the columns there that ``column`` is; none if the rows do not come from them as they are."""
     origin = origin_of(node)
     own = column_of(origin.columns[column])
-    return (
-        (origin.rows[1], own) if isinstance(origin.rows, tuple) and origin.rows[0] == "Scan" and own else None
-    )
+    if own is None:
+        return []
+    if isinstance(origin.rows, ir.Union):
+        found = [event_time_sources(one, own) for one in origin.rows.inputs]
+        return [one for of_input in found for one in of_input] if all(found) else []
+    return [(origin.rows[1], own)] if isinstance(origin.rows, tuple) and origin.rows[0] == "Scan" else []

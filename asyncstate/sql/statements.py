@@ -26,7 +26,7 @@ from asyncstate.sql.catalyst import SETTINGS, Catalyst, items
 from asyncstate.sql.changes import Operators, digests
 from asyncstate.sql.explained import explained
 from asyncstate.sql.expressions import kind_of, refusal
-from asyncstate.sql.lineage import event_time_source
+from asyncstate.sql.lineage import event_time_sources
 from asyncstate.sql.plans import Reader
 from asyncstate.sql.rules import compacted
 from asyncstate.sql.syntax import Syntax
@@ -444,13 +444,12 @@ class SqlContext:
         return table.built
 
     def _is_final(self, node: ir.Node, column: str) -> bool:
-        found = event_time_source(node, column)
-        if found is None or self._updating:
-            return False
-        source, own = found
-        table = self.tables[source]
-        is_timed = table.times.event_time == own and table.has_delay
-        return is_timed and table.built.changes.is_insert_only
+        found = [] if self._updating else event_time_sources(node, column)
+        tables = [(self.tables[source], own) for source, own in found]
+        return bool(tables) and all(
+            table.times.event_time == own and table.has_delay and table.built.changes.is_insert_only
+            for table, own in tables
+        )
 
     def _insert(self, read: Statement, state_ttl: Ttl, changed: str | None) -> Stream:
         target = read.target

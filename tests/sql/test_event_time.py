@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,48 +11,19 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("duckdb")
 
-import pyarrow as pa
 
 from asyncstate.errors import SqlError
 from asyncstate.sql import sql_pipeline
 from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness
-from tests.sql.tables import Change, Tables, kept_right
+from tests.sql.random_windows import BEGIN, timed_tables
+from tests.sql.tables import Tables, kept_right
 from tests.sql.test_statements import pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-L, S, T = pa.int64(), pa.string(), pa.timestamp("us", "UTC")
-SCHEMAS = {
-    "l": pa.schema([("k", L), ("a", L), ("ts", T)]),
-    "r": pa.schema([("k", L), ("b", L), ("ts", T)]),
-    "v": pa.schema([("k", L), ("rate", L), ("since", T)]),
-}
-BEGIN = dt.datetime(2024, 1, 1, 8, 0, 0, tzinfo=dt.UTC)
-
-
-def timed_tables(seed: int = 7, batches: int = 6, size: int = 12) -> Tables:
-    """Insertions in nearly the order of their times, some without a key or a time, some twice; ``v`` has versions, each
-    at a time of its own."""
-    rng = random.Random(seed)
-    changes: dict[str, list[list[Change]]] = {name: [[] for _ in range(batches)] for name in SCHEMAS}
-    for name in SCHEMAS:
-        for number in range(batches * size):
-            second = 10 * number - 5 * rng.randrange(0, 6)
-            if name == "v":
-                at = BEGIN + dt.timedelta(seconds=10 * number + rng.randrange(10))
-                changes[name][number // size].append(("+I", (rng.randrange(4), rng.randrange(9), at)))
-                continue
-            at = None if rng.random() < 0.08 else BEGIN + dt.timedelta(seconds=second)
-            key = None if rng.random() < 0.1 else rng.randrange(3)
-            row = key, rng.randrange(6), at
-            changes[name][number // size] += [("+I", row)] * (2 if rng.random() < 0.1 else 1)
-    times = {"l": "ts", "r": "ts", "v": "since"}
-    return Tables(SCHEMAS, changes, insert_only=True, times=times, delay="1 minute")
-
 
 BETWEEN = "r.ts BETWEEN l.ts - INTERVAL 20 SECONDS AND l.ts + INTERVAL 10 SECONDS"
 INTERVALS: dict[str, str] = {
@@ -167,6 +137,11 @@ WINDOWS: dict[str, tuple[str, str, str]] = {
     "listagg": (
         "SELECT k, window_end, listagg(a + 8, ',') WITHIN GROUP (ORDER BY a DESC) AS x FROM TUMBLE(TABLE l, DESCRIPTOR(ts), INTERVAL 20 SECONDS) GROUP BY k, window_start, window_end",
         "SELECT k, time_bucket(INTERVAL '20 s', ts) + INTERVAL '20 s' AS e, string_agg((a + 8)::varchar, ',' ORDER BY a DESC) FROM l WHERE ts IS NOT NULL GROUP BY k, e",
+        "WindowAggregate",
+    ),
+    "two sources": (
+        "SELECT k, window_start, count(*) AS n FROM TUMBLE(TABLE (SELECT k, ts FROM l WHERE a > 1 UNION ALL SELECT k, ts FROM r), DESCRIPTOR(ts), INTERVAL 20 SECONDS) GROUP BY k, window_start, window_end",
+        "SELECT k, time_bucket(INTERVAL '20 s', ts) AS w, count(*) FROM (SELECT k, ts FROM l WHERE a > 1 UNION ALL SELECT k, ts FROM r) WHERE ts IS NOT NULL GROUP BY k, w",
         "WindowAggregate",
     ),
     "hop": (

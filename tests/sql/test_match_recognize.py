@@ -15,7 +15,7 @@ pytest.importorskip("duckdb")
 from asyncstate.errors import SqlError
 from asyncstate.sql import Compiled, sql_pipeline
 from asyncstate.testing import PipelineHarness
-from tests.sql.test_event_time import timed_tables
+from tests.sql.random_windows import timed_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

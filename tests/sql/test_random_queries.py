@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("duckdb")
 
+from tests.sql import random_windows
 from tests.sql.random_queries import run
 
 if TYPE_CHECKING:
@@ -20,3 +21,8 @@ pytestmark = pytest.mark.spark
 @pytest.mark.parametrize("seed", range(30))
 def test_a_random_query_is_kept_right(spark: SparkSession, seed: int) -> None:
     run(spark, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_query_over_times_is_kept_right(spark: SparkSession, seed: int) -> None:
+    random_windows.run(spark, seed)

@@ -14,8 +14,9 @@ from asyncstate.sql import sql_pipeline
 from asyncstate.testing import PipelineHarness
 from tests.sql import nexmark
 from tests.sql.features import changing_tables
+from tests.sql.random_windows import timed_tables
 from tests.sql.tables import Tables, kept_right
-from tests.sql.test_event_time import operators, timed_tables
+from tests.sql.test_event_time import operators
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
