@@ -39,7 +39,7 @@ SPARKS = (
     Spark("3.5", "3.5.9", "0.10.9.7", connect=""),
     Spark("4.0", "4.0.5", "0.10.9.9", connect="with limits"),
     Spark("4.1", "4.1.4", "0.10.9.9", connect="with limits"),
-    Spark("4.2", "4.2.1", "0.10.9.9", connect="experimental"),
+    Spark("4.2", "4.2.1", "0.10.9.9", connect="with limits"),
     Spark("4.3", "4.3.0", "0.10.9.9", connect="experimental"),
 )
 OLDEST, NEWEST = SPARKS[0], SPARKS[-1]
