@@ -10,9 +10,10 @@ Must not import storage, execution or operators.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
@@ -57,11 +58,41 @@ def up_to_time(prefix: bytes, groups: Iterable[int], until: int, start: int = MI
     return [(group + begin, group + end) for group in encoded]
 
 
-def pages_by_group(sink: StateBackend, ranges: Iterable[Range], page_size: int) -> Iterator[Page]:
+def ranges_with_entries(
+    sink: StateBackend, ranges: Sequence[Range], page_size: int
+) -> Iterator[Iterator[Page]]:
+    """The pages of each of the ``ranges`` (ascending) that has entries.
+
+    In a small store most key groups have none. So after an empty range the next key of the store, of whatever state,
+    tells how many further ones are empty; where that has skipped none, it is not asked again.
+    """
+    ends, number, skips = [end for _, end in ranges], 0, True
+    assert ends == sorted(ends)
+    while number < len(ranges):
+        start, end = ranges[number]
+        first = sink.scan(start, end, page_size)
+        number += 1
+        if first:
+            yield _pages_from(sink, first, end, page_size)
+        elif skips and number < len(ranges):
+            following = sink.scan(end, ends[-1], 1)
+            if not following:
+                return
+            other = bisect.bisect_right(ends, following[0][0], number)
+            number, skips = other, other > number
+
+
+def _pages_from(sink: StateBackend, first: Page, end: bytes, page_size: int) -> Iterator[Page]:
+    yield first
+    if len(first) >= page_size:
+        yield from range_pages(sink, first[-1][0] + _AFTER, end, page_size)
+
+
+def pages_by_group(sink: StateBackend, ranges: Sequence[Range], page_size: int) -> Iterator[Page]:
     """The entries of ``ranges``, one range after the other, in lists of ``page_size`` entries or slightly more."""
     held: Page = []
-    for start, end in ranges:
-        for page in range_pages(sink, start, end, page_size):
+    for pages in ranges_with_entries(sink, ranges, page_size):
+        for page in pages:
             held += page
             if len(held) >= page_size:
                 yield held
@@ -72,14 +103,14 @@ def pages_by_group(sink: StateBackend, ranges: Iterable[Range], page_size: int) 
 
 def pages_by_time(
     sink: StateBackend,
-    ranges: Iterable[Range],
+    ranges: Sequence[Range],
     page_size: int,
     order: Callable[[Entry], Any],
     range_page_size: int,
 ) -> Iterator[Page]:
     """The entries of ``ranges`` merged by ``order``, in lists of ``page_size``; each range must already be in this
     order, and has ``range_page_size`` entries in memory."""
-    scans = [range_entries(sink, start, end, range_page_size) for start, end in ranges]
+    scans = map(chain.from_iterable, ranges_with_entries(sink, ranges, range_page_size))
     return pages_of(heapq.merge(*scans, key=order), page_size)
 
 

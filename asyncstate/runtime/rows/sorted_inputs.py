@@ -58,7 +58,7 @@ from asyncstate.runtime.rows.prepared_rows import PreparedBatch
 from asyncstate.runtime.task_spec import TaskSpec
 from asyncstate.state.columnar.due_parts import Place, align_scans
 from asyncstate.state.columnar.results import Entries
-from asyncstate.state.ranges import Range, pages_by_time, range_pages, up_to_time
+from asyncstate.state.ranges import Range, pages_by_time, ranges_with_entries, up_to_time
 from asyncstate.state_backend import Page, StateBackend
 from asyncstate.storage import StateSpec
 
@@ -200,12 +200,12 @@ class OrderedInputs:
     def due(self, groups: range, page_size: int) -> Iterator[Turns]:
         """Remove the due rows of other inputs from the store and yield them by (time, input, other sort keys, arrival),
         page by page."""
-        ranges = [
+        ranges = sorted(
             bounds
             for waiting in self._inputs.values()
             if not waiting.is_broadcast
             for bounds in waiting.due(groups, self._watermark)
-        ]
+        )
         for page in pages_by_time(self._sink, ranges, page_size, _delivery_order, _RANGE_PAGE_ROWS):
             self._sink.delete_many([key for key, _ in page])
             yield self._turns(page)
@@ -333,8 +333,8 @@ class _SortedBuffer:
 
     def pages(self, sink: StateBackend, groups: range, watermark: int, page_size: int) -> Iterator[_Entries]:
         """The due entries, by key group and store key."""
-        for start, end in self.due(groups, watermark):
-            for page in range_pages(sink, start, end, page_size):
+        for pages in ranges_with_entries(sink, self.due(groups, watermark), page_size):
+            for page in pages:
                 keys, values = zip(*page, strict=True)
                 yield _Entries(list(keys), list(values))
 
