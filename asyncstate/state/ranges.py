@@ -64,7 +64,7 @@ def ranges_with_entries(
     """The pages of each of the ``ranges`` (ascending) that has entries.
 
     In a small store most key groups have none. So after an empty range the next key of the store, of whatever state,
-    tells how many further ones are empty; where that has skipped none, it is not asked again.
+    says how many further ones are empty; where that has skipped none, it is not asked again.
     """
     ends, number, skips = [end for _, end in ranges], 0, True
     assert ends == sorted(ends)
