@@ -451,8 +451,8 @@ class FilesSink:
         rows.write.mode("overwrite").format(self.kind).save(folder)
 
     def write(self, rows: Any, batch_id: int) -> None:
-        """Micro-batches of no job have a number alone, which is not enough here."""
-        raise AssertionError("the micro-batches of a job are written by write_micro_batch")
+        """Not called: a graph takes objects with this method as sinks, and writes with ``write_micro_batch``."""
+        raise AssertionError("a job writes with write_micro_batch, which knows the checkpoint")
 
 
 class ShownSink:

@@ -89,7 +89,8 @@ def _pages_from(sink: StateBackend, first: Page, end: bytes, page_size: int) -> 
 
 
 def pages_by_group(sink: StateBackend, ranges: Sequence[Range], page_size: int) -> Iterator[Page]:
-    """The entries of ``ranges``, one range after the other, in lists of ``page_size`` entries or slightly more."""
+    """The entries of ``ranges`` (ascending), one range after the other, in lists of ``page_size`` entries or
+    slightly more."""
     held: Page = []
     for pages in ranges_with_entries(sink, ranges, page_size):
         for page in pages:
@@ -108,8 +109,8 @@ def pages_by_time(
     order: Callable[[Entry], Any],
     range_page_size: int,
 ) -> Iterator[Page]:
-    """The entries of ``ranges`` merged by ``order``, in lists of ``page_size``; each range must already be in this
-    order, and has ``range_page_size`` entries in memory."""
+    """The entries of ``ranges`` (ascending) merged by ``order``, in lists of ``page_size``; each range must already
+    be in this order, and has ``range_page_size`` entries in memory."""
     scans = map(chain.from_iterable, ranges_with_entries(sink, ranges, range_page_size))
     return pages_of(heapq.merge(*scans, key=order), page_size)
 

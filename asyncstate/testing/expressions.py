@@ -150,7 +150,7 @@ def _computed(rows: pa.RecordBatch, expressions: Sequence[object]) -> list[list[
 
 def _answers(rows: pa.RecordBatch, texts: Sequence[str]) -> list[pa.RecordBatch]:
     """What each text gives, by one query if they give a column each."""
-    with contextlib.suppress(SchemaError):  # one of them; its own query says so
+    with contextlib.suppress(SchemaError):  # asked alone, the text at fault is named
         if len(texts) > 1 and (found := _query(rows, texts)).num_columns == len(texts):
             return [found.select([number]) for number in range(len(texts))]
     return [_query(rows, [text]) for text in texts]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncstate.sql import sql_pipeline
 from tests.sql.tables import Change, Tables, kept_right
 
-L, S, T = pa.int64(), pa.string(), pa.timestamp("us", "UTC")
+L, T = pa.int64(), pa.timestamp("us", "UTC")
 SCHEMAS = {
     "l": pa.schema([("k", L), ("a", L), ("ts", T)]),
     "r": pa.schema([("k", L), ("b", L), ("ts", T)]),
@@ -51,13 +51,12 @@ TABLES = (("l", "a"), ("r", "b"))
 
 @dataclass(frozen=True)
 class Query:
-    """The same query for Spark and for DuckDB. ``numbers``: its columns of numbers; ``windowed``: it has the columns of
-    its windows as well."""
+    """The same query for Spark and for DuckDB. ``numbers``: its columns of numbers; ``depth``: how many queries
+    it is made of, one in another, by which new columns get names of their own."""
 
     spark: str
     duckdb: str
     numbers: tuple[str, ...]
-    windowed: bool = False
     depth: int = 0
 
 
@@ -77,7 +76,7 @@ class _Random:
 
     # -- rows with times ------------------------------------------------------------------------------
 
-    def timed(self) -> tuple[str, str]:
+    def timed(self) -> str:
         """Rows (k, x, ts): a table, some of its rows, two tables, or an interval join."""
         (one, value), (other, second) = self.rng.sample(TABLES, 2)
         which = self.rng.random()
@@ -94,17 +93,16 @@ class _Random:
             bounds = f"{one}.ts - {_seconds(low)} AND {one}.ts + {_seconds(high)}"
             near = f"{one}.k = {other}.k AND {other}.ts BETWEEN {bounds}"
             text = f"SELECT {shown} FROM {one} JOIN {other} ON {near}"
-        return text, text
+        return text
 
-    def windows(self, rows: tuple[str, str], window: tuple[str, int, int]) -> Query:
+    def windows(self, rows: str, window: tuple[str, int, int]) -> Query:
         """Each row in its windows, (k, x, window_start, window_end)."""
-        spark, duckdb = rows
         kind, size, step = window
         shown = "k, x, window_start, window_end"
-        given, whole = f"({duckdb})", _seconds(size)
+        given, whole = f"({rows})", _seconds(size)
         there = "WHERE ts IS NOT NULL"
         if kind == "session":
-            table = f"SESSION(TABLE ({spark}) PARTITION BY k, DESCRIPTOR(ts), {whole})"
+            table = f"SESSION(TABLE ({rows}) PARTITION BY k, DESCRIPTOR(ts), {whole})"
             begun = f"SELECT *, ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > {whole} AS o FROM {given} {there}"
             numbered = (
                 f"SELECT *, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY ts) AS n FROM ({begun})"
@@ -112,14 +110,14 @@ class _Random:
             span = f"min(ts) OVER s AS window_start, max(ts) OVER s + {whole} AS window_end"
             made = f"SELECT k, x, {span} FROM ({numbered}) WINDOW s AS (PARTITION BY k, n)"
         elif kind == "tumble":
-            table = f"TUMBLE(TABLE ({spark}), DESCRIPTOR(ts), {whole}, {_seconds(step)})"
+            table = f"TUMBLE(TABLE ({rows}), DESCRIPTOR(ts), {whole}, {_seconds(step)})"
             moved = _seconds(step)
             made = (
                 f"SELECT k, x, time_bucket({whole}, ts - {moved}) + {moved} AS window_start, window_start + {whole} AS "
                 f"window_end FROM {given} {there}"
             )
         else:
-            table = f"{kind.upper()}(TABLE ({spark}), DESCRIPTOR(ts), {_seconds(step)}, {whole})"
+            table = f"{kind.upper()}(TABLE ({rows}), DESCRIPTOR(ts), {_seconds(step)}, {whole})"
             bucket = _seconds(step if kind == "hop" else size)
             start, end = (
                 (f"w - i * {bucket}", f"w - i * {bucket} + {whole}")
@@ -130,7 +128,7 @@ class _Random:
                 f"SELECT k, x, {start} AS window_start, {end} AS window_end FROM (SELECT *, time_bucket({bucket}, "
                 f"ts) AS w FROM {given} {there}), range({size // step}) AS g(i) WHERE {end} > ts"
             )
-        return Query(f"SELECT {shown} FROM {table}", made, ("k", "x"), True)
+        return Query(f"SELECT {shown} FROM {table}", made, ("k", "x"))
 
     def window(self) -> tuple[str, int, int]:
         """Kind, size, and step or offset, in seconds."""
@@ -143,13 +141,12 @@ class _Random:
     def condition(self, alias: str, numbers: tuple[str, ...]) -> str:
         return f"{alias}.{self.one_of(*numbers)} {self.one_of('<', '<>', '>=')} {self.rng.randrange(4)}"
 
-    def over(self, given: Query, text: str, numbers: tuple[str, ...], windowed: bool) -> Query:
+    def over(self, given: Query, text: str, numbers: tuple[str, ...]) -> Query:
         """``text`` with the query in it."""
         return Query(
             text.replace("{q}", f"({given.spark})"),
             text.replace("{q}", f"({given.duckdb})"),
             numbers,
-            windowed,
             given.depth + 1,
         )
 
@@ -182,9 +179,8 @@ class _Random:
         group = ", ".join(f"q.{key}" for key in keys)
         having = " HAVING count(*) > 1" if self.chance(0.2) else ""
         numbers = (*(key for key in keys if key not in WINDOWS), *names)
-        # An average is no number for bit_xor; what follows counts and compares only.
         text = f"SELECT {shown} FROM {{q}} AS q{where} GROUP BY {group}{having}"
-        return self.over(given, text, numbers, by_window)
+        return self.over(given, text, numbers)
 
     def ranked(self, given: Query) -> Query:
         first = self.one_of(*given.numbers)
@@ -200,7 +196,7 @@ class _Random:
         number = f"{function}() OVER (PARTITION BY window_start, window_end{key} ORDER BY {order}) AS n"
         shown = ", ".join([*given.numbers, *WINDOWS, *(["n"] if self.chance(0.4) else [])])
         text = f"SELECT {shown} FROM (SELECT *, {number} FROM {{q}} AS q) AS ranked WHERE n <= {self.one_of(1, 2)}"
-        return self.over(given, text, given.numbers, True)
+        return self.over(given, text, given.numbers)
 
     def joined(self, one: Query, two: Query) -> Query:
         on = " AND ".join(
@@ -214,25 +210,25 @@ class _Random:
         how = self.one_of("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", "EXISTS", "NOT EXISTS")
         if "EXISTS" in how:
             text = f"SELECT q.* FROM {{q}} AS q WHERE {how} (SELECT 1 FROM {{p}} AS p WHERE {on})"
-            made = self.over(one, text, one.numbers, True)
+            made = self.over(one, text, one.numbers)
         else:
             side = "p" if how == "RIGHT JOIN" else "q"
             shown = f"q.{one.numbers[0]} AS j0, p.{two.numbers[-1]} AS j1, " + ", ".join(
                 f"{side}.{name}" for name in WINDOWS
             )
             text = f"SELECT {shown} FROM {{q}} AS q {how} {{p}} AS p ON {on}"
-            made = self.over(one, text, ("j0", "j1"), True)
+            made = self.over(one, text, ("j0", "j1"))
         return Query(
             made.spark.replace("{p}", f"({two.spark})"),
             made.duckdb.replace("{p}", f"({two.duckdb})"),
             made.numbers,
-            True,
             max(one.depth, two.depth) + 1,
         )
 
     def query(self) -> Query:
         if self.chance(0.15):
-            rows = Query(*self.timed(), ("k", "x"))
+            text = self.timed()
+            rows = Query(text, text, ("k", "x"))
             return self.grouped(rows, False) if self.chance(0.5) else rows
         window = self.window()
         made = self.windows(self.timed(), window)

@@ -144,6 +144,11 @@ WINDOWS: dict[str, tuple[str, str, str]] = {
         "SELECT k, time_bucket(INTERVAL '20 s', ts) AS w, count(*) FROM (SELECT k, ts FROM l WHERE a > 1 UNION ALL SELECT k, ts FROM r) WHERE ts IS NOT NULL GROUP BY k, w",
         "WindowAggregate",
     ),
+    "two sources, one at another time": (
+        "SELECT k, window_start, count(*) AS n FROM TUMBLE(TABLE (SELECT k, ts FROM l UNION ALL SELECT k, ts + INTERVAL 5 SECONDS AS ts FROM r), DESCRIPTOR(ts), INTERVAL 20 SECONDS) GROUP BY k, window_start, window_end",
+        "SELECT k, time_bucket(INTERVAL '20 s', ts) AS w, count(*) FROM (SELECT k, ts FROM l UNION ALL SELECT k, ts + INTERVAL '5 s' FROM r) WHERE ts IS NOT NULL GROUP BY k, w",
+        "GroupAggregate",
+    ),
     "hop": (
         "SELECT window_start, count(DISTINCT a) AS n FROM HOP(TABLE l, DESCRIPTOR(ts), INTERVAL 10 SECONDS, INTERVAL 30 SECONDS) GROUP BY window_start, window_end HAVING count(*) > 1",
         "SELECT time_bucket(INTERVAL '10 s', ts) - x * INTERVAL '10 s' AS w, count(DISTINCT a) FROM l, range(3) AS r(x) WHERE ts IS NOT NULL GROUP BY w HAVING count(*) > 1",
