@@ -18,20 +18,18 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
-import sqlglot
-import sqlglot.expressions as exp
 
 from asyncstate.changelog import ROW_KIND_COLUMN
 from asyncstate.dataflow import Transform
 from asyncstate.dataflow.arrow_rows import arrow_transformed, no_rows
-from asyncstate.dataflow.arrow_sql import plain_columns, spark_sql
+from asyncstate.dataflow.arrow_sql import plain_columns
 from asyncstate.dataflow.nodes import array_of
 from asyncstate.errors import EnvironmentSetupError, SchemaError
+from asyncstate.testing.duckdb_sql import in_duckdb
 
 _NUMBER = "asyncstate:number"
 _opened = threading.local()  # a connection of each thread: to open one takes longer than a query
 _SPARK_MIN = 4
-_WHOLE = {getattr(exp.DataType.Type, name) for name in ("TINYINT", "SMALLINT", "INT", "BIGINT")}
 _EXPLODES = re.compile(r"\s*explode\(", re.IGNORECASE)
 
 
@@ -171,33 +169,13 @@ def _text(expression: object) -> str:
 
 @lru_cache(maxsize=4096)
 def _translated(expression: str, schema: pa.Schema) -> str:
-    try:
-        parsed = spark_sql(expression)
-    except sqlglot.errors.SqlglotError as error:
-        raise SchemaError(f"'{expression}' is not Spark SQL: {str(error).splitlines()[0]}") from error
-    refused = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
-    inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
-    found = (inner.this if type(inner) is exp.Explode else parsed).find(*refused)
-    if found is not None:
-        raise SchemaError(
-            f"'{expression}': {found.key} is not computed from one row, so it needs Spark; use an operator, or a "
-            "function of Arrow columns"
-        )
-    made = parsed.transform(_for_duckdb)
-    for cast in [one for one in made.find_all(exp.Cast) if one.to.this in _WHOLE]:
-        with contextlib.suppress(SchemaError):  # within a function of its own arguments
-            text = cast.this.sql(dialect="duckdb", identify=True)
-            kind = _query(no_rows(schema), [f"{text} AS value"]).column(0).type
-            if pa.types.is_floating(kind) or pa.types.is_decimal(kind):  # Spark cuts what DuckDB rounds
-                cast.set("this", exp.Anonymous(this="trunc", expressions=[cast.this]))
-    return str(made.sql(dialect="duckdb", identify=True))
+    def type_of(text: str) -> pa.DataType | None:
+        try:
+            return _query(no_rows(schema), [f"{text} AS value"]).column(0).type
+        except SchemaError:  # within a function of its own arguments
+            return None
 
-
-def _for_duckdb(node: exp.Expression) -> exp.Expression:
-    """Functions that sqlglot passes on under Spark's names."""
-    if isinstance(node, exp.Anonymous) and node.name.lower() == "timestamp_micros":
-        return exp.Anonymous(this="make_timestamptz", expressions=node.expressions)
-    return node
+    return in_duckdb(expression, type_of)
 
 
 def _query(rows: pa.RecordBatch, columns: Sequence[str], where: str | None = None) -> pa.RecordBatch:

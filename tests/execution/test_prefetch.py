@@ -371,6 +371,7 @@ def slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pacer, "waits_for_device", property(lambda self: True))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("slow_store")
 @pytest.mark.parametrize(
     "more", [{}, {"write-cache-size": "1mb", "cache-size": "0b"}, {"in-flight-limit": 7}]

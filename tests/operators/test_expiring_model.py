@@ -256,6 +256,7 @@ PARTNER_EXPIRED = [(0, [("+I", ONE)], [("+I", OTHER)]), (100, [], [("+I", THIRD)
 OTHERS_STAY = [(0, [("+I", ONE), ("+I", OTHER)], []), (60, [("-D", ONE)], []), (30, [("+I", THIRD)], [])]
 
 
+@pytest.mark.long
 @given(
     join_stories,
     st.sampled_from(["inner", "left", "right", "full", "semi", "anti"]),

@@ -135,6 +135,7 @@ def test_exactly_the_failed_rows_go_aside(async_enabled: bool, way: str) -> None
 VALUES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(-2, 9)), max_size=12)
 
 
+@pytest.mark.long
 @given(VALUES, VALUES, st.sampled_from(WAYS))
 def test_state_and_output_are_those_of_the_other_rows(first: list[Any], second: list[Any], way: str) -> None:
     for async_enabled in (False, True):

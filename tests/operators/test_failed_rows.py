@@ -134,6 +134,7 @@ def test_what_a_failed_row_has_emitted_is_dropped(async_enabled: bool) -> None:
 VALUES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(-1, 12)), max_size=12)
 
 
+@pytest.mark.long
 @given(VALUES, VALUES)
 def test_all_is_as_if_failed_rows_had_not_come(first: list[Any], second: list[Any]) -> None:
     """The same output and state as of the other rows alone, in both modes."""

@@ -281,6 +281,7 @@ def test_over_insertions(name: str, kind: str, async_enabled: bool, batches: Any
         assert both.left[0] == both.left[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHANGELOGS)
 @settings(deadline=None, max_examples=EXAMPLES, phases=[Phase.explicit, Phase.generate])
 @given(

@@ -290,6 +290,7 @@ def _plain(row: Any) -> str:
     )
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(
     steps=st.lists(st.lists(st.tuples(ROW, st.booleans()), max_size=6), max_size=3),

@@ -215,6 +215,7 @@ def check_output(
         assert list(map(exact, output)) == list(map(exact, expected))
 
 
+@pytest.mark.long
 @settings(max_examples=at_most(10))
 @given(seed=SEEDS, function=st.sampled_from(["row_number", "rank", "dense_rank"]))
 def test_the_size_of_bundles_does_not_matter(seed: int, function: str) -> None:

@@ -419,6 +419,7 @@ class EventTimeModel:
             one.values = []
 
 
+@pytest.mark.long
 @settings(max_examples=at_most(15))
 @given(
     batches=st.lists(st.tuples(ROWS, st.integers(0, 15)), min_size=1, max_size=4),

@@ -180,6 +180,7 @@ def test_rows_and_bytes_are_those_of_one_phase(
             harness.close()
 
 
+@pytest.mark.long
 def test_modes_and_stores_agree_byte_by_byte() -> None:
     rows = [
         (key, n, n % 100, n / 4, Decimal(n), str(n % 7), bytes([n % 5]), n % 3 > 0, None, n)

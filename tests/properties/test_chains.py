@@ -231,6 +231,7 @@ CHAINS = {
 EXAMPLES = max(6, settings.default.max_examples * 2 // 5 // len(CHAINS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_gives_what_its_tables_give(name: str) -> None:
     one = CHAINS[name]

@@ -272,6 +272,7 @@ def said(code: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.long
 def test_a_worker_whose_connection_is_closed_ends_without_a_word() -> None:
     """Spark closes those of idle workers; PySpark's own daemon prints a trace."""
     out, trace = said(_CLOSED.format(""))

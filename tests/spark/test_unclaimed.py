@@ -89,6 +89,7 @@ def test_a_removed_operator_is_dropped_or_kept_as_the_job_says(
         _graph(spark, tmp_path, "new", rows, **mode).check()
 
 
+@pytest.mark.long
 def test_a_function_is_refused_before_its_first_commit(spark: Any, tmp_path: Path, enabled: str) -> None:
     sales = spark.createDataFrame([("ann", 100)], "shop string, amount long")
     mode = {"async-state.enabled": enabled}

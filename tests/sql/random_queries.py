@@ -3,7 +3,7 @@
 Owns: ``random_query``. Invariant: a query has one answer: numbers and limits are in an order of all columns.
 
 ``python -m tests.sql.random_queries COUNT [FIRST]`` runs so many, each over random changes, with restarts and
-rescaling, and prints the seeds of those that are wrong. One in four is of ``random_windows``.
+rescaling, and prints the seeds of those that are wrong. One in four is of ``random_windows``, one of ``random_types``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any
 import sqlglot
 
 from asyncstate.errors import SqlError
-from asyncstate.sql import sql_pipeline
 from tests.conftest import in_memory
-from tests.sql import random_windows
+from tests.sql import random_types, random_windows
 from tests.sql.features import SCHEMAS, changing_tables
-from tests.sql.tables import kept_right
+from tests.sql.tables import kept_or_constant
 
 Columns = list[tuple[str, str]]
 """(name, kind): n for a number, s for a text."""
@@ -276,18 +275,7 @@ def random_query(seed: int, depth: int = 2) -> tuple[str, str]:
 
 def run(spark: Any, seed: int) -> None:
     """Keep the query of a seed up to date over random changes, and check it. Raises AssertionError and SqlError."""
-    sql, oracle = random_query(seed)
-    rng = random.Random(seed)
-    tables = changing_tables(seed, size=8)
-    pipeline = sql_pipeline(sql, spark=spark)
-    try:
-        kept_right(pipeline, tables, sql, oracle, async_enabled=rng.random() < 0.5, restarts=rng)
-    except SqlError as error:
-        if "reads no source" not in str(error):
-            raise
-        # Spark proves that its rows are the same, whatever the tables have: none, or those of an aggregate of none.
-        first, *others = (tables.answer(oracle, batch) for batch in range(tables.batches))
-        assert all(one == first for one in others), sql
+    kept_or_constant(spark, *random_query(seed), changing_tables(seed, size=8), random.Random(seed))
 
 
 def main() -> int:
@@ -300,7 +288,7 @@ def main() -> int:
     spark, wrong, refused = build_session("queries", "local[1]", conf={"spark.ui.enabled": "false"}), [], 0
     for seed in range(first, first + count):
         try:
-            (random_windows.run if seed % 4 == 3 else run)(spark, seed)
+            (run, random_types.run, run, random_windows.run)[seed % 4](spark, seed)
         except SqlError as error:
             refused += 1
             print(f"seed {seed} is refused: {error}")

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("duckdb")
 
-from tests.sql import random_windows
+from tests.sql import random_types, random_windows
 from tests.sql.random_queries import run
 
 if TYPE_CHECKING:
@@ -26,3 +26,8 @@ def test_a_random_query_is_kept_right(spark: SparkSession, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_query_over_times_is_kept_right(spark: SparkSession, seed: int) -> None:
     random_windows.run(spark, seed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_random_query_over_types_is_kept_right(spark: SparkSession, seed: int) -> None:
+    random_types.run(spark, seed)

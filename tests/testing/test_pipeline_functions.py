@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from asyncstate.dataflow import Stream
-from asyncstate.errors import JobError
+from asyncstate.dataflow import Stream, Transform
+from asyncstate.errors import JobError, SchemaError
 from asyncstate.testing import PipelineHarness, PipelineSource
+from asyncstate.testing.expressions import transformed
 from operators import GroupAggregate, max_
 
 if TYPE_CHECKING:
@@ -32,6 +34,60 @@ def test_functions_inside_of_explode_are_those_of_spark() -> None:
     with PipelineHarness(exploded, {"events": EVENTS}) as harness:
         harness.push("events", [(1, 5_000_000, None)])
         assert harness.end_batch()["out"] == [("+I", 1, 5_000_000)]
+
+
+TYPED = pa.RecordBatch.from_pydict(
+    {"i": [7], "m": [decimal.Decimal("-2.55")], "d": [dt.date(2024, 1, 31)], "s": ["abc"], "f": [-2.5]},
+    pa.schema(
+        [
+            ("i", pa.int32()),
+            ("m", pa.decimal128(9, 2)),
+            ("d", pa.date32()),
+            ("s", pa.string()),
+            ("f", pa.float64()),
+        ]
+    ),
+)
+
+
+def _selected(text: str) -> pa.Array:
+    return transformed(
+        Transform(name="s", place="here", kind="select", expressions=(f"{text} AS v",)), TYPED
+    ).column(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("dayofweek(d)", pa.int32(), 4),  # a Wednesday
+        ("weekday(d)", pa.int32(), 2),
+        ("date_add(d, 1)", pa.date32(), dt.date(2024, 2, 1)),
+        ("d - INTERVAL 1 DAY", pa.date32(), dt.date(2024, 1, 30)),
+        ("add_months(d, 1)", pa.date32(), dt.date(2024, 2, 29)),
+        ("trunc(d, 'MM')", pa.date32(), dt.date(2024, 1, 1)),
+        ("length(s) + month(d)", pa.int32(), 4),
+        ("floor(f)", pa.int64(), -3),
+        ("floor(m)", pa.decimal128(8, 0), -3),
+        ("round(m, 1)", pa.decimal128(9, 1), decimal.Decimal("-2.6")),
+        ("CAST(f AS INT)", pa.int32(), -2),
+        ("m * i", pa.decimal128(20, 2), decimal.Decimal("-17.85")),
+        ("m + 1", pa.decimal128(10, 2), decimal.Decimal("-1.55")),
+        ("sequence(i, 5)", pa.list_(pa.int32()), [7, 6, 5]),
+        ("sign(m)", pa.float64(), -1.0),
+    ],
+)
+def test_values_and_types_are_those_of_spark(text: str, kind: pa.DataType, value: object) -> None:
+    found = _selected(text)
+    assert found.type == kind
+    assert found.to_pylist() == [value]
+
+
+@pytest.mark.parametrize(
+    "text", ["hash(s)", "rand()", "m / 3", "m % 2", "version()", "date_part('second', d)"]
+)
+def test_what_duckdb_computes_otherwise_is_refused(text: str) -> None:
+    with pytest.raises(SchemaError, match="gives other values to"):
+        _selected(text)
 
 
 @pytest.mark.spark

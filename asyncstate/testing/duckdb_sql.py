@@ -1,0 +1,217 @@
+"""Translation of Spark SQL expressions to DuckDB's dialect, with Spark's values and types.
+
+Owns: ``in_duckdb``. Invariant: a function to which DuckDB gives another value or type than Spark is mapped or refused;
+``tests/testing/test_spark_functions.py`` compares them by the examples of Spark's own documentation.
+Must not import Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import sqlglot
+import sqlglot.expressions as exp
+
+from asyncstate.dataflow.arrow_sql import spark_sql
+from asyncstate.errors import SchemaError
+
+TypeOf = Callable[[str], pa.DataType | None]
+"""The type of an expression in DuckDB's dialect; None if it is not known on its own, as within a lambda."""
+
+_SEVERAL_ROWS: Final = (exp.AggFunc, exp.Window, exp.Subquery, exp.Select, exp.UDTF)
+_WHOLE: Final = {getattr(exp.DataType.Type, name) for name in ("TINYINT", "SMALLINT", "INT", "BIGINT")}
+
+_INT: Final = (
+    *(exp.Length, exp.BitLength, exp.Levenshtein, exp.StrPosition, exp.RegexpInstr, exp.RegexpCount),
+    *(exp.Year, exp.Quarter, exp.Month, exp.WeekOfYear, exp.Day, exp.DayOfMonth, exp.DayOfYear, exp.Extract),
+    *(exp.Hour, exp.Minute, exp.Second, exp.DateDiff, exp.UnixDate, exp.ArraySize, exp.BitwiseCount),
+)
+_TYPES: Final[dict[type[exp.Expr], str]] = {
+    **dict.fromkeys(_INT, "INT"),
+    **dict.fromkeys((exp.TsOrDsAdd, exp.AddMonths, exp.DateFromUnixDate), "DATE"),
+    **dict.fromkeys((exp.TimestampTrunc, exp.StrToTime, exp.TimestampFromParts), "TIMESTAMPTZ"),
+    **dict.fromkeys((exp.IntDiv, exp.Factorial, exp.StrToUnix, exp.ArrayPosition), "BIGINT"),
+    exp.Sign: "DOUBLE",
+}
+"""Spark's types of functions to which DuckDB gives the same values in another type."""
+_INT_NAMES: Final = ("cardinality", "json_array_length", "octet_length")
+_UNITS: Final = {"MM": "MONTH", "MON": "MONTH", "YYYY": "YEAR", "YY": "YEAR"}
+_OTHER_VALUES: Final = (
+    *(exp.ArrayDistinct, exp.ArrayPosition, exp.ArrayRemove, exp.ArraysZip, exp.ArrayContains),
+    *(exp.ConvertTimezone, exp.AtTimeZone, exp.FromTimeZone, exp.Dayname, exp.Monthname, exp.MonthsBetween),
+    *(exp.CurrentCatalog, exp.CurrentDatabase, exp.CurrentSchema, exp.CurrentUser, exp.SessionUser),
+    *(exp.Rand, exp.Uuid, exp.Typeof, exp.Reduce, exp.Format),
+    *(exp.ToChar, exp.ToNumber, exp.JSONFormat, exp.ParseJSON, exp.JSONExtractScalar),
+    *(exp.CurrentTime, exp.Localtime, exp.BitmapBitPosition, exp.BitmapBucketNumber),
+)
+_OTHER_VALUES_NAMES: Final = ("date_part", "datepart", "hash", "time_bucket", "user", "version")
+
+
+def in_duckdb(expression: str, type_of: TypeOf) -> str:
+    """The expression in DuckDB's dialect. Raises SchemaError for what is not computed from one row, and for functions
+    to which DuckDB gives other values."""
+    try:
+        parsed = spark_sql(expression)
+    except sqlglot.errors.SqlglotError as error:
+        raise SchemaError(f"'{expression}' is not Spark SQL: {str(error).splitlines()[0]}") from error
+    inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
+    found = (inner.this if type(inner) is exp.Explode else parsed).find(*_SEVERAL_ROWS)
+    if found is not None:
+        raise SchemaError(
+            f"'{expression}': {found.key} is not computed from one row, so it needs Spark; use an operator, or a "
+            "function of Arrow columns"
+        )
+    made = parsed.copy()
+    for node in reversed(list(made.walk())):
+        other = next(_mapped(node, type_of), None)
+        if other is _REFUSED:
+            raise SchemaError(
+                f"'{expression}': DuckDB, which evaluates SQL text here, gives other values to "
+                f"{node.sql(dialect='spark')} than Spark; use a function of Arrow columns, which runs everywhere"
+            )
+        if other is not None and node is made:
+            made = other
+        elif other is not None:
+            node.replace(other)
+    return str(made.sql(dialect="duckdb", identify=True))
+
+
+_REFUSED: Final = exp.Null()
+
+
+def _mapped(node: Any, type_of: TypeOf) -> Iterator[Any]:
+    """What DuckDB needs in place of ``node``; nothing if it is right as it is."""
+    kind, name = type(node), node.name.lower() if type(node) is exp.Anonymous else ""
+
+    def given(one: Any) -> pa.DataType | None:
+        return type_of(one.sql(dialect="duckdb", identify=True))
+
+    if kind in _OTHER_VALUES or name in _OTHER_VALUES_NAMES or _differs(node):
+        yield _REFUSED
+    elif name == "timestamp_micros":
+        yield exp.Anonymous(this="make_timestamptz", expressions=node.expressions)
+    elif kind is exp.DayOfWeek:  # Spark's Sunday is 1
+        yield exp.cast(exp.paren(node.copy() + 1, copy=False), "INT")
+    elif name == "weekday":  # Spark's Monday is 0
+        yield exp.cast(exp.paren(exp.func("ISODOW", *node.expressions) - 1, copy=False), "INT")
+    elif kind is exp.DateTrunc:
+        named = node.text("unit").upper()
+        unit = exp.Literal.string(_UNITS.get(named, named))
+        yield exp.cast(exp.func("DATE_TRUNC", unit, node.this.copy()), "DATE")
+    elif kind in (exp.Ceil, exp.Floor, exp.Round):
+        yield from _rounded(node, given(node.this))
+    elif isinstance(node, exp.Cast):
+        if node.to.this in _WHOLE and _is(given(node.this), pa.types.is_floating, pa.types.is_decimal):
+            cut = exp.Anonymous(this="trunc", expressions=[node.this.copy()])  # Spark cuts what DuckDB rounds
+            yield exp.cast(cut, node.to)
+        elif node.to.this is exp.DType.TIMESTAMP:  # of ``to_timestamp``
+            yield exp.cast(node.this.copy(), "TIMESTAMPTZ")
+    elif kind in (exp.Add, exp.Sub) and isinstance(node.expression, exp.Interval):
+        if _is(given(node.this), pa.types.is_date) and node.expression.text("unit") in _OF_DAYS:
+            yield exp.cast(node.copy(), "DATE")
+    elif kind in _DECIMALS:
+        yield from _arithmetic(node, given(node.this), given(node.expression))
+    elif kind is exp.GenerateSeries:
+        yield from _series(node, given(node.args["start"]), given(node.args["end"]))
+    elif kind in _TYPES:
+        yield exp.cast(node.copy(), _TYPES[kind])
+    elif name in _INT_NAMES:
+        yield exp.cast(node.copy(), "INT")
+
+
+def _is(kind: pa.DataType | None, *tests: Callable[[pa.DataType], bool]) -> bool:
+    return kind is not None and any(test(kind) for test in tests)
+
+
+def _rounded(node: Any, given: pa.DataType | None) -> Iterator[Any]:
+    """A rounded value of Spark's type."""
+    places = node.args.get("decimals")
+    whole = type(node) is not exp.Round
+    if whole and (places is not None or given is None):
+        yield _REFUSED
+    elif _is(given, pa.types.is_decimal):
+        assert given is not None
+        scale = min(int(places.name) if places is not None and places.is_int else 0, given.scale)
+        yield exp.cast(node.copy(), f"DECIMAL({min(given.precision - given.scale + 1 + scale, 38)}, {scale})")
+    elif whole:
+        yield exp.cast(node.copy(), "BIGINT")
+
+
+def _series(node: Any, *given: pa.DataType | None) -> Iterator[Any]:
+    """The whole numbers of a ``sequence``, which counts down in Spark if its end is less than its start."""
+    if node.args.get("step") or not all(_is(one, pa.types.is_integer) for one in given):
+        yield _REFUSED
+        return
+    down = node.copy()
+    down.set("step", exp.Literal.number(-1))
+    falls = exp.LT(this=node.args["end"].copy(), expression=node.args["start"].copy())
+    made = exp.Case().when(falls, down).else_(node.copy())
+    yield made if pa.int64() in given else exp.cast(made, "INT[]")
+
+
+def _arithmetic(node: Any, *given: pa.DataType | None) -> Iterator[Any]:
+    """A calculation with decimals in the type that Spark gives it."""
+    if None in given or not any(_is(one, pa.types.is_decimal) for one in given):
+        return
+    if not all(_is(one, pa.types.is_decimal, pa.types.is_integer) for one in given):
+        return  # doubles
+    (p1, s1), (p2, s2) = (
+        _digits(one, side) for one, side in zip(given, (node.this, node.expression), strict=True)
+    )
+    found = _DECIMALS[type(node)]
+    if found is None:
+        yield _REFUSED
+        return
+    precision, scale = found(p1, s1, p2, s2)
+    if precision > _MOST_DIGITS and scale > _KEPT_SCALE:  # Spark gives up digits after the point
+        yield _REFUSED
+        return
+    yield exp.cast(node.copy(), f"DECIMAL({min(precision, _MOST_DIGITS)}, {scale})")
+
+
+def _digits(given: Any, node: Any) -> tuple[int, int]:
+    """Precision and scale that Spark takes a value to have."""
+    if pa.types.is_decimal(given):
+        return given.precision, given.scale
+    if node.is_int:
+        return len(str(abs(int(node.name)))), 0
+    return {8: 3, 16: 5, 32: 10}.get(given.bit_width, 20), 0
+
+
+_MOST_DIGITS: Final = 38
+_KEPT_SCALE: Final = 6
+
+
+def _sum_of(p1: int, s1: int, p2: int, s2: int) -> tuple[int, int]:
+    scale = max(s1, s2)
+    return max(p1 - s1, p2 - s2) + scale + 1, scale
+
+
+_DECIMALS: Final[dict[type[exp.Expr], Callable[[int, int, int, int], tuple[int, int]] | None]] = {
+    exp.Add: _sum_of,
+    exp.Sub: _sum_of,
+    exp.Mul: lambda p1, s1, p2, s2: (p1 + p2 + 1, s1 + s2),
+    exp.Div: None,
+    exp.Mod: None,
+}
+"""Precision and scale of Spark's results; None where DuckDB gives another value."""
+_OF_DAYS: Final = ("DAY", "DAYS", "WEEK", "WEEKS", "MONTH", "MONTHS", "YEAR", "YEARS")
+
+
+def _differs(node: Any) -> bool:
+    """Whether DuckDB ignores some arguments of this call."""
+    if isinstance(node, exp.StrPosition):
+        return bool(node.args.get("position") or node.args.get("occurrence"))
+    if isinstance(node, exp.Levenshtein):
+        return bool(node.args.get("ins_cost"))
+    if isinstance(node, exp.ArrayFilter | exp.Transform):
+        return isinstance(node.expression, exp.Lambda) and len(node.expression.expressions) > 1
+    if isinstance(node, exp.ArraySort):
+        return isinstance(node.expression, exp.Lambda)
+    if isinstance(node, exp.Extract):
+        return node.name.upper().startswith("SEC") or type(node.expression) is exp.Interval
+    if isinstance(node, exp.Like | exp.ILike):
+        return "\\" in node.expression.name
+    return False
