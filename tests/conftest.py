@@ -91,6 +91,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[_archive].end()
     if _scratch in config.stash:
         shutil.rmtree(config.stash[_scratch][0], ignore_errors=True)
+    gc.unfreeze()  # else native classes are still there at the end, and are reported as leaks
 
 
 _scratch = pytest.StashKey[tuple[str, str | None]]()
