@@ -1,18 +1,24 @@
-"""Do Spark's own connectors read what the sinks write into tables of Delta and Iceberg?
+"""Do Spark's own connectors read what the sinks write into tables of Delta and Iceberg, and can a job read theirs?
 
     VENV/bin/python .ci/check_lakes.py    with a pyspark for which `CONNECTORS` has the jars
 
-Owns: the versions of the connectors. Spark downloads their jars as it does for a user, by `spark.jars.packages`. The
-tables are written by deltalake and pyiceberg in this process: upserts over several micro-batches, and appends into a
-partitioned table.
+Owns: the versions of the connectors. Spark downloads their jars as it does for a user, by `spark.jars.packages`.
+
+* Sinks: the tables are written by deltalake and pyiceberg in this process: upserts over several micro-batches, and
+  appends into a partitioned table.
+* Sources: `lake_sources` of `tests/connect/programs.py`, in a classic session and over Spark Connect, in both modes.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import functools
+import json
 import sqlite3
+import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,6 +28,8 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.spark.sinks import DeltaTarget, IcebergTarget
+from tests.connect.programs import lake_sources
+from tests.connect.server import ConnectServer
 from tests.sinks.places import Place, changes
 
 CONNECTORS = {
@@ -42,6 +50,11 @@ FIRST = pa.table([[1, 2], [DAY, None], [MOMENT, None], [["a"], None]], schema=EV
 SECOND = pa.table([[3], [DAY], [MOMENT], [[]]], schema=EVENTS)
 TOTALS = [(2, "zwei", Decimal("-0.01")), (3, "three", None)]
 LOGGED = [(1, DAY, MOMENT, ["a"]), (2, None, None, None), (3, DAY, MOMENT, [])]
+SUMS = (
+    {"delta": {"0": 18.5, "1": 12.5, "2": 15.5}, "iceberg": {"0": 20.0, "1": 25.0}},
+    {"delta": {"1": 11.0, "2": 17.0}, "iceberg": {"0": 20.0, "1": 24.0, "5": 5.0}},
+)
+"""Of `lake_sources`, after each of its runs: ids 1 to 9 by their remainders of 3 and of 2."""
 
 
 def write(folder: Path) -> None:
@@ -83,23 +96,32 @@ def _iceberg_events(folder: Path) -> IcebergTarget:
     return IcebergTarget("shop.events", "tests", catalog)
 
 
-def session(folder: Path, jars: tuple[str, ...]) -> SparkSession:
-    """Spark with the connectors, and the catalog of pyiceberg as `tests`."""
-    catalog = "spark.sql.catalog.tests"
-    conf = {
+def settings(folder: Path, jars: tuple[str, ...]) -> dict[str, str]:
+    """Of a Spark with the connectors: the catalog of pyiceberg in ``folder`` is `tests`, one of Spark's own `lake`."""
+    tests, lake = "spark.sql.catalog.tests", "spark.sql.catalog.lake"
+    return {
         "spark.jars.packages": ",".join((*jars, SQLITE)),
         "spark.jars.excludes": "com.google.code.findbugs:jsr305",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "1",
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
         "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        catalog: "org.apache.iceberg.spark.SparkCatalog",
-        f"{catalog}.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
-        f"{catalog}.uri": f"jdbc:sqlite:{folder}/iceberg/catalog.db",
-        f"{catalog}.warehouse": f"file://{folder}/iceberg",
+        tests: "org.apache.iceberg.spark.SparkCatalog",
+        f"{tests}.catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+        f"{tests}.uri": f"jdbc:sqlite:{folder}/iceberg/catalog.db",
+        f"{tests}.warehouse": f"file://{folder}/iceberg",
+        lake: "org.apache.iceberg.spark.SparkCatalog",
+        f"{lake}.type": "hadoop",
+        f"{lake}.warehouse": f"file://{folder}/lake",
     }
+
+
+def session(conf: dict[str, str]) -> SparkSession:
+    """A classic session."""
     builder = SparkSession.builder.master("local[1]")
     for name, value in conf.items():
         builder = builder.config(name, value)
@@ -115,39 +137,81 @@ def rows(df: DataFrame) -> list[tuple[Any, ...]]:
     ]
 
 
+def check_sinks(folder: Path, spark: SparkSession) -> int:
+    """How many reads of what the sinks have written are wrong."""
+    with sqlite3.connect(folder / "iceberg" / "catalog.db") as catalog:
+        assert catalog.execute("SELECT count(*) FROM iceberg_tables").fetchone() == (2,)
+    catalog.close()
+    read = {
+        "Delta, upserts": (spark.read.format("delta").load(f"{folder}/delta/totals"), TOTALS),
+        "Delta, appends": (spark.read.format("delta").load(f"{folder}/delta/events"), LOGGED),
+        "Iceberg, upserts": (spark.table("tests.shop.totals"), TOTALS),
+        "Iceberg, appends": (spark.table("tests.shop.events"), LOGGED),
+        "Delta, one partition": (
+            spark.read.format("delta").load(f"{folder}/delta/events").where("day is null"),
+            LOGGED[1:2],
+        ),
+        "Iceberg, one partition": (spark.table("tests.shop.events").where("at is null"), LOGGED[1:2]),
+    }
+    return sum(not said(what, rows(df), expected) for what, (df, expected) in read.items())
+
+
+def check_sources(what: str, folder: Path, run: Callable[[str], Any]) -> int:
+    """How many of two runs of a job that reads the connectors' tables in ``folder`` wrote something wrong. ``run`` gets
+    the mode."""
+    for kind in ("delta", "iceberg"):
+        (folder / kind).mkdir(parents=True)
+        Place(kind, str(folder / kind)).create()
+    return sum(
+        not said(f"{what}, {mode}", run(mode), expected)
+        for mode, expected in zip(("sync", "async"), SUMS, strict=True)
+    )
+
+
+def said(what: str, found: object, expected: object) -> bool:
+    """Whether ``found`` is right, which is printed."""
+    print(f"lakes: {what}: {'right' if found == expected else f'WRONG: {found}, not {expected}'}", flush=True)
+    return found == expected
+
+
+def classic(spark: SparkSession, folder: Path, mode: str) -> Any:
+    """What `lake_sources` returns in a classic session."""
+    spark.conf.set("spark.async-state.enabled", str(mode == "async").lower())
+    return lake_sources(spark, folder)
+
+
+def remote(url: str, folder: Path, mode: str) -> Any:
+    """What `lake_sources` returns in a client of Spark Connect, or the client's error."""
+    code = (
+        f"from tests.connect.programs import main; main('lake sources', {url!r}, {str(folder)!r}, {mode!r})"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else ran.stderr
+
+
 def main() -> int:
-    """0 if Spark reads what was written."""
+    """0 if Spark reads what was written, and a job what Spark wrote."""
     line = ".".join(pyspark.__version__.split(".")[:2])
     if line not in CONNECTORS:
         print(f"lakes: no connectors are known for Spark {line}, only for {', '.join(CONNECTORS)}")
         return 1
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+        folder, remote_folder = Path(made) / "classic", Path(made) / "connect"
+        folder.mkdir()
         write(folder)
-        with sqlite3.connect(folder / "iceberg" / "catalog.db") as catalog:
-            assert catalog.execute("SELECT count(*) FROM iceberg_tables").fetchone() == (2,)
-        catalog.close()
-        spark = session(folder, CONNECTORS[line])
-        read = {
-            "Delta, upserts": (spark.read.format("delta").load(f"{folder}/delta/totals"), TOTALS),
-            "Delta, appends": (spark.read.format("delta").load(f"{folder}/delta/events"), LOGGED),
-            "Iceberg, upserts": (spark.table("tests.shop.totals"), TOTALS),
-            "Iceberg, appends": (spark.table("tests.shop.events"), LOGGED),
-            "Delta, one partition": (
-                spark.read.format("delta").load(f"{folder}/delta/events").where("day is null"),
-                LOGGED[1:2],
-            ),
-            "Iceberg, one partition": (
-                spark.table("tests.shop.events").where("at is null"),
-                LOGGED[1:2],
-            ),
-        }
-        wrong = 0
-        for what, (df, expected) in read.items():
-            found = rows(df)
-            wrong += found != expected
-            print(f"lakes: {what}: {'right' if found == expected else f'WRONG: {found}, not {expected}'}")
+        spark = session(settings(folder, CONNECTORS[line]))
+        wrong = check_sinks(folder, spark)
+        sources = folder / "sources"
+        wrong += check_sources("sources", sources, functools.partial(classic, spark, sources))
         spark.stop()
+        remote_folder.mkdir()
+        server = ConnectServer(remote_folder, settings(remote_folder, CONNECTORS[line]))
+        sources = remote_folder / "sources"
+        try:
+            run = functools.partial(remote, server.url, sources)
+            wrong += check_sources("sources over Spark Connect", sources, run)
+        finally:
+            server.kill()
     return 1 if wrong else 0
 
 

@@ -40,7 +40,7 @@ SPARKS = (
     Spark("4.0", "4.0.5", "0.10.9.9", connect="with limits"),
     Spark("4.1", "4.1.4", "0.10.9.9", connect="with limits"),
     Spark("4.2", "4.2.1", "0.10.9.9", connect="with limits"),
-    Spark("4.3", "4.3.0", "0.10.9.9", connect="experimental"),
+    Spark("4.3", "4.3.0", "0.10.9.9", connect="with limits"),
 )
 OLDEST, NEWEST = SPARKS[0], SPARKS[-1]
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -113,7 +113,7 @@ def _spark_cells(spark: Spark, brief: bool) -> list[Cell]:
         cells.append(_run(python, name, "Spark Connect", CONNECT))
         cells.append(_run(python, name, "smoke tests over Connect", SMOKE_OVER_CONNECT, {REMOTE: "1"}))
     if spark.line == LAKES_ON:
-        cells.append(_run(python, name, "Delta and Iceberg by Spark", LAKES))
+        cells.append(_run(python, name, "Delta and Iceberg, Connect too", LAKES))
     if spark in (OLDEST, NEWEST):
         cells.append(_run(python, name, "all tests with Spark", EVERY))
     if spark is NEWEST:

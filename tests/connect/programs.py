@@ -43,7 +43,7 @@ from asyncstate.spark.sinks import (
     SqliteTarget,
     UpsertSink,
 )
-from asyncstate.spark.sources import debezium_json, json_rows
+from asyncstate.spark.sources import debezium_json, delta_change_feed, json_rows
 from tests.sinks.places import Place
 
 if TYPE_CHECKING:
@@ -702,6 +702,35 @@ def lakes(spark: SparkSession, folder: Path) -> Any:
     return [one["batch_id"] for one in job.history]
 
 
+def lake_sources(spark: SparkSession, folder: Path) -> Any:
+    """From the change feed of a table of Delta and the rows that are appended to one of Iceberg, which Spark made: for
+    each of two runs, the sums of what is in the tables, as the sinks have them."""
+    changed, added = f"delta.`{folder}/delta/changed`", "lake.shop.added"
+    if not (folder / "delta" / "changed").exists():
+        feed = "USING delta TBLPROPERTIES (delta.enableChangeDataFeed = true)"
+        spark.sql(f"CREATE TABLE {changed} (id bigint, k bigint, v decimal(10, 2)) {feed}")
+        spark.sql(f"CREATE TABLE {added} (k bigint, v decimal(10, 2)) USING iceberg")
+        for table, columns in ((changed, "id, id % 3, id"), (added, "id % 2, id")):
+            spark.sql(f"INSERT INTO {table} SELECT {columns} FROM range(1, 10)")
+        spark.sql(f"UPDATE {changed} SET v = v + 0.5 WHERE id < 4")
+    else:
+        spark.sql(f"DELETE FROM {changed} WHERE k = 0")
+        spark.sql(f"UPDATE {changed} SET k = 2 WHERE id = 1")
+        spark.sql(f"INSERT INTO {added} VALUES (1, -1), (5, 5)")
+    job = _job(spark, folder)
+    read = spark.readStream.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+    feed_of = delta_change_feed(read.load(f"{folder}/delta/changed"))
+    rows = job.source("changed", feed_of, sequence="_commit_version", changelog=True)
+    log = job.source("added", spark.readStream.format("iceberg").load(added))
+    for kind, stream in (("delta", rows), ("iceberg", log)):
+        sums = stream.apply(_sums(), key="k", uid=f"{kind}-sums")
+        table = sums.select(id="k", name="CAST(k AS string)", total="CAST(total AS decimal(10, 2))")
+        table.to(UpsertSink("id", Place(kind, str(folder / kind)).target()), name=kind)
+    job.await_termination(_started(job.start))
+    tables = {kind: Place(kind, str(folder / kind)).table() for kind in ("delta", "iceberg")}
+    return {kind: dict(table.values()) for kind, table in tables.items()}
+
+
 PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "graph": graph,
     "windows": windows,
@@ -724,4 +753,5 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "dropped": dropped,
     "topics": topics,
     "lakes": lakes,
+    "lake sources": lake_sources,
 }
