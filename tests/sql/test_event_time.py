@@ -169,6 +169,16 @@ WINDOWS: dict[str, tuple[str, str, str]] = {
         "WITH s AS (SELECT k, a, ts, ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > INTERVAL '15 s' AS o FROM l WHERE ts IS NOT NULL), g AS (SELECT k, a, ts, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY ts) AS n FROM s) SELECT a, max(ts) OVER (PARTITION BY k, n) + INTERVAL '15 s' FROM g",
         "SessionTableFunction",
     ),
+    "some rows of sessions, which stay as long": (
+        "SELECT k, window_start, window_end, sum(x) AS s, count(DISTINCT x) FILTER (WHERE x > 2) AS d FROM (SELECT k, a + 1 AS x, window_start, window_end FROM SESSION(TABLE l PARTITION BY k, DESCRIPTOR(ts), INTERVAL 12 SECONDS) WHERE a < 3) WHERE x < 6 AND k >= 1 GROUP BY k, window_start, window_end",
+        "WITH s AS (SELECT k, a, ts, ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > INTERVAL '12 s' AS o FROM l WHERE ts IS NOT NULL), g AS (SELECT k, a, ts, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY ts) AS n FROM s), w AS (SELECT k, a, min(ts) OVER (PARTITION BY k, n) AS b, max(ts) OVER (PARTITION BY k, n) + INTERVAL '12 s' AS e FROM g) SELECT k, b, e, sum(a + 1), count(DISTINCT a + 1) FILTER (WHERE a + 1 > 2) FROM w WHERE a < 3 AND a + 1 < 6 AND k >= 1 GROUP BY k, b, e",
+        "WindowAggregate",
+    ),
+    "sessions of some keys": (
+        "SELECT k, window_end, max(a) AS m FROM SESSION(TABLE l PARTITION BY k, DESCRIPTOR(ts), INTERVAL 15 SECONDS) WHERE k > 0 GROUP BY k, window_start, window_end",
+        "WITH s AS (SELECT k, a, ts, ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > INTERVAL '15 s' AS o FROM l WHERE ts IS NOT NULL), g AS (SELECT k, a, ts, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY ts) AS n FROM s), w AS (SELECT k, a, min(ts) OVER (PARTITION BY k, n) AS b, max(ts) OVER (PARTITION BY k, n) + INTERVAL '15 s' AS e FROM g) SELECT k, e, max(a) FROM w WHERE k > 0 GROUP BY k, b, e",
+        "WindowAggregate",
+    ),
     "rows of windows": (
         "SELECT a, window_start FROM TUMBLE(TABLE l, DESCRIPTOR(ts), INTERVAL 20 SECONDS) WHERE window_end > timestamp'2024-01-01 08:05:00'",
         "SELECT a, time_bucket(INTERVAL '20 s', ts) AS w FROM l WHERE w + INTERVAL '20 s' > timestamptz'2024-01-01 08:05:00+00'",
