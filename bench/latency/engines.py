@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncstate.spark.compatibility import arrow_table
 from bench.peers.ours import graph
 from bench.peers.ours import micro_batches as ours
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
@@ -44,7 +45,7 @@ class Sink:
         if self._number is None or self._seen is None:
             rows.write.format("noop").mode("overwrite").save()
         else:
-            found = rows.select(self._number(rows).alias("number")).toArrow().column(0)
+            found = arrow_table(rows.select(self._number(rows).alias("number"))).column(0)
             self._seen(found.to_numpy().astype(np.int64))
 
     def write_arrow_micro_batch(self, rows: pa.Table, *_: Any) -> None:

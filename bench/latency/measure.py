@@ -130,8 +130,8 @@ def _turn(
     def enough(wanted: int) -> bool:
         nonlocal seconds, cpu
         cpu = tree_times(os.getpid())
-        updates = [update for update in running.query.recentProgress if update.numInputRows == size]
-        seconds = [update.durationMs["triggerExecution"] / 1e3 for update in updates]
+        updates = [update for update in running.query.recentProgress if update["numInputRows"] == size]
+        seconds = [update["durationMs"]["triggerExecution"] / 1e3 for update in updates]
         return len(seconds) >= wanted
 
     def up_to(wanted: int) -> int:

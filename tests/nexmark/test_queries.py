@@ -22,6 +22,7 @@ from bench.nexmark.runner import NexmarkRunner, RunSettings, percentile
 from bench.nexmark.sources import narrow
 from bench.nexmark.statements import STATEMENTS
 from tests.spark.stored import Stored, stored_state
+from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,6 +108,7 @@ SQL_IN_SHORT_RUNS = {"q3", "q5", "q9"}
 
 
 @pytest.mark.spark
+@NEEDS_COMPILER
 @pytest.mark.parametrize(
     "query",
     [one if one in SQL_IN_SHORT_RUNS else pytest.param(one, marks=pytest.mark.slow) for one in STATEMENTS],
