@@ -42,7 +42,7 @@ _OTHER_VALUES: Final = (
     *(exp.ArrayDistinct, exp.ArrayPosition, exp.ArrayRemove, exp.ArraysZip, exp.ArrayContains),
     *(exp.ConvertTimezone, exp.AtTimeZone, exp.FromTimeZone, exp.Dayname, exp.Monthname, exp.MonthsBetween),
     *(exp.CurrentCatalog, exp.CurrentDatabase, exp.CurrentSchema, exp.CurrentUser, exp.SessionUser),
-    *(exp.Rand, exp.Uuid, exp.Typeof, exp.Reduce, exp.Format),
+    *(exp.Typeof, exp.Reduce, exp.Format),
     *(exp.ToChar, exp.ToNumber, exp.JSONFormat, exp.ParseJSON, exp.JSONExtractScalar),
     *(exp.CurrentTime, exp.Localtime, exp.BitmapBitPosition, exp.BitmapBucketNumber),
 )
@@ -160,14 +160,12 @@ def _arithmetic(node: Any, *given: pa.DataType | None) -> Iterator[Any]:
     (p1, s1), (p2, s2) = (
         _digits(one, side) for one, side in zip(given, (node.this, node.expression), strict=True)
     )
-    found = _DECIMALS[type(node)]
-    if found is None:
-        yield _REFUSED
-        return
-    precision, scale = found(p1, s1, p2, s2)
+    precision, scale = _DECIMALS[type(node)](p1, s1, p2, s2)
     if precision > _MOST_DIGITS and scale > _KEPT_SCALE:  # Spark gives up digits after the point
-        yield _REFUSED
-        return
+        if type(node) is not exp.Div:
+            yield _REFUSED
+            return
+        scale = max(_MOST_DIGITS - (precision - scale), _KEPT_SCALE)
     yield exp.cast(node.copy(), f"DECIMAL({min(precision, _MOST_DIGITS)}, {scale})")
 
 
@@ -189,14 +187,19 @@ def _sum_of(p1: int, s1: int, p2: int, s2: int) -> tuple[int, int]:
     return max(p1 - s1, p2 - s2) + scale + 1, scale
 
 
-_DECIMALS: Final[dict[type[exp.Expr], Callable[[int, int, int, int], tuple[int, int]] | None]] = {
+def _quotient_of(p1: int, s1: int, p2: int, s2: int) -> tuple[int, int]:
+    scale = max(_KEPT_SCALE, s1 + p2 + 1)
+    return p1 - s1 + s2 + scale, scale
+
+
+_DECIMALS: Final[dict[type[exp.Expr], Callable[[int, int, int, int], tuple[int, int]]]] = {
     exp.Add: _sum_of,
     exp.Sub: _sum_of,
     exp.Mul: lambda p1, s1, p2, s2: (p1 + p2 + 1, s1 + s2),
-    exp.Div: None,
-    exp.Mod: None,
+    exp.Div: _quotient_of,
+    exp.Mod: lambda p1, s1, p2, s2: (min(p1 - s1, p2 - s2) + max(s1, s2), max(s1, s2)),
 }
-"""Precision and scale of Spark's results; None where DuckDB gives another value."""
+"""Precision and scale of Spark's results. DuckDB divides doubles, so a quotient has 15 right digits."""
 _OF_DAYS: Final = ("DAY", "DAYS", "WEEK", "WEEKS", "MONTH", "MONTHS", "YEAR", "YEARS")
 
 
@@ -204,6 +207,8 @@ def _differs(node: Any) -> bool:
     """Whether DuckDB ignores some arguments of this call."""
     if isinstance(node, exp.StrPosition):
         return bool(node.args.get("position") or node.args.get("occurrence"))
+    if isinstance(node, exp.Rand):
+        return node.this is not None
     if isinstance(node, exp.Levenshtein):
         return bool(node.args.get("ins_cost"))
     if isinstance(node, exp.ArrayFilter | exp.Transform):

@@ -72,6 +72,9 @@ def _selected(text: str) -> pa.Array:
         ("CAST(f AS INT)", pa.int32(), -2),
         ("m * i", pa.decimal128(20, 2), decimal.Decimal("-17.85")),
         ("m + 1", pa.decimal128(10, 2), decimal.Decimal("-1.55")),
+        ("m / 3", pa.decimal128(13, 6), decimal.Decimal("-0.850000")),
+        ("i * 1.0 / 3", pa.decimal128(18, 6), decimal.Decimal("2.333333")),
+        ("m % 2", pa.decimal128(3, 2), decimal.Decimal("-0.55")),
         ("sequence(i, 5)", pa.list_(pa.int32()), [7, 6, 5]),
         ("sign(m)", pa.float64(), -1.0),
     ],
@@ -83,7 +86,7 @@ def test_values_and_types_are_those_of_spark(text: str, kind: pa.DataType, value
 
 
 @pytest.mark.parametrize(
-    "text", ["hash(s)", "rand()", "m / 3", "m % 2", "version()", "date_part('second', d)"]
+    "text", ["hash(s)", "rand(7)", "months_between(d, d)", "version()", "date_part('second', d)"]
 )
 def test_what_duckdb_computes_otherwise_is_refused(text: str) -> None:
     with pytest.raises(SchemaError, match="gives other values to"):
