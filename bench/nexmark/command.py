@@ -11,9 +11,8 @@ import typer
 from bench.frame import Column, Figure, Report, Row
 from bench.frame.measure import in_turns
 from bench.frame.report import Cores, Seed, benchmark, chosen, mib, short, times, whole
-from bench.nexmark.queries import ALL_PLANS, PLANS
+from bench.nexmark.queries import ALL_PLANS, PLANS, STATEMENTS
 from bench.nexmark.runner import NexmarkRunner, QueryResult, RunSettings, start_session
-from bench.nexmark.statements import STATEMENTS
 
 _BATCHES = 10
 

@@ -41,20 +41,9 @@ EVENT_SCHEMA = (
 MAX_EVENT_ID = 2**42
 """Above this the microseconds since ``BASE_TIME_MS`` would leave the bigint range at the lowest rate."""
 US_STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
-US_CITIES = tuple(
-    [
-        "Phoenix",
-        "Los Angeles",
-        "San Francisco",
-        "Boise",
-        "Portland",
-        "Bend",
-        "Redmond",
-        "Seattle",
-        "Kent",
-        "Cheyenne",
-    ]
-)
+US_CITIES = (
+    "Phoenix", "Los Angeles", "San Francisco", "Boise", "Portland", "Bend", "Redmond", "Seattle", "Kent", "Cheyenne",
+)  # fmt: skip
 FIRST_NAMES = ("Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter")
 LAST_NAMES = ("Shultz", "Abrams", "Spencer", "White", "Bartels", "Walton", "Smith", "Jones", "Noris")
 BASE_TIME_MS = 1_436_918_400_000  # of event 0: 2015-07-15 UTC

@@ -28,9 +28,8 @@ from bench.nexmark.oracle import (
     register_arrival,
     register_events,
 )
-from bench.nexmark.queries import ALL_PLANS
+from bench.nexmark.queries import ALL_PLANS, statement
 from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, narrow, write_events
-from bench.nexmark.statements import statement
 from bench.processor_time import Spent, TreeClocks, tree_times
 from bench.session import batch_seconds, changelog_writer, local_session
 

@@ -21,8 +21,7 @@ from bench.frame.report import Cores, benchmark, chosen, mib, ms, short, times
 from bench.nexmark.comparison import compare
 from bench.processor_time import Spent, TreeClocks
 from bench.session import batch_seconds, changelog_writer, session
-from bench.tpch.data import KEYS, ChangeFiles, write_changes
-from bench.tpch.queries import PARAMETERS, queries
+from bench.tpch.data import KEYS, ChangeFiles, queries, write_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +67,7 @@ def tpch(
     ] = True,
 ) -> None:
     """Keep the queries of TPC-H up to date, and compare with computing each of them again by Spark."""
-    texts = queries({**PARAMETERS, "q11": {"share": f"{0.0001 / scale:.10f}"}})
+    texts = queries({"q11": {"share": f"{0.0001 / scale:.10f}"}})
     asked = chosen(names, texts, "--queries")
     report.tell("writing the tables and their changes")
     files = write_changes(report.folder / "tables", scale, batches + _WARM_UP, share, cores)
