@@ -148,7 +148,7 @@ class Running:
             self.query.awaitTermination(10)
 
 
-def chosen(work: str, names: Sequence[str]) -> list[Engine]:
+def able(work: str, names: Sequence[str]) -> list[Engine]:
     """The engines of a work that are among ``names`` and can run here."""
     return [engine for engine in ENGINES[work] if engine.name in names and not engine.missing]
 

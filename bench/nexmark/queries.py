@@ -21,9 +21,8 @@ from asyncstate.changelog import RowKind
 from asyncstate.dataflow import Stream
 from asyncstate.lookups import TableLookup
 from asyncstate.spark import StreamingJob
-from bench.nexmark.generator import AUCTION, BID, PERSON
+from bench.nexmark.generator import AUCTION, BID, PERSON, narrow
 from bench.nexmark.oracle import QUERIES, SHARED, read_queries
-from bench.nexmark.sources import narrow
 
 Plan = Callable[[Stream], Stream]
 """From the events, narrowed to what the query needs, to its changelog."""

@@ -20,7 +20,14 @@ from asyncstate.clock import ManualClock
 from asyncstate.dataflow import Stream
 from asyncstate.spark import StreamingJob
 from bench.nexmark.comparison import ComparisonResult, compare
-from bench.nexmark.generator import GeneratorConfig
+from bench.nexmark.generator import (
+    CODEGEN_SETTINGS,
+    EventFiles,
+    GeneratorConfig,
+    file_stream,
+    narrow,
+    write_events,
+)
 from bench.nexmark.oracle import (
     PROCESSING_START_US,
     PROCESSING_STEP_US,
@@ -29,7 +36,6 @@ from bench.nexmark.oracle import (
     register_events,
 )
 from bench.nexmark.queries import ALL_PLANS, statement
-from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, narrow, write_events
 from bench.processor_time import Spent, TreeClocks, tree_times
 from bench.session import batch_seconds, changelog_writer, local_session
 

@@ -9,7 +9,6 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import duckdb
 
-from bench.frame.measure import CaseError
+from bench.frame.measure import CaseError, stamp
 from bench.nexmark.oracle import read_queries
 
 KEYS = {
@@ -42,7 +41,6 @@ _CHANGED = {
 }
 """By table the columns that an update changes, and to what; the other tables do not change."""
 _GROWING = {"orders": "o_orderkey", "lineitem": "l_orderkey"}
-_FIRST_MTIME_S = 1_577_836_800
 
 
 def queries(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -141,6 +139,5 @@ def _write_table(
 
 def _copy(connection: duckdb.DuckDBPyConnection, sql: str, path: Path, number: int) -> int:
     ((count,),) = connection.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)").fetchall()
-    # Steps of a second: a file stream orders by modification time, and some file systems keep no less.
-    os.utime(path, (_FIRST_MTIME_S + number, _FIRST_MTIME_S + number))
+    stamp(path, number)
     return int(count)

@@ -14,10 +14,10 @@ from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.storage.manifest import batch_of
 from bench.__main__ import app
 from bench.checkpoints import recovery as recoveries
+from bench.checkpoints.command import checkpoint_bytes
 from bench.checkpoints.commits import TOTALS, both_jobs, commit_row, has_snapshot, parquet_rows
 from bench.checkpoints.driven import aggregate, settings, without_checkpoint
 from bench.checkpoints.recovery import Recovered, recover
-from bench.checkpoints.sizes import checkpoint_bytes
 from bench.frame import CaseError, Report, Row, WrongResult, isolated
 from bench.job import Job, batches
 from bench.processor_time import Spent

@@ -17,8 +17,7 @@ from bench.frame import CaseError, Report, Row
 from bench.frame.measure import in_turns
 from bench.nexmark.oracle import QUERIES, QuerySpec
 from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session
-from bench.peers.flink.queries import FLINK_QUERIES
-from bench.peers.flink.run import Flink, Sizes, find_flink
+from bench.peers.flink.run import FLINK_QUERIES, Flink, Sizes, find_flink
 from bench.peers.results import FLINK_GOOD, Throughput, compared
 from bench.peers.works import Scale
 from bench.processor_time import Spent
