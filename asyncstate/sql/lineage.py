@@ -93,12 +93,28 @@ def is_valid(text: str) -> str:
 
 
 def event_time_sources(node: ir.Node, column: str) -> list[tuple[str, str]]:
-    """The sources and the columns there that ``column`` is; none if the rows do not come from them as they are."""
-    origin = origin_of(node)
-    own = column_of(origin.columns[column])
-    if own is None:
-        return []
-    if isinstance(origin.rows, ir.Union):
-        found = [event_time_sources(one, own) for one in origin.rows.inputs]
+    """The event times of sources that ``column`` comes from, as (source, column there), if it never lags the watermark
+    more than they do; none if it may."""
+    while isinstance(node, ir.Project | ir.Filter):
+        if isinstance(node, ir.Project):
+            own = column_of(node.texts[node.names.index(column)])
+            if own is None:
+                return []
+            column = own
+        (node,) = node.inputs
+    if isinstance(node, ir.Scan):
+        return [(node.source, node.own[node.names.index(column)])]
+    if isinstance(node, ir.Union):
+        found = [event_time_sources(one, column) for one in node.inputs]
         return [one for of_input in found for one in of_input] if all(found) else []
-    return [(origin.rows[1], own)] if isinstance(origin.rows, tuple) and origin.rows[0] == "Scan" else []
+    if isinstance(node, ir.IntervalJoin) and column in node.times:
+        side = node.times.index(column)
+        last_partner = node.bounds[1] if side == 0 else -node.bounds[0]
+        return event_time_sources(node.inputs[side], column) if last_partner <= 0 else []
+    if isinstance(node, ir.TemporalJoin) and column in node.times[:1]:
+        return event_time_sources(node.inputs[0], column)
+    if isinstance(node, ir.WindowAggregate) and column == ir.WINDOW_COLUMNS[2]:
+        kind, *lengths = node.window  # a window's time is a millisecond before its end
+        aligned = kind != "session" and not any(length % 1000 for length in lengths)
+        return event_time_sources(node.inputs[0], node.time) if aligned else []
+    return []

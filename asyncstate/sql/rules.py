@@ -73,13 +73,19 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
     (given,), time = table.inputs, table.time
     windows = dict(zip(table.names[-3:], ir.WINDOW_COLUMNS, strict=True))
     key = {name: name for name in table.key}
+    is_session, counts = table.window[0] == "session", list[str]()
     for one in reversed(chain):
         if isinstance(one, ir.Filter):
             valid = {is_valid(name) for name in windows}  # as joins by windows say, and no window is null
             conditions = tuple(text for text in one.conditions if text not in valid)
             if any(name in text for name in windows for text in conditions):
                 return None
-            if conditions:
+            others = [name for name in given.names if name not in key]
+            if is_session and any(name in text for name in others for text in conditions):
+                # A row that is left out still makes its session longer.
+                counts.append(f"{time}_counts_{len(counts)}")
+                given = _with(given, counts[-1], " AND ".join(conditions))
+            elif conditions:
                 given = replace(one, inputs=(given,), columns=given.columns, conditions=conditions)
             continue
         texts = dict(zip(one.columns, one.texts, strict=True))
@@ -87,6 +93,7 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
         kept = {column: text for column, text in texts.items() if column_of(text) not in windows}
         column = ir.Column(time, given.type_of(time))
         kept.setdefault(column, quoted(time))
+        kept |= {ir.Column(name, "boolean"): quoted(name) for name in counts}
         if len({one.name for one in kept}) < len(kept) or column_of(kept[column]) != time:
             return None
         if any(name in text for name in windows for text in kept.values()):
@@ -95,7 +102,6 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
         key = {name: key[own] for name, own in picked.items() if own in key}
         given = ir.Project.of(given, kept, one.sql)
     keys = tuple(name for name in node.keys if name not in windows)
-    is_session = table.window[0] == "session"
     read = {name for call in node.calls for name in call.reads}
     if (
         not set(ir.WINDOW_COLUMNS[:2]) <= {windows.get(name) for name in node.keys}
@@ -103,18 +109,41 @@ def _closed(node: ir.Aggregate, is_final: Callable[[ir.Node, str], bool]) -> ir.
         or (is_session and {key.get(name) for name in keys} != set(table.key))
     ):
         return None
+    calls = list(node.calls)
+    if counts:
+        for at, where in enumerate(dict.fromkeys([None, *(call.where for call in calls)])):
+            name = f"{time}_counts_by_{at}"
+            given = _with(given, name, " AND ".join(map(quoted, [*counts, *([where] if where else [])])))
+            calls = [replace(call, where=name) if call.where == where else call for call in calls]
+            if where is None:
+                calls.append(ir.Call(f"{time}_counted", "count", where=name))
     made = [ir.Column(name, given.type_of(time)) for name in ir.WINDOW_COLUMNS]
     columns = [ir.Column(name, node.type_of(name)) for name in keys]
     found = ir.WindowAggregate(
         inputs=(given,),
-        columns=(*columns, *made, *(one for one in node.columns if one.name not in node.keys)),
+        columns=(
+            *columns,
+            *made,
+            *(one for one in node.columns if one.name not in node.keys),
+            *(ir.Column(call.name, "bigint") for call in calls[len(node.calls) :]),
+        ),
         keys=keys,
-        calls=node.calls,
+        calls=tuple(calls),
         time=time,
         window=table.window,
         sql=node.sql or table.sql,
     )
-    return ir.Project.of(found, {one: quoted(windows.get(one.name, one.name)) for one in node.columns})
+    rows: ir.Node = found
+    if counts:
+        counted = f"({quoted(calls[-1].name)} > 0)"
+        rows = ir.Filter(inputs=(found,), columns=found.columns, conditions=(counted,))
+    return ir.Project.of(rows, {one: quoted(windows.get(one.name, one.name)) for one in node.columns})
+
+
+def _with(node: ir.Node, name: str, condition: str) -> ir.Node:
+    """The rows with one more column, whether ``condition`` is true."""
+    kept = {one: quoted(one.name) for one in node.columns}
+    return ir.Project.of(node, kept | {ir.Column(name, "boolean"): f"coalesce({condition}, false)"})
 
 
 def retained(node: ir.Node) -> ir.Kept | None:

@@ -76,8 +76,9 @@ class _Random:
 
     # -- rows with times ------------------------------------------------------------------------------
 
-    def timed(self) -> str:
-        """Rows (k, x, ts): a table, some of its rows, two tables, or an interval join."""
+    def timed(self) -> tuple[str, str]:
+        """Rows (k, x, ts) in both dialects: a table, some of its rows, two tables, an interval join, or a join with the
+        versions of the time."""
         (one, value), (other, second) = self.rng.sample(TABLES, 2)
         which = self.rng.random()
         if which < 0.45:
@@ -87,19 +88,28 @@ class _Random:
             text = f"SELECT k, {value} AS x, ts FROM {one} WHERE {condition}"
         elif which < 0.8:
             text = f"SELECT k, {value} AS x, ts FROM {one} UNION ALL SELECT k, {second} AS x, ts FROM {other}"
-        else:
-            low, high = self.one_of(0, 5, 20), self.one_of(0, 10, 15)
+        elif which < 0.9:
+            low, high = self.one_of((0, 10), (5, 0), (20, 15), (15, -5), (0, 0))
             shown = f"{one}.k, {self.one_of(value, second)} AS x, {self.one_of(one, other)}.ts AS ts"
             bounds = f"{one}.ts - {_seconds(low)} AND {one}.ts + {_seconds(high)}"
             near = f"{one}.k = {other}.k AND {other}.ts BETWEEN {bounds}"
             text = f"SELECT {shown} FROM {one} JOIN {other} ON {near}"
-        return text
+        else:
+            how, shown = self.one_of("", "LEFT"), self.one_of(value, "rate")
+            begin = f"SELECT {one}.k, {shown} AS x, {one}.ts AS ts FROM {one}"
+            on = f"ON {one}.k = v.k"
+            return (
+                f"{begin} {how} JOIN v FOR SYSTEM_TIME AS OF {one}.ts {on}",
+                f"{begin} ASOF {how} JOIN v {on} AND {one}.ts >= v.since WHERE {one}.ts IS NOT NULL",
+            )
+        return text, text
 
-    def windows(self, rows: str, window: tuple[str, int, int]) -> Query:
+    def windows(self, window: tuple[str, int, int]) -> Query:
         """Each row in its windows, (k, x, window_start, window_end)."""
         kind, size, step = window
+        rows, in_duckdb = self.timed()
         shown = "k, x, window_start, window_end"
-        given, whole = f"({rows})", _seconds(size)
+        given, whole = f"({in_duckdb})", _seconds(size)
         there = "WHERE ts IS NOT NULL"
         if kind == "session":
             table = f"SESSION(TABLE ({rows}) PARTITION BY k, DESCRIPTOR(ts), {whole})"
@@ -227,15 +237,14 @@ class _Random:
 
     def query(self) -> Query:
         if self.chance(0.15):
-            text = self.timed()
-            rows = Query(text, text, ("k", "x"))
+            rows = Query(*self.timed(), ("k", "x"))
             return self.grouped(rows, False) if self.chance(0.5) else rows
         window = self.window()
-        made = self.windows(self.timed(), window)
+        made = self.windows(window)
         if self.chance(0.65):
             made = self.grouped(made, True)
         if self.chance(0.25):
-            other = self.windows(self.timed(), window)
+            other = self.windows(window)
             made = self.joined(made, self.grouped(other, True) if self.chance(0.5) else other)
         if self.chance(0.3):
             made = self.ranked(made)

@@ -169,6 +169,31 @@ WINDOWS: dict[str, tuple[str, str, str]] = {
         "WITH s AS (SELECT k, a, ts, ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > INTERVAL '15 s' AS o FROM l WHERE ts IS NOT NULL), g AS (SELECT k, a, ts, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY ts) AS n FROM s) SELECT a, max(ts) OVER (PARTITION BY k, n) + INTERVAL '15 s' FROM g",
         "SessionTableFunction",
     ),
+    "some rows of sessions, which stay as long": (
+        "SELECT k, window_start, window_end, sum(x) AS s, count(DISTINCT x) FILTER (WHERE x > 2) AS d FROM (SELECT k, a + 1 AS x, window_start, window_end FROM SESSION(TABLE l PARTITION BY k, DESCRIPTOR(ts), INTERVAL 12 SECONDS) WHERE a < 3) WHERE x < 6 AND k >= 1 GROUP BY k, window_start, window_end",
+        "WITH s AS (SELECT k, a, ts, ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > INTERVAL '12 s' AS o FROM l WHERE ts IS NOT NULL), g AS (SELECT k, a, ts, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY ts) AS n FROM s), w AS (SELECT k, a, min(ts) OVER (PARTITION BY k, n) AS b, max(ts) OVER (PARTITION BY k, n) + INTERVAL '12 s' AS e FROM g) SELECT k, b, e, sum(a + 1), count(DISTINCT a + 1) FILTER (WHERE a + 1 > 2) FROM w WHERE a < 3 AND a + 1 < 6 AND k >= 1 GROUP BY k, b, e",
+        "WindowAggregate",
+    ),
+    "sessions of some keys": (
+        "SELECT k, window_end, max(a) AS m FROM SESSION(TABLE l PARTITION BY k, DESCRIPTOR(ts), INTERVAL 15 SECONDS) WHERE k > 0 GROUP BY k, window_start, window_end",
+        "WITH s AS (SELECT k, a, ts, ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > INTERVAL '15 s' AS o FROM l WHERE ts IS NOT NULL), g AS (SELECT k, a, ts, count(*) FILTER (WHERE o) OVER (PARTITION BY k ORDER BY ts) AS n FROM s), w AS (SELECT k, a, min(ts) OVER (PARTITION BY k, n) AS b, max(ts) OVER (PARTITION BY k, n) + INTERVAL '15 s' AS e FROM g) SELECT k, e, max(a) FROM w WHERE k > 0 GROUP BY k, b, e",
+        "WindowAggregate",
+    ),
+    "of windows": (
+        "SELECT window_start, window_end, sum(n) AS s, count(*) AS m FROM TUMBLE(TABLE (SELECT k, count(*) AS n, window_time AS ts FROM HOP(TABLE l, DESCRIPTOR(ts), INTERVAL 5 SECONDS, INTERVAL 10 SECONDS) GROUP BY k, window_start, window_end, window_time), DESCRIPTOR(ts), INTERVAL 30 SECONDS) GROUP BY window_start, window_end",
+        "SELECT time_bucket(INTERVAL '30 s', e - INTERVAL '1 ms') AS w, w + INTERVAL '30 s', sum(n), count(*) FROM (SELECT k, time_bucket(INTERVAL '5 s', ts) - x * INTERVAL '5 s' + INTERVAL '10 s' AS e, count(*) AS n FROM l, range(2) AS r(x) WHERE ts IS NOT NULL GROUP BY k, e) GROUP BY w",
+        "WindowAggregate",
+    ),
+    "of joins by time": (
+        "SELECT k, window_start, count(*) AS n, count(b) AS m FROM TUMBLE(TABLE (SELECT q.k AS k, b, q.ts AS ts FROM (SELECT l.k AS k, a, rate, l.ts AS ts FROM l LEFT JOIN v FOR SYSTEM_TIME AS OF l.ts ON l.k = v.k) AS q LEFT JOIN r ON q.k = r.k AND r.ts BETWEEN q.ts - INTERVAL 10 SECONDS AND q.ts), DESCRIPTOR(ts), INTERVAL 20 SECONDS) GROUP BY k, window_start, window_end",
+        "SELECT k, time_bucket(INTERVAL '20 s', ts) AS w, count(*), count(b) FROM (SELECT q.k AS k, b, q.ts AS ts FROM (SELECT l.k AS k, a, rate, l.ts AS ts FROM l ASOF LEFT JOIN v ON l.k = v.k AND l.ts >= v.since WHERE l.ts IS NOT NULL) AS q LEFT JOIN r ON q.k = r.k AND r.ts BETWEEN q.ts - INTERVAL 10 SECONDS AND q.ts) GROUP BY k, w",
+        "WindowAggregate",
+    ),
+    "of a time that may be late": (
+        "SELECT k, window_start, count(*) AS n FROM TUMBLE(TABLE (SELECT l.k AS k, l.ts AS ts FROM l JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts AND l.ts + INTERVAL 5 SECONDS), DESCRIPTOR(ts), INTERVAL 20 SECONDS) GROUP BY k, window_start, window_end",
+        "SELECT l.k AS k, time_bucket(INTERVAL '20 s', l.ts) AS w, count(*) FROM l JOIN r ON l.k = r.k AND r.ts BETWEEN l.ts AND l.ts + INTERVAL '5 s' GROUP BY l.k, w",
+        "GroupAggregate",
+    ),
     "rows of windows": (
         "SELECT a, window_start FROM TUMBLE(TABLE l, DESCRIPTOR(ts), INTERVAL 20 SECONDS) WHERE window_end > timestamp'2024-01-01 08:05:00'",
         "SELECT a, time_bucket(INTERVAL '20 s', ts) AS w FROM l WHERE w + INTERVAL '20 s' > timestamptz'2024-01-01 08:05:00+00'",
