@@ -1,6 +1,5 @@
 """What a commit costs: the same micro-batches with and without a checkpoint, in turns.
 
-Owns: ``commit_cost`` (one partition, without Spark), ``both_jobs`` and ``spark_commit_cost``; ``commit_row``.
 Invariant: both jobs get the same rows over the same history. The job on Spark without a checkpoint runs all that Spark
 does, and its driver keeps the few bytes of its manifests in memory.
 """
@@ -23,7 +22,6 @@ from bench.checkpoints.driven import (
     SNAPSHOT_INTERVAL,
     DrivenJob,
     MemoryFiles,
-    aggregate,
     fill_keys,
     instead,
     run_without_checkpoint,
@@ -32,7 +30,7 @@ from bench.checkpoints.driven import (
 )
 from bench.frame import Column, Report, Row, turns
 from bench.frame.report import ms, percent
-from bench.job import Job, batches, draws
+from bench.job import Job, batches, count_and_sum, draws
 from bench.processor_time import Spent, TreeClocks
 from bench.session import JobSide, session
 
@@ -68,7 +66,7 @@ def commit_cost(
 ) -> list[Row]:
     """Measure one partition, without Spark. Both jobs open their stores and give them back in each micro-batch."""
     driven = DrivenJob(folder / "with", settings(folder / "with", enabled))
-    bare = Job(folder / "without", aggregate(), settings(folder / "without", enabled))
+    bare = Job(folder / "without", count_and_sum(), settings(folder / "without", enabled))
     snapshots: list[bool] = []
 
     def run_bare(rows: Sequence[pa.RecordBatch]) -> None:
@@ -115,7 +113,7 @@ def both_jobs(spark: SparkSession, folder: Path) -> dict[str, JobSide]:
     """A job with a checkpoint and one without."""
 
     def apply(rows: DataFrame, batch: MicroBatch) -> None:
-        out = batch.apply(aggregate(), rows, key="key", uid=TOTALS)
+        out = batch.apply(count_and_sum(), rows, key="key", uid=TOTALS)
         out.write.format("noop").mode("overwrite").save()
 
     with_it = JobSide(spark, folder / "with", apply)

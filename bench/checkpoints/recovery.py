@@ -20,18 +20,10 @@ import xxhash
 
 from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.storage import PartitionManifest
-from bench.checkpoints.driven import (
-    CopiedFiles,
-    DrivenJob,
-    aggregate,
-    fill_keys,
-    instead,
-    settings,
-    without_checkpoint,
-)
+from bench.checkpoints.driven import CopiedFiles, DrivenJob, fill_keys, instead, settings, without_checkpoint
 from bench.frame import Column, Report, Row, WrongResult
 from bench.frame.report import mib, times
-from bench.job import Job, batches, draws
+from bench.job import Job, batches, count_and_sum, draws
 from bench.processor_time import Clocks
 
 AIM = 10.0
@@ -75,7 +67,7 @@ def recover(folder: str, size: tuple[int, int, int], copied: bool, micro_batch: 
     files = instead(CopiedFiles) if copied else contextlib.nullcontext()
     with tempfile.TemporaryDirectory(prefix="recovered-", dir=source.parent) as local, files:
         output, config = xxhash.xxh3_128(), settings(source, snapshot_interval=_NEVER)
-        job = Job(source, aggregate(), config, resumed=True, local=Path(local), on_output=_into(output))
+        job = Job(source, count_and_sum(), config, resumed=True, local=Path(local), on_output=_into(output))
         rows = _next_rows(*size)
         clocks = Clocks()
         if micro_batch:
@@ -146,7 +138,7 @@ def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch])
     What a replay takes besides does not count: reading the input, Spark, the exchange.
     """
     output = xxhash.xxh3_128()
-    job = Job(folder, aggregate(), settings(folder))
+    job = Job(folder, count_and_sum(), settings(folder))
     seconds = cpu = 0.0
     with without_checkpoint():
         for keys in history:

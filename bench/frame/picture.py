@@ -1,7 +1,4 @@
-"""A table as a PNG: a panel for each of its columns that is drawn, a bar for each of its rows.
-
-Owns: ``draw``.
-"""
+"""A table as a PNG: a panel for each of its columns that is drawn, a bar for each of its rows."""
 
 from __future__ import annotations
 

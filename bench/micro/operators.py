@@ -1,7 +1,4 @@
-"""The custom operators of the micro-benchmarks and their rows. They emit nothing, as the code by hand.
-
-Owns: ``CountPerKey``, ``CountPerPair``, ``CallARecord``, ``CallAKey``, ``CountBoth`` and ``MATCHES``.
-"""
+"""The custom operators of the micro-benchmarks and their rows. They emit nothing, as the code by hand."""
 
 from __future__ import annotations
 

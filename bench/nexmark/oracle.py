@@ -1,6 +1,5 @@
 """What the Nexmark queries mean: the DuckDB SQL of ``oracle.sql`` over the same events.
 
-Owns: ``QUERIES``, one ``QuerySpec`` a query, and the views they read; ``read_queries``.
 Invariant: the SQL gives the table that a streaming run has made when its input has ended and every window has
 closed; it has one answer: where the benchmark leaves ties open (q6, q9, q18, q19) the event time decides.
 Must not import Spark.

@@ -109,11 +109,7 @@ _AT: dict[str, Any] = {**_DELAY, "event_time": "at"}
 _MILLISECOND = "date_trunc('millisecond', dateTime)"
 KIND = "row_kind"
 _DAY_TEXT = "date_format(day, 'yyyy-MM-dd')"
-RANKS = {
-    "rank1": "price < 10000",
-    "rank2": "price >= 10000 AND price < 1000000",
-    "rank3": "price >= 1000000",
-}
+RANKS = {"rank1": "price < 10000", "rank2": "price >= 10000 AND price < 1000000", "rank3": "price >= 1000000"}
 
 
 def q3(events: Stream) -> Stream:

@@ -1,7 +1,5 @@
 """The paradigms against each other: calls, futures and await, with sync and with async state: ``python -m bench
 paradigms``.
-
-Owns: the command and its measurement; ``has_await``.
 """
 
 from __future__ import annotations

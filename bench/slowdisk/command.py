@@ -34,10 +34,10 @@ from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage.rocksdb import RocksDBStore
 from bench.frame import Column, Report, Row
 from bench.frame.report import CANNOT_RUN, Rounds, Seed, benchmark, chosen, times
-from bench.job import MODES, Job, config_of
+from bench.job import MODES, Job, config_of, count_and_sum
 from bench.paradigms import PARADIGMS, Form, Paradigm
 from bench.slowdisk import shim
-from operators import Deduplicate, GroupAggregate, count, sum_
+from operators import Deduplicate
 
 _KEY_WORDS = 12
 _FILL_ROWS = 100_000
@@ -69,13 +69,9 @@ def _paradigm(paradigm: type[Paradigm]) -> Workload:
     )
 
 
-def _count_and_sum(_: bool) -> Operator:
-    return GroupAggregate([count().alias("n"), sum_("x").alias("total")])
-
-
 WORKLOADS: dict[str, Workload] = {f"p{paradigm.number}": _paradigm(paradigm) for paradigm in PARADIGMS} | {
-    "by-hand": Workload("rocksdict by hand", _count_and_sum, by_hand=True),
-    "aggregate": Workload("GroupAggregate", _count_and_sum, bundles=True),
+    "by-hand": Workload("rocksdict by hand", lambda _: count_and_sum("x"), by_hand=True),
+    "aggregate": Workload("GroupAggregate", lambda _: count_and_sum("x"), bundles=True),
     "deduplicate": Workload(
         "Deduplicate", lambda _: Deduplicate(keep="last", time="processing"), bundles=True
     ),

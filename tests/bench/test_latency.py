@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.frame import Report, Row
 from bench.latency import command
-from bench.latency.command import Plan, events, problems_of
-from bench.latency.engines import ENGINES, KEYED
+from bench.latency.command import ENGINES, KEYED, Plan, events, problems_of
 from bench.peers.works import PEERS
 
 
