@@ -13,11 +13,18 @@ from typer.testing import CliRunner
 from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.storage.manifest import batch_of
 from bench.__main__ import app
-from bench.checkpoints import recovery as recoveries
-from bench.checkpoints.command import checkpoint_bytes
-from bench.checkpoints.commits import TOTALS, both_jobs, commit_row, has_snapshot, parquet_rows
+from bench.checkpoints import command as recoveries
+from bench.checkpoints.command import (
+    TOTALS,
+    Recovered,
+    both_jobs,
+    checkpoint_bytes,
+    commit_row,
+    has_snapshot,
+    parquet_rows,
+    recover,
+)
 from bench.checkpoints.driven import settings, without_checkpoint
-from bench.checkpoints.recovery import Recovered, recover
 from bench.frame import CaseError, Report, Row, WrongResult, isolated
 from bench.job import Job, batches, count_and_sum
 from bench.processor_time import Spent
