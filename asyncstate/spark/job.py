@@ -469,7 +469,7 @@ class StreamingJob:
 
         options = {
             **self._arguments["options"],
-            "async-state.executor": "local",
+            "async-state.executor": "local" if runs_locally(self._spark) else "spark",
             "async-state.parallelism": 1,
         }
 

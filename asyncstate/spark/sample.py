@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import Row
 
 from asyncstate.changelog import Changelog
@@ -23,7 +23,13 @@ from asyncstate.dataflow.graph import caller
 from asyncstate.dataflow.nodes import upstream_of
 from asyncstate.dataflow.sample import Sample
 from asyncstate.errors import JobError
-from asyncstate.spark.compatibility import arrow_table, context_of, is_connect
+from asyncstate.spark.compatibility import (
+    arrow_table,
+    context_of,
+    is_connect,
+    is_one_machine,
+    runs_locally,
+)
 from asyncstate.spark.packed_inputs import Packing, before, static
 from asyncstate.spark.session import suppress_log
 
@@ -52,7 +58,7 @@ def sample_of(
     counts = dict[str, int]()
     for name in names:
         shape = sources.shape_of(name)
-        _check_classic(shape)
+        _check_session(shape.sparkSession)
         session = shape.sparkSession
         if name in given:
             df = _frame(given[name], shape)
@@ -78,11 +84,16 @@ def sample_of(
     return Sample(pa.concat_tables(found), changes, counts, limit)
 
 
-def _check_classic(df: DataFrame) -> None:
-    if is_connect(df):
+def _check_session(spark: SparkSession) -> None:
+    if is_connect(spark):
         raise JobError(
             "show does not run over Spark Connect, because its operators run in this process; use show in a "
             "PipelineHarness, apply_batch for one operator, or a classic session"
+        )
+    if not runs_locally(spark) and not is_one_machine(spark):
+        raise JobError(
+            "show: before Spark 4.0 its operators run on the executors, which do not have the temporary folder of this "
+            "process; use show in a PipelineHarness, apply_batch for one operator, or a local session"
         )
 
 

@@ -520,6 +520,8 @@ class Reader:
             sql=fragment(plan),
         )
         read = Read(joined if interval is None else interval_join(joined, interval), names)
+        if any(map(_scalar_subqueries, behind)):
+            return self._filtered(read, behind).only(kept)
         return read.where(self.text(one, names) for one in behind).only(kept)
 
     def _join_key(self, pairs: Sequence[tuple[Any, Any, bool]], sides: Sequence[Given]) -> list[list[str]]:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import typer
 
+from asyncstate.spark.compatibility import arrow_table
 from bench.frame import Column, Report, Row
 from bench.frame.measure import in_turns, serving
 from bench.frame.report import Cores, benchmark, chosen, numbers, plain, whole
@@ -59,7 +60,7 @@ class Sink:
         if self._number is None or self._seen is None:
             rows.write.format("noop").mode("overwrite").save()
         else:
-            found = rows.select(self._number(rows).alias("number")).toArrow().column(0)
+            found = arrow_table(rows.select(self._number(rows).alias("number"))).column(0)
             self._seen(found.to_numpy().astype(np.int64))
 
     def write_arrow_micro_batch(self, rows: pa.Table, *_: Any) -> None:
@@ -327,8 +328,8 @@ def _turn(
     def enough(wanted: int) -> bool:
         nonlocal seconds, cpu
         cpu = tree_times(os.getpid())
-        updates = [update for update in running.query.recentProgress if update.numInputRows == size]
-        seconds = [update.durationMs["triggerExecution"] / 1e3 for update in updates]
+        updates = [update for update in running.query.recentProgress if update["numInputRows"] == size]
+        seconds = [update["durationMs"]["triggerExecution"] / 1e3 for update in updates]
         return len(seconds) >= wanted
 
     def up_to(wanted: int) -> int:

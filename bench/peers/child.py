@@ -89,7 +89,9 @@ def carry_out(spark: SparkSession, peer: Peer, work: str, run: Run, turns: Turns
     writer = writer.foreachBatch(on_batch).option("checkpointLocation", str(run.folder / "query"))
     query = writer.trigger(availableNow=True).start()
     wait(query)
-    by_batch = {update.batchId: update.durationMs["triggerExecution"] for update in query.recentProgress}
+    by_batch = {
+        update["batchId"]: update["durationMs"]["triggerExecution"] for update in query.recentProgress
+    }
     seconds = [by_batch[batch_id] / 1e3 - turns.waited[batch_id] for batch_id in sorted(turns.waited)]
     moments = itertools.pairwise(turns.cpu[batch_id] for batch_id in sorted(turns.cpu))
     cpu = [spent for before, after in moments if (spent := spent_seconds(before, after)) is not None]

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.spark
+@pytest.mark.since_spark("4.0", "DataFrames of Arrow tables")
 @pytest.mark.skipif(postgres.INITDB is None, reason=postgres.MISSING)
 def test_sinks_run_tiny(tmp_path: Path) -> None:
     """In a process of its own: its Spark session is not that of the tests."""

@@ -24,11 +24,12 @@ from typer.testing import CliRunner
 
 from asyncstate.cli.app import app
 from asyncstate.offline.inspection import Inspection
+from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER, pytest.mark.long, pytest.mark.timeout(300)]
 
 JOB = """-- Totals by country.
 SET 'async-state.enabled' = '{mode}';

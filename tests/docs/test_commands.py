@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests.sql.tables import NEEDS_COMPILER
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -201,6 +203,7 @@ def test_commands_of_state_succeed(command: Command, checkpoints: Path, tmp_path
 
 
 @pytest.mark.spark
+@NEEDS_COMPILER
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_commands_of_sql_succeed_in_their_order(tmp_path: Path) -> None:

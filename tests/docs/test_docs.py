@@ -22,6 +22,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.sql.tables import NEEDS_COMPILER
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCED = re.compile(r"^```([a-z][^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -92,7 +94,14 @@ def test_examples_run_and_print_what_the_page_says(page: Path, monkeypatch: pyte
 
 @pytest.mark.spark
 @pytest.mark.timeout(_PROGRAM_SECONDS_MAX + 20)
-@pytest.mark.parametrize("example", _all(spark=True), ids=lambda example: example.place)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(example, marks=NEEDS_COMPILER if example.page.name == "sql.md" else ())
+        for example in _all(spark=True)
+    ],
+    ids=lambda example: example.place,
+)
 def test_programs_run_as_a_user_runs_them(example: Example, tmp_path: Path) -> None:
     program = tmp_path / "example.py"
     program.write_text(example.code, "utf-8")

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -66,7 +65,8 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     (packages,) = folder.glob("lib/python3*/site-packages")
     # A folder that a .pth file names is searched, but its own .pth files are not read: one of them names the clone.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    folders = [folder for folder in sys.path if Path(folder).name == "site-packages"]
+    (packages / "dependencies.pth").write_text("\n".join(folders) + "\n")
     return interpreter
 
 

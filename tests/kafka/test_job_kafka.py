@@ -26,7 +26,12 @@ from tests.kafka.messages import ORDER, avro
 from tests.servers.kafka import KafkaBroker
 from tests.servers.registry import FakeRegistry
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.since_spark("4.0", "Python data sources"),
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+]
 
 MakeJob = Callable[..., StreamingJob]
 NUMBERS = itertools.count()

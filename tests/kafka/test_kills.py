@@ -107,6 +107,7 @@ def test_three_kills(kafka: KafkaBroker, tmp_path: Path) -> None:
     killed_run(kafka, tmp_path, "python", events=20_000, keys=2_000, kills=3, max_rows=2_000)
 
 
+@pytest.mark.since_spark("4.2", "the release of the connector's jar")
 @pytest.mark.timeout(400)
 def test_a_kill_with_sparks_own_connector(kafka: KafkaBroker, tmp_path: Path) -> None:
     killed_run(kafka, tmp_path, "spark", events=6_000, keys=700, kills=1, max_rows=1_500)

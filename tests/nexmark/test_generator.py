@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.types import StructType
 
 from asyncstate.errors import ConfigurationError
+from asyncstate.spark.compatibility import type_of_ddl
 from bench.nexmark.generator import (
     AUCTION,
     BID,
@@ -191,7 +191,7 @@ def test_half_the_bids_name_a_hot_channel_and_each_channel_has_one_url(
 def test_partitioning_changes_nothing(spark: SparkSession, generated: list[dict[str, Any]]) -> None:
     numbers = [0, 1, 77, 4_999, 12_345, 19_999]
     made = events(spark.createDataFrame([(n,) for n in reversed(numbers)], "id bigint").repartition(3))
-    assert made.schema.simpleString() == StructType.fromDDL(EVENT_SCHEMA).simpleString()
+    assert made.schema.simpleString() == type_of_ddl(EVENT_SCHEMA).simpleString()
     again = {row.dateTime: row for row in rows_of(made)}
     for row, n in zip([again[time] for time in sorted(again)], numbers, strict=True):
         assert [row.person, row.auction, row.bid] == [

@@ -20,6 +20,7 @@ from bench.nexmark.generator import GeneratorConfig, narrow
 from bench.nexmark.oracle import QUERIES
 from bench.nexmark.queries import ALL_PLANS, PLANS, STATEMENTS
 from tests.spark.stored import Stored, stored_state
+from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,6 +106,7 @@ SQL_IN_SHORT_RUNS = {"q3", "q5", "q9"}
 
 
 @pytest.mark.spark
+@NEEDS_COMPILER
 @pytest.mark.parametrize(
     "query",
     [one if one in SQL_IN_SHORT_RUNS else pytest.param(one, marks=pytest.mark.slow) for one in STATEMENTS],

@@ -451,6 +451,7 @@ SPARK = {
 
 
 @pytest.mark.spark
+@pytest.mark.since_spark("4.0", "the least of several modes")
 @pytest.mark.parametrize("changelog", [False, True])
 def test_results_are_those_of_spark(spark: SparkSession, changelog: bool, async_enabled: bool) -> None:
     random_ = random.Random(1)
@@ -475,9 +476,7 @@ def test_results_are_those_of_spark(spark: SparkSession, changelog: bool, async_
             harness.push(gone, kinds=["-D"] * len(gone))
             out += harness.end_batch()
     shown = {row[1]: row[2:] for row in out if row[0] in ("+I", "+U")}
-    frame = spark.createDataFrame(
-        pa.Table.from_pylist([dict(zip(NUMBERS.names, row, strict=True)) for row in held], NUMBERS)
-    )
+    frame = spark.createDataFrame(held, "k bigint, x double, y int, d decimal(10, 2)")
     wanted = frame.groupBy("k").agg(*(_expression(text, name) for name, (_, text) in SPARK.items())).collect()
     assert len(shown) == len(wanted) == 120
     different = [

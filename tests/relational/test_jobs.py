@@ -51,7 +51,7 @@ def declared(bids: Stream, items: Stream) -> dict[str, Stream]:
     """Streams by the name of their sink."""
     windows = bids.group_by("upper(item)").window(tumble("10 seconds")).agg(n=count(), s="sum(price * 1.5)")
     places = bids.over("bidder % 2", order_by="at").with_columns(
-        place="row_number()", before=lag("price"), share="price / sum(price)"
+        place="row_number()", before=lag("price"), share="CAST(price AS double) / CAST(sum(price) AS double)"
     )
     kinds = bids.join(items, on="item", how="left").group_by(kind="coalesce(kind, 'none')")
     return {
@@ -65,7 +65,8 @@ def declared(bids: Stream, items: Stream) -> dict[str, Stream]:
 ANSWERS = {
     "windows": "select upper(item), window(at, '10 seconds').start, count(*), sum(price * 1.5) from bids group by "
     "upper(item), window(at, '10 seconds')",
-    "places": "select bidder, price, at, row_number() over w, lag(price) over w, price / sum(price) over w from bids "
+    "places": "select bidder, price, at, row_number() over w, lag(price) over w, "
+    "CAST(price AS double) / CAST(sum(price) over w AS double) from bids "
     "window w as (partition by bidder % 2 order by at)",
     "kinds": "select coalesce(kind, 'none'), avg(price), count(distinct bidder) from bids left join items using (item) "
     "group by 1",
@@ -179,3 +180,17 @@ def test_show_reads_some_rows_and_leaves_everything_as_it_is(
     assert files() == before
     with pytest.raises(JobError, match=r"show: there is no source 'nothing' here; there are bids, items"):
         streams["kinds"].show({"nothing": []})
+
+
+def test_show_where_no_operator_runs_in_the_driver(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(spark, tmp_path)
+    for module in ("asyncstate.spark.job", "asyncstate.spark.sample"):
+        monkeypatch.setattr(f"{module}.runs_locally", lambda _: False)  # as before Spark 4.0
+    _, streams = job_of(spark, tmp_path)
+    streams["kinds"].show()
+    assert capsys.readouterr().out.endswith("3 rows; rows read: 4 of bids, 4 of items\n")
+    monkeypatch.setattr("asyncstate.spark.sample.is_one_machine", lambda _: False)
+    with pytest.raises(JobError, match=r"show: before Spark 4\.0 its operators run on the executors"):
+        streams["kinds"].show()

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     from asyncstate.spark import StreamingJob
 
+IN_DRIVER = pytest.mark.since_spark("4.0", "operators in the driver's process")
+PLACES = pytest.mark.parametrize("executor", ["spark", pytest.param("local", marks=IN_DRIVER)])
+"""Where the operators of a job run."""
+
 
 @pytest.fixture
 def run_log(tmp_path: Path) -> str:

@@ -21,6 +21,7 @@ from asyncstate.spark.kafka.job_source import kafka_source
 from asyncstate.spark.sources import debezium_json, json_rows, operation_column
 from asyncstate.spark.spark_executor import SparkExecutor
 from operators import ChangelogNormalize, GroupAggregate, count, sum_
+from tests.spark.conftest import PLACES
 
 pytestmark = pytest.mark.spark
 
@@ -69,7 +70,7 @@ def sink(into: list[Any]) -> Callable[[DataFrame, int], None]:
     return lambda df, _: into.extend(tuple(row) for row in df.collect())
 
 
-@pytest.mark.parametrize("executor", ["spark", "local"])
+@PLACES
 def test_a_stage_counts_what_it_reads(
     spark: SparkSession,
     make_job: MakeJob,

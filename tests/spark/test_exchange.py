@@ -323,6 +323,7 @@ def test_the_column_of_kinds_in_other_letters_is_refused(spark: SparkSession) ->
         input_spec(df, ("id",), None, "input 0")
 
 
+@pytest.mark.since_spark("4.0", "collations")
 @pytest.mark.parametrize("collation", ["UTF8_LCASE", "UNICODE_CI", "UTF8_BINARY_RTRIM"])
 def test_columns_of_another_collation_are_refused(spark: SparkSession, collation: str) -> None:
     """Spark takes 'a' and 'A' as equal there; operators tell them apart by their bytes, in keys and everywhere else."""

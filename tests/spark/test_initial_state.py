@@ -31,6 +31,7 @@ from asyncstate.spark import MicroBatch, StreamingJob, read_state
 from asyncstate.testing import net
 from operators import GroupAggregate, Join, KeyedMap, count, sum_
 from tests.spark.broadcast_parts import BadWords
+from tests.spark.conftest import PLACES
 from tests.spark.modes import ASYNC, SYNC
 
 pytestmark = pytest.mark.spark
@@ -99,7 +100,7 @@ class Holder(RecordOperator):
 
 
 @ASYNC
-@pytest.mark.parametrize("executor", ["spark", "local"])
+@PLACES
 def test_a_graph_starts_from_a_table_once(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool, executor: str, tmp_path: Path
 ) -> None:

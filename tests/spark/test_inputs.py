@@ -30,6 +30,7 @@ class Kept:
         self.found[batch_id] = sorted(row.id for row in df.collect())
 
 
+@pytest.mark.since_spark("4.2", "names of sources")
 def test_sources_come_by_name_go_on_and_change(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:

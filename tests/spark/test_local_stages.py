@@ -45,8 +45,9 @@ from operators import (
     tumble,
 )
 from tests.spark.broadcast_parts import BadWords
+from tests.spark.conftest import IN_DRIVER, PLACES
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, IN_DRIVER]
 
 MakeJob = Callable[..., StreamingJob]
 
@@ -437,9 +438,6 @@ def test_an_operator_that_would_end_the_driver_is_named(
     with pytest.raises(JobError, match=r"operator 'leaves' raised SystemExit\(4\).*Raise an error instead"):
         on_batch(spark.range(1).selectExpr("id as k"), 0)
     assert job.last_progress is None
-
-
-PLACES = pytest.mark.parametrize("executor", ["local", "spark"])
 
 
 def files(spark: SparkSession, folder: Path, *texts: str) -> DataFrame:

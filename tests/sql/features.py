@@ -82,6 +82,10 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, count(distinct b, c) as n from t group by a",
         "select a, count(distinct (b, c)) filter (where b is not null and c is not null) as n from t group by a",
     ),
+    "join-scalar-subquery": (
+        "select t.b, v.f from t join v on t.a = v.d and t.b + v.f >= (select max(d) from u) and case when v.f > 1 then t.b else 0 end < (select avg(d) + 2 from u)",
+        "",
+    ),
     "filter-agg": (
         "select a, count(*) filter (where b > 3) as n, sum(b) filter (where c = 'x') as s, count(distinct b) filter (where c = 'x') as d from t group by a",
         "",

@@ -18,11 +18,14 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pytest
 
 from asyncstate.errors import SqlError
 from asyncstate.sql import sql_pipeline
 from asyncstate.testing import PipelineHarness, PipelineSource
 
+NEEDS_COMPILER = pytest.mark.since_spark("4.0", "what compiles SQL statements")
+"""The mark of tests that run any."""
 Row = tuple[Any, ...]
 Change = tuple[str, Row]
 

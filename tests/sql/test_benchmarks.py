@@ -11,12 +11,12 @@ pytest.importorskip("duckdb")
 
 from asyncstate.sql import sql_pipeline
 from tests.sql import nexmark, tpch
-from tests.sql.tables import kept_right
+from tests.sql.tables import NEEDS_COMPILER, kept_right
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 QUICK = {"q1", "q4", "q13", "q22"}
 """Queries of TPC-H that `make test` runs, too."""

@@ -18,11 +18,12 @@ from asyncstate.spark import StreamingJob
 from asyncstate.sql import Compiled, SqlContext
 from asyncstate.sql.pipeline import table_of
 from asyncstate.testing import PipelineHarness, PipelineSource, net
+from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 SOURCES = {
     "t": PipelineSource(pa.schema([("k", pa.int64()), ("v", pa.int64())])),

@@ -17,13 +17,13 @@ from asyncstate.sql import sql_pipeline
 from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness
 from tests.sql.random_windows import BEGIN, timed_tables
-from tests.sql.tables import Tables, kept_right
+from tests.sql.tables import NEEDS_COMPILER, Tables, kept_right
 from tests.sql.test_statements import pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 BETWEEN = "r.ts BETWEEN l.ts - INTERVAL 20 SECONDS AND l.ts + INTERVAL 10 SECONDS"
 INTERVALS: dict[str, str] = {

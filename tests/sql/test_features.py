@@ -13,12 +13,12 @@ from asyncstate.errors import SqlError
 from asyncstate.sql import Compiled, sql_pipeline
 from asyncstate.testing import PipelineHarness
 from tests.sql.features import FEATURES, REFUSED, changing_tables
-from tests.sql.tables import kept_right
+from tests.sql.tables import NEEDS_COMPILER, kept_right
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 
 @pytest.mark.parametrize("name", FEATURES)

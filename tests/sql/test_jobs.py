@@ -19,9 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from asyncstate.errors import SqlError
 from asyncstate.spark import StreamingJob
 from asyncstate.sql import SqlContext
+from tests.sql.tables import NEEDS_COMPILER
 
 # Several jobs, each of which plans a dozen stages: minutes where Spark shares two cores with other programs.
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER, pytest.mark.long, pytest.mark.timeout(600)]
 
 ORDERS = "id long, customer long, amount decimal(10, 2), row_kind string"
 CUSTOMERS = "id long, country string, row_kind string"

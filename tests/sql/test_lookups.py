@@ -18,13 +18,13 @@ from asyncstate.sql import sql_pipeline
 from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness, PipelineSource
 from tests.sql.features import changing_tables
-from tests.sql.tables import kept_right
+from tests.sql.tables import NEEDS_COMPILER, kept_right
 from tests.sql.test_statements import SCHEMA, pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 DIM = [{"id": n, "name": f"n{n}", "size": n * n} for n in (0, 1, 1, 3)]
 ROWS = "(VALUES (0, 'n0', 0), (1, 'n1', 1), (1, 'n1', 1), (3, 'n3', 9)) AS d(id, name, size)"

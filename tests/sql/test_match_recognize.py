@@ -16,11 +16,12 @@ from asyncstate.errors import SqlError
 from asyncstate.sql import Compiled, sql_pipeline
 from asyncstate.testing import PipelineHarness
 from tests.sql.random_windows import timed_tables
+from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 Row = tuple[Any, ...]
 Taken = list[tuple[str, Row]]

@@ -11,11 +11,12 @@ pytest.importorskip("duckdb")
 
 from tests.sql import random_types, random_windows
 from tests.sql.random_queries import run
+from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -15,13 +15,13 @@ from asyncstate.testing import PipelineHarness
 from tests.sql import nexmark
 from tests.sql.features import changing_tables
 from tests.sql.random_windows import timed_tables
-from tests.sql.tables import Tables, kept_right
+from tests.sql.tables import NEEDS_COMPILER, Tables, kept_right
 from tests.sql.test_event_time import operators
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 BEST = "(SELECT a, max(b) AS m FROM t GROUP BY a)"
 COUNTED = "(SELECT a, c, count(*) AS n, min(b) AS lo FROM t WHERE b > 1 GROUP BY a, c)"

@@ -16,6 +16,7 @@ pytest.importorskip("duckdb")
 from tests.sql.slt.expected import disagreement
 from tests.sql.slt.records import records
 from tests.sql.slt.runs import SltRun
+from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ WHOLE = [
 
 
 @pytest.mark.spark
+@NEEDS_COMPILER
 @pytest.mark.parametrize(("name", "engine", "right", "other"), WHOLE)
 def test_a_file_is_kept_right(
     spark: SparkSession, name: str, engine: str, right: int, other: set[str]
@@ -43,6 +45,7 @@ def test_a_file_is_kept_right(
 
 
 @pytest.mark.spark
+@NEEDS_COMPILER
 def test_a_wrong_expectation_is_seen(spark: SparkSession, tmp_path: Path) -> None:
     text = (FILES / "views.slt").read_text().replace("ann 2 4 1", "ann 2 5 1")
     wrong, part = tmp_path / "wrong.slt", tmp_path / "part.slt.part"

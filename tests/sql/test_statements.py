@@ -20,11 +20,12 @@ from asyncstate.sql import plans
 from asyncstate.sql.pipeline import table_of
 from asyncstate.sql.statements import SqlContext
 from asyncstate.testing import PipelineHarness, PipelineSource, net
+from tests.sql.tables import NEEDS_COMPILER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, NEEDS_COMPILER]
 
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("v", pa.int64()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))]

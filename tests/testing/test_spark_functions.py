@@ -27,6 +27,7 @@ TYPES = ("ceil(-0.1)", "ceiling(-0.1)", "floor(-0.1)")
 """DuckDB takes the literal for one digit wider than Spark does."""
 
 
+@pytest.mark.since_spark("4.3", "the documentation that this was written for")
 def test_examples_of_sparks_documentation(spark: Any) -> None:
     wrong, checked = [], 0
     for (name,) in spark.sql("SHOW FUNCTIONS").collect():
