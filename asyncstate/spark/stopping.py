@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 0.02
 INTERRUPTED: Final = (
     "the job is being stopped; Spark recognizes that by: py4j.protocol.Py4JJavaError: An error occurred while "
-    "calling the micro-batch: java.lang.InterruptedException"
+    "calling the micro-batch.\n: java.lang.InterruptedException"
 )
+"""In lines as py4j writes them: Spark 3.5 looks for the exception at the beginning of one, after a colon."""
 
 
 _BROKEN_OFF: Final = re.compile(

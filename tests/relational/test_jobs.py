@@ -182,6 +182,7 @@ def test_show_reads_some_rows_and_leaves_everything_as_it_is(
         streams["kinds"].show({"nothing": []})
 
 
+@pytest.mark.executors
 def test_show_where_no_operator_runs_in_the_driver(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from tests.spark.modes import ASYNC
 pytest.importorskip("pyspark")
 
 from asyncstate.spark.query_start import query_place
+from asyncstate.spark.stopping import INTERRUPTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -302,3 +303,12 @@ def test_sys_exit_in_an_operator_is_an_error_of_its_task(
     job.source("numbers", source(spark, tmp_path)).apply(Leaves(), key="k", uid="leaves").to(print)
     with pytest.raises(JobError, match=r"operator 'leaves' raised SystemExit\(4\).*Raise an error instead"):
         job.await_termination(job.start(), SECONDS_MAX)
+
+
+@pytest.mark.parametrize(
+    "between", [r".+(\r\n|\r|\n): (", r"((.|\r\n|\r|\n)*)("], ids=["3.5", "4.0 and newer"]
+)
+def test_spark_recognizes_the_interruption(between: str) -> None:
+    """The patterns of its `StreamExecution`."""
+    begins = "py4j.protocol.Py4JJavaError: An error occurred while calling"
+    assert re.search(f"{begins}{between}java.lang.InterruptedException)", f"Traceback\n{INTERRUPTED}\n")
