@@ -60,10 +60,7 @@ def compare(
     after: Annotated[Path | None, typer.Argument(help="The same file of a later run.")] = None,
     threshold: Annotated[float, typer.Option(min=0, help="Ignore changes up to this fraction.")] = 0.1,
     same_machine: Annotated[bool, typer.Option("--same-machine", help="Of two files: rates, too.")] = False,
-    results: Annotated[
-        Path | None,
-        typer.Option(help="An --output to hold against the baseline."),
-    ] = None,
+    results: Annotated[Path | None, typer.Option(help="An --output to hold against the baseline.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Store the results as the baseline.")] = False,
 ) -> None:
     """Show what has become worse; exit code 1 if a figure has.

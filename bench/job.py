@@ -1,7 +1,6 @@
 """One operator on one partition without Spark, and its rows: what the benchmarks that compare state access run.
 
-Owns: ``Job``, ``config_of``, and the rows of most of these benchmarks, an int64 key and an int64 value: ``INPUT``,
-``batches`` and ``draws``.
+The rows of most of these benchmarks, ``INPUT``, have an int64 key and an int64 value.
 Invariant: a Job runs exactly what a Spark task runs, from the open store to the uploaded delta and the end of
 compaction.
 Must not import Spark.
@@ -33,6 +32,7 @@ from asyncstate.runtime.partition.worker_memory import partition_key
 from asyncstate.spark.python_task import settle_worker
 from asyncstate.storage import KeyedStore, OperatorManifest, StorePool
 from bench.processor_time import Spent
+from operators import GroupAggregate, count, sum_
 
 JOB, UID = "bench", "op"
 MODES = ("sync", "async")
@@ -53,6 +53,11 @@ def draws(state_keys: int, unique: int, seed: int) -> Iterator[np.ndarray]:
     random = np.random.default_rng(seed)
     while True:
         yield random.choice(state_keys, unique, replace=False).astype(np.int64)
+
+
+def count_and_sum(value: str = "value") -> Operator:
+    """What most of them run: the number of rows of a key and the sum of a column, at bundle grain."""
+    return GroupAggregate([count().alias("n"), sum_(value).alias("total")])
 
 
 def config_of(mode: str, options: Mapping[str, object] | None = None, tuning: Tuning | None = None) -> Config:

@@ -24,9 +24,10 @@ import xxhash
 from asyncstate.config import Config, Tuning, resolve
 from asyncstate.operator import Operator
 from asyncstate.runtime import read_state
-from bench.frame import Column, Report, Row, WrongResult, ratio
+from bench.frame import Column, Report, Row, WrongResult, ratio, turns
+from bench.frame.measure import Side
 from bench.frame.report import Rounds, benchmark, figure, mib, numbers, times
-from bench.job import INPUT, MODES, Job, batches
+from bench.job import INPUT, MODES, Job, batches, count_and_sum
 from bench.micro.operators import CountPerKey
 from bench.processor_time import Clocks, Spent
 from operators import GroupAggregate, count, max_, sum_
@@ -141,10 +142,7 @@ def growth(
         report.case(f"{size:,} keys", measure, size)
 
 
-GRAINS: dict[str, Callable[[], Operator]] = {
-    "bundle": lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total")]),
-    "record": CountPerKey,
-}
+GRAINS: dict[str, Callable[[], Operator]] = {"bundle": count_and_sum, "record": CountPerKey}
 UNBOUNDED = "512gb"
 _USUAL = Config().shares
 _TUNING = Tuning(
@@ -195,14 +193,17 @@ def _compared(
     report: Report, grain: str, mode: str, keys: int, sizes: list[str], rounds: int
 ) -> Iterator[Row]:
     runs: dict[str, list[dict[str, Any]]] = {size: [] for size in sizes}
-    for number in range(rounds):
-        for size in sizes[:: -1 if number % 2 else 1]:
-            runs[size].append(report.alone(backfilled, grain, mode, keys, size))
+
+    def side(size: str) -> Side:
+        def run(_: object) -> Spent:
+            runs[size].append(found := report.alone(backfilled, grain, mode, keys, size))
+            return Spent(found["seconds"], found["cpu_seconds"])
+
+        return run
+
+    spent = turns({size: side(size) for size in sizes}, rounds, warm_up=0)
     if len({run["content"] for found in runs.values() for run in found}) > 1:
         raise WrongResult("spilled writes stored different bytes")
-    spent = {
-        size: [Spent(run["seconds"], run["cpu_seconds"]) for run in found] for size, found in runs.items()
-    }
     for size, found in runs.items():
         cpu = ratio(spent[size], spent[UNBOUNDED], cpu=True)
         facts: dict[str, Any] = {"spills": found[0]["spills"], "cpu_ratio": cpu and cpu.value}

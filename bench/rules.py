@@ -1,6 +1,5 @@
 """What each feedback rule of the engine brings: the same micro-batches with the rule and without it.
 
-Owns: ``python -m bench rules``; ``Rule``, ``RULES``, ``Work``, ``WORKS`` and ``measure``.
 Invariant: both sides of a pair run the same keys in the same process over stores, caches and paces of their own, in
 turn, the order turned round each time; a rule is off only while its side runs.
 
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from unittest import mock
@@ -30,12 +29,12 @@ from asyncstate.storage.write_buffer import WriteBuffer
 from bench.frame import Column, Ratio, Report, Row, ratio, turns
 from bench.frame.measure import Side
 from bench.frame.report import Rounds, benchmark, chosen, figure, times
-from bench.job import MODES, batches
+from bench.job import MODES, batches, count_and_sum
 from bench.micro.operators import CountPerKey, CountPerPair
 from bench.micro.sides import Place
 from bench.micro.state_path import RecordingStore
 from bench.processor_time import Clocks, Spent
-from operators import Deduplicate, GroupAggregate, count, sum_
+from operators import Deduplicate
 
 _READ_SECONDS = 0.001
 
@@ -82,10 +81,6 @@ class SlowStore(RecordingStore):
         return super().get_many(keys, piece_keys)
 
 
-def _aggregate() -> Operator:
-    return GroupAggregate([count().alias("n"), sum_("value").alias("total")])
-
-
 WORKS = {
     "record, 20 keys": Work(CountPerKey, 20, 30_000),
     "record, Zipf": Work(CountPerKey, 100_000, 30_000, zipf=True),
@@ -93,7 +88,7 @@ WORKS = {
     "record, new keys": Work(CountPerKey, 100_000_000, 30_000),
     "record, 1 ms": Work(CountPerKey, 100_000, 300, slow=True),
     "record, 1 ms, ahead": Work(CountPerKey, 100_000, 5_000, slow=True),
-    "aggregate": Work(_aggregate, 300_000, 60_000),
+    "aggregate": Work(count_and_sum, 300_000, 60_000),
     "map bundle": Work(CountPerPair, 300_000, 60_000),
     "map bundle, large": Work(CountPerPair, 1_000_000, 100_000),
     "map bundle, Zipf": Work(CountPerPair, 100_000, 60_000, zipf=True),
@@ -118,15 +113,13 @@ RULES = {
 }
 
 
-def _side(place: Place, work: Work, *off: Patch) -> Side:
+def _side(place: Place, work: Work, off: Patch | None = None) -> Side:
     """A side with a store, caches and paces of its own; without what ``off`` takes away."""
     through = SlowStore if work.slow else None
     job = place.job(work.operator(), wrap_store=through, memory=WorkerMemory())
 
     def run(keys: np.ndarray) -> Spent:
-        with ExitStack() as patched:
-            for owner, name, value in off:
-                patched.enter_context(mock.patch.object(owner, name, value))
+        with mock.patch.object(*off) if off else nullcontext():
             clocks = Clocks()
             job.run(batches(keys, 20_000))
             return clocks.spent()

@@ -1,7 +1,4 @@
-"""The Spark session of a benchmark: local, quiet, everything it writes below one folder.
-
-Owns: ``session``, ``local_session`` and ``local_conf``; ``changelog_writer`` and ``batch_seconds``; ``JobSide``.
-"""
+"""The Spark session of a benchmark: local, quiet, everything it writes below one folder."""
 
 from __future__ import annotations
 

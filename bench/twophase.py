@@ -1,6 +1,5 @@
 """One-phase against two-phase aggregation on Spark: what partial aggregation saves, and what it costs with many keys.
 
-Owns: ``CASES``, how the keys are spread and which operator aggregates them, and ``bench two-phase``.
 Invariant: the input follows from case, rows and seed alone; the modes of a case read the same files, take turns at each
 micro-batch, and emit the same net rows.
 """

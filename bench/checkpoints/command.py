@@ -1,21 +1,375 @@
-"""``python -m bench checkpoints``.
+"""What checkpoints cost and what they give: the time of a commit, the time of a recovery, the bytes that are written:
+``python -m bench checkpoints``.
 
-Owns: the options, and ``Sizes``: which states and micro-batches are measured.
+Invariant: of commits, both jobs get the same rows over the same history, in turns; the job on Spark without a
+checkpoint runs all that Spark does, and its driver keeps the few bytes of its manifests in memory. Every byte that goes
+into the checkpoint counts once, where it is written, and as what it is: a delta, a part of a snapshot, or the driver's.
+What is recovered, in a process of its own as on a worker that has just been started (no local store, no cached blocks;
+the start of the interpreter and its imports are not counted), answers the next micro-batch as the job does that never
+stopped; else an error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import shutil
-from collections.abc import Iterator
+import statistics
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import typer
+import xxhash
 
-from bench.checkpoints import commits, recovery, sizes
-from bench.frame import Report, Row
-from bench.frame.report import Seed, benchmark
+from asyncstate.driver import commit_log as driver
+from asyncstate.runtime.partition import restore_plans as task_stores
+from asyncstate.spark import MicroBatch
+from asyncstate.storage import PartitionManifest, RocksDBStore
+from bench.checkpoints.driven import (
+    SNAPSHOT_INTERVAL,
+    CopiedFiles,
+    CountedFiles,
+    DrivenJob,
+    MemoryFiles,
+    fill_keys,
+    instead,
+    run_without_checkpoint,
+    settings,
+    without_checkpoint,
+)
+from bench.frame import Column, Report, Row, WrongResult, medians, ratio, turns
+from bench.frame.report import Seed, benchmark, mib, ms, percent, plain, times
+from bench.job import Job, batches, count_and_sum, draws
+from bench.processor_time import Clocks, Spent, TreeClocks
+from bench.session import JobSide, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+RECOVERY_AIM = 10.0
+DELTAS = 20
+_NEVER = 1_000_000
+"""A ``snapshot-interval`` that is not reached."""
+RECOVERY = (
+    Column("MiB", "bytes", mib),
+    Column("replay s", "replay_s"),
+    Column("CPU s", "replay_cpu_s"),
+    Column("read s", "open_s"),
+    Column("CPU s", "open_cpu_s"),
+    Column("replay /read", "open_ratio", times, ""),
+    Column("batch s", "first_batch_s"),
+    Column("CPU s", "first_batch_cpu_s"),
+    Column("replay /batch", "first_batch_ratio", times, ""),
+    Column("aim", "aim", times),
+)
+RECOVERY_NOTE = (
+    "replay, most favourable to it: the operator alone over all micro-batches that made the state, without reading "
+    "the input, without Spark, without a checkpoint. Recovery: new process, no local store, files in the page cache; "
+    "until a first read, and until a first micro-batch is done and the store released."
+)
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """``digest`` is of the output of the micro-batch, if there was one; ``cpu_seconds`` of all threads."""
+
+    seconds: float
+    cpu_seconds: float | None
+    digest: str
+
+
+def recover(folder: str, size: tuple[int, int, int], copied: bool, micro_batch: bool) -> Recovered:
+    """Recover from ``folder``, in a folder for local stores that did not exist; ``size``: keys in the state, changed
+    keys and seed. Run a first micro-batch, or else read one key.
+
+    ``copied``: copy files out of the checkpoint as from another disk, where otherwise they are linked.
+    """
+    source = Path(folder)
+    files = instead(CopiedFiles) if copied else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory(prefix="recovered-", dir=source.parent) as local, files:
+        output, config = xxhash.xxh3_128(), settings(source, snapshot_interval=_NEVER)
+        job = Job(source, count_and_sum(), config, resumed=True, local=Path(local), on_output=_into(output))
+        rows = _next_rows(*size)
+        clocks = Clocks()
+        if micro_batch:
+            job.run(rows)
+            return Recovered(*clocks.spent(), output.hexdigest())
+        with task_stores.open_store(job.spec(), 0) as opened:
+            if not opened.store.scan(b"", None, 1):
+                raise AssertionError("the recovered state is empty")
+            return Recovered(*clocks.spent(), "")
+
+
+def _next_rows(state_keys: int, changed: int, seed: int) -> list[pa.RecordBatch]:
+    """Of the micro-batch after the last one that is stored."""
+    return batches(next(draws(state_keys, changed, seed + 1)))
+
+
+def _into(digest: xxhash.xxh3_128) -> Callable[[pa.RecordBatch], None]:
+    def add(batch: pa.RecordBatch) -> None:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        digest.update(sink.getvalue())
+
+    return add
+
+
+def recovery(report: Report, state_keys: int, changed: int, rounds: int, seed: int) -> Iterator[Row]:
+    """Make the state, replay it, and recover it ``rounds`` times in each way, after once that does not count."""
+    report.tell(f"recovery: making a state of {state_keys:,} keys")
+    drawn = draws(state_keys, changed, seed)
+    fill, changes = fill_keys(state_keys), [next(drawn) for _ in range(DELTAS)]
+    made = _make(report.folder / "made", fill, changes)
+    assert made.snapshot is not None
+    files = [*made.snapshot.files.values(), *(delta.file for delta in made.deltas)]
+    size = state_keys, changed, seed
+    report.tell(f"recovery: replaying {len(fill) + DELTAS} micro-batches")
+    replayed = _replay(report.folder / "replayed", [*fill, *changes], _next_rows(*size))
+    for name, copied in (("files linked", False), ("files copied", True)):
+        report.tell(f"recovery: {name}")
+        how = recover, str(report.folder / "made"), size, copied
+        runs = [(report.alone(*how, False), report.alone(*how, True)) for _ in range(rounds + 1)]
+        if any(one.digest != replayed.digest for _, one in runs):
+            raise WrongResult(f"{name}: the recovered state gives another output than the one replayed")
+        facts = {"replay_s": replayed.seconds, "replay_cpu_s": replayed.cpu_seconds, "aim": RECOVERY_AIM}
+        facts |= {"bytes": sum(file.size_bytes for file in files), "deltas": len(made.deltas)}
+        facts["replayed_batches"] = len(fill) + DELTAS
+        for way, found in zip(("open", "first_batch"), zip(*runs[1:], strict=True), strict=True):
+            seconds = statistics.median(run.seconds for run in found)
+            facts |= {f"{way}_s": seconds, f"{way}_s_max": max(run.seconds for run in found)}
+            facts[f"{way}_cpu_s"] = statistics.median(run.cpu_seconds or 0.0 for run in found)
+            facts[f"{way}_ratio"] = replayed.seconds / seconds
+        yield Row(name=name, facts=facts)
+
+
+def _make(folder: Path, fill: list[np.ndarray], changes: list[np.ndarray]) -> PartitionManifest:
+    driven = DrivenJob(folder, settings(folder, snapshot_interval=_NEVER))
+    for number, keys in enumerate([*fill, *changes]):
+        driven.config = settings(folder, snapshot_interval=1 if number == len(fill) else _NEVER)
+        driven.run(batches(keys))
+    assert len(driven.partition.deltas) == len(changes)
+    driven.leave()
+    return driven.partition
+
+
+def _replay(folder: Path, history: list[np.ndarray], rows: list[pa.RecordBatch]) -> Recovered:
+    """What the operator takes for the history, without a checkpoint; digest of its output for the next rows.
+
+    What a replay takes besides does not count: reading the input, Spark, the exchange.
+    """
+    output = xxhash.xxh3_128()
+    job = Job(folder, count_and_sum(), settings(folder))
+    seconds = cpu = 0.0
+    with without_checkpoint():
+        for keys in history:
+            replayed = batches(keys)
+            clocks = Clocks()
+            job.run(replayed)
+            spent = clocks.spent()
+            seconds, cpu = seconds + spent.seconds, cpu + (spent.cpu_seconds or 0.0)
+        job.on_output = _into(output)
+        job.run(rows)
+    return Recovered(seconds, cpu, output.hexdigest())
+
+
+COMMITS_AIM = 0.15
+CORES = 2
+_WARM_UP = 2
+TOTALS = "totals"
+COMMITS = (
+    Column("changed keys", "changed_keys"),
+    Column("without ms", "without_s", ms),
+    Column("CPU ms", "without_cpu_s", ms),
+    Column("with ms", "plain_s", ms),
+    Column("CPU ms", "plain_cpu_s", ms),
+    Column("snap ms", "snapshot_s", ms),
+    Column("over plain", "plain", percent, ""),
+    Column("over snap", "snapshot", percent),
+    Column("over mean", "every", percent, ""),
+    Column("aim", "aim", lambda aim: f"{aim:.0%}"),
+)
+COMMITS_NOTE = (
+    "without: the same micro-batch, its changes written to a sorted file and ingested by the "
+    "local store; no file in the checkpoint, no checksums, no sync, no snapshot, no manifest. "
+    "over: what a checkpoint adds, medians of the pairs without a snapshot, of those with one, "
+    "and the mean over a snapshot interval."
+)
+
+
+def commit_cost(
+    folder: Path, enabled: bool, state_keys: int, changed: int, rounds: int, seed: int, aim: float | None
+) -> list[Row]:
+    """Measure one partition, without Spark. Both jobs open their stores and give them back in each micro-batch."""
+    driven = DrivenJob(folder / "with", settings(folder / "with", enabled))
+    bare = Job(folder / "without", count_and_sum(), settings(folder / "without", enabled))
+    snapshots: list[bool] = []
+
+    def run_bare(rows: Sequence[pa.RecordBatch]) -> None:
+        with without_checkpoint():
+            bare.run(rows)
+
+    driven.fill(state_keys)
+    for keys in fill_keys(state_keys):
+        run_bare(batches(keys))
+    sides = {"with": lambda rows: snapshots.append(driven.snapshot_with(rows)), "without": run_bare}
+    spent = turns(sides, rounds, map(batches, draws(state_keys, changed, seed)), warm_up=_WARM_UP)
+    facts = {"changed_keys": changed, "state_keys": state_keys, "aim": aim}
+    return [commit_row("async" if enabled else "sync", spent, snapshots[_WARM_UP:], facts)]
+
+
+def commit_row(
+    name: str, spent: Mapping[str, list[Spent]], snapshots: Sequence[bool], facts: Mapping[str, Any]
+) -> Row:
+    """``plain`` are micro-batches without a snapshot, ``snapshot`` those with one; what a checkpoint adds is a share
+    of the time without, ``cpu`` the plain one of processor time."""
+    found = dict(facts)
+    found["without_s"], found["without_cpu_s"] = medians(spent["without"], scale=1)
+    for which, kind in ((False, "plain"), (True, "snapshot")):
+        mine, others = (
+            [each for each, snapshot in zip(spent[side], snapshots, strict=True) if snapshot == which]
+            for side in ("with", "without")
+        )
+        found[f"{kind}_s"], found[f"{kind}_cpu_s"] = medians(mine, scale=1)
+        by, cpu = ratio(mine, others), ratio(mine, others, cpu=True)
+        found[kind] = by and by.value - 1
+        found.setdefault("cpu", cpu and cpu.value - 1)  # of the plain ones, which come first
+    found["every"] = ((SNAPSHOT_INTERVAL - 1) * found["plain"] + found["snapshot"]) / SNAPSHOT_INTERVAL
+    found["snapshots"] = sum(snapshots)
+    return Row(name=name, facts=found)
+
+
+def both_jobs(spark: SparkSession, folder: Path) -> dict[str, JobSide]:
+    """A job with a checkpoint and one without."""
+
+    def apply(rows: DataFrame, batch: MicroBatch) -> None:
+        out = batch.apply(count_and_sum(), rows, key="key", uid=TOTALS)
+        out.write.format("noop").mode("overwrite").save()
+
+    with_it = JobSide(spark, folder / "with", apply)
+    with instead(MemoryFiles, driver):
+        return {
+            "with": with_it,
+            "without": JobSide(spark, folder / "without", apply, run=run_without_checkpoint),
+        }
+
+
+def parquet_rows(spark: SparkSession, folder: Path, keys: np.ndarray) -> DataFrame:
+    """A row a key, as a new Parquet file."""
+    path = folder / f"input-{uuid.uuid4()}.parquet"
+    pq.write_table(pa.Table.from_batches(batches(keys)), path)
+    return spark.read.parquet(str(path))
+
+
+def has_snapshot(folder: Path, batch_id: int) -> bool:
+    """Whether the checkpoint got a snapshot with this micro-batch."""
+    written = folder.glob(f"with/checkpoint/state/*/*/snap/{batch_id:010d}-*")
+    return next(written, None) is not None
+
+
+def spark_commit_cost(report: Report, state_keys: int, changed: int, rounds: int, seed: int) -> Iterator[Row]:
+    """Measure ``CORES`` partitions, each with ``state_keys`` of which a micro-batch changes ``changed``.
+
+    A micro-batch is timed from the call of its function to its return; the input is a Parquet file, the sink takes
+    every row and drops it.
+    """
+    report.tell("commits: starting Spark and filling the state")
+    folder = report.folder / "spark"
+    with session("asyncstate-checkpoints", folder, CORES) as spark:
+        sides = both_jobs(spark, folder)
+        fills = fill_keys(CORES * state_keys)
+        for keys in fills:
+            rows = parquet_rows(spark, folder, keys)
+            for side in sides.values():
+                side(rows)
+        report.tell(f"commits: {rounds} micro-batches on Spark")
+        drawn = draws(CORES * state_keys, CORES * changed, seed)
+        given = (parquet_rows(spark, folder, keys) for keys in drawn)
+        spent = turns(sides, rounds, given, warm_up=_WARM_UP, clocks=TreeClocks)
+        first = len(fills) + _WARM_UP
+        snapshots = [has_snapshot(folder, batch_id) for batch_id in range(first, first + rounds)]
+    facts = {"changed_keys": changed, "state_keys": state_keys, "aim": COMMITS_AIM}
+    yield commit_row(f"Spark, {CORES} tasks", spent, snapshots, facts)
+
+
+def _kib(size_bytes: float) -> str:
+    return plain(size_bytes / 1024)
+
+
+BYTES = (
+    Column("state MiB", "state_bytes", mib),
+    Column("delta", "delta_bytes", _kib, ""),
+    Column("snap- shots", "snapshot_bytes", _kib, ""),
+    Column("if whole", "whole_bytes", _kib, ""),
+    Column("driver", "driver_bytes", _kib),
+    Column("re- writes", "rewrites"),
+    Column("snap- shots", "snapshots"),
+)
+BYTES_NOTE = (
+    "KiB a micro-batch. snapshots: what they upload, shared out over their interval; if whole: what "
+    "they would take if each uploaded the whole state; rewrites: snapshots that had no table in "
+    "common with the one before. At the start the state is one sorted run; in a long run each key "
+    "is changed five times on average."
+)
+
+
+def checkpoint_bytes(
+    folder: Path, state_keys: int, changed: int, micro_batches: int, seed: int
+) -> dict[str, float]:
+    """What goes into the checkpoint: means a micro-batch, in bytes, over as many whole snapshot intervals as
+    ``micro_batches`` need, after the first snapshot.
+
+    Filling leaves some large runs, whose merging has nothing to do with what is measured: the state is made one run,
+    and the snapshot that uploads it is not counted.
+    """
+    counts: dict[str, int] = {}
+    with instead(lambda place: CountedFiles(place, counts), task_stores, driver):
+        job = DrivenJob(folder, settings(folder))
+        job.fill(state_keys)
+        job.close()
+        (db,) = (folder / "local").glob("*/*/*/slot-*/db-????????????")
+        store = RocksDBStore(db)
+        store.db.compact_range(None, None)  # one sorted run; the content stays what it is
+        store.close()
+        drawn = map(batches, draws(state_keys, changed, seed))
+        while not job.snapshot_with(next(drawn)):
+            pass
+        counts.clear()
+        interval = SNAPSHOT_INTERVAL
+        intervals = -(-micro_batches // interval)
+        rewrites, before = 0, _tables(job)
+        for _ in range(intervals):
+            taken = [job.snapshot_with(next(drawn)) for _ in range(interval)]
+            assert taken == [False] * (interval - 1) + [True]
+            rewrites += before.isdisjoint(_tables(job))
+            before = _tables(job)
+    assert job.partition.snapshot is not None
+    state_bytes = sum(file.size_bytes for file in job.partition.snapshot.files.values())
+    run_batches = intervals * interval
+    return {
+        "state_keys": state_keys,
+        "changed_keys": changed,
+        "micro_batches": run_batches,
+        "snapshots": intervals,
+        "rewrites": rewrites,
+        **{f"{what}_bytes": counts[what] / run_batches for what in ("delta", "snapshot", "driver")},
+        "state_bytes": state_bytes,
+        "whole_bytes": state_bytes * intervals / run_batches,
+    }
+
+
+def _tables(job: DrivenJob) -> set[str]:
+    snapshot = job.partition.snapshot
+    assert snapshot is not None
+    return {file.name for local, file in snapshot.files.items() if local.endswith(".sst")}
+
 
 CHANGED, STATE, WHOLE = "changed keys", "state", "long run"
 """Series of sizes: what grows, or that the run is long enough for the whole state to be rewritten."""
@@ -79,28 +433,28 @@ def checkpoints(
     """Measure what checkpoints cost, how fast they bring state back, and the bytes that they take."""
     much = TINY if report.tiny else Sizes(commit_rounds=rounds or Sizes.commit_rounds)
     if part in (Part.ALL, Part.COMMITS):
-        report.section(f"Commits, {much.commit_state:,} keys a partition", commits.COLUMNS, commits.NOTE)
+        report.section(f"Commits, {much.commit_state:,} keys a partition", COMMITS, COMMITS_NOTE)
         for number, changed in enumerate(much.commit_changed):
             for mode, enabled in (("sync", False), ("async", True)):
                 place = report.folder / f"commits-{changed}-{mode}"
                 size = much.commit_state, changed, much.commit_rounds, seed
-                report.case(mode, commits.commit_cost, place, enabled, *size, None if number else commits.AIM)
+                report.case(mode, commit_cost, place, enabled, *size, None if number else COMMITS_AIM)
                 shutil.rmtree(place, ignore_errors=True)
         if spark:
             size = much.commit_state, much.commit_changed[0], much.commit_rounds, seed
-            report.case("on Spark", commits.spark_commit_cost, report, *size)
+            report.case("on Spark", spark_commit_cost, report, *size)
     if part in (Part.ALL, Part.RECOVERY):
-        title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {recovery.DELTAS} deltas of "
-        report.section(f"{title}{much.recovery_changed:,} keys", recovery.COLUMNS, recovery.NOTE)
+        title = f"Recovery of {much.recovery_state:,} keys: a snapshot and {DELTAS} deltas of "
+        report.section(f"{title}{much.recovery_changed:,} keys", RECOVERY, RECOVERY_NOTE)
         size = much.recovery_state, much.recovery_changed, much.recovery_rounds, seed
-        report.case("recovery", recovery.recovery, report, *size)
+        report.case("recovery", recovery, report, *size)
     if part in (Part.ALL, Part.BYTES):
-        report.section("Bytes in the checkpoint", sizes.COLUMNS, sizes.NOTE)
+        report.section("Bytes in the checkpoint", BYTES, BYTES_NOTE)
         known: dict[tuple[int, int, int], dict[str, float]] = {}
 
         def bytes_of(series: str, name: str, size: tuple[int, int, int]) -> Iterator[Row]:
             if size not in known:
-                known[size] = sizes.checkpoint_bytes(report.folder / "bytes", *size, seed)
+                known[size] = checkpoint_bytes(report.folder / "bytes", *size, seed)
                 shutil.rmtree(report.folder / "bytes")
             yield Row(name=name, group=series, facts=known[size])
 

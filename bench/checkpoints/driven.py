@@ -1,7 +1,6 @@
 """One job with its checkpoint as in production, and the checkpoints that take its place.
 
-Owns: ``DrivenJob``, ``aggregate``, ``settings`` and ``fill_keys``; ``CopiedFiles``, ``CountedFiles``, and
-``without_checkpoint``: nothing in the product can be switched off like this.
+Nothing in the product can be switched off as ``without_checkpoint`` does it.
 Invariant: a DrivenJob does what a Spark job of one partition does to its checkpoint, file by file. Without a
 checkpoint, what a store needs to go on is as always: a micro-batch's changes become a sorted file in the local store's
 folder, and the next one makes it part of the store. What goes are the links or copies in the checkpoint, waiting for
@@ -13,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 from unittest.mock import patch
@@ -21,24 +20,18 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.config import Config, resolve
+from asyncstate.config import Config
 from asyncstate.driver.commit_log import CommitLog
-from asyncstate.operator import MIN_WATERMARK, Operator
+from asyncstate.operator import MIN_WATERMARK
 from asyncstate.runtime import CommitRecord, InputBatch, SourceTimes, TaskSpec, run_partition
 from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.storage import CheckpointFiles, LocalFiles, PartitionManifest
 from asyncstate.storage import commit as task_commit
 from asyncstate.storage import files as task_files
-from bench.job import JOB, UID, Job, batches
-from operators import GroupAggregate, count, sum_
+from bench.job import JOB, UID, Job, batches, config_of, count_and_sum
 
 FILL_KEYS = 500_000
 """Keys of a micro-batch that fills a state: large ones, which cost least a key."""
-
-
-def aggregate() -> Operator:
-    """What all measurements run: count and sum a key, at bundle grain."""
-    return GroupAggregate([count().alias("n"), sum_("value").alias("total")])
 
 
 SNAPSHOT_INTERVAL: Final = 10
@@ -47,14 +40,8 @@ SNAPSHOT_INTERVAL: Final = 10
 
 def settings(folder: Path, enabled: bool = False, snapshot_interval: int = SNAPSHOT_INTERVAL) -> Config:
     """Configuration of a job below ``folder``; all that cannot be given here has its default."""
-    return resolve(
-        {
-            "async-state.enabled": enabled,
-            "async-state.checkpoint-dir": str(folder / "checkpoint"),
-            "async-state.snapshot-interval": snapshot_interval,
-        },
-        {},
-    )
+    own = {"checkpoint-dir": str(folder / "checkpoint"), "snapshot-interval": snapshot_interval}
+    return config_of("async" if enabled else "sync", own)
 
 
 def fill_keys(state_keys: int) -> list[np.ndarray]:
@@ -66,7 +53,7 @@ class DrivenJob(Job):
     """Micro-batches of one partition and their commits. ``partition`` is what the last one left."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        super().__init__(folder, aggregate(), config)
+        super().__init__(folder, count_and_sum(), config)
         self._ledger = CommitLog(config, JOB, 0)
 
     @property
@@ -155,17 +142,10 @@ class CountedFiles(LocalFiles):
 @contextmanager
 def instead(files: Callable[[str], CheckpointFiles], *owners: object) -> Iterator[None]:
     """Inside, ``files`` makes the checkpoint's files for the modules ``owners``, by default for tasks."""
-    patches = [
-        patch.object(owner, "checkpoint_files", lambda place, *_: files(place))
-        for owner in owners or (task_stores,)
-    ]
-    for each in patches:
-        each.start()
-    try:
+    with ExitStack() as patched:
+        for owner in owners or (task_stores,):
+            patched.enter_context(patch.object(owner, "checkpoint_files", lambda place, *_: files(place)))
         yield
-    finally:
-        for each in patches:
-            each.stop()
 
 
 @contextmanager

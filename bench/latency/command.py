@@ -1,16 +1,421 @@
-"""``python -m bench latency``."""
+"""What a micro-batch of few rows costs, and how long an event takes to its output while events come at a steady rate:
+``python -m bench latency``.
+
+Invariant: one query runs at a time; the engines of a work take turns, and the first turn of each, in which the JVM
+compiles what it runs, does not count, nor do the first micro-batches of a turn, which open state. Events come from a
+process of their own, so that nobody's work delays them: line ``i`` is the number i. The time of an event begins when it
+is handed to the source's socket and ends when the sink has the rows of its micro-batch; what came out is checked to be
+right, for every event. The plans are those of ``bench.peers``, whose results are compared with DuckDB's there; what
+differs between the engines of a work is who runs it, never the rows or the source.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import typer
 
-from bench.frame import Column, Report
+from asyncstate.spark.compatibility import arrow_table
+from bench.frame import Column, Report, Row
+from bench.frame.measure import in_turns, serving
 from bench.frame.report import Cores, benchmark, chosen, numbers, plain, whole
-from bench.latency.engines import ENGINES
-from bench.latency.measure import Plan, fixed_costs, latencies
+from bench.peers.ours import graph
+from bench.peers.ours import micro_batches as ours
+from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
+from bench.peers.works import PEERS, WORKS
+from bench.processor_time import TreeClocks, spent_seconds, tree_times
 from bench.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from asyncstate.spark import StreamingJob
+
+Numbers = npt.NDArray[np.int64]
+Number = Callable[[Any], Any]
+"""The number of each row, of the columns of a DataFrame or of arrays, by name."""
+
+
+class Sink:
+    """Receives the output: as a DataFrame from a function of micro-batches, as Arrow from a graph. It drops the rows,
+    or gives ``seen`` the ``number`` of each as soon as it has them."""
+
+    def __init__(self, number: Number | None = None, seen: Callable[[Numbers], None] | None = None) -> None:
+        self._number, self._seen = number, seen
+
+    def __call__(self, rows: DataFrame, _batch_id: int) -> None:
+        if self._number is None or self._seen is None:
+            rows.write.format("noop").mode("overwrite").save()
+        else:
+            found = arrow_table(rows.select(self._number(rows).alias("number"))).column(0)
+            self._seen(found.to_numpy().astype(np.int64))
+
+    def write_arrow_micro_batch(self, rows: pa.Table, *_: Any) -> None:
+        if self._number is not None and self._seen is not None:
+            columns = {name: rows.column(name).to_numpy() for name in rows.column_names}
+            self._seen(self._number(columns).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One who does the work. ``peer`` is its name in ``bench.peers``; ``direct`` writes to Spark's sink ``noop`` itself
+    instead of through ``foreachBatch``. ``graph``: a job of asyncstate's that is a graph; the sink gets Arrow.
+    ``work``: the work of ``bench.peers.ours``, if it is another.
+    """
+
+    name: str
+    title: str
+    peer: str
+    direct: bool = False
+    graph: bool = False
+    work: str = ""
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot run here; None if it can."""
+        return PEERS[self.peer].missing
+
+
+def _python(peer: str) -> Engine:
+    return Engine(peer, PEERS[peer].title, peer, direct=True)
+
+
+_OURS = (
+    *(Engine(name, PEERS[name].title, name, graph=True) for name in ("ours-sync", "ours-async")),
+    Engine("ours-function", "asyncstate, sync, a function", "ours-sync"),
+)
+_THREE = Engine("ours-three", "asyncstate, sync, three operators", "ours-sync", graph=True, work="a-three")
+_SPARK = (
+    Engine("spark-heap", "Spark, heap", "spark-heap", direct=True),
+    Engine("spark", "Spark, RocksDB", "spark-changelog", direct=True),
+    Engine("spark-foreach", "the same, foreachBatch", "spark-changelog"),
+)
+ENGINES: Mapping[str, tuple[Engine, ...]] = {
+    "a": (*_OURS, _THREE, *_SPARK),
+    "b": (*_OURS, *_SPARK),
+    "d": (*_OURS, *map(_python, ("tws-row", "tws-pandas", "apply-pandas"))),
+}
+"""By work, asyncstate first."""
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """How the numbers that a source counts up become the rows of a work, and come out again.
+
+    ``fixed`` is the key of number ``value`` where the state has ``{keys}`` keys; ``steady`` the key where each number
+    has to be known by what comes out for it, and ``number``, for so many keys, that number by the columns that come
+    out. ``each``: a row comes out for each number; otherwise one for the last of a key in a micro-batch.
+    """
+
+    fixed: str
+    steady: str
+    number: Callable[[int], Number]
+    each: bool
+
+
+_STRIDE = 7_919  # prime: neighbouring numbers are not neighbouring keys
+
+
+def _counted(keys: int) -> Number:
+    return lambda rows: (rows["n"] - 1) * keys + rows["key"]
+
+
+def _key(_: int) -> Number:
+    return lambda rows: rows["key"]
+
+
+KEYED: Mapping[str, Keyed] = {
+    "a": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _counted, each=False),
+    # Half of the numbers have keys that were there, half new ones.
+    "b": Keyed(
+        f"IF(value % 2 = 0, pmod(value * {_STRIDE}, {{keys}}), {{keys}} + value)", "value", _key, each=True
+    ),
+    "d": Keyed(f"pmod(value * {_STRIDE}, {{keys}})", "pmod(value, {keys})", _counted, each=True),
+}
+"""By work."""
+
+
+@dataclass
+class Running:
+    """A query that has been started, and the job it runs, if it is asyncstate's."""
+
+    query: StreamingQuery
+    job: StreamingJob | None
+
+    def stop(self) -> None:
+        if self.job is not None:
+            self.job.stop(self.query)
+            return
+        self.query.stop()
+        with suppress(Exception):  # Python workers that were at work say so
+            self.query.awaitTermination(10)
+
+
+def able(work: str, names: Sequence[str]) -> list[Engine]:
+    """The engines of a work that are among ``names`` and can run here."""
+    return [engine for engine in ENGINES[work] if engine.name in names and not engine.missing]
+
+
+def start(
+    spark: SparkSession, engine: Engine, work: str, rows: DataFrame, folder: Path, sink: Sink
+) -> Running:
+    """Start the work over ``rows``, a stream of key and value, with the default trigger; go on where it was in
+    ``folder``. ``sink`` receives the output, except that of a direct engine."""
+    peer, place = PEERS[engine.peer], str(folder / "query")
+    if engine.graph:
+        job = graph(spark, peer, engine.work or work, folder, rows, sink)
+        return Running(job.start(query_checkpoint=place), job)
+    if peer.ours:
+        job, on_batch = ours(spark, peer, work, folder, sink)
+        stream = rows.writeStream.foreachBatch(on_batch).option("checkpointLocation", place)
+        return Running(stream.start(), job)
+    for key, value in spark_conf(peer.store).items():
+        if key != "spark.driver.memory":  # of the session; there is little state here
+            spark.conf.set(key, value)
+    plan, mode = PYTHON.get((work, engine.peer)) or NATIVE[work]
+    stream = plan({"rows": rows}).writeStream.outputMode(mode)
+    stream = stream.format("noop") if engine.direct else stream.foreachBatch(sink)
+    return Running(stream.option("checkpointLocation", place).start(), None)
+
+
+_STEP_SECONDS = 0.01
+
+
+class Events(NamedTuple):
+    """The port, and what waits until the last event was sent, and says when each was, in seconds since the epoch."""
+
+    port: int
+    times: Callable[[], npt.NDArray[np.float64]]
+
+
+@contextmanager
+def events(rate: int, count: int) -> Iterator[Events]:
+    """Numbers from 0 on, ``rate`` a second from the moment a source connects to the port, ``count`` of them."""
+    with serving(_serve, rate, count) as line:
+        yield Events(line.recv(), line.recv)
+
+
+def _serve(line: Connection, rate: int, count: int) -> None:
+    """Say the port, send to the first who connects in steps of some milliseconds, say when each was sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line.send(server.getsockname()[1])
+        connection, _ = server.accept()
+        with connection, suppress(EOFError):
+            times = np.zeros(count)
+            sent, started = 0, time.time()
+            while sent < count:
+                due = min(count, int((time.time() - started) * rate) + 1)
+                if due > sent:
+                    times[sent:due] = time.time()
+                    connection.sendall("".join(f"{number}\n" for number in range(sent, due)).encode())
+                    sent = due
+                time.sleep(_STEP_SECONDS)
+            line.send(times)
+            line.recv()  # the connection stays: a source whose end has gone fails
+
+
+_POLL_SECONDS = 0.1  # asking costs processor time, too
+_TURN_SECONDS_MAX, _OUTPUT_SECONDS_MAX = 300.0, 120.0
+_KNOWN_SECONDS_MIN = 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much, by the engines of these names.
+
+    Micro-batches of each of ``sizes`` rows, ``batches`` a turn after ``opening`` ones, ``turns`` that count, on
+    ``keys`` keys. ``rate`` events a second for ``warm_up`` seconds that do not count and ``seconds`` that do, on
+    ``steady_keys``.
+    """
+
+    folder: Path
+    engines: Sequence[str]
+    keys: int
+    steady_keys: int
+    sizes: Sequence[int] = ()
+    batches: int = 1
+    turns: int = 1
+    opening: int = 1
+    rate: int = 0
+    seconds: float = 0.0
+    warm_up: float = 0.0
+
+    @property
+    def first(self) -> int:
+        return int(self.rate * self.warm_up)
+
+    @property
+    def count(self) -> int:
+        return self.first + int(self.rate * self.seconds)
+
+
+def _wait(running: Running, seconds: float, until: Callable[[], bool], why: Callable[[], str]) -> None:
+    """Raises what the query fails with, and TimeoutError with ``why``."""
+    end = time.perf_counter() + seconds
+    while not until():
+        if (failure := running.query.exception()) is not None:
+            raise failure
+        if time.perf_counter() > end:
+            raise TimeoutError(why())
+        time.sleep(_POLL_SECONDS)
+
+
+def fixed_costs(spark: SparkSession, work: str, plan: Plan, report: Report) -> None:
+    """A row an engine of a work, with facts for each size. Who fails is out; what was measured of it stays."""
+    engines = {engine.name: engine for engine in able(work, plan.engines)}
+    group = f"{work}: {WORKS[work].title}"
+    rows = {name: Row(name=engine.title, group=group) for name, engine in engines.items()}
+    seconds: dict[tuple[str, int], list[float]] = {}
+    cpu: dict[tuple[str, int], list[float]] = {}
+
+    def turn(name: str, number: int, size: int = 0) -> None:
+        """Of the first, for no size, the state is filled."""
+        doing = f"{size:,} rows, turn {number}/{plan.turns}" if size else "filling the state"
+        report.tell(f"{work}: {doing}: {rows[name].name}")
+        if not size:
+            _turn(spark, work, engines[name], plan, plan.keys, 0, 1)
+            return
+        found, busy = _turn(spark, work, engines[name], plan, size, plan.batches, plan.opening)
+        if number:
+            seconds.setdefault((name, size), []).extend(found)
+            cpu.setdefault((name, size), []).extend(busy)
+
+    failed = in_turns(list(engines), 1, turn)
+    for size in plan.sizes:
+        left = [name for name in engines if name not in failed]
+        failed |= in_turns(left, plan.turns + 1, lambda name, number: turn(name, number, size))  # noqa: B023
+    for name, row in rows.items():
+        row.failed = failed.get(name, "")
+        row.facts = {"engine": name}
+        for size in plan.sizes:
+            found = seconds.get((name, size), [])
+            row.facts[f"seconds_{size}"] = found
+            if found:
+                ms = [1e3 * each for each in found]
+                row.facts |= {f"ms_{size}": statistics.median(ms)}
+                row.facts |= {f"low_{size}": min(ms), f"high_{size}": max(ms)}
+            if busy := cpu.get((name, size)):
+                row.facts[f"cpu_ms_{size}"] = 1e3 * statistics.median(busy)
+    report.add(*rows.values())
+
+
+def _turn(
+    spark: SparkSession, work: str, engine: Engine, plan: Plan, size: int, batches: int, opening: int
+) -> tuple[list[float], list[float]]:
+    """Run the query from where it was until ``batches`` micro-batches after the ``opening`` ones have been counted:
+    seconds of each, and the processor's of one on the mean, if known."""
+    # A source that has ``size`` numbers for each micro-batch, at once, and costs nearly nothing.
+    numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", size).load()
+    key = KEYED[work].fixed.format(keys=plan.keys)
+    rows = numbers.selectExpr(f"{key} AS key", "value % 1000003 AS value")
+    running = start(spark, engine, work, rows, plan.folder / work / engine.name, Sink())
+    seconds: list[float] = []
+    cpu: dict[int, float] | None = None
+
+    def enough(wanted: int) -> bool:
+        nonlocal seconds, cpu
+        cpu = tree_times(os.getpid())
+        updates = [update for update in running.query.recentProgress if update["numInputRows"] == size]
+        seconds = [update["durationMs"]["triggerExecution"] / 1e3 for update in updates]
+        return len(seconds) >= wanted
+
+    def up_to(wanted: int) -> int:
+        said = lambda: f"{len(seconds)} of {wanted} micro-batches in {_TURN_SECONDS_MAX:.0f} s"  # noqa: E731
+        _wait(running, _TURN_SECONDS_MAX, lambda: enough(wanted), said)
+        return len(seconds)
+
+    try:
+        first = up_to(opening)
+        before = cpu
+        last = up_to(first + batches)
+    finally:
+        running.stop()
+    spent = spent_seconds(before, cpu)
+    return seconds[first:], [spent / (last - first)] if spent and first < last else []
+
+
+def latencies(spark: SparkSession, work: str, plan: Plan, report: Report) -> None:
+    """One row per engine of a work, one after the other. All use the sink that records the output."""
+    group = f"{work}: {WORKS[work].title}"
+    found = [engine for engine in able(work, plan.engines) if not engine.work]
+    # Of those that differ in "direct" alone one is left.
+    for engine in {(each.peer, each.graph): each for each in found}.values():
+        title = engine.title if PEERS[engine.peer].ours else PEERS[engine.peer].title
+        engine = replace(engine, title=title, direct=False)
+        report.case(engine.title, _latency, spark, work, engine, plan, group, group=group)
+
+
+def _latency(spark: SparkSession, work: str, engine: Engine, plan: Plan, group: str) -> Iterator[Row]:
+    numbers: list[Numbers] = []  # of events that came to the sink, a micro-batch each
+    moments: list[float] = []  # when it had them
+    number = KEYED[work].number(plan.steady_keys)
+
+    def seen(found: Numbers) -> None:
+        moment = time.time()
+        if len(found):
+            moments.append(moment)
+            numbers.append(found)
+
+    folder = plan.folder / "steady" / work / engine.name
+    with events(plan.rate, plan.count) as coming:
+        source = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", coming.port)
+        key = KEYED[work].steady.format(keys=plan.steady_keys)
+        rows = source.load().selectExpr("CAST(value AS BIGINT) AS value").selectExpr(f"{key} AS key", "value")
+        running = start(spark, engine, work, rows, folder, Sink(number, seen))
+
+        def wait(until: Callable[[], bool]) -> None:
+            why = f"no more output within {_OUTPUT_SECONDS_MAX:.0f} s; give a lower --rate"
+            _wait(running, _OUTPUT_SECONDS_MAX, until, lambda: why)
+
+        try:
+            wait(lambda: bool(numbers))
+            clocks = TreeClocks()
+            times = coming.times()
+            spent = clocks.spent()
+            wait(lambda: any(plan.count - 1 in each for each in numbers[-2:]))
+        finally:
+            running.stop()
+    counted = [
+        1e3 * (moment - times[each[each >= plan.first]])
+        for moment, each in zip(moments, numbers, strict=True)
+    ]
+    waits = np.concatenate(counted)
+    facts: dict[str, object] = {"engine": engine.name, "rate": plan.rate, "events": len(waits)}
+    for name, share in (("p50_ms", 50), ("p95_ms", 95), ("max_ms", 100)):
+        facts[name] = float(np.percentile(waits, share))
+    facts["batch_events"] = len(waits) / sum(bool(len(each)) for each in counted)
+    if spent.cpu_seconds and spent.seconds > _KNOWN_SECONDS_MIN:
+        facts["cpu_share"] = spent.cpu_seconds / spent.seconds
+    yield Row(name=engine.title, group=group, facts=facts, wrong=problems_of(numbers, plan, KEYED[work].each))
+
+
+def problems_of(numbers: Sequence[Numbers], plan: Plan, each: bool) -> list[str]:
+    """What is wrong with the numbers that came out, a micro-batch each.
+
+    All are to come out once; unless ``each``, the last of every key, and the others at most once.
+    """
+    found, times = np.unique(np.concatenate(numbers), return_counts=True)
+    wanted = np.arange(0 if each else max(0, plan.count - plan.steady_keys), plan.count)
+    problems = (
+        (len(np.setdiff1d(wanted, found)), "events are missing in the output"),
+        (int((times > 1).sum()), "events are in the output more than once"),
+        (len(np.setdiff1d(found, np.arange(plan.count))), "rows belong to no event"),
+    )
+    return [f"{count:,} {what}" for count, what in problems if count]
+
 
 _WARM_UP_SECONDS = 8.0
 _KEY_SECONDS = 5

@@ -1,7 +1,4 @@
-"""The cases of ``python -m bench micro`` and its command line.
-
-Owns: ``CASES``.
-"""
+"""The cases of ``python -m bench micro`` and its command line."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from asyncstate.operator import Operator
 from bench.frame import Report, Row
 from bench.frame.measure import Side
 from bench.frame.report import Rounds, Seed, benchmark
-from bench.job import INPUT
+from bench.job import INPUT, count_and_sum
 from bench.micro import iteration, state_path
 from bench.micro.operators import (
     MATCHES,
@@ -33,7 +30,7 @@ from bench.micro.operators import (
     pair_rows,
 )
 from bench.micro.sides import COLUMNS, Case, Floor, Place, Size
-from operators import Deduplicate, GroupAggregate, TemporalSort, count, sum_
+from operators import Deduplicate, TemporalSort
 
 Make = Callable[[], Operator]
 
@@ -81,9 +78,7 @@ def _in_order(make: Make, place: Place, size: Size) -> Side:
 
 CASES: Mapping[str, Sequence[Case]] = {
     "bundle grain": [
-        _bundles(
-            "GroupAggregate", lambda: GroupAggregate([count().alias("n"), sum_("value").alias("total")])
-        ),
+        _bundles("GroupAggregate", count_and_sum),
         _bundles("Deduplicate", lambda: Deduplicate(keep="last", time="processing")),
     ],
     # Count and sum a (key, value), four values a key, against the same list gets and writes by hand.
@@ -98,12 +93,7 @@ CASES: Mapping[str, Sequence[Case]] = {
     "other operators": state_path.CASES,
     # Against a get and a put a record, on hot state.
     "record grain": [
-        Case(
-            "ValueState chain",
-            1.3,
-            _hot_state,
-            lambda place, size: place.filled(CountPerKey(), size.state),
-        )
+        Case("ValueState chain", 1.3, _hot_state, lambda place, size: place.filled(CountPerKey(), size.state))
     ],
     "iterations": iteration.CASES,
     "calls": [_calls("record", CallARecord), _calls("bundle", CallAKey)],

@@ -1,7 +1,4 @@
-"""The custom operators of the micro-benchmarks and their rows. They emit nothing, as the code by hand.
-
-Owns: ``CountPerKey``, ``CountPerPair``, ``CallARecord``, ``CallAKey``, ``CountBoth`` and ``MATCHES``.
-"""
+"""The custom operators of the micro-benchmarks and their rows. They emit nothing, as the code by hand."""
 
 from __future__ import annotations
 
@@ -36,11 +33,15 @@ _COUNT = pa.schema([("count", pa.int64())])
 VALUES_A_KEY = 4
 
 
-class CountPerKey(RecordOperator):
-    """A read-modify-write chain of one ValueState, as in the documentation."""
+class _Counts:
+    """What they would emit."""
 
     def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
         return _COUNT
+
+
+class CountPerKey(_Counts, RecordOperator):
+    """A read-modify-write chain of one ValueState, as in the documentation."""
 
     def open(self, context: OperatorContext) -> None:
         self.count = context.get_state(ValueStateDescriptor("count", pa.int64()))
@@ -53,11 +54,8 @@ def _increment(total: int | None) -> int:
     return (total or 0) + 1
 
 
-class CountPerPair(BundleOperator):
+class CountPerPair(_Counts, BundleOperator):
     """Count and sum per (key, value), the table of a distinct aggregate, in a ColumnMapState."""
-
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return _COUNT
 
     def open(self, context: OperatorContext) -> None:
         value = pa.schema([context.inputs[0].column("value")])
@@ -91,21 +89,15 @@ async def _answer(key: int) -> int:
     return key
 
 
-class CallARecord(RecordOperator):
+class CallARecord(_Counts, RecordOperator):
     """A call a record, which is answered at once: the whole time is that of making calls and taking answers in."""
-
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return _COUNT
 
     def process(self, row: Row, ctx: RecordContext) -> Any:
         return ctx.call(_answer, row.key)
 
 
-class CallAKey(BundleOperator):
+class CallAKey(_Counts, BundleOperator):
     """A call for each key of a bundle, all under way together."""
-
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return _COUNT
 
     def process_bundle(self, bundle: Bundle, ctx: BundleContext) -> Any:
         return combine_all([ctx.call(_answer, key) for key in bundle.keys.columns[0].to_pylist()])
@@ -128,16 +120,13 @@ def calls_by_hand(keys: np.ndarray, at_once: int) -> Spent:
     return clocks.spent()
 
 
-class CountBoth(BundleOperator):
+class CountBoth(_Counts, BundleOperator):
     """The number of rows of each key over two inputs; ``first``: which one comes first."""
 
     num_inputs = 2
 
     def __init__(self, first: int | None) -> None:
         self.first_input = first
-
-    def bind(self, inputs: Sequence[InputSpec]) -> pa.Schema:
-        return _COUNT
 
     def open(self, context: OperatorContext) -> None:
         self.counts = context.get_state(ColumnStateDescriptor("counts", _COUNT))

@@ -1,7 +1,4 @@
-"""The two sides of a case: a job of an operator, and the same work by hand.
-
-Owns: ``Case`` and ``measured``, ``Place``, and the floors ``ByHand`` and ``Floor``.
-"""
+"""The two sides of a case: a job of an operator, and the same work by hand."""
 
 from __future__ import annotations
 

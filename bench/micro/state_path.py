@@ -1,6 +1,5 @@
 """Cost of an operator's state path, compared with the same reads and writes by hand.
 
-Owns: ``CASES``; what an operator asks of its store, and the replay of that with rocksdict; ``timed_side``.
 Invariant: the floor repeats the gets and scans of the operator, and writes the same entries, in one sorted file,
 from arrays and into arrays; it decides nothing.
 
@@ -16,9 +15,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -185,14 +185,10 @@ def _timed(operator: Operator, watch: Stopwatch) -> Iterator[Operator]:
     """The operator's states are timed; the waiting rows of ordered inputs and the commit, too."""
     opened = operator.open
     operator.open = lambda context: opened(_TimedStates(context, watch))  # type: ignore[method-assign]
-    methods = [(owner, name, getattr(owner, name)) for owner, name in _ENGINE_PARTS]
-    for owner, name, method in methods:
-        setattr(owner, name, watch.timed(method))
-    try:
+    with ExitStack() as patched:
+        for owner, name in _ENGINE_PARTS:
+            patched.enter_context(patch.object(owner, name, watch.timed(getattr(owner, name))))
         yield operator
-    finally:
-        for owner, name, method in methods:
-            setattr(owner, name, method)
 
 
 def _packed(parts: list[bytes]) -> list[bytes]:

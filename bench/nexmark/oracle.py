@@ -1,6 +1,5 @@
 """What the Nexmark queries mean: the DuckDB SQL of ``oracle.sql`` over the same events.
 
-Owns: ``QUERIES``, one ``QuerySpec`` a query, and the views they read; ``read_queries``.
 Invariant: the SQL gives the table that a streaming run has made when its input has ended and every window has
 closed; it has one answer: where the benchmark leaves ties open (q6, q9, q18, q19) the event time decides.
 Must not import Spark.
@@ -70,7 +69,7 @@ def _counts(counted: str, name: str) -> str:
     return ", ".join([f"{counted} AS total_{name}", *ranks])
 
 
-_SHARED = {
+SHARED = {
     "rank_counts": _counts("count(*)", "bids"),
     "distinct_counts": ", ".join(
         _counts(f"count(DISTINCT {what})", f"{what}s") for what in ("bidder", "auction")
@@ -82,23 +81,23 @@ _SHARED = {
     "start": str(PROCESSING_START_US),
     "step": str(PROCESSING_STEP_US),
 }
-"""What several queries have in common; they name it in braces."""
+"""What several queries have in common."""
 
 
 def read_queries(path: Path, **shared: str) -> Iterator[tuple[list[str], str]]:
     """The queries of a file with empty lines between them: the text of the comments above each, a line that goes on as
-    one, and its SQL with what is shared."""
+    one, and its SQL with what is ``shared``, which it names in braces."""
     for block in path.read_text("utf-8").split("\n\n")[1:]:
         lines = block.strip().splitlines()
         comments = [line.removeprefix("-- ") for line in lines if line.startswith("-- ")]
         sql = "\n".join(lines[len(comments) :])
-        for name, text in {**_SHARED, **shared}.items():
+        for name, text in shared.items():
             sql = sql.replace(f"{{{name}}}", text)
         yield "\n".join(comments).replace("\n  ", " ").splitlines(), sql
 
 
 def _specs() -> Iterator[QuerySpec]:
-    for (title, *about), sql in read_queries(Path(__file__).with_suffix(".sql")):
+    for (title, *about), sql in read_queries(Path(__file__).with_suffix(".sql"), **SHARED):
         name, _, description = title.partition(": ")
         needs = {kind: names for kind, _, names in (line.partition(" = ") for line in about)}
         columns: dict[str, str] = {}

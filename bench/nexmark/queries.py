@@ -1,16 +1,14 @@
-"""The Nexmark queries, and others over the same events, as streaming plans on ``operators``.
+"""The Nexmark queries, and others over the same events: as streaming plans on ``operators``, and in Spark's SQL.
 
-Owns: ``PLANS``, the queries of Nexmark, and ``ALL_PLANS``: for each the function that declares its changelog over the
-stream of events.
-Invariant: a plan's output has the columns of its ``QuerySpec`` and ``row_kind``; what needs no state (filters,
-projections, the last step over rows of one finished window) is left to Spark; every operator has a uid of its own in
-its query.
-Must not import the runner, the oracle's engine or reports.
+Invariant: the output has the columns of the ``QuerySpec`` and ``row_kind``; what needs no state (filters, projections,
+the last step over rows of one finished window) is left to Spark; every operator has a uid of its own in its query.
+Must not import the runner or reports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +20,9 @@ import operators as ops
 from asyncstate.changelog import RowKind
 from asyncstate.dataflow import Stream
 from asyncstate.lookups import TableLookup
-from bench.nexmark.generator import AUCTION, BID, PERSON
+from asyncstate.spark import StreamingJob
+from bench.nexmark.generator import AUCTION, BID, PERSON, narrow
+from bench.nexmark.oracle import QUERIES, SHARED, read_queries
 
 Plan = Callable[[Stream], Stream]
 """From the events, narrowed to what the query needs, to its changelog."""
@@ -109,11 +109,7 @@ _AT: dict[str, Any] = {**_DELAY, "event_time": "at"}
 _MILLISECOND = "date_trunc('millisecond', dateTime)"
 KIND = "row_kind"
 _DAY_TEXT = "date_format(day, 'yyyy-MM-dd')"
-RANKS = {
-    "rank1": "price < 10000",
-    "rank2": "price >= 10000 AND price < 1000000",
-    "rank3": "price >= 1000000",
-}
+RANKS = {"rank1": "price < 10000", "rank2": "price >= 10000 AND price < 1000000", "rank3": "price >= 1000000"}
 
 
 def q3(events: Stream) -> Stream:
@@ -377,3 +373,39 @@ PLANS: Mapping[str, Plan] = dict(sorted(_OF_NEXMARK.items(), key=lambda named: i
 _OTHERS = (window_join, window_rank, temporal_join, over_range, match)
 ALL_PLANS: Mapping[str, Plan] = {**PLANS, **{plan.__name__: plan for plan in _OTHERS}}
 """Those and what else is asked of the same events: one operator each, which no Nexmark query needs."""
+
+_ROWS: Mapping[str, Callable[[Any], Any]] = {"person": people, "auction": auctions, "bid": bids}
+"""By table its rows among the events, of a DataFrame as of a Stream."""
+_WAITING = ("q5", "q7", "q8", "q11")
+"""Those that wait for the watermark: in SQL each of their tables is a source of its own."""
+_IN_SQL = {
+    **SHARED,
+    "day": "date_format(dateTime, 'yyyy-MM-dd') AS day",
+    "hops": """SELECT auction, count(*) AS num, w.start AS starttime, w.end AS endtime FROM
+    (SELECT auction, window(dateTime, '10 seconds', '2 seconds') AS w FROM bid) GROUP BY auction, w""",
+    "in_time": "FROM auction A JOIN bid B ON A.id = B.auction AND B.dateTime BETWEEN A.dateTime AND A.expires",
+    "sides": str(SIDES),
+}
+STATEMENTS = {
+    name: f"SELECT {', '.join(columns)} FROM bid WHERE {where}"
+    for name, (where, columns) in _STATELESS.items()
+} | {name: sql for (name,), sql in read_queries(Path(__file__).with_name("statements.sql"), **_IN_SQL)}
+"""The queries in SQL, by name."""
+
+
+def statement(job: StreamingJob, query: str, events: DataFrame) -> Stream:
+    """The changelog of a query in SQL. ``events``: the stream of all kinds."""
+    spec = QUERIES[query]
+    if query in _WAITING:
+        for table in spec.needs:
+            job.source(table, _ROWS[table](narrow(events, spec)), **_TIMED)
+    else:
+        stream = job.source("events", narrow(events, spec))
+        for table in spec.needs:
+            job.view(table, _ROWS[table](stream))
+    if query == "q13":
+        sides = events.sparkSession.range(SIDES).selectExpr("id AS key", "CAST(id AS STRING) AS value")
+        sides.createOrReplaceTempView("side_input")
+    found = job.sql(STATEMENTS[query], name=query)
+    assert isinstance(found, Stream)
+    return found

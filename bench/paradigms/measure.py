@@ -1,7 +1,5 @@
 """The paradigms against each other: calls, futures and await, with sync and with async state: ``python -m bench
 paradigms``.
-
-Owns: the command and its measurement; ``has_await``.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from bench.frame import Column, Figure, Report, Row, medians, ratio, turns
 from bench.frame.measure import Side
 from bench.frame.report import Rounds, Seed, benchmark, figure, times
 from bench.job import Job, config_of
-from bench.paradigms.base import ROWS, Form, Paradigm
+from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm
 
 _ENTRIES = 3  # rows a key in the state that the measured micro-batches find
 _INPUT_ROWS = 50_000
@@ -101,9 +99,7 @@ def paradigms(
     seed: Seed = 1,
 ) -> None:
     """Compare the nine paradigms in their forms, with sync and async state; iterations on a slow device too."""
-    from bench.paradigms import PARADIGMS
-    from bench.slowdisk import command
-    from bench.slowdisk import measure as slowdisk
+    from bench.slowdisk import command as slowdisk
 
     plan = slowdisk.Plan(1_000_000, 1_000, 1_000, 3.0, 3, seed)
     if report.tiny:
@@ -112,8 +108,8 @@ def paradigms(
     report.section(title, _COLUMNS)
     for paradigm in PARADIGMS:
         report.case(paradigm.title, measure, paradigm, state_keys, records, rounds, seed)
-    if slow and (library := command.delaying(report)) is not None:
+    if slow and (library := slowdisk.delaying(report)) is not None:
         report.section(
-            f"us a record, {plan.records:,} of {plan.state_keys:,} keys on a slow device", command.COLUMNS
+            f"us a record, {plan.records:,} of {plan.state_keys:,} keys on a slow device", slowdisk.COLUMNS
         )
         slowdisk.run(report, ["p5", "p6", "p9"], ["1ms"], plan, library)

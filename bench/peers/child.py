@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.peers.measure import Run, Timed
 from bench.peers.ours import SIDE, micro_batches
-from bench.peers.process import Run, Timed
 from bench.peers.spark_plans import NATIVE, PYTHON, spark_conf
 from bench.peers.works import PEERS, Peer
 from bench.processor_time import spent_seconds, tree_times

@@ -16,8 +16,7 @@ from bench.frame import Report
 from bench.frame.report import Cores, Seed, benchmark, chosen, numbers
 from bench.peers import measure
 from bench.peers.flink.nexmark import FLINK_PEERS, PYFLINK, NexmarkPlan, keyed, nexmark, share_of_good
-from bench.peers.flink.queries import FLINK_QUERIES
-from bench.peers.flink.run import Flink
+from bench.peers.flink.run import FLINK_QUERIES, Flink
 from bench.peers.results import COLUMNS, Throughput, compared
 from bench.peers.spark_plans import NATIVE, PYTHON, STORES, spark_conf
 from bench.peers.works import PEERS, WORKS, Scale

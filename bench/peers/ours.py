@@ -1,8 +1,4 @@
-"""What asyncstate runs for each piece of work.
-
-Owns: ``OURS``: (work, result) to the plan of a micro-batch, and the operator of record grain; ``micro_batches`` and
-``graph``.
-"""
+"""What asyncstate runs for each piece of work."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What was measured, how far it is from what was aimed at, and its table.
 
-Owns: ``Throughput``, ``beside``, the aims and ``COLUMNS``.
 Invariant: a ratio is a median over pairs of micro-batches that followed each other; what was not found right has none.
 Must not import Spark or asyncstate.
 """

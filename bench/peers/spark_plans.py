@@ -1,6 +1,5 @@
 """What Spark runs for each piece of work, with operators of its own and with Python code for each key.
 
-Owns: ``NATIVE``, ``PYTHON``, ``STORES`` and ``spark_conf``.
 Invariant: nothing of asyncstate is in it.
 """
 

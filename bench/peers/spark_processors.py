@@ -1,6 +1,5 @@
 """The counter of work d and the mean of work g for Spark's ``transformWithState``, in its two Python forms.
 
-Owns: ``CountRows``, ``CountFrames``, ``MeanOfRows`` and ``MeanOfFrames``.
 Must not import asyncstate. Importing it needs what pyspark's stateful processors need.
 """
 

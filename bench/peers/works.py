@@ -1,6 +1,5 @@
 """The work that all peers do: its rows, what must come out of it, and who does it.
 
-Owns: ``Scale``, ``Work``, ``Result`` and ``WORKS``; ``Peer`` and ``PEERS``.
 Invariant: rows are a function of work, scale, seed and micro-batch alone, and every result has one answer: rows of one
 key in one micro-batch never differ in a way that shows.
 Must not import Spark.

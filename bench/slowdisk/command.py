@@ -1,17 +1,339 @@
-"""``python -m bench slow-disk``: its options and table."""
+"""State on devices that answer late, sync against async as the latency of a read grows: ``python -m bench slow-disk``.
+
+Each measurement has a process of its own, so that the shim that delays reads and cold caches belong to it alone.
+Invariant: sync and async of one row start from the same state and read with the same caches and latency. By hand,
+nothing is done with the values: what is measured is reading alone, and no framework can gain more. Keys are long and
+random, so that two keys of a micro-batch seldom share a block, and the state is larger than every cache.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
+import queue
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
+import numpy as np
+import pyarrow as pa
 import typer
 
-from bench.frame import Column, Report
+from asyncstate.config import Config, Tuning
+from asyncstate.operator import InputSpec, Operator
+from asyncstate.runtime.partition.restore_plans import rocksdb_options
+from asyncstate.spark.python_task import settle_worker
+from asyncstate.storage.rocksdb import RocksDBStore
+from bench.frame import Column, Report, Row
 from bench.frame.report import CANNOT_RUN, Rounds, Seed, benchmark, chosen, times
+from bench.job import MODES, Job, config_of, count_and_sum
+from bench.paradigms import PARADIGMS, Form, Paradigm
 from bench.slowdisk import shim
-from bench.slowdisk.measure import DEVICES, Plan, run
-from bench.slowdisk.workloads import WORKLOADS
+from operators import Deduplicate
+
+_KEY_WORDS = 12
+_FILL_ROWS = 100_000
+INPUT = InputSpec(pa.schema([("key", pa.binary()), ("x", pa.int64()), ("y", pa.int64())]), ("key",))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One line of the table: ``make(asynchronous)`` gives the operator; ``rows_a_key`` fill the state.
+
+    ``by_hand``: the operator only makes the state, which is then read without it. ``block_cache_bytes``: RocksDB's, in
+    both modes, where the state is to be on the device; pages of iterations that overlap want some blocks of it each.
+    """
+
+    name: str
+    make: Callable[[bool], Operator]
+    bundles: bool = False
+    rows_a_key: int = 1
+    by_hand: bool = False
+    block_cache_bytes: int = 1 << 20
+
+
+def _paradigm(paradigm: type[Paradigm]) -> Workload:
+    return Workload(
+        f"{paradigm.number} {paradigm.__name__}",
+        lambda asynchronous: paradigm(Form.FUTURES if asynchronous else Form.CALLS),
+        rows_a_key=2 if paradigm.number in (5, 6, 9) else 1,  # those iterate
+        block_cache_bytes=(16 if paradigm.scans else 1) << 20,
+    )
+
+
+WORKLOADS: dict[str, Workload] = {f"p{paradigm.number}": _paradigm(paradigm) for paradigm in PARADIGMS} | {
+    "by-hand": Workload("rocksdict by hand", lambda _: count_and_sum("x"), by_hand=True),
+    "aggregate": Workload("GroupAggregate", lambda _: count_and_sum("x"), bundles=True),
+    "deduplicate": Workload(
+        "Deduplicate", lambda _: Deduplicate(keep="last", time="processing"), bundles=True
+    ),
+}
+"""By the name of the command line."""
+
+
+def rows(keys: np.ndarray, x: int = 1) -> pa.RecordBatch:
+    """A row a key number, with ``x`` and y = 2."""
+    numbers = keys.astype(np.uint64)[:, None] * np.uint64(_KEY_WORDS) + np.arange(_KEY_WORDS, dtype=np.uint64)
+    # Splitmix64: as good as random, the same for the same number.
+    z: np.ndarray = numbers * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    words = (z ^ (z >> np.uint64(31))).astype(">u8")
+    offsets = np.arange(0, words.nbytes + 1, 8 * _KEY_WORDS, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(words.tobytes())]
+    columns = [pa.Array.from_buffers(pa.binary(), len(keys), buffers)]
+    columns += [pa.array(np.full(len(keys), value)) for value in (x, 2)]
+    return pa.RecordBatch.from_arrays(columns, schema=INPUT.schema)
+
+
+def fill_batches(workload: Workload, state_keys: int) -> list[pa.RecordBatch]:
+    """The rows that make the state: each key ``rows_a_key`` times, with an x of its own each time."""
+    return [
+        rows(np.arange(start, min(start + _FILL_ROWS, state_keys)), x)
+        for x in range(1, workload.rows_a_key + 1)
+        for start in range(0, state_keys, _FILL_ROWS)
+    ]
+
+
+_BUNDLE_ROWS = 2_000  # few enough that a bundle of uniform keys meets each block once, as a single read does
+_RECORD_US = 60.0  # about the cost of a record in sync mode without the added latency
+_WARM_UP_SHARE = 10
+_CHUNK_KEYS, _WINDOW_KEYS = 16, 2_000  # of list gets by hand
+_SLOW_US = 150.0
+
+
+class Device(msgspec.Struct, frozen=True):
+    """What reads meet: memory (``cached``: a block cache larger than the state), or the local disk, read around the
+    page cache and with next to no block cache, with ``latency_us`` added to each read."""
+
+    name: str
+    latency_us: int = 0
+    cached: bool = False
+
+
+DEVICES: Mapping[str, Device] = {
+    "memory": Device("memory", cached=True),
+    "disk": Device("local disk"),
+    "0.2ms": Device("+ 0.2 ms", 200),
+    "1ms": Device("+ 1 ms", 1_000),
+    "5ms": Device("+ 5 ms", 5_000),
+}
+"""By the name of the command line."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure. Sync gets as many records as fit ``sync_seconds``, which bounds each run."""
+
+    state_keys: int
+    records: int
+    records_min: int
+    sync_seconds: float
+    rounds: int
+    seed: int
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure in the state that ``fill`` has made in ``folder``."""
+
+    workload: str
+    folder: str
+    state_keys: int
+    seed: int
+    records: int = 0
+    warm_up: int = 0
+    rounds: int = 0
+    asynchronous: bool = False
+    cached: bool = False
+
+    @property
+    def config(self) -> Config:
+        mode = "async" if self.asynchronous else "sync"
+        if self.cached:
+            return config_of(mode, {"bundle-size": _BUNDLE_ROWS}, Tuning(blocks_bytes=1 << 30))
+        tuning = Tuning(blocks_bytes=WORKLOADS[self.workload].block_cache_bytes, direct_reads=True)
+        return config_of(mode, {"bundle-size": _BUNDLE_ROWS, "cache-size": "256kb"}, tuning)
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A record, medians over the rounds. ``reads`` are those of the device, None without the shim."""
+
+    us: float
+    cpu_us: float
+    reads: float | None
+    threads: int
+
+
+def run(report: Report, workloads: list[str], devices: list[str], plan: Plan, library: Path | None) -> None:
+    """Measure each workload on each device. Without the shim's ``library`` devices with a latency are left out."""
+    for workload in workloads:
+        title = WORKLOADS[workload].name
+        made = report.folder / workload
+        made.mkdir()
+        task = Task(workload=workload, folder=str(made), state_keys=plan.state_keys, seed=plan.seed)
+        filled = report.case("filling", fill, task, group=title, alone=True)
+        for device in (DEVICES[name] for name in devices if filled):
+            if library is not None or not device.latency_us:
+                report.case(device.name, _compared, report, device, plan, task, library, group=title)
+
+
+def _compared(report: Report, device: Device, plan: Plan, task: Task, library: Path | None) -> Iterator[Row]:
+    """Sync and async; ``speedup`` is the time of a record in sync mode by that in async mode, ``device_us`` what the
+    device alone would take for a record in async mode: its reads, shared out over the threads."""
+    environment = None
+    if library is not None and not (report.tiny and not device.latency_us):
+        environment = shim.environment(library, Path(task.folder).resolve().parent, device.latency_us)
+    found = {}
+    for mode in MODES:
+        records = plan.records
+        if mode == "sync":
+            affordable = int(plan.sync_seconds * 1e6 / (device.latency_us + _RECORD_US))
+            records = max(plan.records_min, min(plan.records, affordable))
+        ready = msgspec.structs.replace(
+            task,
+            records=records,
+            warm_up=plan.state_keys // 4
+            if device.cached
+            else max(plan.records_min, records // _WARM_UP_SHARE),
+            rounds=plan.rounds,
+            asynchronous=mode == "async",
+            cached=device.cached,
+        )
+        found[mode] = report.alone(measure, ready, environment=environment)
+    facts: dict[str, object] = {"workload": task.workload, "latency_us": device.latency_us}
+    for mode, each in found.items():
+        facts |= {f"{mode}_us": each.us, f"{mode}_cpu_us": each.cpu_us, f"{mode}_reads": each.reads}
+    mine = found["async"]
+    facts |= {"speedup": found["sync"].us / mine.us, "threads": mine.threads or None}
+    if device.latency_us and mine.reads is not None and mine.threads:
+        facts["device_us"] = mine.reads * device.latency_us / mine.threads
+    yield Row(name=device.name, group=WORKLOADS[task.workload].name, facts=facts)
+
+
+def fill(task: Task) -> list[Row]:
+    """Make the state of a workload in ``task.folder``, for any number of measurements; no row."""
+    workload = WORKLOADS[task.workload]
+    job = Job(Path(task.folder), workload.make(False), task.config, INPUT)
+    job.run(fill_batches(workload, task.state_keys))
+    job.run([])  # brings the local store up to the first delta
+    job.close()
+    job.leave()
+    return []
+
+
+def measure(task: Task) -> Measured:
+    def link_or_copy(source: str, target: str) -> None:
+        """Table files never change, so a link will do; all others are copied."""
+        (os.link if source.endswith(".sst") else shutil.copy2)(source, target)
+
+    source = Path(task.folder)
+    with tempfile.TemporaryDirectory(prefix="run-", dir=source.parent, ignore_cleanup_errors=True) as name:
+        pipes = shutil.ignore_patterns("*.asked")  # by which a worker is asked for a store
+        shutil.copytree(source, name, ignore=pipes, dirs_exist_ok=True, copy_function=link_or_copy)
+        return (_by_hand if WORKLOADS[task.workload].by_hand else _by_job)(task, Path(name))
+
+
+def _medians(records: int, rounds: Iterable[Callable[[], float]], threads: Callable[[], float]) -> Measured:
+    """What the rounds took, of ``records`` each: each gives its seconds."""
+    us, cpu_us, reads = [], [], []
+    for one in rounds:
+        gc.collect()
+        before, cpu = shim.reads(), time.process_time()
+        us.append(one() / records * 1e6)
+        cpu_us.append((time.process_time() - cpu) / records * 1e6)
+        if before is not None and (after := shim.reads()) is not None:
+            reads.append((after - before) / records)
+    middle = statistics.median(reads) if reads else None
+    return Measured(statistics.median(us), statistics.median(cpu_us), middle, int(threads()))
+
+
+def _by_job(task: Task, folder: Path) -> Measured:
+    workload = WORKLOADS[task.workload]
+    job = Job(folder, workload.make(task.asynchronous), task.config, INPUT, resumed=True)
+    random = np.random.default_rng(task.seed)
+
+    def drawn(records: int) -> Callable[[], float]:
+        """Input batches as large as a bundle at bundle grain, so that a bundle needs no copy."""
+        keys = random.choice(task.state_keys, records, replace=False)
+        size = _BUNDLE_ROWS if workload.bundles else len(keys)
+        given = [rows(keys[start : start + size]) for start in range(0, len(keys), size)]
+        return partial(job.run, given)
+
+    drawn(task.warm_up)()
+    rounds = (drawn(task.records) for _ in range(task.rounds))
+    found = _medians(task.records, rounds, lambda: job.statistics.get("io_threads_peak", 0))
+    job.close()
+    return found
+
+
+def _by_hand(task: Task, folder: Path) -> Measured:
+    """Plain rocksdict over the same table files: single gets, or list gets on that number of threads that was the
+    quickest."""
+    settle_worker()
+    random = np.random.default_rng(task.seed)
+    store = RocksDBStore(folder / "by-hand", rocksdb_options(task.config))
+    store.ingest(sorted((folder / "checkpoint").rglob("*.sst")), 0)
+    known, get = list(store.db.keys()), store.db.get
+
+    def drawn(count: int) -> list[bytes]:
+        return [known[index] for index in random.choice(len(known), count, replace=False)]
+
+    def one_by_one(keys: list[bytes]) -> float:
+        started = time.perf_counter()
+        for key in keys:
+            get(key)
+        return time.perf_counter() - started
+
+    def rounds(read: Callable[[list[bytes]], float], threads: int) -> Measured:
+        given = (partial(read, drawn(task.records)) for _ in range(task.rounds))
+        return _medians(task.records, given, lambda: threads)
+
+    get_us = one_by_one(drawn(task.warm_up)) / task.warm_up * 1e6
+    if not task.asynchronous:
+        found = rounds(one_by_one, 0)
+    else:  # one of these counts is about the best
+        counts = (2, 4, 8, 16) if get_us < _SLOW_US else (32, 128, 256)
+        runs = [rounds(partial(_on_threads, get, each), each) for each in counts]
+        found = min(runs, key=lambda measured: measured.us)
+    store.close()
+    return found
+
+
+def _on_threads(get: Callable[[Any], object], threads: int, keys: list[bytes]) -> float:
+    """Seconds of list gets of a few sorted keys each, without starting the threads."""
+    chunks: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+    for window in range(0, len(keys), _WINDOW_KEYS):
+        ordered = sorted(keys[window : window + _WINDOW_KEYS])
+        for start in range(0, len(ordered), _CHUNK_KEYS):
+            chunks.put(ordered[start : start + _CHUNK_KEYS])
+    begin = threading.Barrier(threads + 1)
+
+    def work() -> None:
+        begin.wait()
+        while True:
+            try:
+                chunk = chunks.get_nowait()
+            except queue.Empty:
+                return
+            get(chunk)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    begin.wait()
+    started = time.perf_counter()
+    for worker in workers:
+        worker.join()
+    return time.perf_counter() - started
+
 
 _AIMED_AT = "by-hand,p1,p2,p3,p4,aggregate,deduplicate"
 COLUMNS = (

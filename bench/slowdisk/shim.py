@@ -1,7 +1,4 @@
-"""The shared object that delays reads (``slowread.c``): built when it is needed, asked by those who run under it.
-
-Owns: ``build``, ``environment`` and ``reads``.
-"""
+"""The shared object that delays reads (``slowread.c``): built when it is needed, asked by those who run under it."""
 
 from __future__ import annotations
 

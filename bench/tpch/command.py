@@ -1,6 +1,5 @@
 """``python -m bench tpch``: queries kept up to date by ``job.sql``, compared with Spark's batch engine over all rows.
 
-Owns: ``measure``.
 Invariant: both sides are Spark on the same cores in one session; the net of what was emitted equals the batch engine's
 answer over the rows after the last micro-batch.
 """
@@ -8,7 +7,7 @@ answer over the rows after the last micro-batch.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +15,12 @@ import duckdb
 import typer
 
 from asyncstate.spark import StreamingJob
-from bench.frame import Column, Report, Row, WrongResult, medians
+from bench.frame import Column, Report, Row, WrongResult, medians, turns
 from bench.frame.report import Cores, benchmark, chosen, mib, ms, short, times
 from bench.nexmark.comparison import compare
 from bench.processor_time import Spent, TreeClocks
 from bench.session import batch_seconds, changelog_writer, session
-from bench.tpch.data import KEYS, ChangeFiles, write_changes
-from bench.tpch.queries import PARAMETERS, queries
+from bench.tpch.data import KEYS, ChangeFiles, queries, write_changes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +66,7 @@ def tpch(
     ] = True,
 ) -> None:
     """Keep the queries of TPC-H up to date, and compare with computing each of them again by Spark."""
-    texts = queries({**PARAMETERS, "q11": {"share": f"{0.0001 / scale:.10f}"}})
+    texts = queries({"q11": {"share": f"{0.0001 / scale:.10f}"}})
     asked = chosen(names, texts, "--queries")
     report.tell("writing the tables and their changes")
     files = write_changes(report.folder / "tables", scale, batches + _WARM_UP, share, cores)
@@ -93,10 +91,10 @@ def measure(
     facts = _kept(spark, folder, name, sql, files, async_enabled)
     for table in KEYS:
         spark.read.parquet(str(files.last / f"{table}.parquet")).createOrReplaceTempView(table)
-    rounds = files.micro_batches - 1
-    again = [_timed(lambda: changelog_writer(None)(spark.sql(sql), 0)) for _ in range(rounds)][_WARM_UP:]
+    sides = {"again": lambda _: changelog_writer(None)(spark.sql(sql), 0)}
+    spent = turns(sides, files.micro_batches - 1 - _WARM_UP, warm_up=_WARM_UP, clocks=TreeClocks)
     spark.sql(sql).write.parquet(str(folder / "expected"))
-    facts["again_s"], facts["again_cpu_s"] = medians(again, scale=1)
+    facts["again_s"], facts["again_cpu_s"] = medians(spent["again"], scale=1)
     facts["quicker"] = facts["again_s"] / facts["kept_s"]
     if facts["kept_cpu_s"] and facts["again_cpu_s"]:
         facts["quicker_cpu"] = facts["again_cpu_s"] / facts["kept_cpu_s"]
@@ -142,9 +140,3 @@ def _kept(
     newest = folder / "sink" / f"batch={len(spent) - 1:06d}"
     facts["changed_rows"] = spark.read.parquet(str(newest)).count()
     return facts
-
-
-def _timed(work: Callable[[], None]) -> Spent:
-    clocks = TreeClocks()
-    work()
-    return clocks.spent()

@@ -1,6 +1,6 @@
-"""The tables of TPC-H as changelogs in Parquet files, and as they are after the last change.
+"""The queries of TPC-H (``queries.sql``), and its tables as changelogs in Parquet files, and as they are after the last
+change.
 
-Owns: ``KEYS``, ``ChangeFiles`` and ``write_changes``.
 Invariant: the files follow from scale and share alone. Of each table that changes, micro-batch 0 brings the rows, and
 each later one changes the given share of its keys: of orders with their items a third is new, a third goes and a third
 changes; of the other tables all change.
@@ -9,16 +9,17 @@ Must not import Spark.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
-from bench.frame.measure import CaseError
+from bench.frame.measure import CaseError, stamp
+from bench.nexmark.oracle import read_queries
 
 KEYS = {
     "region": ["r_regionkey"],
@@ -40,7 +41,17 @@ _CHANGED = {
 }
 """By table the columns that an update changes, and to what; the other tables do not change."""
 _GROWING = {"orders": "o_orderkey", "lineitem": "l_orderkey"}
-_FIRST_MTIME_S = 1_577_836_800
+
+
+def queries(parameters: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The statements by name, q1 to q22; ``parameters`` of a query take the place of those that the specification
+    validates results with."""
+    found = {}
+    for (name, *known), text in read_queries(Path(__file__).with_name("queries.sql")):
+        pairs = (line.partition("=") for line in known)
+        values = {key.strip(): value.strip() for key, _, value in pairs}
+        found[name] = text.format_map(values | dict(parameters.get(name, {})))
+    return found
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,5 @@ def _write_table(
 
 def _copy(connection: duckdb.DuckDBPyConnection, sql: str, path: Path, number: int) -> int:
     ((count,),) = connection.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)").fetchall()
-    # Steps of a second: a file stream orders by modification time, and some file systems keep no less.
-    os.utime(path, (_FIRST_MTIME_S + number, _FIRST_MTIME_S + number))
+    stamp(path, number)
     return int(count)

@@ -13,13 +13,20 @@ from typer.testing import CliRunner
 from asyncstate.storage import Checkpoint, LocalFiles
 from asyncstate.storage.manifest import batch_of
 from bench.__main__ import app
-from bench.checkpoints import recovery as recoveries
-from bench.checkpoints.commits import TOTALS, both_jobs, commit_row, has_snapshot, parquet_rows
-from bench.checkpoints.driven import aggregate, settings, without_checkpoint
-from bench.checkpoints.recovery import Recovered, recover
-from bench.checkpoints.sizes import checkpoint_bytes
+from bench.checkpoints import command as recoveries
+from bench.checkpoints.command import (
+    TOTALS,
+    Recovered,
+    both_jobs,
+    checkpoint_bytes,
+    commit_row,
+    has_snapshot,
+    parquet_rows,
+    recover,
+)
+from bench.checkpoints.driven import settings, without_checkpoint
 from bench.frame import CaseError, Report, Row, WrongResult, isolated
-from bench.job import Job, batches
+from bench.job import Job, batches, count_and_sum
 from bench.processor_time import Spent
 
 
@@ -52,7 +59,7 @@ def test_without_a_checkpoint_the_state_is_kept_and_nothing_else_is_written(tmp_
     rows: list[dict[str, object]] = []
     job = Job(
         tmp_path,
-        aggregate(),
+        count_and_sum(),
         settings(tmp_path, snapshot_interval=1),
         on_output=lambda out: rows.extend(out.to_pylist()),
     )

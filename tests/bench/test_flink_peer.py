@@ -16,11 +16,21 @@ import typer
 
 from asyncstate.errors import StoreError
 from bench.frame import Report
+from bench.nexmark.generator import write_events
 from bench.nexmark.oracle import QUERIES
-from bench.nexmark.sources import write_events
 from bench.peers.flink.nexmark import NexmarkPlan, keyed, nexmark
-from bench.peers.flink.queries import FLINK_QUERIES, LAST_COUNTS, dropping, keeping, reading, statements
-from bench.peers.flink.run import PYTHON_VARIABLE, Flink, changes_as_parquet, find_flink
+from bench.peers.flink.run import (
+    FLINK_QUERIES,
+    LAST_COUNTS,
+    PYTHON_VARIABLE,
+    Flink,
+    changes_as_parquet,
+    dropping,
+    find_flink,
+    keeping,
+    reading,
+    statements,
+)
 from bench.peers.results import Throughput
 from bench.peers.works import Scale
 

@@ -12,8 +12,7 @@ import typer
 
 from bench.frame import CaseError, Column, Report, Row, WrongResult, isolated, medians, ratio, turns
 from bench.frame.measure import in_turns
-from bench.frame.picture import draw
-from bench.frame.report import costs, made, mib, percent, plain, short, sides, table, times
+from bench.frame.report import costs, draw, made, mib, percent, plain, short, sides, table, times
 from bench.processor_time import Spent
 
 

@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.frame import Report, Row
-from bench.latency import measure
-from bench.latency.engines import ENGINES, KEYED
-from bench.latency.events import events
-from bench.latency.measure import Plan, problems_of
+from bench.latency import command
+from bench.latency.command import ENGINES, KEYED, Plan, events, problems_of
 from bench.peers.works import PEERS
 
 
@@ -56,11 +54,11 @@ def test_an_engine_that_fails_keeps_what_it_had_and_the_others_go_on(
             raise RuntimeError("it broke")
         return [0.5, 0.7], [0.1]
 
-    monkeypatch.setattr(measure, "_turn", turn)
-    monkeypatch.setattr(measure, "chosen", lambda *_: [_Engine("bad"), _Engine("good")])
+    monkeypatch.setattr(command, "_turn", turn)
+    monkeypatch.setattr(command, "able", lambda *_: [_Engine("bad"), _Engine("good")])
     report = Report("latency", tmp_path)
     plan = Plan(tmp_path, (), keys=5, steady_keys=5, sizes=(10, 20), batches=2)
-    measure.fixed_costs(None, "a", plan, report)  # type: ignore[arg-type]
+    command.fixed_costs(None, "a", plan, report)  # type: ignore[arg-type]
     report.folder.rmdir()
     bad, good = report.rows
     assert (bad.failed, bad.facts["ms_10"], "ms_20" in bad.facts) == ("RuntimeError: it broke", 600.0, False)

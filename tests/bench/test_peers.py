@@ -18,8 +18,7 @@ from bench.frame import CaseError
 from bench.frame.report import table
 from bench.peers import measure
 from bench.peers.child import Turns, carry_out
-from bench.peers.measure import check, write_input
-from bench.peers.process import Run, Timed, take_turns
+from bench.peers.measure import Run, Timed, check, take_turns, write_input
 from bench.peers.results import COLUMNS, Throughput, compared
 from bench.peers.spark_plans import spark_conf
 from bench.peers.works import PEERS, WORKS, Scale, Tables, Work

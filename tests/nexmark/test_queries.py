@@ -13,14 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the name Spark code is re
 
 from asyncstate.dataflow import Stream
 from asyncstate.testing import net
-from bench.nexmark import runner as runner_module
+from bench.nexmark import command as runner_module
+from bench.nexmark.command import NexmarkRunner, RunSettings, percentile
 from bench.nexmark.comparison import ComparisonResult
-from bench.nexmark.generator import GeneratorConfig
+from bench.nexmark.generator import GeneratorConfig, narrow
 from bench.nexmark.oracle import QUERIES
-from bench.nexmark.queries import ALL_PLANS, PLANS
-from bench.nexmark.runner import NexmarkRunner, RunSettings, percentile
-from bench.nexmark.sources import narrow
-from bench.nexmark.statements import STATEMENTS
+from bench.nexmark.queries import ALL_PLANS, PLANS, STATEMENTS
 from tests.spark.stored import Stored, stored_state
 from tests.sql.tables import NEEDS_COMPILER
 

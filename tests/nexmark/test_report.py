@@ -16,7 +16,7 @@ from bench.__main__ import app
 from bench.frame import Report, Row
 from bench.frame.report import table
 from bench.nexmark import command
-from bench.nexmark.runner import QueryResult
+from bench.nexmark.command import QueryResult
 
 
 def result(rate: float = 1000.0, problems: tuple[str, ...] = ()) -> QueryResult:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncstate.errors import ConfigurationError
-from bench.nexmark.sources import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
+from bench.nexmark.generator import CODEGEN_SETTINGS, EventFiles, file_stream, write_events
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,10 +19,18 @@ from asyncstate.errors import FutureStateError, OperatorError
 from asyncstate.execution import Pacer
 from asyncstate.runtime.partition.worker_memory import worker_memory
 from asyncstate.testing import OperatorHarness, Tuning
-from bench.paradigms import PARADIGMS, ROWS, Form, Paradigm
-from bench.paradigms.loops import DependentLoop, IndependentLoop, Traversal
+from bench.paradigms import (
+    PARADIGMS,
+    ROWS,
+    Branches,
+    Combined,
+    DependentLoop,
+    Form,
+    IndependentLoop,
+    Paradigm,
+    Traversal,
+)
 from bench.paradigms.measure import has_await
-from bench.paradigms.points import Branches, Combined
 from tests.paradigms.models import Line, Row, run_model
 from tests.state.fakes import FakeContext, FakeSink, record, run_records
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench.tpch.queries import queries
+from bench.tpch.data import queries
 from tests.sql.tables import Change, Row, Tables
 
 D = decimal.Decimal

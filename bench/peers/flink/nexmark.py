@@ -1,6 +1,5 @@
 """Work f: the Nexmark queries on asyncstate and on Flink SQL, over the same events; and PyFlink for works d and g.
-
-Owns: ``nexmark``, ``keyed`` and the order in which they take turns: a run each.
+They take turns, a run each.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import numpy as np
 
 from bench.frame import CaseError, Report, Row
 from bench.frame.measure import in_turns
+from bench.nexmark.command import NexmarkRunner, RunSettings, start_session
 from bench.nexmark.oracle import QUERIES, QuerySpec
-from bench.nexmark.runner import NexmarkRunner, RunSettings, start_session
-from bench.peers.flink.queries import FLINK_QUERIES
-from bench.peers.flink.run import Flink, Sizes, find_flink
+from bench.peers.flink.run import FLINK_QUERIES, Flink, Sizes, find_flink
 from bench.peers.results import FLINK_GOOD, Throughput, compared
 from bench.peers.works import Scale
 from bench.processor_time import Spent
