@@ -51,7 +51,7 @@ def declared(bids: Stream, items: Stream) -> dict[str, Stream]:
     """Streams by the name of their sink."""
     windows = bids.group_by("upper(item)").window(tumble("10 seconds")).agg(n=count(), s="sum(price * 1.5)")
     places = bids.over("bidder % 2", order_by="at").with_columns(
-        place="row_number()", before=lag("price"), share="CAST(price AS double) / CAST(sum(price) AS double)"
+        place="row_number()", before=lag("price"), share="price / sum(price)"
     )
     kinds = bids.join(items, on="item", how="left").group_by(kind="coalesce(kind, 'none')")
     return {
@@ -65,8 +65,7 @@ def declared(bids: Stream, items: Stream) -> dict[str, Stream]:
 ANSWERS = {
     "windows": "select upper(item), window(at, '10 seconds').start, count(*), sum(price * 1.5) from bids group by "
     "upper(item), window(at, '10 seconds')",
-    "places": "select bidder, price, at, row_number() over w, lag(price) over w, "
-    "CAST(price AS double) / CAST(sum(price) over w AS double) from bids "
+    "places": "select bidder, price, at, row_number() over w, lag(price) over w, price / sum(price) over w from bids "
     "window w as (partition by bidder % 2 order by at)",
     "kinds": "select coalesce(kind, 'none'), avg(price), count(distinct bidder) from bids left join items using (item) "
     "group by 1",
