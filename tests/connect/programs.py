@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pyarrow as pa
 from pyspark.sql import functions as sf
 
@@ -44,6 +45,11 @@ from asyncstate.spark.sinks import (
     UpsertSink,
 )
 from asyncstate.spark.sources import debezium_json, delta_change_feed, json_rows
+from bench.nexmark.command import declare
+from bench.nexmark.comparison import compare
+from bench.nexmark.generator import file_stream, narrow, write_events
+from bench.nexmark.oracle import QUERIES, register_arrival, register_events
+from bench.session import changelog_writer
 from tests.sinks.places import Place
 
 if TYPE_CHECKING:
@@ -731,6 +737,24 @@ def lake_sources(spark: SparkSession, folder: Path) -> Any:
     return {kind: dict(table.values()) for kind, table in tables.items()}
 
 
+def nexmark(spark: SparkSession, folder: Path) -> Any:
+    """Three of Nexmark's queries: what is wrong with their results, as DuckDB says."""
+    events = write_events(spark, folder / "events", 20_000, 5_000)
+    wrong: dict[str, list[str]] = {}
+    with duckdb.connect() as oracle:
+        register_events(oracle, events.path)
+        register_arrival(oracle, events.path, events.files_per_micro_batch)
+        for query in ("q4", "q9", "q18"):
+            job = _job(spark, folder / query)
+            read = job.source("events", narrow(file_stream(spark, events), QUERIES[query]))
+            declare(query, read).to(changelog_writer(folder / query / "out"), name="result")
+            job.await_termination(_started(job.start))
+            job.finish()
+            oracle.execute(f"CREATE TABLE expected_{query} AS {QUERIES[query].sql}")
+            wrong[query] = compare(oracle, f"SELECT * FROM expected_{query}", folder / query / "out").wrong
+    return wrong
+
+
 PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "graph": graph,
     "windows": windows,
@@ -754,4 +778,5 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "topics": topics,
     "lakes": lakes,
     "lake sources": lake_sources,
+    "nexmark": nexmark,
 }

@@ -92,6 +92,10 @@ def test_a_graph_runs_on_the_server_and_reports_to_the_client(
     assert found["left"] == ["begun"]
 
 
+def test_nexmark_is_right(server: ConnectServer, tmp_path: Path, mode: str) -> None:
+    assert result("nexmark", server, tmp_path, mode) == {"q4": [], "q9": [], "q18": []}
+
+
 def test_what_a_reader_drops_is_counted_on_the_server(
     server: ConnectServer, tmp_path: Path, mode: str
 ) -> None:
