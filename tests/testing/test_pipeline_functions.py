@@ -75,6 +75,11 @@ def _selected(text: str) -> pa.Array:
         ("m / 3", pa.decimal128(13, 6), decimal.Decimal("-0.850000")),
         ("i * 1.0 / 3", pa.decimal128(18, 6), decimal.Decimal("2.333333")),
         ("m % 2", pa.decimal128(3, 2), decimal.Decimal("-0.55")),
+        (
+            "array_sort(array(3, 1, i), (left, right) -> (IF((left < right), -1, (IF((left > right), 1, 0)))))",
+            pa.list_(pa.int32()),
+            [1, 3, 7],
+        ),
         ("sequence(i, 5)", pa.list_(pa.int32()), [7, 6, 5]),
         ("sign(m)", pa.float64(), -1.0),
     ],
@@ -86,7 +91,15 @@ def test_values_and_types_are_those_of_spark(text: str, kind: pa.DataType, value
 
 
 @pytest.mark.parametrize(
-    "text", ["hash(s)", "rand(7)", "months_between(d, d)", "version()", "date_part('second', d)"]
+    "text",
+    [
+        "hash(s)",
+        "array_sort(array(i), (l, r) -> 0)",
+        "rand(7)",
+        "months_between(d, d)",
+        "version()",
+        "date_part('second', d)",
+    ],
 )
 def test_what_duckdb_computes_otherwise_is_refused(text: str) -> None:
     with pytest.raises(SchemaError, match="gives other values to"):
