@@ -7,7 +7,7 @@ Must not import Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ _TYPES: Final[dict[type[exp.Expr], str]] = {
     **dict.fromkeys(_INT, "INT"),
     **dict.fromkeys((exp.TsOrDsAdd, exp.AddMonths, exp.DateFromUnixDate), "DATE"),
     **dict.fromkeys((exp.TimestampTrunc, exp.StrToTime, exp.TimestampFromParts), "TIMESTAMPTZ"),
-    **dict.fromkeys((exp.IntDiv, exp.Factorial, exp.StrToUnix, exp.ArrayPosition), "BIGINT"),
+    **dict.fromkeys((exp.IntDiv, exp.Factorial, exp.StrToUnix), "BIGINT"),
     exp.Sign: "DOUBLE",
 }
 """Spark's types of functions to which DuckDB gives the same values in another type."""
@@ -65,7 +65,7 @@ def in_duckdb(expression: str, type_of: TypeOf) -> str:
         )
     made = parsed.copy()
     for node in reversed(list(made.walk())):
-        other = next(_mapped(node, type_of), None)
+        other = _mapped(node, type_of)
         if other is _REFUSED:
             raise SchemaError(
                 f"'{expression}': DuckDB, which evaluates SQL text here, gives other values to "
@@ -81,96 +81,99 @@ def in_duckdb(expression: str, type_of: TypeOf) -> str:
 _REFUSED: Final = exp.Null()
 
 
-def _mapped(node: Any, type_of: TypeOf) -> Iterator[Any]:
-    """What DuckDB needs in place of ``node``; nothing if it is right as it is."""
+def _mapped(node: Any, type_of: TypeOf) -> Any:
+    """What DuckDB needs in place of ``node``; None if it is right as it is."""
     kind, name = type(node), node.name.lower() if type(node) is exp.Anonymous else ""
 
     def given(one: Any) -> pa.DataType | None:
         return type_of(one.sql(dialect="duckdb", identify=True))
 
     if kind in _OTHER_VALUES or name in _OTHER_VALUES_NAMES or _differs(node):
-        yield _REFUSED
+        return _REFUSED
     elif name == "timestamp_micros":
-        yield exp.Anonymous(this="make_timestamptz", expressions=node.expressions)
+        return exp.Anonymous(this="make_timestamptz", expressions=node.expressions)
     elif kind is exp.DayOfWeek:  # Spark's Sunday is 1
-        yield exp.cast(exp.paren(node.copy() + 1, copy=False), "INT")
+        return exp.cast(exp.paren(node.copy() + 1, copy=False), "INT")
     elif name == "weekday":  # Spark's Monday is 0
-        yield exp.cast(exp.paren(exp.func("ISODOW", *node.expressions) - 1, copy=False), "INT")
+        return exp.cast(exp.paren(exp.func("ISODOW", *node.expressions) - 1, copy=False), "INT")
     elif kind is exp.DateTrunc:
         named = node.text("unit").upper()
         unit = exp.Literal.string(_UNITS.get(named, named))
-        yield exp.cast(exp.func("DATE_TRUNC", unit, node.this.copy()), "DATE")
+        return exp.cast(exp.func("DATE_TRUNC", unit, node.this.copy()), "DATE")
     elif kind in (exp.Ceil, exp.Floor, exp.Round):
-        yield from _rounded(node, given(node.this))
+        return _rounded(node, given(node.this))
     elif isinstance(node, exp.Cast):
         if node.to.this in _WHOLE and _is(given(node.this), pa.types.is_floating, pa.types.is_decimal):
-            cut = exp.Anonymous(this="trunc", expressions=[node.this.copy()])  # Spark cuts what DuckDB rounds
-            yield exp.cast(cut, node.to)
+            made = node.copy()  # Spark cuts what DuckDB rounds
+            made.set("this", exp.Anonymous(this="trunc", expressions=[made.this]))
+            return made
         elif node.to.this is exp.DType.TIMESTAMP:  # of ``to_timestamp``
-            yield exp.cast(node.this.copy(), "TIMESTAMPTZ")
+            return exp.cast(node.this.copy(), "TIMESTAMPTZ")
     elif kind in (exp.Add, exp.Sub) and isinstance(node.expression, exp.Interval):
         if _is(given(node.this), pa.types.is_date) and node.expression.text("unit") in _OF_DAYS:
-            yield exp.cast(node.copy(), "DATE")
+            return exp.cast(node.copy(), "DATE")
     elif kind in _DECIMALS:
-        yield from _arithmetic(node, given(node.this), given(node.expression))
+        return _arithmetic(node, given(node.this), given(node.expression))
     elif kind is exp.ArraySort and isinstance(node.expression, exp.Lambda):
         plain = spark_sql("array_sort(a)").copy()
         plain.set("this", node.this.copy())
-        yield plain if node.expression.sql(dialect="spark") == _ASCENDING else _REFUSED
+        return plain if node.expression.sql(dialect="spark") == _ASCENDING else _REFUSED
     elif kind is exp.GenerateSeries:
-        yield from _series(node, given(node.args["start"]), given(node.args["end"]))
+        return _series(node, given(node.args["start"]), given(node.args["end"]))
     elif kind in _TYPES:
-        yield exp.cast(node.copy(), _TYPES[kind])
+        return exp.cast(node.copy(), _TYPES[kind])
     elif name in _INT_NAMES:
-        yield exp.cast(node.copy(), "INT")
+        return exp.cast(node.copy(), "INT")
+    return None
 
 
 def _is(kind: pa.DataType | None, *tests: Callable[[pa.DataType], bool]) -> bool:
     return kind is not None and any(test(kind) for test in tests)
 
 
-def _rounded(node: Any, given: pa.DataType | None) -> Iterator[Any]:
+def _rounded(node: Any, given: pa.DataType | None) -> Any:
     """A rounded value of Spark's type."""
     places = node.args.get("decimals")
     whole = type(node) is not exp.Round
     if whole and (places is not None or given is None):
-        yield _REFUSED
+        return _REFUSED
     elif _is(given, pa.types.is_decimal):
         assert given is not None
         scale = min(int(places.name) if places is not None and places.is_int else 0, given.scale)
-        yield exp.cast(node.copy(), f"DECIMAL({min(given.precision - given.scale + 1 + scale, 38)}, {scale})")
+        return exp.cast(
+            node.copy(), f"DECIMAL({min(given.precision - given.scale + 1 + scale, _MOST_DIGITS)}, {scale})"
+        )
     elif whole:
-        yield exp.cast(node.copy(), "BIGINT")
+        return exp.cast(node.copy(), "BIGINT")
+    return None
 
 
-def _series(node: Any, *given: pa.DataType | None) -> Iterator[Any]:
+def _series(node: Any, *given: pa.DataType | None) -> Any:
     """The whole numbers of a ``sequence``, which counts down in Spark if its end is less than its start."""
     if node.args.get("step") or not all(_is(one, pa.types.is_integer) for one in given):
-        yield _REFUSED
-        return
+        return _REFUSED
     down = node.copy()
     down.set("step", exp.Literal.number(-1))
     falls = exp.LT(this=node.args["end"].copy(), expression=node.args["start"].copy())
     made = exp.Case().when(falls, down).else_(node.copy())
-    yield made if pa.int64() in given else exp.cast(made, "INT[]")
+    return made if pa.int64() in given else exp.cast(made, "INT[]")
 
 
-def _arithmetic(node: Any, *given: pa.DataType | None) -> Iterator[Any]:
+def _arithmetic(node: Any, *given: pa.DataType | None) -> Any:
     """A calculation with decimals in the type that Spark gives it."""
     if None in given or not any(_is(one, pa.types.is_decimal) for one in given):
-        return
+        return None
     if not all(_is(one, pa.types.is_decimal, pa.types.is_integer) for one in given):
-        return  # doubles
+        return None  # doubles
     (p1, s1), (p2, s2) = (
         _digits(one, side) for one, side in zip(given, (node.this, node.expression), strict=True)
     )
     precision, scale = _DECIMALS[type(node)](p1, s1, p2, s2)
     if precision > _MOST_DIGITS and scale > _KEPT_SCALE:  # Spark gives up digits after the point
         if type(node) is not exp.Div:
-            yield _REFUSED
-            return
+            return _REFUSED
         scale = max(_MOST_DIGITS - (precision - scale), _KEPT_SCALE)
-    yield exp.cast(node.copy(), f"DECIMAL({min(precision, _MOST_DIGITS)}, {scale})")
+    return exp.cast(node.copy(), f"DECIMAL({min(precision, _MOST_DIGITS)}, {scale})")
 
 
 def _digits(given: Any, node: Any) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.sql.tables import Change, Row, Tables
+from tests.sql.tables import Row, Tables, changing
 
 _LONG, _TEXT = pa.int64(), pa.string()
 SCHEMAS = {
@@ -36,28 +36,7 @@ def changing_tables(seed: int, batches: int = 6, size: int = 14) -> Tables:
             return some(rng.randrange(5)), some(rng.randrange(6)), some(rng.choice("xyw"))
         return some(rng.randrange(6)), some(rng.randrange(4))
 
-    there: dict[str, list[Row]] = {name: [] for name in SCHEMAS}
-    changes: dict[str, list[list[Change]]] = {name: [] for name in SCHEMAS}
-    for batch in range(batches):
-        for name, rows in there.items():
-            out: list[Change] = []
-            if batch == 3:
-                out += [("-D", one) for one in rows]
-                rows.clear()
-            for number in sorted(rng.sample(range(len(rows)), len(rows) // 3), reverse=True):
-                old = rows.pop(number)
-                if rng.random() < 0.5:
-                    out.append(("-D", old))
-                    continue
-                new = row(name)
-                out += [("-U", old), ("+U", new)]
-                rows.append(new)
-            for _ in range([size, size // 2, 0, 3, size // 2, size // 2][batch % 6]):
-                new = row(name)
-                rows.append(new)
-                out.append(("+I", new))
-            changes[name].append(out)
-    return Tables(SCHEMAS, changes)
+    return changing(SCHEMAS, row, rng, batches, size)
 
 
 FEATURES: dict[str, tuple[str, str]] = {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from dataclasses import dataclass
 from typing import Any
 
 import sqlglot
@@ -20,7 +19,7 @@ from asyncstate.errors import SqlError
 from tests.conftest import in_memory
 from tests.sql import random_types, random_windows
 from tests.sql.features import SCHEMAS, changing_tables
-from tests.sql.tables import kept_or_constant
+from tests.sql.tables import Draws, kept_or_constant
 
 Columns = list[tuple[str, str]]
 """(name, kind): n for a number, s for a text."""
@@ -63,22 +62,9 @@ AGGREGATES = (
 THREE: Columns = [("c0", "n"), ("c1", "n"), ("c2", "n")]
 
 
-@dataclass
-class _Random:
-    rng: random.Random
-    aliases: int = 0
+class _Random(Draws):
     shared: Columns | None = None
     """The columns of the common table expression ``w``, if there is one."""
-
-    def one_of(self, *values: Any) -> Any:
-        return self.rng.choice(values)
-
-    def chance(self, share: float) -> bool:
-        return self.rng.random() < share
-
-    def alias(self) -> str:
-        self.aliases += 1
-        return f"q{self.aliases}"
 
     def relation(self, depth: int) -> tuple[str, str, Columns]:
         """What FROM takes, its alias and its columns."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import sqlglot
 
-from tests.sql.tables import Change, Row, Tables, kept_or_constant
+from tests.sql.tables import Draws, Row, Tables, changing, kept_or_constant
 
 KINDS = {
     "i": pa.int64(),
@@ -52,24 +51,9 @@ VALUES: Mapping[str, Sequence[Any]] = {
 
 
 def typed_tables(seed: int, batches: int = 5, size: int = 8) -> Tables:
-    """Random rows that come, change and go; the fourth micro-batch empties the tables first, the third adds nothing."""
+    """Random rows that come, change and go."""
     rng = random.Random(seed)
-    there: dict[str, list[Row]] = {name: [] for name in SCHEMAS}
-    changes: dict[str, list[list[Change]]] = {name: [] for name in SCHEMAS}
-    for batch in range(batches):
-        for name, rows in there.items():
-            out: list[Change] = []
-            if batch == 3:
-                out += [("-D", one) for one in rows]
-                rows.clear()
-            for number in sorted(rng.sample(range(len(rows)), len(rows) // 3), reverse=True):
-                old, new = rows.pop(number), _row(rng, name)
-                out += [("-U", old), ("+U", new)] if rng.random() < 0.5 else [("-D", old)]
-                rows += [new] * (out[-1][0] == "+U")
-            added = [_row(rng, name) for _ in range([size, size // 2, 0, 3, size // 2][batch % 5])]
-            rows += added
-            changes[name].append(out + [("+I", new) for new in added])
-    return Tables(SCHEMAS, changes)
+    return changing(SCHEMAS, lambda table: _row(rng, table), rng, batches, size)
 
 
 def _row(rng: random.Random, table: str) -> Row:
@@ -105,21 +89,7 @@ MAPPED = {
 """By kind, what is made of a column, and its kind."""
 
 
-@dataclass
-class _Random:
-    rng: random.Random
-    aliases: int = field(default=0)
-
-    def one_of(self, *values: Any) -> Any:
-        return self.rng.choice(values)
-
-    def chance(self, share: float) -> bool:
-        return self.rng.random() < share
-
-    def alias(self) -> str:
-        self.aliases += 1
-        return f"q{self.aliases}"
-
+class _Random(Draws):
     def relation(self, depth: int) -> tuple[str, str, Columns]:
         """What FROM takes, its alias and its columns."""
         alias = self.alias()

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from asyncstate.sql import sql_pipeline
-from tests.sql.tables import Change, Tables, kept_right
+from tests.sql.tables import Change, Draws, Tables, kept_right
 
 L, T = pa.int64(), pa.timestamp("us", "UTC")
 SCHEMAS = {
@@ -64,16 +64,7 @@ def _seconds(value: int) -> str:
     return f"INTERVAL '{value}' SECOND"
 
 
-class _Random:
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-
-    def one_of(self, *values: Any) -> Any:
-        return self.rng.choice(values)
-
-    def chance(self, share: float) -> bool:
-        return self.rng.random() < share
-
+class _Random(Draws):
     # -- rows with times ------------------------------------------------------------------------------
 
     def timed(self) -> tuple[str, str]:
@@ -255,7 +246,7 @@ class _Random:
 
 def window_query(seed: int) -> tuple[str, str]:
     """A query of Spark and the same of DuckDB, over ``timed_tables``."""
-    made = _Random(seed).query()
+    made = _Random(random.Random(seed)).query()
     return made.spark, made.duckdb
 
 

@@ -1,7 +1,7 @@
 """Tables that change in micro-batches, a statement kept up to date over them, and DuckDB's answer.
 
-Owns: ``Tables``; ``difference``; ``kept_right``, which runs a statement in a harness and checks it after each
-micro-batch; ``kept_or_constant``, the same for random statements.
+Owns: ``Tables``, and ``changing``, which draws them; ``Draws``; ``difference``; ``kept_right``, which runs a statement
+in a harness and checks it after each micro-batch; ``kept_or_constant``, the same for random statements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,58 @@ class Tables:
                 connection.register(f"{name}_rows", pa.Table.from_arrays(columns, schema=schema))
                 connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM "{name}_rows"')
             return connection.execute(sql).fetchall()
+
+
+class Draws:
+    """What the generators of random statements have in common."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self._aliases = 0
+
+    def one_of(self, *values: Any) -> Any:
+        return self.rng.choice(values)
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def alias(self) -> str:
+        """A new name."""
+        self._aliases += 1
+        return f"q{self._aliases}"
+
+
+def changing(
+    schemas: Mapping[str, pa.Schema],
+    row: Callable[[str], Row],
+    rng: random.Random,
+    batches: int,
+    size: int,
+) -> Tables:
+    """Random rows that come, change and go; the fourth micro-batch empties the tables first, the third adds nothing.
+    ``row`` draws one of a table."""
+    there: dict[str, list[Row]] = {name: [] for name in schemas}
+    changes: dict[str, list[list[Change]]] = {name: [] for name in schemas}
+    for batch in range(batches):
+        for name, rows in there.items():
+            out: list[Change] = []
+            if batch == 3:
+                out += [("-D", one) for one in rows]
+                rows.clear()
+            for number in sorted(rng.sample(range(len(rows)), len(rows) // 3), reverse=True):
+                old = rows.pop(number)
+                if rng.random() < 0.5:
+                    out.append(("-D", old))
+                    continue
+                new = row(name)
+                out += [("-U", old), ("+U", new)]
+                rows.append(new)
+            for _ in range([size, size // 2, 0, 3, size // 2, size // 2][batch % 6]):
+                new = row(name)
+                rows.append(new)
+                out.append(("+I", new))
+            changes[name].append(out)
+    return Tables(schemas, changes)
 
 
 def comparable(value: Any) -> Any:

@@ -70,6 +70,7 @@ def _selected(text: str) -> pa.Array:
         ("floor(m)", pa.decimal128(8, 0), -3),
         ("round(m, 1)", pa.decimal128(9, 1), decimal.Decimal("-2.6")),
         ("CAST(f AS INT)", pa.int32(), -2),
+        ("CAST(f * 1e30 AS INT)", pa.int32(), None),  # it does not fit
         ("m * i", pa.decimal128(20, 2), decimal.Decimal("-17.85")),
         ("m + 1", pa.decimal128(10, 2), decimal.Decimal("-1.55")),
         ("m / 3", pa.decimal128(13, 6), decimal.Decimal("-0.850000")),

@@ -22,7 +22,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROWS = pa.RecordBatch.from_pydict({"k": [1]})
 ALWAYS_NEW = (
-    *("current_time", "current_timestamp", "localtime", "localtimestamp", "now", "rand", "random", "uuid"),
+    "current_time",
+    "current_timestamp",
+    "localtime",
+    "localtimestamp",
+    "now",
+    "rand",
+    "random",
+    "uuid",
 )
 """What has another value whenever it is asked."""
 TYPES = ("ceil(-0.1)", "ceiling(-0.1)", "floor(-0.1)")
