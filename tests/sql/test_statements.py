@@ -238,3 +238,14 @@ def test_a_job_of_compiled_plans_says_that_it_explains_nothing() -> None:
         context.run("  explain SELECT 1")
     with pytest.raises(SqlError, match="the compiled plans do not have this statement"):
         context.run("SELECT 1")
+
+
+def test_what_a_rule_refuses_is_said(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.crossJoin.enabled", "false")
+    try:
+        text = "SELECT a.id FROM t a JOIN t b"
+        with pytest.raises(SqlError, match="cartesian product") as failed:
+            PipelineHarness(pipeline(spark, lambda context: context.run(text)), {"t": INSERTIONS})
+    finally:
+        spark.conf.unset("spark.sql.crossJoin.enabled")
+    assert str(failed.value).startswith("Spark says of the statement:")
