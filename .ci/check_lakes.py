@@ -6,7 +6,8 @@ Owns: the versions of the connectors. Spark downloads their jars as it does for 
 
 * Sinks: the tables are written by deltalake and pyiceberg in this process: upserts over several micro-batches, and
   appends into a partitioned table.
-* Sources: `lake_sources` of `tests/connect/programs.py`, in a classic session and over Spark Connect, in both modes.
+* Sources: `lake_sources` and `changed_logs` of `tests/connect/programs.py`, classic and over Spark Connect, in both
+  modes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from asyncstate.spark.sinks import DeltaTarget, IcebergTarget
-from tests.connect.programs import lake_sources
+from tests.connect.programs import PROGRAMS
 from tests.connect.server import ConnectServer
 from tests.sinks.places import Place, changes
 
@@ -55,6 +56,12 @@ SUMS = (
     {"delta": {"1": 11.0, "2": 17.0}, "iceberg": {"0": 20.0, "1": 24.0, "5": 5.0}},
 )
 """Of `lake_sources`, after each of its runs: ids 1 to 9 by their remainders of 3 and of 2."""
+LOGS = {
+    "deleted": ["delete", [0, 20], [1, 25]],
+    "updated": ["overwrite", [0, 20], [1, 25]],
+    "compacted": [None, [0, 20], [1, 125]],
+}
+"""Of `changed_logs`."""
 
 
 def write(folder: Path) -> None:
@@ -156,16 +163,18 @@ def check_sinks(folder: Path, spark: SparkSession) -> int:
     return sum(not said(what, rows(df), expected) for what, (df, expected) in read.items())
 
 
-def check_sources(what: str, folder: Path, run: Callable[[str], Any]) -> int:
-    """How many of two runs of a job that reads the connectors' tables in ``folder`` wrote something wrong. ``run`` gets
-    the mode."""
+def check_sources(what: str, folder: Path, run: Callable[[str, Path, str], Any]) -> int:
+    """How many runs of jobs that read the connectors' tables wrote something wrong. ``run`` gets a program, a folder in
+    ``folder`` and the mode."""
+    tables = folder / "tables"
     for kind in ("delta", "iceberg"):
-        (folder / kind).mkdir(parents=True)
-        Place(kind, str(folder / kind)).create()
-    return sum(
-        not said(f"{what}, {mode}", run(mode), expected)
-        for mode, expected in zip(("sync", "async"), SUMS, strict=True)
-    )
+        (tables / kind).mkdir(parents=True)
+        Place(kind, str(tables / kind)).create()
+    wrong = 0
+    for mode, sums in zip(("sync", "async"), SUMS, strict=True):
+        wrong += not said(f"{what}, {mode}", run("lake sources", tables, mode), sums)
+        wrong += not said(f"{what}, changed logs, {mode}", run("changed logs", folder / mode, mode), LOGS)
+    return wrong
 
 
 def said(what: str, found: object, expected: object) -> bool:
@@ -174,17 +183,15 @@ def said(what: str, found: object, expected: object) -> bool:
     return found == expected
 
 
-def classic(spark: SparkSession, folder: Path, mode: str) -> Any:
-    """What `lake_sources` returns in a classic session."""
+def classic(spark: SparkSession, program: str, folder: Path, mode: str) -> Any:
+    """What ``program`` returns in a classic session."""
     spark.conf.set("spark.async-state.enabled", str(mode == "async").lower())
-    return lake_sources(spark, folder)
+    return PROGRAMS[program](spark, folder)
 
 
-def remote(url: str, folder: Path, mode: str) -> Any:
-    """What `lake_sources` returns in a client of Spark Connect, or the client's error."""
-    code = (
-        f"from tests.connect.programs import main; main('lake sources', {url!r}, {str(folder)!r}, {mode!r})"
-    )
+def remote(url: str, program: str, folder: Path, mode: str) -> Any:
+    """What ``program`` returns in a client of Spark Connect, or the client's error."""
+    code = f"from tests.connect.programs import main; main({program!r}, {url!r}, {str(folder)!r}, {mode!r})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else ran.stderr
 
@@ -201,15 +208,13 @@ def main() -> int:
         write(folder)
         spark = session(settings(folder, CONNECTORS[line]))
         wrong = check_sinks(folder, spark)
-        sources = folder / "sources"
-        wrong += check_sources("sources", sources, functools.partial(classic, spark, sources))
+        wrong += check_sources("sources", folder / "sources", functools.partial(classic, spark))
         spark.stop()
         remote_folder.mkdir()
         server = ConnectServer(remote_folder, settings(remote_folder, CONNECTORS[line]))
-        sources = remote_folder / "sources"
         try:
-            run = functools.partial(remote, server.url, sources)
-            wrong += check_sources("sources over Spark Connect", sources, run)
+            run = functools.partial(remote, server.url)
+            wrong += check_sources("sources over Spark Connect", remote_folder / "sources", run)
         finally:
             server.kill()
     return 1 if wrong else 0

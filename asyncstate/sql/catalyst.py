@@ -108,7 +108,8 @@ class Catalyst:
         self._sessions = jvm.org.apache.spark.sql.classic.SparkSession
         self._lists = jvm.java.util.ArrayList
         self._to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
-        self._batches: list[tuple[int, list[Any]]] | None = None
+        self._apply = _applying(jvm, spark.sparkContext._gateway)
+        self._batches: list[tuple[int, Any]] | None = None
         # Plans and expressions are searched and compared as texts, which Spark cuts after 25 fields.
         self.session.conf.set("spark.sql.debug.maxToStringFields", str((1 << 31) - 1))
 
@@ -159,7 +160,9 @@ class Catalyst:
     def no_rows(self, schema: StructType) -> DataFrame:
         """A table without rows."""
         with self.active():
-            return self.session.createDataFrame(self.spark.sparkContext.emptyRDD(), schema)
+            none = self.spark.sparkContext._jsc.emptyRDD().rdd()
+            rows = self.java.internalCreateDataFrame(none, self.type(schema), False)
+            return DataFrame(rows, self.session)
 
     def parsed(self, text: str, shown: str) -> Any:
         """The parsed statement; ``shown``: its text in errors. Raises SqlError."""
@@ -198,19 +201,19 @@ class Catalyst:
         plan = analyzed
         with self.active(), sql_errors(text):
             for limit, rules in self._rules():
-                plan = fixed_point(plan, rules, min(limit, _ROUNDS_MAX))
+                plan = fixed_point(plan, rules, self._apply, min(limit, _ROUNDS_MAX))
         return Tree(plan)
 
-    def _rules(self) -> list[tuple[int, list[Any]]]:
+    def _rules(self) -> list[tuple[int, Any]]:
+        """The batches of rules: how often each may run, and a Scala Seq."""
         if self._batches is None:
-            batches = items(self.java.sessionState().optimizer().defaultBatches())
-            self._batches = [
-                (
-                    batch.strategy().maxIterations(),
-                    [rule for rule in items(batch.rules()) if _last(rule.ruleName()) not in _LEFT_OUT],
-                )
-                for batch in batches
-            ]
+            self._batches = []
+            for batch in items(self.java.sessionState().optimizer().defaultBatches()):
+                rules = batch.rules()
+                if any(name in rules.toString() for name in _LEFT_OUT):
+                    kept = (one for one in items(rules) if _last(one.ruleName()) not in _LEFT_OUT)
+                    rules = self.seq(kept)
+                self._batches.append((batch.strategy().maxIterations(), rules))
         return self._batches
 
     @contextmanager
@@ -240,22 +243,27 @@ class Catalyst:
         return self.jvm.org.apache.spark.sql.types.DataType.fromJson(kind.json())
 
 
-def fixed_point(plan: Any, rules: Sequence[Any], rounds: int) -> Any:
-    """The plan after at most ``rounds`` rounds of the rules; fewer if all rules leave it as it is, or if a round does,
-    because its rules undo one another."""
-    unchanged = 0  # rules in a row that have left the plan as it is
+def fixed_point(plan: Any, rules: Any, step: Any, rounds: int) -> Any:
+    """The plan after at most ``rounds`` rounds of the rules, each applied by ``step``; fewer if a round leaves it as it
+    is, also because its rules undo one another."""
     for _ in range(rounds):
-        before = plan
-        for rule in rules:
-            after = rule.apply(plan)
-            unchanged += 1
-            if not after.fastEquals(plan):  # an equal one may have lost its places in the statement
-                plan, unchanged = after, 0
-            if unchanged == len(rules):
-                return plan
-        if rounds > 1 and plan.fastEquals(before):
+        after = rules.foldLeft(plan, step)
+        if after.fastEquals(plan):  # an equal one may have lost its places in the statement
             break
+        plan = after
     return plan
+
+
+def _applying(jvm: Any, gateway: Any) -> Any:
+    """A function of Scala, from a plan and a rule to what the rule makes of it: a round of rules is one call."""
+    load = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass
+    rule, node = (load(f"org.apache.spark.sql.catalyst.{name}") for name in ("rules.Rule", "trees.TreeNode"))
+    kinds, order = gateway.new_array(jvm.java.lang.Class, 2), gateway.new_array(jvm.int, 2)
+    kinds[0], kinds[1], order[0], order[1] = node, rule, 1, 0
+    handles, of = jvm.java.lang.invoke.MethodHandles, jvm.java.lang.invoke.MethodType.methodType
+    apply = handles.publicLookup().findVirtual(rule, "apply", of(node, node))
+    turned = handles.permuteArguments(apply, of(node, kinds), order)
+    return jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(load("scala.Function2"), turned)
 
 
 @contextmanager
@@ -266,7 +274,10 @@ def sql_errors(text: str = "") -> Iterator[None]:
     except PySparkException as error:
         raise SqlError(f"Spark says of the statement: {_message(error, text)}") from error
     except Py4JJavaError as error:
-        found = _message(convert_exception(error.java_exception), text)
+        java = error.java_exception
+        if java.getClass().getSimpleName() == "UndeclaredThrowableException":  # thrown by a rule
+            java = java.getCause()
+        found = _message(convert_exception(java), text)
         raise SqlError(f"Spark says of the statement: {found}") from error
 
 

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import traceback
@@ -737,6 +738,41 @@ def lake_sources(spark: SparkSession, folder: Path) -> Any:
     return {kind: dict(table.values()) for kind, table in tables.items()}
 
 
+def changed_logs(spark: SparkSession, folder: Path) -> Any:
+    """For each way in which Spark can change a table of Iceberg that a job has read: the snapshot at which the next run
+    ends, or None, and then the sums that the sink has. One row comes after the change."""
+    changes = {
+        "deleted": "DELETE FROM lake.shop.{} WHERE v > 0",
+        "updated": "UPDATE lake.shop.{} SET v = 0 WHERE v = 3",
+        "compacted": "CALL lake.system.rewrite_data_files(table => 'shop.{}', options => map('rewrite-all', 'true'))",
+    }
+    found = {}
+    for name, change in changes.items():
+        table, place = f"{folder.name}_{name}", folder / name
+        place.mkdir(parents=True)
+        spark.sql(f"CREATE TABLE lake.shop.{table} (k bigint, v bigint) USING iceberg")
+
+        def run(table: str = table, place: Path = place) -> str | None:
+            job = _job(spark, place)
+            log = job.source("log", spark.readStream.format("iceberg").load(f"lake.shop.{table}"))
+            log.apply(_sums(), key="k", uid="sums").to(UpsertSink("k", _new_table(place)), name="sums")
+            try:
+                job.await_termination(_started(job.start))
+            except Exception as error:
+                ended = re.search(r"Cannot process (\w+) snapshot", str(error))
+                if ended is None:
+                    raise
+                return ended[1]
+            return None
+
+        spark.sql(f"INSERT INTO lake.shop.{table} SELECT id % 2, id FROM range(1, 10)")
+        assert run() is None
+        spark.sql(change.format(table))
+        spark.sql(f"INSERT INTO lake.shop.{table} VALUES (1, 100)")
+        found[name] = [run(), *map(list, _table(place))]
+    return found
+
+
 def nexmark(spark: SparkSession, folder: Path) -> Any:
     """Three of Nexmark's queries: what is wrong with their results, as DuckDB says."""
     events = write_events(spark, folder / "events", 20_000, 5_000)
@@ -778,5 +814,6 @@ PROGRAMS: dict[str, Callable[[SparkSession, Path], Any]] = {
     "topics": topics,
     "lakes": lakes,
     "lake sources": lake_sources,
+    "changed logs": changed_logs,
     "nexmark": nexmark,
 }

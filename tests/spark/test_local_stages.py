@@ -47,7 +47,7 @@ from operators import (
 from tests.spark.broadcast_parts import BadWords
 from tests.spark.conftest import IN_DRIVER, PLACES
 
-pytestmark = [pytest.mark.spark, IN_DRIVER]
+pytestmark = pytest.mark.spark
 
 MakeJob = Callable[..., StreamingJob]
 
@@ -162,6 +162,7 @@ def _applied(df: DataFrame, batch: MicroBatch) -> dict[str, DataFrame]:
     }
 
 
+@IN_DRIVER
 def test_rows_and_state_are_the_same_wherever_a_micro_batch_runs(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
 ) -> None:
@@ -190,6 +191,7 @@ def test_rows_and_state_are_the_same_wherever_a_micro_batch_runs(
         assert other.state == on_executors.state
 
 
+@IN_DRIVER
 def test_the_stages_of_a_graph_go_to_the_executors_and_come_back(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path, async_enabled: bool
 ) -> None:
@@ -341,6 +343,7 @@ def test_a_session_that_cannot_run_operators_here_is_told(
     make_job(options={"async-state.executor": "auto"})
 
 
+@IN_DRIVER
 def test_too_many_rows_run_on_the_executors_once_and_completely(
     spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +371,7 @@ def test_too_many_rows_run_on_the_executors_once_and_completely(
     ]
 
 
+@IN_DRIVER
 def test_a_frame_of_local_rows_is_a_data_frame(spark: SparkSession, make_job: MakeJob) -> None:
     job = make_job(options={"async-state.executor": "local", "async-state.parallelism": 2})
     seen: dict[str, Any] = {}
@@ -396,6 +400,7 @@ def test_a_frame_of_local_rows_is_a_data_frame(spark: SparkSession, make_job: Ma
         seen["kept"].batches  # noqa: B018
 
 
+@IN_DRIVER
 def test_a_failing_operator_commits_nothing_and_runs_again(
     spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +430,7 @@ class Leaves(RecordOperator):
         raise SystemExit(4)
 
 
+@IN_DRIVER
 def test_an_operator_that_would_end_the_driver_is_named(
     spark: SparkSession, make_job: MakeJob, async_enabled: bool
 ) -> None:
@@ -568,6 +574,7 @@ def test_rows_belong_to_the_session_of_the_micro_batch(
     assert "counted" not in [table.name for table in spark.catalog.listTables()]
 
 
+@IN_DRIVER
 def test_a_stage_that_emits_too_much_runs_on_the_executors_once_and_completely(
     spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, async_enabled: bool
 ) -> None:
@@ -592,6 +599,7 @@ def test_a_stage_that_emits_too_much_runs_on_the_executors_once_and_completely(
     assert places == [True, False, False, True]
 
 
+@IN_DRIVER
 def test_a_broadcast_input_may_have_more_rows(
     spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -628,6 +636,7 @@ class Meets(RecordOperator):
             MET.append(False)
 
 
+@IN_DRIVER
 def test_jobs_of_one_driver_take_turns(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     """They share what one worker keeps in memory."""
     functions = []
@@ -644,6 +653,7 @@ def test_jobs_of_one_driver_take_turns(spark: SparkSession, make_job: MakeJob, t
     assert MET == [False, False]
 
 
+@IN_DRIVER
 def test_columns_that_no_operator_reads_do_not_come_here(
     spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -664,6 +674,7 @@ def test_columns_that_no_operator_reads_do_not_come_here(
     assert all(one["in_driver"] for one in job.history[-1]["operators"].values())
 
 
+@IN_DRIVER
 @pytest.mark.parametrize("bound", ["0", "-1", "3"])
 def test_any_bound_of_arrow_batches_will_do(spark: SparkSession, make_job: MakeJob, bound: str) -> None:
     session = spark.newSession()
@@ -680,6 +691,7 @@ def test_any_bound_of_arrow_batches_will_do(spark: SparkSession, make_job: MakeJ
     assert session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == bound
 
 
+@IN_DRIVER
 def test_rows_that_are_too_wide_run_on_the_executors(
     spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

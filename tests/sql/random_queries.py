@@ -8,6 +8,7 @@ rescaling, and prints the seeds of those that are wrong. One in four is of ``ran
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 import sqlglot
 
 from asyncstate.errors import SqlError
+from tests import class_archive
 from tests.conftest import in_memory
 from tests.sql import random_types, random_windows
 from tests.sql.features import SCHEMAS, changing_tables
@@ -271,6 +273,7 @@ def main() -> int:
     count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     if (memory := in_memory()) is not None:  # states are written as in a job, and nothing waits for a disk
         tempfile.tempdir = str(memory)
+    os.environ.setdefault(class_archive.VARIABLE, class_archive.JVM_OPTIONS)
     spark, wrong, refused = build_session("queries", "local[1]", conf={"spark.ui.enabled": "false"}), [], 0
     for seed in range(first, first + count):
         try:

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -77,14 +78,24 @@ class Tables:
 
     def answer(self, sql: str, batch: int) -> list[Row]:
         """DuckDB's answer over the rows after a micro-batch."""
-        with duckdb.connect(config={"threads": 1}) as connection:
-            connection.execute("SET TimeZone = 'UTC'")
-            for name, rows in self.contents(batch).items():
-                schema = self.schemas[name]
-                columns = [pa.array([row[at] for row in rows], one.type) for at, one in enumerate(schema)]
-                connection.register(f"{name}_rows", pa.Table.from_arrays(columns, schema=schema))
-                connection.execute(f'CREATE TABLE "{name}" AS SELECT * FROM "{name}_rows"')
-            return connection.execute(sql).fetchall()
+        contents, connection = self.contents(batch), _duckdb()
+        for name in self.used(sql):
+            schema = self.schemas[name]
+            columns = [
+                pa.array([row[at] for row in contents[name]], one.type) for at, one in enumerate(schema)
+            ]
+            connection.register("rows_given", pa.Table.from_arrays(columns, schema=schema))
+            connection.execute(f'CREATE OR REPLACE TABLE "{name}" AS SELECT * FROM rows_given')
+        connection.unregister("rows_given")
+        return connection.execute(sql).fetchall()
+
+
+@cache
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """One connection: to open one takes longer than most answers."""
+    connection = duckdb.connect(config={"threads": 1})
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
 
 
 class Draws:

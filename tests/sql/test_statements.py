@@ -13,7 +13,6 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 
 from asyncstate.dataflow import Dataflow
-from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import SqlError
 from asyncstate.sql import plans
@@ -232,14 +231,6 @@ def test_a_ranking_with_a_scalar_subquery_beside_its_bound(spark: SparkSession) 
         assert net(harness.end_batch()["out"]) == {(2,): 1}
 
 
-@pytest.mark.parametrize(
-    ("text", "column"),
-    [("`a``b`", "a`b"), ("a", "a"), ("`a` + `b`", None), ("null", None), ("`a``", None), ("a.b", None)],
-)
-def test_the_column_that_a_text_is(text: str, column: str | None) -> None:
-    assert column_of(text) == column
-
-
 def test_a_job_of_compiled_plans_says_that_it_explains_nothing() -> None:
     context = SqlContext(None)
     context.give({})
@@ -247,3 +238,14 @@ def test_a_job_of_compiled_plans_says_that_it_explains_nothing() -> None:
         context.run("  explain SELECT 1")
     with pytest.raises(SqlError, match="the compiled plans do not have this statement"):
         context.run("SELECT 1")
+
+
+def test_what_a_rule_refuses_is_said(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.crossJoin.enabled", "false")
+    try:
+        text = "SELECT a.id FROM t a JOIN t b"
+        with pytest.raises(SqlError, match="cartesian product") as failed:
+            PipelineHarness(pipeline(spark, lambda context: context.run(text)), {"t": INSERTIONS})
+    finally:
+        spark.conf.unset("spark.sql.crossJoin.enabled")
+    assert str(failed.value).startswith("Spark says of the statement:")

@@ -108,6 +108,7 @@ def test_what_duckdb_computes_otherwise_is_refused(text: str) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.since_spark("4.0", "DataFrames of Arrow tables")
 def test_times_of_a_function_of_dataframes_are_in_utc(spark: SparkSession) -> None:
     def newest(events: Stream) -> None:
         kept = events.transform(lambda rows: rows.select("id", "at"))
