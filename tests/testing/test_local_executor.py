@@ -15,7 +15,7 @@ from asyncstate.driver.commit_log import CommitLog
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
 from asyncstate.driver.micro_batch import JobFrame
-from asyncstate.errors import JobError
+from asyncstate.errors import JobError, StateDeclarationError
 from asyncstate.functions import KeyedProcessFunction
 from asyncstate.lookups import TableLookup
 from asyncstate.operators import (
@@ -32,9 +32,9 @@ SALES = pa.RecordBatch.from_pylist([{"shop": "ann"}], schema=pa.schema([("shop",
 
 
 def micro_batch(
-    folder: Path, number: int, operator: Any, uid: str, enabled: bool, key: str | None = "shop"
+    folder: Path, number: int, operator: Any, uid: str, enabled: bool, key: str | None = "shop", more: int = 0
 ) -> tuple[JobDriver[Any], Any]:
-    """A driver that runs one micro-batch of ``SALES``; and what the sink got."""
+    """A driver that runs a micro-batch of ``SALES``, and ``more`` of them; and what the sink got."""
     options = {
         "async-state.checkpoint-dir": str(folder / "state"),
         "async-state.local-dir": str(folder / "local"),
@@ -53,7 +53,8 @@ def micro_batch(
     driver = JobDriver(frame, ledger, ManualClock())
     with driver.dry_run() as batch:
         graph.check(batch)
-    driver.run(lambda batch: graph.run({"sales": LocalRows.of(SALES)}, batch), number, False, "{}")
+    for at in range(number, number + 1 + more):
+        driver.run(lambda batch: graph.run({"sales": LocalRows.of(SALES)}, batch), at, False, "{}")
     return driver, found
 
 
@@ -104,3 +105,37 @@ def test_columns_that_are_never_null_come_as_the_others(tmp_path: Path, async_en
     totals = GroupAggregate([count().alias("n")])
     _, found = micro_batch(tmp_path, 0, totals, "totals", async_enabled)
     assert found == [{"shop": "ann", "n": 1, "row_kind": "+I"}]
+
+
+class Opened(GroupAggregate):
+    """Counts how often it is opened."""
+
+    times = 0
+
+    def open(self, context: Any) -> None:
+        Opened.times += 1
+        super().open(context)
+
+
+def test_an_operator_that_has_not_changed_is_checked_once(tmp_path: Path, async_enabled: bool) -> None:
+    """Once without stored state and once over it; in each micro-batch its task opens it, too."""
+    counted = Opened([count().alias("n")])
+    opened = []
+    for more in (2, 7):
+        Opened.times = 0
+        _, found = micro_batch(tmp_path / str(more), 0, counted, "totals", async_enabled, more=more)
+        assert found[-1] == {"shop": "ann", "n": 1 + more, "row_kind": "+U"}
+        opened.append(Opened.times)
+    assert opened[1] - opened[0] == 5
+
+
+def test_another_operator_of_the_same_uid_is_checked(tmp_path: Path, async_enabled: bool) -> None:
+    """As a function of micro-batches may make one for each."""
+    driver, _ = micro_batch(tmp_path, 0, GroupAggregate([count().alias("n")]), "totals", async_enabled)
+    changed = GroupAggregate([count().alias("n"), count("shop").alias("shops")])
+
+    def applied(batch: Any) -> None:
+        batch.apply(changed, LocalRows.of(SALES), uid="totals", key="shop")
+
+    with pytest.raises(StateDeclarationError, match=r"count\('shop'\) is new"):
+        driver.run(applied, 1, False, "{}")
