@@ -170,6 +170,7 @@ def test_rows_are_grouped_by_several_sets(
     rows = spark.sql("select * from values ('a', 1), ('a', 2), (null, 2) as t(`k{0}`, v)")
     if is_older:
         without(monkeypatch, type(rows), "groupingSets")
+    tables = spark.catalog.listTables()
     keys, totals = ["`k{0}`", "v"], ["count(1) as n", "grouping(v) as every", "max('}') as brace"]
     found = aggregated(rows, keys, [["`k{0}`"], ["`k{0}`", "v"]], totals)
     assert found.columns == ["k{0}", "v", "n", "every", "brace"]
@@ -179,7 +180,7 @@ def test_rows_are_grouped_by_several_sets(
         ("a", None, 2, 1, "}"),
         (None, None, 1, 1, "}"),
     }
-    assert not spark.catalog.listTables()
+    assert spark.catalog.listTables() == tables
 
 
 def test_columns_may_have_the_names_of_methods(spark: SparkSession) -> None:

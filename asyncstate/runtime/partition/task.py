@@ -299,15 +299,16 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
 
 
 def run_to_the_end(
-    at_the_end: Operator, spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+    at_the_end: Operator, spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]
 ) -> Iterator[OutBatch | CommitRecord]:
-    """Like ``run_partitions`` for one, over all rows of a bounded input: a micro-batch without a watermark, then one
-    without rows and with the last watermark. The CommitRecord names no files.
+    """Like ``run_partitions``, for one partition, over all rows of a bounded input: a micro-batch without a watermark,
+    then one without rows and with the last watermark. The CommitRecord names no files.
 
     ``at_the_end``: a second instance of ``spec.operator``, since an instance lives for one micro-batch. Raises
     OperatorError for failures of the operator's code and StoreError if the folder for what exceeds memory cannot be
     used.
     """
+    (partition,) = partitions
     with _overlay_of_memory(spec) as (overlay, folder):
         rows = replace(spec, watermark=MIN_WATERMARK)
         end = replace(
