@@ -25,7 +25,7 @@ from asyncstate.runtime import (
     TaskSpec,
     WorkerMemory,
     ordered_by,
-    run_partition,
+    run_partitions,
     worker_memory,
 )
 from asyncstate.runtime.partition.worker_memory import partition_key
@@ -77,7 +77,7 @@ class Job:
 
     ``resumed``: goes on where a Job in ``folder`` was when it stopped after ``leave``. ``config`` and ``watermark`` may
     be replaced between micro-batches. The store is kept in ``local``, by default in ``folder``, next to the checkpoint;
-    ``on_output`` is given the output; ``wrap_store`` and ``memory`` are as in ``run_partition``.
+    ``on_output`` is given the output; ``wrap_store`` and ``memory`` are as in ``run_partitions``.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Job:
         """Run and commit one micro-batch; the seconds it took, from the open store to the last compaction's end."""
         record = None
         given = (each if isinstance(each, InputBatch) else InputBatch(each) for each in batches)
-        for out in run_partition(self.spec(), 0, given, self._store_through, self._memory):
+        for out in run_partitions(self.spec(), range(1), given, self._store_through, self._memory):
             if isinstance(out, CommitRecord):
                 record = out
             elif self.on_output is not None:
@@ -142,7 +142,7 @@ class Job:
         of the room for as long as the process lives. The next micro-batch opens and reads it again."""
         self._memory.stores.close(self._local)
         for cache in (self._memory.entries, self._memory.columns):
-            cache.export_cache(partition_key(self.spec(), 0))
+            cache.export_cache(partition_key(self.spec(), range(1)))
 
     def leave(self) -> None:
         """Write down where a resumed Job goes on."""

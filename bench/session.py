@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncstate.driver.chain import RunPartition
+from asyncstate.driver.chain import RunPartitions
 from asyncstate.spark import MicroBatch, StreamingJob, build_session
 from bench.frame.report import LOG
 
@@ -102,7 +102,7 @@ class JobSide:
         folder: Path,
         apply: Callable[[DataFrame, MicroBatch], None],
         options: Mapping[str, object] | None = None,
-        run: RunPartition | None = None,
+        run: RunPartitions | None = None,
     ) -> None:
         own = {"async-state.local-dir": str(folder / "local"), **(options or {})}
         self.job = StreamingJob(spark, str(folder / "checkpoint"), own, _run=run)

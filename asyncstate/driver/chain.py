@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncstate.runtime.rows.output_pipeline import OutputPipeline
     from asyncstate.runtime.task_spec import CommitRecord, InputBatch, OutBatch, TaskSpec
 
-RunPartition = Callable[["TaskSpec", int, "Iterator[InputBatch]"], "Iterator[OutBatch | CommitRecord]"]
+RunPartitions = Callable[["TaskSpec", range, "Iterator[InputBatch]"], "Iterator[OutBatch | CommitRecord]"]
 REPORT = "nothing was committed; restart the query, and report this if it happens again"
 
 
@@ -41,35 +41,42 @@ class Link:
 
 
 def run_chain(
-    links: Sequence[Link], partition: int, rows: Iterator[InputBatch], run: RunPartition
+    links: Sequence[Link], partitions: range, rows: Iterator[InputBatch], run: RunPartitions
 ) -> Generator[OutBatch | CommitRecord, None, None]:
-    """Run the operators of ``links`` over ``rows`` of one partition; yields the output of the last one, then a commit
-    record per operator. Operators before the last one have no side outputs."""
+    """Run the operators of ``links`` over ``rows`` of ``partitions``; yields the output of the last one, then for each
+    operator a commit record per partition. Operators before the last one have no side outputs."""
     records: list[CommitRecord] = []
     with ExitStack() as spools:
         for link, following in itertools.pairwise(links):
             spool = spools.enter_context(closing(Spool(following.spec)))
-            for out in _output(link, partition, rows, run, records):
+            for out in _output(link, partitions, rows, run, records):
                 spool.add(out)
             rows = spool.rows()
-        yield from _output(links[-1], partition, rows, run, records)
+        yield from _output(links[-1], partitions, rows, run, records)
     yield from records
 
 
 def _output(
-    link: Link, partition: int, rows: Iterator[InputBatch], run: RunPartition, records: list[CommitRecord]
+    link: Link,
+    partitions: range,
+    rows: Iterator[InputBatch],
+    run: RunPartitions,
+    records: list[CommitRecord],
 ) -> Iterator[OutBatch]:
-    """Run one operator to its end; yields its output and appends its commit record to ``records``."""
+    """Run one operator to its end; yields its output and appends its commit records to ``records``."""
     from asyncstate.runtime.task_spec import CommitRecord, SideBatch
 
     before = len(records)
-    for out in run(link.spec, partition, rows):
+    for out in run(link.spec, partitions, rows):
         if isinstance(out, CommitRecord):
             records.append(out)
         else:
             yield out if isinstance(out, SideBatch) or link.after is None else link.after(out)
-    if len(records) == before:
-        raise JobError(f"operator '{link.spec.uid}', partition {partition}: no commit record; {REPORT}")
+    if len(records) - before != len(partitions):
+        raise JobError(
+            f"operator '{link.spec.uid}': {len(records) - before} commit records of the partitions "
+            f"{partitions[0]} to {partitions[-1]}; {REPORT}"
+        )
 
 
 class Spool:

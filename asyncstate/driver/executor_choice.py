@@ -26,7 +26,7 @@ BYTES_MAX_GIVEN: Final = 1 << 30
 SECONDS_MAX: Final = 0.5
 """Seconds that the tasks of a stage may take one after the other: above it, running them at once saves more than their
 fixed cost."""
-PARTITIONS_MAX: Final = 16
+PARTITIONS_MAX: Final = 64
 """Each partition has a store to open, also without rows, and the driver opens one after the other."""
 
 STATE_BYTES_MAX: Final = 256 << 20

@@ -1,8 +1,8 @@
-"""The tasks of a stage in this process, one partition after the other, over rows that are here.
+"""The tasks of a stage in this process, one after the other, over rows that are here.
 
 Owns: ``TaskPlan``, ``run_locally`` and what it returns.
 Invariant: a partition gets the rows that an exchange of the cluster would send it, in the order in which they are
-here; its task is the one that the cluster runs, so that rows, state bytes and reports are the same.
+here; a task is the one that the cluster runs, but for several partitions, so that rows and state bytes are the same.
 Must not import Spark.
 """
 
@@ -13,13 +13,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from asyncstate.codec import key_groups
-from asyncstate.driver.chain import Link, RunPartition, run_chain
+from asyncstate.driver.chain import Link, RunPartitions, run_chain
 from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.sent_columns import payload_of
 from asyncstate.operator import InputSpec, Operator
@@ -33,6 +33,12 @@ from asyncstate.runtime import (
     pack_records,
     unpack_records,
 )
+
+TOGETHER_MAX: Final = 16
+"""How many partitions a task runs: their stores are open at the same time."""
+
+TaskRows = tuple[range, list[InputBatch]]
+"""The partitions of a task, and its rows in order of arrival."""
 
 CopiesOf = Callable[[Operator], Callable[[], Operator]]
 """Maps an operator to a function that makes copies of it, as each task of a cluster has one."""
@@ -80,22 +86,24 @@ class LocalOutput(NamedTuple):
 def run_locally(
     plan: TaskPlan,
     rows_of: Callable[[Any], Sequence[pa.RecordBatch]],
-    run: RunPartition,
+    run: RunPartitions,
     copies_of: CopiesOf,
     limit_bytes: int | None = None,
+    together: int = TOGETHER_MAX,
 ) -> LocalOutput:
     """Run ``plan`` and the stages that feed it. ``rows_of`` returns the rows of an input, with ``row_kind`` where it is
-    a changelog. Raises TooLargeError as soon as a stage has emitted more than ``limit_bytes``."""
+    a changelog. ``together``: how many partitions a task runs. Raises TooLargeError as soon as a stage has emitted more
+    than ``limit_bytes``."""
     reports: list[tuple[Prepared, list[CommitRecord]]] = []
     inputs: list[Sequence[pa.RecordBatch]] = []
     for one in plan.inputs:
         if isinstance(one, Feed):
-            fed = run_locally(one.stage, rows_of, run, copies_of, limit_bytes)
+            fed = run_locally(one.stage, rows_of, run, copies_of, limit_bytes, together)
             reports += fed.reports
             inputs.append(fed.rows)
         else:
             inputs.append(rows_of(one))
-    made = _run_stage(plan.chain, inputs, plan.done, run, copies_of, limit_bytes)
+    made = _run_stage(plan.chain, inputs, plan.done, run, copies_of, limit_bytes, together)
     return made._replace(reports=[*reports, *made.reports])
 
 
@@ -103,9 +111,10 @@ def _run_stage(
     chain: Sequence[Prepared],
     inputs: Sequence[Sequence[pa.RecordBatch]],
     done: bool,
-    run: RunPartition,
+    run: RunPartitions,
     copies_of: CopiesOf,
     limit_bytes: int | None,
+    together: int,
 ) -> LocalOutput:
     copies = [copies_of(one.spec.operator) for one in chain]
     first = _with_broadcast(chain[0].spec, inputs)
@@ -114,17 +123,16 @@ def _run_stage(
     sides: dict[str, list[pa.RecordBatch]] = {name: [] for name in chain[-1].sent.side_outputs}
     records: list[list[CommitRecord]] = [[] for _ in chain]
     size_bytes = 0
-    for partition, given in enumerate(_exchanged(first, inputs, done)):
+    for partitions, given in _exchanged(first, inputs, done, together):
         links = [
             Link(with_copy(spec, copied), one.after)
             for spec, copied, one in zip(specs, copies, chain, strict=True)
         ]
-        number = 0
-        with closing(run_chain(links, partition, iter(given), run)) as outs:
+        number = itertools.count()
+        with closing(run_chain(links, partitions, iter(given), run)) as outs:
             for out in outs:
                 if isinstance(out, CommitRecord):
-                    records[number] += unpack_records(pack_records([out]))
-                    number += 1
+                    records[next(number) // len(partitions)] += unpack_records(pack_records([out]))
                     continue
                 batch = out.batch if isinstance(out, SideBatch) else out
                 size_bytes += batch.nbytes
@@ -145,20 +153,25 @@ def with_copy(spec: TaskSpec, copies: Callable[[], Operator]) -> TaskSpec:
 
 
 def _exchanged(
-    spec: TaskSpec, inputs: Sequence[Sequence[pa.RecordBatch]], done: bool
-) -> list[list[InputBatch]]:
-    """The rows of each partition."""
-    parts: list[list[InputBatch]] = [[] for _ in range(spec.parallelism)]
+    spec: TaskSpec, inputs: Sequence[Sequence[pa.RecordBatch]], done: bool, together: int
+) -> list[TaskRows]:
+    """The partitions of each task, and its rows."""
+    tasks = no_rows_of(spec.parallelism, together)
     for index, (given, rows) in enumerate(zip(spec.inputs, inputs, strict=True)):
         if given.broadcast:
             continue
-        if given.local is not None and not done and len(rows) > 1:
-            rows = [pa.concat_batches(rows)]  # more rows of a key become one
-        for batch in rows:
+        # Together: partial aggregation makes one of more rows, and a task's rows are in the order of its partitions.
+        for batch in [pa.concat_batches(rows)] if len(rows) > 1 else rows:
             one = _input_batch(spec, given, batch, index, done)
-            for partition, part in routed(given, one, spec.parallelism, spec.max_parallelism):
-                parts[partition].append(part)
-    return parts
+            for task, part in routed(given, one, spec.parallelism, spec.max_parallelism, together):
+                tasks[task][1].append(part)
+    return tasks
+
+
+def no_rows_of(parallelism: int, together: int) -> list[TaskRows]:
+    """The tasks for ``together`` partitions each, without rows so far."""
+    firsts = range(0, parallelism, together)
+    return [(range(first, min(first + together, parallelism)), []) for first in firsts]
 
 
 def _input_batch(
@@ -171,9 +184,10 @@ def _input_batch(
 
 
 def routed(
-    given: InputSpec, rows: InputBatch, parallelism: int, max_parallelism: int
+    given: InputSpec, rows: InputBatch, parallelism: int, max_parallelism: int, together: int = 1
 ) -> Iterator[tuple[int, InputBatch]]:
-    """The rows of each partition, in their order; without a key all rows go to the first one."""
+    """The rows of each partition, or of each task for ``together`` of them, by partition and in their order; without a
+    key all rows go to the first one."""
     if parallelism == 1:
         yield 0, rows
         return
@@ -181,10 +195,12 @@ def routed(
     count = rows.batch.num_rows
     groups = key_groups(key, max_parallelism, count) if key else np.zeros(count, np.int32)
     owners = groups.astype(np.int64) * parallelism // max_parallelism
-    for partition in np.unique(owners).tolist():
-        mine = owners == partition
-        kinds = None if rows.kinds is None else rows.kinds[mine]
-        yield partition, InputBatch(rows.batch.filter(pa.array(mine)), kinds, rows.input_index)
+    order = np.argsort(owners, kind="stable")
+    batch, kinds = rows.batch.take(pa.array(order)), None if rows.kinds is None else rows.kinds[order]
+    tasks, starts = np.unique(owners[order] // together, return_index=True)
+    for task, start, end in zip(tasks.tolist(), starts, [*starts[1:], count], strict=True):
+        own = None if kinds is None else kinds[start:end]
+        yield task, InputBatch(batch.slice(start, end - start), own, rows.input_index)
 
 
 def _with_broadcast(spec: TaskSpec, inputs: Sequence[Sequence[pa.RecordBatch]]) -> TaskSpec:

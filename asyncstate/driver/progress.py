@@ -116,7 +116,9 @@ def operator_progress(applied: Applied) -> OperatorProgress:
 def _of_partitions(records: Sequence[CommitRecord], sums: Mapping[str, float]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name in OF_PARTITIONS:
-        highest = max(records, key=lambda record: record.statistics.get(name, 0.0)) if name in sums else None
+        # Partitions that ran together have the seconds of all of them in the first record.
+        known = name in sums and (name != "run_seconds" or all(name in one.statistics for one in records))
+        highest = max(records, key=lambda one: one.statistics.get(name, 0.0)) if known else None
         value = None if highest is None else highest.statistics.get(name, 0.0)
         found[f"{name}_max"] = _number(name, value)
         found[f"{name}_max_partition"] = None if highest is None else highest.partition

@@ -50,7 +50,7 @@ from asyncstate.runtime.declarations.watermark import (
 )
 from asyncstate.runtime.partition.broadcast_inputs import pack_broadcast
 from asyncstate.runtime.partition.restore_plans import read_state, state_bytes, why_no_stores
-from asyncstate.runtime.partition.task import run_partition, run_stateless, run_to_the_end
+from asyncstate.runtime.partition.task import run_partitions, run_stateless, run_to_the_end
 from asyncstate.runtime.partition.task_context import TaskContext
 from asyncstate.runtime.partition.unmatched_retractions import warn_of_missing_rows
 from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
@@ -128,7 +128,7 @@ __all__ = [
     "pack_records",
     "read_state",
     "report_of_both",
-    "run_partition",
+    "run_partitions",
     "run_stateless",
     "run_to_the_end",
     "sequences_of_inputs",

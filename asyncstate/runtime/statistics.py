@@ -151,7 +151,8 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatistics:
-    """One micro-batch of one partition; a run that stores nothing has only ``rows``.
+    """One micro-batch of a task's partitions; a run that stores nothing has only ``rows``. If there are several, this
+    is about all of them, with the ``partition`` metrics of the first one.
 
     ``run_seconds``: from opening the store to the last row. ``commit_seconds``: then writing and uploading the delta.
     ``compaction_seconds``: then waiting for the store's compaction.
@@ -168,13 +169,14 @@ class TaskStatistics:
     commit_seconds: Elapsed | None = None
     compaction_seconds: Elapsed | None = None
 
-    def metrics(self) -> tuple[Metrics, Metrics]:
-        """By name, the metrics to sum over partitions, and those whose maximum counts."""
-        sums: Metrics = {}
-        peaks: Metrics = {}
-        for name, value in to_dict(self).items():  # the operator's own counters have no declared kind: sums
-            (peaks if name in _PEAKS else sums)[name] = value
-        return sums, peaks
+
+def sums_and_peaks(part: TaskStatistics | PartitionStatistics) -> tuple[Metrics, Metrics]:
+    """By name, the metrics to sum over partitions, and those whose maximum counts."""
+    sums: Metrics = {}
+    peaks: Metrics = {}
+    for name, value in to_dict(part).items():  # the operator's own counters have no declared kind: sums
+        (peaks if name in _PEAKS else sums)[name] = value
+    return sums, peaks
 
 
 _PEAKS: Final = frozenset(name for name, kind in kinds(TaskStatistics).items() if kind.is_highest)

@@ -1,4 +1,4 @@
-"""The input and the report of a task: the contract between a driver (Spark job, harness) and ``run_partition``.
+"""The input and the report of a task: the contract between a driver (Spark job, harness) and ``run_partitions``.
 
 Owns: ``TaskSpec``, ``InputBatch``, ``SideBatch`` and ``CommitRecord``; all can be pickled or turned into bytes.
 Invariant: a TaskSpec contains everything that determines the result of a partition, so that every attempt at it gives

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -162,7 +162,7 @@ def collation_of(kind: StringType) -> str | None:
 
 def by_partition(df: DataFrame, partitions: int, number: str) -> DataFrame:
     """Each row of ``df`` in the partition that the SQL text ``number`` says, an int from 0 to ``partitions`` - 1."""
-    if hasattr(df, "repartitionById"):
+    if hasattr(type(df), "repartitionById"):  # of ``df`` itself, names of columns are attributes too
         return df.repartitionById(partitions, sf.expr(number))
     return by_hash(df, partitions, number)
 
@@ -174,9 +174,27 @@ def by_hash(df: DataFrame, partitions: int, number: str) -> DataFrame:
     return df.repartition(partitions, sf.expr(f"element_at(array({keys}), {number} + 1)"))
 
 
+def aggregated(
+    df: DataFrame, keys: Sequence[str], sets: Sequence[Sequence[str]], aggregates: Sequence[str]
+) -> DataFrame:
+    """``df`` grouped by each of ``sets`` of ``keys``, with ``aggregates``: columns and aggregates are SQL texts."""
+    if len(sets) == 1:
+        return df.groupBy(*map(sf.expr, keys)).agg(*map(sf.expr, aggregates))
+    if hasattr(type(df), "groupingSets"):
+        columns = [[*map(sf.expr, one)] for one in sets]
+        return df.groupingSets(columns, *map(sf.expr, keys)).agg(*map(sf.expr, aggregates))
+    # Before Spark 4.0 only SQL has them; it takes a brace for the name of a DataFrame.
+    of_sets = ", ".join(f"({', '.join(one)})" for one in sets)
+    selected, by = (
+        text.replace("{", "{{").replace("}", "}}")
+        for text in (", ".join([*keys, *aggregates]), f"{', '.join(keys)} grouping sets ({of_sets})")
+    )
+    return df.sparkSession.sql(f"select {selected} from {{rows}} group by {by}", rows=df)
+
+
 def arrow_table(df: DataFrame) -> pa.Table:
     """The rows of ``df`` on the driver, partition by partition, timestamps in UTC."""
-    if hasattr(df, "toArrow"):
+    if hasattr(type(df), "toArrow"):
         return df.toArrow()
     batches = df._collect_as_arrow()  # type: ignore[operator]  # Spark 3.5, where toPandas begins so
     schema = arrow_schema(df.schema)

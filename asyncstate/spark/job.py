@@ -25,7 +25,7 @@ from asyncstate.dataflow import Dataflow, Node, NodeMetrics, Stream, draw, expla
 from asyncstate.dataflow.graph import Facts
 from asyncstate.dataflow.nodes import Times
 from asyncstate.display import html_table, time_text
-from asyncstate.driver.chain import RunPartition
+from asyncstate.driver.chain import RunPartitions
 from asyncstate.driver.commit_log import CommitLog, batch_schema
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
@@ -101,7 +101,7 @@ class StreamingJob:
         first_batch_id: int = 0,
         on_progress: OnProgress | None = None,
         _clock: Clock | None = None,  # of tests and benchmarks, like the next one
-        _run: RunPartition | None = None,
+        _run: RunPartitions | None = None,
         _settings: Mapping[str, object] | None = None,  # of a client's session, over Spark Connect
     ) -> None:
         check_job_name(name)

@@ -27,7 +27,7 @@ from asyncstate.driver.local_tasks import LocalOutput, TaskPlan, TooLargeError, 
 from asyncstate.driver.sent_columns import sent_schema
 from asyncstate.metrics import Observed
 from asyncstate.operator import Operator
-from asyncstate.runtime import CommitRecord, run_partition
+from asyncstate.runtime import CommitRecord, run_partitions
 from asyncstate.spark.column_types import quoted
 from asyncstate.spark.exchange import StageRows, output_rows
 from asyncstate.spark.local_frame import Collected, Collector, LocalFrame
@@ -46,7 +46,7 @@ from asyncstate.storage import uploads_together
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from asyncstate.driver.chain import RunPartition
+    from asyncstate.driver.chain import RunPartitions
 
 
 _turns: Final = threading.Lock()
@@ -66,9 +66,9 @@ class LocalStage(StageRows):
 class LocalStages:
     """Runs stages here. ``run``: what tasks run instead of the runtime's own function."""
 
-    def __init__(self, spark: SparkSession, run: RunPartition | None) -> None:
+    def __init__(self, spark: SparkSession, run: RunPartitions | None) -> None:
         self._spark = spark
-        self._run: RunPartition = run_partition if run is None else run
+        self._run: RunPartitions = run_partitions if run is None else run
 
     @functools.cached_property
     def _collector(self) -> Collector:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncstate.driver.chain import REPORT, Link, RunPartition, run_chain
+from asyncstate.driver.chain import REPORT, Link, RunPartitions, run_chain
 from asyncstate.driver.sent_columns import cast, payload_of, sent_schema
 from asyncstate.errors import JobError
 from asyncstate.spark.column_types import (
@@ -79,7 +79,7 @@ class PartitionTask:
 
     spec: TaskSpec
     wire: pa.Schema
-    run: RunPartition | None = None
+    run: RunPartitions | None = None
     after: OutputPipeline | None = None
     then: tuple[Link, ...] = ()
     onward: ShuffleWriter | None = None
@@ -100,9 +100,9 @@ class PartitionTask:
 
         run = self.run
         if run is None:
-            from asyncstate.runtime.partition.task import run_partition
+            from asyncstate.runtime.partition.task import run_partitions
 
-            run = run_partition
+            run = run_partitions
         settle_worker()
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
@@ -116,7 +116,8 @@ class PartitionTask:
             yield self._commit_row(attempt)
         records: list[CommitRecord] = []
         links = (Link(self.spec, self.after), *self.then)
-        for out in run_chain(links, partition, split_inputs(self.spec, partition, given), run):
+        own = range(partition, partition + 1)
+        for out in run_chain(links, own, split_inputs(self.spec, partition, given), run):
             if isinstance(out, CommitRecord):
                 records.append(out)
             elif out.num_rows:

@@ -47,22 +47,22 @@ from asyncstate.spark.transforms import highest_time, transformed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from asyncstate.driver.chain import RunPartition
+    from asyncstate.driver.chain import RunPartitions
 
 _COUNTS: Final = (f"count({quoted(DROPPED)}) as count", f"min({quoted(DROPPED)}) as example")
 
 
 class SparkExecutor:
-    """See ``Executor``. ``run_partition``: what tasks run instead of the runtime's own function."""
+    """See ``Executor``. ``run_partitions``: what tasks run instead of the runtime's own function."""
 
     def __init__(
-        self, spark: SparkSession, run_partition: RunPartition | None = None, setting: Setting = "spark"
+        self, spark: SparkSession, run_partitions: RunPartitions | None = None, setting: Setting = "spark"
     ) -> None:
         self._spark = spark
         local = runs_locally(spark)
         self._choice = ExecutorChoice(setting if local else "spark", not local or is_one_machine(spark))
-        self._local = LocalStages(spark, run_partition)
-        self._run_partition = run_partition
+        self._local = LocalStages(spark, run_partitions)
+        self._run_partitions = run_partitions
         self._arrow = ArrowBatches(spark)
         self._observed: set[str] = set()  # the names of all requested observations
         self.texts = JobDescriptions(context_of(spark))
@@ -190,7 +190,7 @@ class SparkExecutor:
 
     def plan(self, chain: Sequence[Prepared], inputs: Sequence[DataFrame | Feed], done: bool) -> LazyStage:
         """A stage of ``chain`` over ``inputs``, whose plan on Spark is made if it runs there."""
-        stage = LazyStage(chain, inputs, done, self._run_partition)
+        stage = LazyStage(chain, inputs, done, self._run_partitions)
         if not self._is_local(stage):
             stage.planned  # noqa: B018  # so that its seconds are those of planning
         return stage

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import TimestampNTZType
 
@@ -39,6 +39,7 @@ from asyncstate.partial_aggregation import (
     local_name,
 )
 from asyncstate.spark.column_types import quoted
+from asyncstate.spark.compatibility import aggregated
 from asyncstate.spark.task_errors import marked
 
 _PART: Final = "__asyncstate_local_part"
@@ -50,33 +51,24 @@ def partial_aggregate(df: DataFrame, spec: InputSpec, parallelism: int) -> DataF
     assert spec.local is not None
     if spec.changelog:
         df = _checked_kinds(df, spec)
-    keys = [quoted(name) for name in spec.key]
+    keys, values = [quoted(name) for name in spec.key], spec.local.values
     if spec.event_time is not None:
         df = df.selectExpr("*", f"{_part(df, spec, spec.local)} as {_PART}")
         keys.append(_PART)
-    values = spec.local.values
-    grouped = df.groupBy(*map(sf.expr, keys)) if values is None else _by_values(df, keys, values)
-    found = grouped.agg(*map(sf.expr, _aggregates(spec, spec.local)))
-    if not keys and values is None:
+    sets = [keys]
+    if values is not None:
+        # Under separate names, since a column may be in several sets and in the key.
+        df = df.selectExpr("*", *(f"{quoted(of)} as {name}" for name, of in values.columns))
+        sets = [
+            [*keys, *(values.column(index, place) for place in range(len(columns)))]
+            for index, columns in enumerate(values.sets)
+        ]
+        keys = [*keys, *(name for name, _ in values.columns)]
+    found = aggregated(df, keys, sets, _aggregates(spec, spec.local))
+    if not keys:
         found = found.where(f"{LOCAL_ROWS} > 0")  # without rows SQL still returns one row
     # Spark's own exchange has as many partitions as the session says, by default 200.
     return found.coalesce(parallelism)
-
-
-def _by_values(df: DataFrame, keys: list[str], values: LocalValues) -> GroupedData:
-    """Rows of equal keys and values, for each set of columns separately.
-
-    Under separate names, since a column may be in several sets and in the key.
-    """
-    df = df.selectExpr("*", *(f"{quoted(of)} as {name}" for name, of in values.columns))
-    names = [name for name, _ in values.columns]
-    if len(values.sets) == 1:
-        return df.groupBy(*map(sf.expr, [*keys, *names]))
-    sets = [
-        [sf.expr(name) for name in [*keys, *(values.column(index, place) for place in range(len(columns)))]]
-        for index, columns in enumerate(values.sets)
-    ]
-    return df.groupingSets(sets, *map(sf.expr, [*keys, *names]))
 
 
 def first_rows(df: DataFrame, limit: PartialLimit) -> DataFrame:

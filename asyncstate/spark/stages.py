@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from asyncstate.dataflow import NodeMetrics
-    from asyncstate.driver.chain import RunPartition
+    from asyncstate.driver.chain import RunPartitions
     from asyncstate.spark.settings import ArrowBatches
 
 _DESCRIPTION: Final = "spark.job.description"
@@ -78,7 +78,7 @@ class LazyStage(TaskPlan):
     """A stage whose plan on Spark is made when it is needed: none is, where its tasks run in the driver's process.
     ``done``: the rows were aggregated in the task that they come from."""
 
-    run: RunPartition | None
+    run: RunPartitions | None
 
     @functools.cached_property
     def planned(self) -> PlannedStage:
@@ -96,7 +96,7 @@ def plan_stage(
     chain: Sequence[Prepared],
     inputs: Sequence[DataFrame | Feed],
     done: bool,
-    run: RunPartition | None,
+    run: RunPartitions | None,
 ) -> PlannedStage:
     """A stage of ``chain`` over ``inputs``. ``done``: the rows were aggregated in the task that they come from."""
     started = time.perf_counter()

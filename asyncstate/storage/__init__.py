@@ -35,6 +35,7 @@ from asyncstate.storage.manifest import (
 )
 from asyncstate.storage.memtable import LIST_GET_KEYS, MemTable, MemTableStatistics
 from asyncstate.storage.object_files import ObjectFiles, Retries, checkpoint_files, existing_files
+from asyncstate.storage.partitioned_store import PartitionedStore, split_changes
 from asyncstate.storage.restore import Fetcher, RestoreStatistics, build_store
 from asyncstate.storage.restore_plan import RestorePlan, group_bounds, group_range, partition_restore_plan
 from asyncstate.storage.rocksdb import RocksDBStore
@@ -72,6 +73,7 @@ __all__ = [
     "OperatorManifest",
     "PartitionKey",
     "PartitionManifest",
+    "PartitionedStore",
     "RestorePlan",
     "RestoreStatistics",
     "Retries",
@@ -97,6 +99,7 @@ __all__ = [
     "group_range",
     "held",
     "partition_restore_plan",
+    "split_changes",
     "uploads_together",
     "verify_file",
 ]

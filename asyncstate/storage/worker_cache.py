@@ -17,12 +17,12 @@ _SHORT_MAX: Final = 1_000
 
 
 class PartitionKey(NamedTuple):
-    """The owner of entries: one partition of one operator of one checkpoint."""
+    """The owner of entries: partitions of one operator of one checkpoint that a task runs together."""
 
     checkpoint: str
     job_id: str
     uid: str
-    partition: int
+    partitions: range
 
 
 class Cached(Protocol):

@@ -66,7 +66,7 @@ from asyncstate.runtime import (
     pack_records,
     read_state,
     report_of_both,
-    run_partition,
+    run_partitions,
     run_stateless,
     sequences_of_inputs,
     sort_keys_of_inputs,
@@ -147,7 +147,8 @@ class OperatorHarness:
     ``push`` accepts, for several inputs one entry for each, None where there are none. Kinds are in a column
     ``row_kind``. ``worker``: the worker cache between micro-batches, for tests that simulate several workers; by
     default that of this process. ``uid``: its name in errors and in the checkpoint. ``tuning``: settings of the engine
-    for tests; see ``Tuning``. ``filters``: see ``InputSpec``; a ``PipelineHarness`` sets them.
+    for tests; see ``Tuning``. ``partitions_per_task``: how many partitions run together, as up to 16 do in the driver
+    of a job. ``filters``: see ``InputSpec``; a ``PipelineHarness`` sets them.
 
     >>> from asyncstate.testing import OperatorHarness
     """
@@ -177,8 +178,10 @@ class OperatorHarness:
         worker: WorkerMemory | None = None,
         uid: str = "operator",
         filters: Sequence[str | None] | None = None,
+        partitions_per_task: int = 1,
     ) -> None:
         self._uid = uid
+        self._together = partitions_per_task
         check_uid(uid)
         check_is_operator(uid, operator)
         check_parallelism(uid, parallelism, max_parallelism)
@@ -573,10 +576,10 @@ class OperatorHarness:
         if spec.inputs[0].local is not None:
             sender = copies()
             pushed = [aggregated_before(sender, spec.inputs[0], one) for one in pushed]
-        parts = exchanged(spec.inputs, pushed, self.parallelism, self._config.max_parallelism)
-        for partition in range(self.parallelism):
+        of_operator = self.parallelism, self._config.max_parallelism
+        for partitions, rows in exchanged(spec.inputs, pushed, *of_operator, self._together):
             own = with_copy(spec, copies)
-            yield from run_partition(own, partition, iter(parts[partition]), self._store_through, self.worker)
+            yield from run_partitions(own, partitions, iter(rows), self._store_through, self.worker)
 
     def _stateless(self, spec: TaskSpec) -> Iterator[OutBatch | RowStatistics]:
         """All rows as they were pushed: there is no exchange, so partitions have no meaning."""

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from asyncstate.driver.local_tasks import routed
+from asyncstate.driver.local_tasks import TaskRows, no_rows_of, routed
 from asyncstate.errors import JobError
 from asyncstate.operator import InputSpec, Operator
 from asyncstate.runtime import InputBatch
@@ -48,15 +48,19 @@ def _deep_copy(operator: Operator) -> Operator:
 
 
 def exchanged(
-    inputs: Sequence[InputSpec], rows: Sequence[InputBatch], parallelism: int, max_parallelism: int
-) -> list[list[InputBatch]]:
-    """The rows by partition, as the exchange of a Spark job would deliver them."""
-    parts: list[list[InputBatch]] = [[] for _ in range(parallelism)]
+    inputs: Sequence[InputSpec],
+    rows: Sequence[InputBatch],
+    parallelism: int,
+    max_parallelism: int,
+    together: int = 1,
+) -> list[TaskRows]:
+    """The rows by task, as the exchange of a Spark job would deliver them; ``together``: partitions of a task."""
+    tasks = no_rows_of(parallelism, together)
     for pushed in rows:
         spec = inputs[pushed.input_index]
         if spec.broadcast:
             continue
         sent = replace(pushed, batch=pushed.batch.select(spec.row_schema.names))
-        for partition, part in routed(spec, sent, parallelism, max_parallelism):
-            parts[partition].append(part)
-    return parts
+        for task, part in routed(spec, sent, parallelism, max_parallelism, together):
+            tasks[task][1].append(part)
+    return tasks

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from asyncstate.changelog import INSERT_ONLY, RETRACT, ROW_KIND_COLUMN, Changelog, Key, has_kinds
 from asyncstate.dataflow import NodeMetrics, Transform, Union
 from asyncstate.dataflow.arrow_rows import no_rows
-from asyncstate.driver.chain import RunPartition
+from asyncstate.driver.chain import RunPartitions
 from asyncstate.driver.executor import Feed, InitialRows, Prepared
-from asyncstate.driver.local_tasks import TaskPlan, run_locally, with_copy
+from asyncstate.driver.local_tasks import TOGETHER_MAX, TaskPlan, run_locally, with_copy
 from asyncstate.driver.sent_columns import payload_of
 from asyncstate.errors import JobError, SchemaError
 from asyncstate.metrics import DROPPED, Observed
@@ -32,7 +32,7 @@ from asyncstate.runtime import (
     TaskSpec,
     check_columns,
     highest_event_time,
-    run_partition,
+    run_partitions,
     run_stateless,
 )
 from asyncstate.runtime.rows.prepared_rows import output_schema
@@ -92,11 +92,18 @@ class _Stage:
 
 
 class LocalExecutor:
-    """See ``Executor``. ``run``: what tasks run instead of ``run_partition``."""
+    """See ``Executor``. ``run``: what tasks run instead of ``run_partitions``; ``partitions_per_task``: how many
+    partitions run together."""
 
-    def __init__(self, default_parallelism: int = 1, run: RunPartition | None = None) -> None:
+    def __init__(
+        self,
+        default_parallelism: int = 1,
+        run: RunPartitions | None = None,
+        partitions_per_task: int = TOGETHER_MAX,
+    ) -> None:
         self.default_parallelism = default_parallelism
-        self._run_partition: RunPartition = run_partition if run is None else run
+        self._run_partitions: RunPartitions = run_partitions if run is None else run
+        self._together = partitions_per_task
         self._observed: dict[str, Observed] = {}
 
     # -- rows ------------------------------------------------------------------------------------------
@@ -258,7 +265,9 @@ class LocalExecutor:
     ) -> tuple[_Stage, list[tuple[Prepared, list[CommitRecord]]]]:
         """Run a stage and the stages that feed it; returns its rows, and for each operator the reports of its
         partitions."""
-        made = run_locally(planned, lambda rows: rows.batches, self._run_partition, copies_of)
+        made = run_locally(
+            planned, lambda rows: rows.batches, self._run_partitions, copies_of, together=self._together
+        )
         sent = planned.chain[-1].sent
         stage = _Stage(
             LocalRows(output_schema(sent.schema), tuple(made.rows)),

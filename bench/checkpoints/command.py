@@ -101,7 +101,7 @@ def recover(folder: str, size: tuple[int, int, int], copied: bool, micro_batch: 
         if micro_batch:
             job.run(rows)
             return Recovered(*clocks.spent(), output.hexdigest())
-        with task_stores.open_store(job.spec(), 0) as opened:
+        with task_stores.open_stores(job.spec(), range(1)) as opened:
             if not opened.store.scan(b"", None, 1):
                 raise AssertionError("the recovered state is empty")
             return Recovered(*clocks.spent(), "")

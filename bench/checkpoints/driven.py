@@ -23,7 +23,7 @@ import pyarrow as pa
 from asyncstate.config import Config
 from asyncstate.driver.commit_log import CommitLog
 from asyncstate.operator import MIN_WATERMARK
-from asyncstate.runtime import CommitRecord, InputBatch, SourceTimes, TaskSpec, run_partition
+from asyncstate.runtime import CommitRecord, InputBatch, SourceTimes, TaskSpec, run_partitions
 from asyncstate.runtime.partition import restore_plans as task_stores
 from asyncstate.storage import CheckpointFiles, LocalFiles, PartitionManifest
 from asyncstate.storage import commit as task_commit
@@ -162,8 +162,8 @@ def without_checkpoint() -> Iterator[None]:
 
 
 def run_without_checkpoint(
-    spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+    spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]
 ) -> Iterator[pa.RecordBatch | CommitRecord]:
-    """``run_partition`` without a checkpoint, for ``StreamingJob(_run=...)``."""
+    """``run_partitions`` without a checkpoint, for ``StreamingJob(_run=...)``."""
     with without_checkpoint():
-        yield from run_partition(spec, partition, batches)
+        yield from run_partitions(spec, partitions, batches)

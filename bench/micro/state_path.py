@@ -28,7 +28,7 @@ from asyncstate.changelog import RETRACT
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import InputSpec, Operator, OperatorContext
 from asyncstate.runtime import InputBatch, read_state
-from asyncstate.runtime.partition.restore_plans import PartitionStore
+from asyncstate.runtime.partition.restore_plans import TaskStores
 from asyncstate.runtime.rows.sorted_inputs import OrderedInputs
 from asyncstate.storage import KeyedStore, MemTable, SortedChanges, StoreStatistics
 from bench.frame.measure import Side
@@ -175,8 +175,8 @@ _ENGINE_PARTS: Final[list[tuple[type[Any], str]]] = [
     (OrderedInputs, "due_parts"),
     (ExecutionController, "finish_states"),
     (MemTable, "changes"),
-    (PartitionStore, "commit"),
-    (PartitionStore, "settle"),
+    (TaskStores, "commit"),
+    (TaskStores, "settle"),
 ]
 
 

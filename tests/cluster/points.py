@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec
-from asyncstate.runtime.partition.task import run_partition
+from asyncstate.runtime.partition.task import run_partitions
 from asyncstate.storage import Checkpoint, LocalFiles, files
 from tests.cluster.cluster import command_line, executors_of, kill
 
@@ -160,15 +160,17 @@ def _some_executor(number: int) -> int:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """``run_partition`` with the faults of a plan: what a job is given as ``run``."""
+    """``run_partitions`` with the faults of a plan: what a job is given as ``run``."""
 
     story: str
 
     def __call__(
-        self, spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+        self, spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]
     ) -> Iterator[pa.RecordBatch | CommitRecord]:
         plan = Plan(Path(self.story))
-        reached = functools.partial(plan.reached, batch_id=spec.batch_id, uid=spec.uid, partition=partition)
+        reached = functools.partial(
+            plan.reached, batch_id=spec.batch_id, uid=spec.uid, partition=partitions[0]
+        )
         reached("task start")
 
         def written(when: str, name: str) -> None:
@@ -176,7 +178,7 @@ class PlannedRun:
                 reached(f"{when} upload")
 
         with _writes(written):
-            for out in run_partition(spec, partition, batches):
+            for out in run_partitions(spec, partitions, batches):
                 if isinstance(out, CommitRecord):
                     reached("task end")
                 yield out

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncstate.dataflow.arrow_sql import arrow_condition, plain_columns
+from asyncstate.dataflow.arrow_sql import arrow_condition, column_of, plain_columns
 
 SCHEMA = pa.schema(
     [
@@ -111,3 +111,11 @@ def test_plain_columns() -> None:
     assert plain_columns(["a", "b AS c", "`text` as t"], SCHEMA) == (("a", "a"), ("b", "c"), ("text", "t"))
     for texts in (["a", "b AS a"], ["a + 1 AS d"], ["missing"], ["*"], [None], ["a +"]):
         assert plain_columns(texts, SCHEMA) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [("`a``b`", "a`b"), ("a", "a"), ("`a` + `b`", None), ("null", None), ("`a``", None), ("a.b", None)],
+)
+def test_the_column_that_a_text_is(text: str, column: str | None) -> None:
+    assert column_of(text) == column

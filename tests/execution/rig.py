@@ -1,7 +1,7 @@
 """A controller with real states over a store of the test's choice.
 
 Owns: ``Rig``, the four ways in which reads run, and ``threads_end``.
-Invariant: a rig runs records as ``run_partition`` does, but its store may be made to fail.
+Invariant: a rig runs records as ``run_partitions`` does, but its store may be made to fail.
 """
 
 from __future__ import annotations

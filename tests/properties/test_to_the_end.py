@@ -134,8 +134,8 @@ def _to_the_end(harness: OperatorHarness) -> tuple[list[OutputRow], CommitRecord
     spec = harness._spec(None, MIN_WATERMARK)
     object.__setattr__(spec, "broadcast", harness._broadcast(spec, harness._pending))
     object.__setattr__(spec, "local_dir", harness._config.local_dir)
-    (batches,) = exchanged(spec.inputs, harness._pending, 1, spec.max_parallelism)
-    *rows, record = run_to_the_end(harness._operator(), spec, 0, iter(batches))
+    ((_, batches),) = exchanged(spec.inputs, harness._pending, 1, spec.max_parallelism)
+    *rows, record = run_to_the_end(harness._operator(), spec, range(1), iter(batches))
     assert isinstance(record, CommitRecord)
     return [row for batch in rows for row in _rows(batch)], record
 

@@ -21,7 +21,7 @@ from asyncstate.operator import (
     InputSpec,
     OperatorContext,
 )
-from asyncstate.runtime import InputBatch, TaskSpec, run_partition
+from asyncstate.runtime import InputBatch, TaskSpec, run_partitions
 from asyncstate.state.columnar.state_columns import ColumnStateDescriptor
 from asyncstate.testing import OperatorHarness
 
@@ -104,7 +104,7 @@ def test_output_leaves_between_steps(async_enabled: bool, tmp_path: Path) -> Non
         local_dir=str(tmp_path / "local"),
     )
     given: Iterator[InputBatch] = iter(())
-    out = run_partition(spec, 0, given)
+    out = run_partitions(spec, range(1), given)
     for part in range(4):
         batch = next(out)
         assert current_scope() is None, "between two batches this thread is not that of the micro-batch"

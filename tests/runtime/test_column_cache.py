@@ -15,7 +15,7 @@ from msgspec import structs
 
 from asyncstate.errors import OperatorError
 from asyncstate.operator import Bundle, BundleContext, BundleOperator, InputSpec, OperatorContext
-from asyncstate.runtime.partition.restore_plans import PartitionStore
+from asyncstate.runtime.partition.restore_plans import TaskStores
 from asyncstate.runtime.partition.worker_memory import WorkerMemory, worker_memory
 from asyncstate.state import ColumnState, ColumnStateDescriptor, StateTtl
 from asyncstate.state.column_cache import cache as cache_module
@@ -336,14 +336,14 @@ def test_keys_with_a_ttl_are_answered_from_memory_and_cleaned_up_there(enabled: 
 def _deltas() -> Iterator[list[list[tuple[bytes, bytes | None]]]]:
     """The changes that micro-batches commit, deletes included."""
     committed: list[list[tuple[bytes, bytes | None]]] = []
-    commit = PartitionStore.commit
+    commit = TaskStores.commit
 
-    def noting(self: PartitionStore, changes: Any) -> Any:
+    def noting(self: TaskStores, changes: Any) -> Any:
         committed.append(list(changes))
         return commit(self, changes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PartitionStore, "commit", noting)
+        patch.setattr(TaskStores, "commit", noting)
         yield committed
 
 

@@ -193,7 +193,7 @@ def test_parts_are_in_order_and_cut_at_the_same_places(
     rows = dict(enumerate(row for cut in cuts for row in cut.rows))
     assert late == wanted_late
     for output, due in zip(outputs, wanted, strict=True):
-        places: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        places: dict[tuple[int, int | None], set[tuple[int, int]]] = defaultdict(set)
         found: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         partition = 0
         last = (-1, -1)
@@ -211,7 +211,7 @@ def test_parts_are_in_order_and_cut_at_the_same_places(
             found[index].append((*place, number))
             if len([order for order in orders if order]) > 1:
                 # Rows without an event time have a place of their own, which no event time is.
-                places[place if orders[index].time == "event" else (place[0], -1)].add((partition, call))
+                places[place if orders[index].time == "event" else (place[0], None)].add((partition, call))
         assert dict(found) == due
         assert all(len(calls) == 1 for calls in places.values()), "a place was cut"
     assert stored[-1] == {}

@@ -28,8 +28,9 @@ from asyncstate.dataflow.nodes import Times as SourceTimes
 from asyncstate.driver.commit_log import CommitLog
 from asyncstate.driver.job_driver import JobDriver
 from asyncstate.driver.job_graph import JobGraph
+from asyncstate.driver.local_tasks import TOGETHER_MAX
 from asyncstate.driver.micro_batch import JobFrame
-from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, WorkerMemory, run_partition
+from asyncstate.runtime import CommitRecord, InputBatch, TaskSpec, WorkerMemory, run_partitions
 from asyncstate.spark.sinks.sqlite import SqliteTarget
 from asyncstate.spark.sinks.upserts import UpsertSink
 from asyncstate.testing import net
@@ -130,7 +131,9 @@ class Process:
         if drops_unclaimed:
             options["async-state.unclaimed-state"] = "drop"
         config = resolve(options, {})
-        executor = LocalExecutor(run=self._run_partition)
+        # The first two as in the driver of a job, the last one as on executors.
+        together = 1 if settings.bundle_rows == 3 else TOGETHER_MAX
+        executor = LocalExecutor(run=self._run_partitions, partitions_per_task=together)
         ledger = CommitLog(config, JOB, 0)
         self.graph: JobGraph[LocalRows] = JobGraph(executor)
         _declare(self.graph, program, world)
@@ -164,16 +167,16 @@ class Process:
                 if place.startswith(str(self.world.local)) and ".lock" in place:
                     os.close(int(number))
 
-    def _run_partition(
-        self, spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+    def _run_partitions(
+        self, spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]
     ) -> Iterator[pa.RecordBatch | CommitRecord | Any]:
         """Spark runs a task again that fails, with the same rows."""
         rows = list(batches)
         try:
             self.world.steps.reached(f"task of {spec.uid}")
-            return iter(list(run_partition(spec, partition, iter(rows), memory=self._worker)))
+            return iter(list(run_partitions(spec, partitions, iter(rows), memory=self._worker)))
         except TaskFailure:
-            return iter(list(run_partition(spec, partition, iter(rows), memory=self._worker)))
+            return iter(list(run_partitions(spec, partitions, iter(rows), memory=self._worker)))
 
 
 def _declare(graph: JobGraph[LocalRows], program: Program, world: World) -> None:

@@ -1,4 +1,4 @@
-"""Operators and a stand-in for ``run_partition`` that the tests of the Spark layer share.
+"""Operators and a stand-in for ``run_partitions`` that the tests of the Spark layer share.
 
 They stand in a module of their own, so that Python workers can import them by name.
 """
@@ -124,13 +124,13 @@ RUNNING_TYPE = pa.struct([("k", pa.int64()), ("rows", pa.int64()), ("total", pa.
 
 
 def echo(
-    spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+    spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]
 ) -> Iterator[pa.RecordBatch | CommitRecord]:
-    """A stand-in for ``run_partition``: the rows as they came, kinds as they were read, no state."""
-    operator = spec.operator
+    """A stand-in for ``run_partitions``: the rows as they came, kinds as they were read, no state."""
+    operator, partition = spec.operator, partitions[0]
     assert isinstance(operator, Echo)
     with open(operator.log, "a") as log:
-        log.write(f"{partition}\n")
+        log.writelines(f"{number}\n" for number in partitions)
     newest: list[int | None] = [None] * len(spec.inputs)
     rows = 0
     for given in batches:
@@ -153,14 +153,15 @@ def echo(
             ],
             names=[*ECHO_SCHEMA.names, "row_kind"],
         )
-    yield CommitRecord(
-        partition=partition,
-        content=PartitionManifest(partition),
-        states=[],
-        max_event_times=newest,
-        statistics={"rows_in": rows},
-        peaks={"in_flight_peak": partition},
-    )
+    for number in partitions:
+        yield CommitRecord(
+            partition=number,
+            content=PartitionManifest(number),
+            states=[],
+            max_event_times=newest,
+            statistics={"rows_in": rows if number == partition else 0},
+            peaks={"in_flight_peak": number},
+        )
 
 
 def runs(log: str | Path) -> list[int]:

@@ -34,7 +34,7 @@ def rows(first: int, number: int) -> pa.RecordBatch:
 
 
 class Doubling:
-    """Stands for ``run_partition``: the first operator makes rows, the others double and tell what they got."""
+    """Stands for ``run_partitions``: the first operator makes rows, the others double and tell what they got."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -42,7 +42,7 @@ class Doubling:
         self.running: list[str] = []
         self.order: list[str] = []
 
-    def __call__(self, spec: Any, partition: int, given: Iterator[InputBatch]) -> Iterator[Any]:
+    def __call__(self, spec: Any, partitions: range, given: Iterator[InputBatch]) -> Iterator[Any]:
         assert not self.running  # the one before has ended
         self.running.append(spec.uid)
         self.order.append(spec.uid)
@@ -60,7 +60,7 @@ class Doubling:
                         "row_kind": ["+I"] * batch.batch.num_rows,
                     }
                 )
-        yield CommitRecord(partition=partition, content=CONTENT, states=[], max_event_times=[None])
+        yield CommitRecord(partition=partitions[0], content=CONTENT, states=[], max_event_times=[None])
         self.running.clear()
 
 
@@ -71,7 +71,7 @@ CONTENT = PartitionManifest(0)
 def test_each_operator_gets_what_the_one_before_put_out_in_its_order(tmp_path: Path, memory: int) -> None:
     run = Doubling(batches=7)
     links = [link(uid, tmp_path / "new", memory) for uid in "abc"]
-    out = list(run_chain(links, 3, iter(()), run))
+    out = list(run_chain(links, range(3, 4), iter(()), run))
     left = [n for batch in out if isinstance(batch, pa.RecordBatch) for n in batch.column("n").to_pylist()]
     assert [type(one) for one in out[-3:]] == [CommitRecord] * 3
     assert run.got["b"] == [(n, 3 if n % 3 == 0 else 0) for n in range(70)]
@@ -82,23 +82,23 @@ def test_each_operator_gets_what_the_one_before_put_out_in_its_order(tmp_path: P
 
 
 def test_side_outputs_of_the_last_one_pass() -> None:
-    def run(spec: Any, partition: int, given: Iterator[InputBatch]) -> Iterator[Any]:
+    def run(spec: Any, partitions: range, given: Iterator[InputBatch]) -> Iterator[Any]:
         yield from (SideBatch("late", rows(0, 2)) for _ in given)
-        yield CommitRecord(partition=partition, content=CONTENT, states=[], max_event_times=[None])
+        yield CommitRecord(partition=partitions[0], content=CONTENT, states=[], max_event_times=[None])
 
-    out = list(run_chain([link("a")], 0, iter([InputBatch(rows(0, 1))]), run))
+    out = list(run_chain([link("a")], range(1), iter([InputBatch(rows(0, 1))]), run))
     assert isinstance(out[0], SideBatch)
 
 
 def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
-    def silent(spec: Any, partition: int, given: Iterator[InputBatch]) -> Iterator[Any]:
+    def silent(spec: Any, partitions: range, given: Iterator[InputBatch]) -> Iterator[Any]:
         yield from ()
 
-    with pytest.raises(JobError, match="operator 'a', partition 5: no commit record"):
-        list(run_chain([link("a"), link("b")], 5, iter(()), silent))
+    with pytest.raises(JobError, match="operator 'a': 0 commit records of the partitions 5 to 5"):
+        list(run_chain([link("a"), link("b")], range(5, 6), iter(()), silent))
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(
         StoreError, match="operator 'b': cannot create a file for input rows that exceed memory"
     ):
-        list(run_chain([link("a"), link("b", file, 1)], 0, iter(()), Doubling(2)))
+        list(run_chain([link("a"), link("b", file, 1)], range(1), iter(()), Doubling(2)))

@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from asyncstate.spark import StreamingJob, read_state
 from asyncstate.spark.compatibility import (
     _hash_of,
+    aggregated,
     arrow_schema,
     arrow_table,
     by_hash,
@@ -160,3 +161,31 @@ def test_types_are_read_from_ddl_where_structs_do_not_read_it(
 def test_rows_arrive_in_the_order_of_their_partitions(spark: SparkSession) -> None:
     rows = arrow_table(spark.range(0, 100, 1, 4))
     assert rows.column("id").to_pylist() == list(range(100))
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_rows_are_grouped_by_several_sets(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, is_older: bool
+) -> None:
+    rows = spark.sql("select * from values ('a', 1), ('a', 2), (null, 2) as t(`k{0}`, v)")
+    if is_older:
+        without(monkeypatch, type(rows), "groupingSets")
+    tables = spark.catalog.listTables()
+    keys, totals = ["`k{0}`", "v"], ["count(1) as n", "grouping(v) as every", "max('}') as brace"]
+    found = aggregated(rows, keys, [["`k{0}`"], ["`k{0}`", "v"]], totals)
+    assert found.columns == ["k{0}", "v", "n", "every", "brace"]
+    each = [("a", 1, 1, 0, "}"), ("a", 2, 1, 0, "}"), (None, 2, 1, 0, "}")]
+    assert {tuple(row) for row in found.collect()} == {
+        *each,
+        ("a", None, 2, 1, "}"),
+        (None, None, 1, 1, "}"),
+    }
+    assert spark.catalog.listTables() == tables
+
+
+def test_columns_may_have_the_names_of_methods(spark: SparkSession) -> None:
+    rows = spark.sql("select 1 as toArrow, 2 as repartitionById, 3 as groupingSets")
+    assert arrow_table(rows).to_pylist() == rows.toPandas().to_dict("records")
+    assert by_partition(rows, 2, "1").rdd.glom().map(len).collect() == [0, 1]
+    found = aggregated(rows, ["toArrow", "groupingSets"], [["toArrow"], ["groupingSets"]], ["count(1) as n"])
+    assert sorted(row.n for row in found.collect()) == [1, 1]

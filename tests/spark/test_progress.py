@@ -196,8 +196,11 @@ def test_skew_and_the_size_of_new_state_show(
     assert 51 <= among["rows_in_max"] < 57
     assert among["rows_in_max_partition"] == alone["rows_in_max_partition"]
     assert among["state_bytes"] > among["state_bytes_max"] > 0
-    assert 0 < among["run_seconds_max"] <= among["run_seconds"]
-    assert among["run_seconds_max_partition"] in range(3)
+    if among["in_driver"]:  # partitions that run together share their seconds
+        assert among["run_seconds_max"] is among["run_seconds_max_partition"] is None
+    else:
+        assert 0 < among["run_seconds_max"] <= among["run_seconds"]
+        assert among["run_seconds_max_partition"] in range(3)
 
 
 def test_names_are_the_same_whatever_was_measured() -> None:

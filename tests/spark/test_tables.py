@@ -65,6 +65,7 @@ def test_tables_alone_and_streams_as_tables_are_refused(
         job.start(trigger={"availableNow": True})
 
 
+@pytest.mark.since_spark("4.0", "DataFrames of Arrow tables")
 def test_functions_of_dataframes_run_in_the_harness(spark: SparkSession, async_enabled: bool) -> None:
     def doubled(one: DataFrame, other: DataFrame) -> DataFrame:
         return one.join(other, "k").select("k", (sf.col("v") * 2).alias("v"))

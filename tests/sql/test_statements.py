@@ -13,7 +13,6 @@ pytest.importorskip("pyspark")
 import pyarrow as pa
 
 from asyncstate.dataflow import Dataflow
-from asyncstate.dataflow.arrow_sql import column_of
 from asyncstate.dataflow.nodes import Times
 from asyncstate.errors import SqlError
 from asyncstate.sql import plans
@@ -230,14 +229,6 @@ def test_a_ranking_with_a_scalar_subquery_beside_its_bound(spark: SparkSession) 
     with PipelineHarness(pipeline(spark, lambda context: context.run(text)), {"t": INSERTIONS}) as harness:
         harness.push("t", [(1, 5, 0, 0), (2, 7, 0, 0), (3, 8, 0, 0)])
         assert net(harness.end_batch()["out"]) == {(2,): 1}
-
-
-@pytest.mark.parametrize(
-    ("text", "column"),
-    [("`a``b`", "a`b"), ("a", "a"), ("`a` + `b`", None), ("null", None), ("`a``", None), ("a.b", None)],
-)
-def test_the_column_that_a_text_is(text: str, column: str | None) -> None:
-    assert column_of(text) == column
 
 
 def test_a_job_of_compiled_plans_says_that_it_explains_nothing() -> None:

@@ -12,7 +12,7 @@ _LIMIT = 10_000
 
 
 def _key(partition: int = 0, checkpoint: str = "/here") -> PartitionKey:
-    return PartitionKey(checkpoint, "job", "operator", partition)
+    return PartitionKey(checkpoint, "job", "operator", range(partition, partition + 1))
 
 
 def _entries(count: int, mark: bytes = b"v") -> ValueCache:

@@ -1,17 +1,19 @@
-"""The store of one task: a lease at the base version, and the commit of its writes.
+"""The stores of one task: leases at the base version, and the commit of its writes.
 
-Owns: ``PartitionStore``, ``open_store`` and ``read_state``; ``why_no_stores`` and ``state_bytes``, by which the driver
+Owns: ``TaskStores``, ``open_stores`` and ``read_state``; ``why_no_stores`` and ``state_bytes``, by which the driver
 chooses where tasks run.
-Invariant: the store is at exactly the base version of the TaskSpec.
+Invariant: the stores are at exactly the base version of the TaskSpec.
 Must not import Spark.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import xxhash
 
 from asyncstate.codec import BROADCAST_GROUP
 from asyncstate.config import Config
@@ -22,9 +24,11 @@ from asyncstate.storage import (
     EMPTY_LINEAGE,
     CheckpointFiles,
     GiveAway,
+    KeyedStore,
     Lease,
     LocalStores,
     Manifest,
+    PartitionedStore,
     PartitionManifest,
     RestorePlan,
     RocksDBOptions,
@@ -33,92 +37,120 @@ from asyncstate.storage import (
     WriteBound,
     checkpoint_files,
     commit_partition,
+    group_bounds,
+    group_range,
     partition_restore_plan,
+    split_changes,
 )
 
 
-class PartitionStore:
-    """One partition's store, leased for one micro-batch."""
+class TaskStores:
+    """The stores of a task's partitions, leased for one micro-batch; to the operator they are one store."""
 
-    def __init__(self, spec: TaskSpec, partition: int, lease: Lease, files: CheckpointFiles) -> None:
+    def __init__(
+        self, spec: TaskSpec, partitions: range, leases: Sequence[Lease], files: CheckpointFiles
+    ) -> None:
         self._spec = spec
-        self._partition = partition
-        self._lease = lease
+        self._partitions = partitions
+        self._leases = leases
         self._files = files
-        self.store = lease.store
+        bounds = (group_range(number, spec.parallelism, spec.max_parallelism) for number in partitions)
+        self._starts = [group_bounds(*groups)[0] for groups in bounds]
+        stores = [lease.store for lease in leases]
+        self.store: KeyedStore = stores[0] if len(stores) == 1 else PartitionedStore(stores, self._starts)
         """The store that the operator reads."""
-        self.lineage = lease.base.lineage
+        self.lineage = lineage_of([lease.base.lineage for lease in leases])
         """Name of the content that the operator reads."""
-        self.cached: Any = lease.cached
+        self.cached: Any = leases[0].cached if len(leases) == 1 else None
         """The cache of that content from the process that released the store, None if there is none."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is stored for the partition."""
+        """Whether nothing is stored for the partitions."""
         return self.lineage == EMPTY_LINEAGE
 
     @property
     def write_bound(self) -> WriteBound:
         """How much memory the micro-batch's writes may take, and where they are spilled beyond that."""
-        limit_bytes = self._spec.config.shares.writes
-        return WriteBound(limit_bytes, self._lease.open_scratch, str(self._lease.scratch_folder))
+        limit_bytes, first = self._spec.config.shares.writes, self._leases[0]
+        return WriteBound(limit_bytes, first.open_scratch, str(first.scratch_folder))
 
     @property
     def buffer_folder(self) -> str:
         """The folder for rows of the micro-batch that do not fit into memory; it is deleted with the lease."""
-        return str(self._lease.scratch_folder / "gathered")
+        return str(self._leases[0].scratch_folder / "gathered")
 
-    def commit(self, changes: SortedChanges) -> PartitionManifest:
-        """Upload sorted changes; returns the resulting partition. Nothing is visible before the driver commits."""
+    def commit(self, changes: SortedChanges) -> list[PartitionManifest]:
+        """Upload sorted changes; returns the resulting partitions. Nothing is visible before the driver commits."""
         spec = self._spec
-        return commit_partition(
-            self._lease,
-            self._files,
-            changes,
-            uid=spec.uid,
-            partition=self._partition,
-            batch_id=spec.batch_id,
-            attempt=uuid.uuid4().hex,
-            snapshot_every_deltas=spec.config.snapshot_interval,
-            parallelism=spec.parallelism,
-        )
+        parts = [changes] if len(self._leases) == 1 else split_changes(changes, self._starts)
+        return [
+            commit_partition(
+                lease,
+                self._files,
+                part,
+                uid=spec.uid,
+                partition=partition,
+                batch_id=spec.batch_id,
+                attempt=uuid.uuid4().hex,
+                snapshot_every_deltas=spec.config.snapshot_interval,
+                parallelism=spec.parallelism,
+            )
+            for partition, lease, part in zip(self._partitions, self._leases, parts, strict=True)
+        ]
 
-    def statistics(self, content: PartitionManifest) -> PartitionStatistics:
-        """Metrics after the commit; ``content``: the partition after the micro-batch."""
-        lease, store = self._lease, self.store.statistics()
-        new = [delta.file for delta in content.deltas if delta not in lease.base.deltas]
-        delta_bytes = sum(file.size_bytes for file in new)  # the store applies it in the next micro-batch
-        return PartitionStatistics(
-            restore_seconds=lease.restored.seconds,
-            restore_bytes=lease.restored.bytes_fetched,
-            delta_bytes=delta_bytes,
-            state_bytes=store.size_bytes + delta_bytes,
-            state_entries_estimate=store.entries_estimate + sum(file.num_entries for file in new),
-            block_cache_bytes_peak=store.block_cache_bytes,
-            block_cache_bytes_limit=store.block_cache_bytes_max,
-            table_reader_bytes_peak=store.table_reader_bytes,
-        )
+    def statistics(self, contents: Sequence[PartitionManifest]) -> list[PartitionStatistics]:
+        """Metrics of each partition after the commit; ``contents``: the partitions after the micro-batch."""
+        return [_statistics(lease, content) for lease, content in zip(self._leases, contents, strict=True)]
 
     def settle(self) -> None:
-        """Wait for a background compaction that has started; closing the store would discard its work."""
-        self.store.settle()
+        """Wait for background compactions that have started; closing a store would discard the work."""
+        for lease in self._leases:
+            lease.store.settle()
+
+
+def _statistics(lease: Lease, content: PartitionManifest) -> PartitionStatistics:
+    store = lease.store.statistics()
+    new = [delta.file for delta in content.deltas if delta not in lease.base.deltas]
+    delta_bytes = sum(file.size_bytes for file in new)  # the store applies it in the next micro-batch
+    return PartitionStatistics(
+        restore_seconds=lease.restored.seconds,
+        restore_bytes=lease.restored.bytes_fetched,
+        delta_bytes=delta_bytes,
+        state_bytes=store.size_bytes + delta_bytes,
+        state_entries_estimate=store.entries_estimate + sum(file.num_entries for file in new),
+        block_cache_bytes_peak=store.block_cache_bytes,
+        block_cache_bytes_limit=store.block_cache_bytes_max,
+        table_reader_bytes_peak=store.table_reader_bytes,
+    )
+
+
+def lineage_of(lineages: Sequence[str]) -> str:
+    """The name of the content of several partitions together."""
+    if len(lineages) == 1 or not any(lineages):
+        return lineages[0]
+    return xxhash.xxh3_128_hexdigest("|".join(lineages).encode())
 
 
 @contextmanager
-def open_store(
-    spec: TaskSpec, partition: int, kept: StorePool | None = None, export_cache: GiveAway | None = None
-) -> Iterator[PartitionStore]:
-    """Lease the store of ``partition`` at the spec's base version. At the end the lease is released; the store stays
-    open in ``kept``. ``export_cache``: the cache that goes with the store to another process that requests it.
+def open_stores(
+    spec: TaskSpec, partitions: range, kept: StorePool | None = None, export_cache: GiveAway | None = None
+) -> Iterator[TaskStores]:
+    """Lease the stores of ``partitions`` at the spec's base version. At the end the leases are released; the stores
+    stay open in ``kept``. ``export_cache``: the cache that goes with a store to another process that requests it.
 
     Raises StoreError when no local folder can be used, CheckpointCorruptionError for a damaged checkpoint file.
     """
     files = checkpoint_files(spec.checkpoint)
     limit_bytes = 0 if kept is None else spec.config.shares.open_stores
     stores = LocalStores(spec.local_dir, spec.job_id, files, open_stores=kept, open_bytes_max=limit_bytes)
-    base = _base(spec, partition)
-    with stores.acquire(spec.uid, partition, base, rocksdb_options(spec.config), export_cache) as lease:
-        yield PartitionStore(spec, partition, lease, files)
+    options = rocksdb_options(spec.config)
+    with ExitStack() as used:
+        leases = [
+            used.enter_context(stores.acquire(spec.uid, number, _base(spec, number), options, export_cache))
+            for number in partitions
+        ]
+        yield TaskStores(spec, partitions, leases, files)
 
 
 def read_state(
@@ -128,7 +160,7 @@ def read_state(
     state, which each partition holds. Raises StoreError if two partitions hold different broadcast state."""
     broadcast: list[tuple[bytes, bytes]] = []
     for partition in range(partitions):
-        with open_store(spec, partition, kept) as opened:
+        with open_stores(spec, range(partition, partition + 1), kept) as opened:
             yield from opened.store.iterate(end=BROADCAST_GROUP)
             own = list(opened.store.iterate(BROADCAST_GROUP))
         if partition and own != broadcast:

@@ -53,6 +53,12 @@ class Runner(ABC):
         self.controller = controller
         self.transfers = Transfers()
         self.rows_in = 0
+        first, last = (
+            group * spec.parallelism // spec.max_parallelism
+            for group in (context.key_groups[0], context.key_groups[-1])
+        )
+        self.rows_of = dict.fromkeys(range(first + 1, last + 1), 0)
+        """How many of the rows are those of each further partition of the task."""
         self.rows_out = 0
         self.local_rows_in = 0
         self.keys = 0
@@ -100,6 +106,8 @@ class Runner(ABC):
             prepared = prepare(self.spec.uid, self.spec.inputs[given.input_index], given)
             self.count(prepared)
             self._count_local(given)
+            if self.rows_of:
+                self._count_by_partition(prepared)
             if prepared.batch.num_rows:
                 yield prepared
             self.controller.flush()  # the next batch may take long to arrive
@@ -203,11 +211,20 @@ class Runner(ABC):
         if newest is not None:
             self.max_event_times[index] = newest if known is None else max(known, newest)
 
+    def _count_by_partition(self, prepared: PreparedBatch) -> None:
+        if not self.spec.inputs[prepared.input_index].key:
+            return  # the first one has all
+        groups = self._codecs[prepared.input_index].groups(self._key_columns(prepared))
+        owners = groups.astype(np.int64) * self.spec.parallelism // self.spec.max_parallelism
+        for owner, count in zip(*np.unique(owners, return_counts=True), strict=True):
+            if int(owner) in self.rows_of:
+                self.rows_of[int(owner)] += int(count)
+
     def statistics(self) -> RowStatistics:
-        """The row metrics of this micro-batch."""
+        """The row metrics of this micro-batch; ``rows_in`` without those of ``rows_of``."""
         together = any(given.local is not None for given in self.spec.inputs)
         return RowStatistics(
-            rows_in=self.rows_in,
+            rows_in=self.rows_in - sum(self.rows_of.values()),
             rows_out=self.rows_out,
             keys=self.keys,
             local_rows_in=self.local_rows_in if together else None,

@@ -1,10 +1,11 @@
-"""Runs one operator on one partition for one micro-batch; the only place where the configuration selects controller
-and store.
+"""Runs one operator on partitions of a task for one micro-batch; the only place where the configuration selects
+controller and store.
 
-Owns: ``run_partition``; and runs that persist nothing: of stateless operators (``run_stateless``) and of any
+Owns: ``run_partitions``; and runs that persist nothing: of stateless operators (``run_stateless``) and of any
 operator over a bounded input (``run_to_the_end``).
-Invariants: nothing is visible to any other attempt or batch until the driver commits the CommitRecord that the run
-ends with. A run that persists nothing has its state in this process's memory, and beyond its limit in a folder that is
+Invariants: nothing is visible to any other attempt or batch until the driver commits the CommitRecords that the run
+ends with. Several partitions in one run get the same state as in a run each, with the same bytes unless bundles are cut
+elsewhere. A run that persists nothing has its state in this process's memory, and beyond its limit in a folder that is
 deleted with the run: it opens no store of a job and no checkpoint. A run over a bounded input gives the same result as
 a job whose first micro-batch has all rows, followed by ``finish()``.
 Must not import Spark.
@@ -41,7 +42,7 @@ from asyncstate.operator import (
 from asyncstate.runtime.partition.broadcast_inputs import broadcast_digest
 from asyncstate.runtime.partition.bundles import BundleRunner
 from asyncstate.runtime.partition.records import RecordRunner
-from asyncstate.runtime.partition.restore_plans import PartitionStore, open_store, rocksdb_options
+from asyncstate.runtime.partition.restore_plans import TaskStores, lineage_of, open_stores, rocksdb_options
 from asyncstate.runtime.partition.runner import Runner
 from asyncstate.runtime.partition.task_context import TaskContext, closed_at_the_end
 from asyncstate.runtime.partition.worker_memory import (
@@ -52,10 +53,12 @@ from asyncstate.runtime.partition.worker_memory import (
 )
 from asyncstate.runtime.statistics import (
     LimitStatistics,
+    PartitionStatistics,
     RowStatistics,
     TaskStatistics,
     WorkerStatistics,
     sum_records,
+    sums_and_peaks,
 )
 from asyncstate.runtime.task_spec import (
     CommitRecord,
@@ -76,26 +79,27 @@ from asyncstate.storage import (
 )
 
 
-def run_partition(
+def run_partitions(
     spec: TaskSpec,
-    partition: int,
+    partitions: range,
     batches: Iterator[InputBatch],
     wrap_store: Callable[[KeyedStore], KeyedStore] | None = None,
     memory: WorkerMemory | None = None,
 ) -> Iterator[OutBatch | CommitRecord]:
-    """Run ``spec.operator`` over the rows of ``partition``; yields output batches, then the CommitRecord.
+    """Run ``spec.operator`` over the rows of ``partitions``; yields output batches, then a CommitRecord for each
+    partition.
 
     ``batches`` have the rows of all inputs in arrival order. Output batches have the columns of their output and
-    ``row_kind``; those of side outputs are SideBatches. ``wrap_store`` wraps the leased store, for
+    ``row_kind``; those of side outputs are SideBatches. ``wrap_store`` wraps what is leased, for
     tests. ``memory``: what is kept for the next micro-batches, by default that of this process. Raises OperatorError
     for failures of the operator's code and StoreError for those of the store.
     """
     started = time.perf_counter()
     memory = worker_memory() if memory is None else memory
     with (
-        open_store(spec, partition, memory.stores, memory.columns_of(spec, partition)) as opened,
-        memory.lend_entries(spec, partition, opened.lineage) as cache,
-        memory.lend_columns(spec, partition, opened.lineage, opened.cached, opened.is_empty) as columns,
+        open_stores(spec, partitions, memory.stores, memory.columns_of(spec, partitions)) as opened,
+        memory.lend_entries(spec, partitions, opened.lineage) as cache,
+        memory.lend_columns(spec, partitions, opened.lineage, opened.cached, opened.is_empty) as columns,
     ):
         store = opened.store if wrap_store is None else wrap_store(opened.store)
         values = cache.entries
@@ -104,21 +108,22 @@ def run_partition(
         with _controller(spec, overlay, memory) as controller:
             folder = opened.buffer_folder
             runner = yield from _operated(
-                spec, partition, controller, batches, folder, memory, values, columns
+                spec, partitions, controller, batches, folder, memory, values, columns
             )
             run_seconds = time.perf_counter() - started
-            record = _commit(partition, opened, runner, values, columns, run_seconds)
+            records = _commit(opened, runner, values, columns, run_seconds)
             # Named by the content that this attempt has made: if another attempt is committed, nothing requests it.
             overlay.release()
-            cache.keep(record.content.lineage, values)
-            columns.keep(record.content.lineage)
+            lineage = lineage_of([record.content.lineage for record in records])
+            cache.keep(lineage, values)
+            columns.keep(lineage)
             with controller.suspended():
-                yield record
+                yield from records
 
 
 def _operated(
     spec: TaskSpec,
-    partition: int,
+    partitions: range,
     controller: ExecutionController,
     batches: Iterator[InputBatch],
     scratch: str,
@@ -128,11 +133,11 @@ def _operated(
 ) -> Generator[OutBatch, None, Runner]:
     """Open ``spec.operator``, run it over ``batches`` and the watermark, close it; yields its output.
 
-    Returns the runner. ``scratch``: a folder for rows that exceed memory. ``cache``: what is cached of the partition's
+    Returns the runner. ``scratch``: a folder for rows that exceed memory. ``cache``: what is cached of the partitions'
     keys. ``columns``: the cache of column states.
     """
     with closed_at_the_end(spec.uid, spec.operator):
-        context = _opened_context(spec, partition, controller, cache, columns)
+        context = _opened_context(spec, partitions, controller, cache, columns)
         runner = _runner(spec, context, controller, scratch)
         with (
             controller.calls,
@@ -167,13 +172,14 @@ def _controller(spec: TaskSpec, overlay: MemTable, memory: WorkerMemory) -> Exec
 
 def _opened_context(
     spec: TaskSpec,
-    partition: int,
+    partitions: range,
     controller: ExecutionController,
     cache: CachedValues,
     columns: CachedColumns | None,
 ) -> TaskContext:
     cache.begin()
-    first, end = group_range(partition, spec.parallelism, spec.max_parallelism)
+    first, _ = group_range(partitions[0], spec.parallelism, spec.max_parallelism)
+    _, end = group_range(partitions[-1], spec.parallelism, spec.max_parallelism)
     context = TaskContext(
         spec.uid,
         spec.inputs,
@@ -213,43 +219,54 @@ def _runner(spec: TaskSpec, context: TaskContext, controller: ExecutionControlle
 
 
 def _commit(
-    partition: int,
-    opened: PartitionStore,
+    opened: TaskStores,
     runner: Runner,
     values: CachedValues,
     columns: CachedColumns,
     run_seconds: float,
-) -> CommitRecord:
+) -> list[CommitRecord]:
+    """The report of each partition. What is measured of the whole run is in the first one."""
     began = time.perf_counter()
     runner.controller.finish_states()
     changes = runner.controller.overlay.changes()
-    content = opened.commit(changes)
+    contents = opened.commit(changes)
     committed = time.perf_counter()
     opened.settle()
     settled = time.perf_counter()
-    sums, peaks = TaskStatistics(
+    stored = opened.statistics(contents)
+    whole = TaskStatistics(
         rows=runner.statistics(),
         controller=_with_caches(runner.controller.statistics(), values, columns),
         columns=columns.statistics(),
         transfers=runner.transfers.statistics(),
-        partition=opened.statistics(content),
+        partition=stored[0],
         limits=LimitStatistics.of(runner.spec.config),
         worker=WorkerStatistics.of_this_process(),
         run_seconds=run_seconds,
         commit_seconds=committed - began,
         compaction_seconds=settled - committed,
-    ).metrics()
-    operator, states = runner.spec.operator, runner.context.states
-    return CommitRecord(
-        partition=partition,
-        content=content,
-        states=states,
-        max_event_times=runner.max_event_times,
-        broadcast_digest="" if operator.broadcast_input is None else broadcast_digest(changes, states),
-        missing_row=runner.context.missing_row,
-        statistics=sums,
-        peaks=peaks,
     )
+    operator, states = runner.spec.operator, runner.context.states
+    digest = "" if operator.broadcast_input is None else broadcast_digest(changes, states)
+    measured: list[TaskStatistics | PartitionStatistics] = [whole, *stored[1:]]
+    records = []
+    for content, statistics in zip(contents, measured, strict=True):
+        sums, peaks = sums_and_peaks(statistics)
+        if statistics is not whole:
+            sums["rows_in"] = float(runner.rows_of[content.partition])
+        records.append(
+            CommitRecord(
+                partition=content.partition,
+                content=content,
+                states=states,
+                max_event_times=runner.max_event_times,
+                broadcast_digest=digest,
+                missing_row=runner.context.missing_row,
+                statistics=sums,
+                peaks=peaks,
+            )
+        )
+    return records
 
 
 def _with_caches(
@@ -276,21 +293,22 @@ def run_stateless(spec: TaskSpec, batches: Iterator[InputBatch]) -> Iterator[Out
     """
     memory = worker_memory()
     with _controller(spec, MemTable(EmptyStore()), memory) as controller:
-        runner = yield from _operated(spec, 0, controller, batches, "", memory, CachedValues())
+        runner = yield from _operated(spec, range(1), controller, batches, "", memory, CachedValues())
         with controller.suspended():
             yield runner.statistics()
 
 
 def run_to_the_end(
-    at_the_end: Operator, spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+    at_the_end: Operator, spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]
 ) -> Iterator[OutBatch | CommitRecord]:
-    """Like ``run_partition``, over all rows of a bounded input: a micro-batch without a watermark, then one without
-    rows and with the last watermark. The CommitRecord names no files.
+    """Like ``run_partitions``, for one partition, over all rows of a bounded input: a micro-batch without a watermark,
+    then one without rows and with the last watermark. The CommitRecord names no files.
 
     ``at_the_end``: a second instance of ``spec.operator``, since an instance lives for one micro-batch. Raises
     OperatorError for failures of the operator's code and StoreError if the folder for what exceeds memory cannot be
     used.
     """
+    (partition,) = partitions
     with _overlay_of_memory(spec) as (overlay, folder):
         rows = replace(spec, watermark=MIN_WATERMARK)
         end = replace(
@@ -326,7 +344,8 @@ def _micro_batch(
     memory = worker_memory()
     with _controller(spec, overlay, memory) as controller:
         scratch = str(folder / "gathered")
-        runner = yield from _operated(spec, partition, controller, batches, scratch, memory, cache)
+        own = range(partition, partition + 1)
+        runner = yield from _operated(spec, own, controller, batches, scratch, memory, cache)
         controller.write_back()  # the next micro-batch reads it
         controller.finish_states()
     return CommitRecord(
@@ -335,7 +354,7 @@ def _micro_batch(
         states=runner.context.states,
         max_event_times=runner.max_event_times,
         missing_row=runner.context.missing_row,
-        statistics=TaskStatistics(rows=runner.statistics()).metrics()[0],
+        statistics=sums_and_peaks(TaskStatistics(rows=runner.statistics()))[0],
     )
 
 

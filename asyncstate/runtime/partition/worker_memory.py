@@ -1,6 +1,6 @@
 """What a worker process keeps between micro-batches.
 
-Owns: ``WorkerMemory``, the one of this process; ``CachedValues`` and ``CachedColumns``, of one partition.
+Owns: ``WorkerMemory``, the one of this process; ``CachedValues`` and ``CachedColumns``, of the partitions of one task.
 Invariant: no result depends on it. What it caches of state is named by the content that it is valid for, so an attempt
 with a different base never sees it.
 Must not import Spark.
@@ -136,14 +136,14 @@ class WorkerMemory:
         self.stores = StorePool()
         self._interests: dict[tuple[str, str, str], Interests] = {}
 
-    def lend_entries(self, spec: TaskSpec, partition: int, lineage: str) -> CacheLoan[CachedValues]:
+    def lend_entries(self, spec: TaskSpec, partitions: range, lineage: str) -> CacheLoan[CachedValues]:
         """The cached values of the content ``lineage``, for one micro-batch."""
-        return self.entries.lend(partition_key(spec, partition), lineage, spec.config.shares.cache)
+        return self.entries.lend(partition_key(spec, partitions), lineage, spec.config.shares.cache)
 
     def lend_columns(
         self,
         spec: TaskSpec,
-        partition: int,
+        partitions: range,
         lineage: str,
         known_elsewhere: ColumnCache | None,
         is_empty: bool,
@@ -153,13 +153,16 @@ class WorkerMemory:
 
         def lend() -> CacheLoan[ColumnCache]:
             limit_bytes = spec.config.shares.columns
-            return self.columns.lend(partition_key(spec, partition), lineage, limit_bytes, known_elsewhere)
+            return self.columns.lend(partition_key(spec, partitions), lineage, limit_bytes, known_elsewhere)
 
         return CachedColumns(lend, is_empty)
 
-    def columns_of(self, spec: TaskSpec, partition: int) -> GiveAway:
-        """A function that exports the cached column states to the process that takes over the partition's store."""
-        key = partition_key(spec, partition)
+    def columns_of(self, spec: TaskSpec, partitions: range) -> GiveAway | None:
+        """A function that exports the cached column states to the process that takes over the partition's store; None
+        for those of several partitions, since their stores may go to several processes."""
+        if len(partitions) > 1:
+            return None
+        key = partition_key(spec, partitions)
 
         def export_cache() -> tuple[str, ColumnCache] | None:
             known = self.columns.export_cache(key)
@@ -174,9 +177,9 @@ class WorkerMemory:
         return self._interests.setdefault((spec.checkpoint, spec.job_id, spec.uid), {})
 
 
-def partition_key(spec: TaskSpec, partition: int) -> PartitionKey:
-    """The key under which memory is kept: one partition of one operator."""
-    return PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partition)
+def partition_key(spec: TaskSpec, partitions: range) -> PartitionKey:
+    """The key under which memory is kept: the partitions of an operator that a task runs together."""
+    return PartitionKey(spec.checkpoint, spec.job_id, spec.uid, partitions)
 
 
 @functools.cache

@@ -150,9 +150,7 @@ class OrderedInputs:
         self._previous_watermark = spec.previous_watermark
         self._watermark = spec.watermark
         self._inputs = {
-            index: _SortedBuffer(
-                index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec.batch_id, spec.first_arrival
-            )
+            index: _SortedBuffer(index, given, by_id[ORDERED_ROWS[index]], codecs[index], spec)
             for index, given in enumerate(spec.inputs)
             if given.ordering is not None
         }
@@ -273,8 +271,7 @@ class _SortedBuffer:
         spec: InputSpec,
         state: StateSpec,
         key_codec: KeyCodec,
-        batch_id: int,
-        first_arrival: int,
+        task: TaskSpec,
     ) -> None:
         assert spec.ordering is not None
         self.order = spec.ordering
@@ -287,8 +284,8 @@ class _SortedBuffer:
         self._spec = spec
         self._id = state.id
         self._key_codec = key_codec
-        self._batch_id = batch_id
-        self._arrived = first_arrival
+        self._task = task
+        self._arrived: dict[int, int] = {}
         self._rows = _row_codec(spec.name, spec, state.types)
         self._sorts = [
             (sort, KeyCodec([spec.column(sort.column).type], [sort.column], 1)) for sort in _fine(spec)
@@ -307,8 +304,7 @@ class _SortedBuffer:
         batch = prepared.batch
         parts = np.zeros(len(order), _KEY_PARTS)
         parts["group"], parts["id"], parts["time"] = groups[order], self._id, times[order]
-        parts["batch"], parts["number"] = self._batch_id, self._arrived + order
-        self._arrived += len(order)
+        parts["batch"], parts["number"] = self._task.batch_id, self._arrivals(groups)[order]
         kinds = prepared.kinds.view(np.uint8).reshape(-1, 1)
         values = self._rows.encode(batch.columns, kinds, batch.num_rows)
         matrix = parts.view(np.uint8).reshape(len(order), _KEY_PARTS.itemsize)
@@ -317,6 +313,18 @@ class _SortedBuffer:
         fields = [_sort_field(sort, codec, batch.column(sort.column)) for sort, codec in self._sorts]
         heads, tails = matrix_rows(matrix[:, :_SORT_AT]), matrix_rows(matrix[:, _SORT_AT:])
         return list(map(b"".join, zip(heads, *fields, tails, strict=True))), values
+
+    def _arrivals(self, groups: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """The numbers of rows (n) by their key groups (n): each partition numbers its own."""
+        task = self._task
+        owners = groups.astype(np.int64) * task.parallelism // task.max_parallelism
+        numbers = np.empty(len(groups), np.int64)
+        for owner in np.unique(owners).tolist():
+            mine = owners == owner
+            first, count = self._arrived.get(owner, task.first_arrival), int(np.count_nonzero(mine))
+            numbers[mine] = np.arange(first, first + count)
+            self._arrived[owner] = first + count
+        return numbers
 
     def _times(self, prepared: PreparedBatch) -> npt.NDArray[np.uint64]:
         if self.order.time != "event":
