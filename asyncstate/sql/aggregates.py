@@ -102,6 +102,9 @@ class Calls:
         """Declare an AggregateExpression; returns the text of its value."""
         function, distinct = e.aggregateFunction(), bool(e.isDistinct())
         kind, parts, condition = kind_of(function), children(function), option(e.filter())
+        nested = [type_of(one) for one in parts if type_of(one).startswith(("struct<", "array<", "map<"))]
+        if nested and (distinct or kind == "CollectSet"):
+            raise refusal(f"DISTINCT values of type {nested[0]}", "take to_json(...) of them", e)
         where = None
         if condition is not None:
             where = self.given.shared(f"coalesce({self.given.text(condition)}, false)", "boolean")

@@ -38,6 +38,14 @@ COMPARISONS: Final = {
 }
 """Catalyst's comparisons, and their signs."""
 _LAMBDA: Final = "lambdafunction("
+_OR_NULL: Final = {
+    **{"ElementAt": "try_element_at", "GetArrayItem": "get", "Add": "try_add", "Subtract": "try_subtract"},
+    **{"Multiply": "try_multiply", "Divide": "try_divide", "Remainder": "try_mod", "Cast": "try_cast"},
+}
+"""Functions that are null where they fail. Spark's own text of one is that of the function that fails."""
+_NESTED: Final = ("array<", "map<", "struct<")
+_UNTYPED: Final = ("NULL", "ARRAY()", "MAP()")
+_FAILS: Final = re.compile(r'"(?:failOnError|ansiEnabled)":(\w+)')
 _ID: Final = re.compile(r"#\d+L?")
 _COALESCE_OF_ONE: Final = re.compile(r"\bcoalesce\((\w+)\)")
 
@@ -253,10 +261,18 @@ class Expressions:
         if kind == "NamedLambdaVariable" and typed and names is not None:
             self._retyped = True
             return self.read(quoted(str(e.name())))
-        if kind == "ElementAt" and typed and names is not None and kind_of(e.left()) == "StringSplitSQL":
+        if kind in _OR_NULL and typed and names is not None and self._is_null_where_it_fails(e, kind):
+            name, of = _OR_NULL[kind], children(e)
+            if kind_of(of[0]) == "StringSplitSQL":
+                name, of = "split_part", (*children(of[0]), of[1])
             self._retyped = True
-            given = [self._rebuilt(one, names, replaced) for one in (*children(e.left()), e.right())]
-            return self.read(f"split_part({', '.join(str(one.sql()) for one in given)})")
+            given = ", ".join(str(self._rebuilt(one, names, replaced).sql()) for one in of)
+            return self.read(f"{name}({given}{f' AS {e.dataType().sql()}' if kind == 'Cast' else ''})")
+        if kind in ("Cast", "Literal") and typed and names is not None and type_of(e).startswith(_NESTED):
+            given = str((self._rebuilt(e.child(), names, replaced) if kind == "Cast" else e).sql())
+            if kind == "Cast" or given in _UNTYPED:  # Spark leaves out casts to such types
+                self._retyped = True
+                return self._x.PrettyAttribute(f"CAST({given} AS {type_of(e)})", e.dataType())
         if kind == "Literal" and typed and names is not None and type_of(e).startswith("decimal"):
             self._retyped = True
             return self.read(f"CAST({e.sql()} AS {e.dataType().sql()})")
@@ -269,6 +285,14 @@ class Expressions:
         if kind == "CreateNamedStruct":  # struct(a) has the name of its column, which has another one now
             return self._x.CreateNamedStruct(self._catalyst.seq(new))
         return e.withNewChildren(self._catalyst.seq(new))
+
+    def _is_null_where_it_fails(self, e: Any, kind: str) -> bool:
+        if kind in ("ElementAt", "GetArrayItem"):
+            return not e.failOnError()
+        mode = str(e.evalMode().toString())
+        if mode != "LEGACY" or kind != "Cast" or type_of(e.child()) != "string":
+            return mode == "TRY"
+        return bool(self._catalyst.session.conf.get("spark.sql.ansi.enabled") == "true")  # of try_to_date
 
     def _replacement(self, e: Any, given: Any) -> Any:
         return self.read(given) if isinstance(given, str) else given(e)
@@ -289,7 +313,8 @@ def _with_lambdas(text: str) -> str:
 
 
 def _shape(expression: Any) -> str:
-    """The expression and its type, without ids. Spark leaves a coalesce of one column where the others are not needed,
-    and drops it when it reads that again."""
-    text = _COALESCE_OF_ONE.sub(r"\1", _ID.sub("", str(expression.toString())))
-    return f"{text}: {type_of(expression)}"
+    """The expression, its type and which parts of it may fail, without ids. Spark leaves a coalesce of one column where
+    the others are not needed, and drops it when it reads that again."""
+    text = _COALESCE_OF_ONE.sub(r"\1", _ID.sub("", str(expression.toString()))).replace("try_cast(", "cast(")
+    fails = " ".join(_FAILS.findall(str(expression.toJSON())))
+    return f"{text}: {type_of(expression)}{f', of which parts may fail: {fails}' if 'false' in fails else ''}"

@@ -46,6 +46,11 @@ _OTHER_VALUES: Final = (
     *(exp.ToChar, exp.ToNumber, exp.JSONFormat, exp.ParseJSON, exp.JSONExtractScalar),
     *(exp.CurrentTime, exp.Localtime, exp.BitmapBitPosition, exp.BitmapBucketNumber),
 )
+_TRIED: Final[dict[str, type[exp.Binary]]] = {
+    **{"SafeAdd": exp.Add, "SafeSubtract": exp.Sub, "SafeMultiply": exp.Mul, "SafeDivide": exp.Div},
+    "try_mod": exp.Mod,
+}
+"""Functions that are null where they fail."""
 _OTHER_VALUES_NAMES: Final = ("date_part", "datepart", "hash", "time_bucket", "user", "version")
 
 
@@ -56,7 +61,9 @@ def in_duckdb(expression: str, type_of: TypeOf) -> str:
         parsed = spark_sql(expression)
     except sqlglot.errors.SqlglotError as error:
         raise SchemaError(f"'{expression}' is not Spark SQL: {str(error).splitlines()[0]}") from error
-    inner = parsed.this if isinstance(parsed, exp.Alias) else parsed
+    inner = parsed.this if isinstance(parsed, exp.Alias | exp.Aliases) else parsed
+    if isinstance(inner, exp.Explode) and type(inner) is not exp.Explode:
+        return _generated(inner, in_duckdb(inner.this.sql(dialect="spark"), type_of), parsed)
     found = (inner.this if type(inner) is exp.Explode else parsed).find(*_SEVERAL_ROWS)
     if found is not None:
         raise SchemaError(
@@ -78,6 +85,24 @@ def in_duckdb(expression: str, type_of: TypeOf) -> str:
     return str(made.sql(dialect="duckdb", identify=True))
 
 
+def _generated(made: exp.Expr, array: str, named: exp.Expr) -> str:
+    """A row for each element of an array: also with its place (``posexplode``), or a row of nulls if there is none
+    (``explode_outer``)."""
+    kind, names = type(made).__name__.lower(), [one.name for one in named.expressions] or [named.alias]
+    parts = [f"range(len({array}))", array] if "pos" in kind else [array]
+    if "outer" in kind:
+        parts = [f"CASE WHEN len({array}) > 0 THEN {one} ELSE [NULL] END" for one in parts]
+    parts = [f"unnest({one})" for one in parts]
+    if len(parts) > 1:
+        parts[0] = f"CAST({parts[0]} AS INT)"
+    names = names if all(names) else ["pos", "col"][-len(parts) :]
+    if len(names) != len(parts):
+        raise SchemaError(
+            f"{kind} makes {len(parts)} columns and has {len(names)} names; give it a name for each"
+        )
+    return ", ".join(f'{part} AS "{name}"' for part, name in zip(parts, names, strict=True))
+
+
 _REFUSED: Final = exp.Null()
 
 
@@ -90,6 +115,18 @@ def _mapped(node: Any, type_of: TypeOf) -> Any:
 
     if kind in _OTHER_VALUES or name in _OTHER_VALUES_NAMES or _differs(node):
         return _REFUSED
+    elif name == "get":
+        array, at = node.expressions
+        found = exp.Bracket(this=exp.paren(array), expressions=[exp.paren(at) + 1], offset=1)
+        return exp.Case().when(exp.paren(at) >= 0, found)
+    elif (name or kind.__name__) in _TRIED:
+        one, two = map(exp.paren, node.expressions or (node.this, node.expression))
+        if node.find(exp.Interval) is not None:
+            return _REFUSED
+        if kind is exp.SafeDivide:
+            two = exp.paren(exp.func("NULLIF", two, exp.Literal.number(0)))
+        tried = _TRIED[name or kind.__name__](this=one, expression=two)
+        return exp.Anonymous(this="try", expressions=[tried])
     elif name == "timestamp_micros":
         return exp.Anonymous(this="make_timestamptz", expressions=node.expressions)
     elif kind is exp.DayOfWeek:  # Spark's Sunday is 1

@@ -4,7 +4,7 @@ Owns: ``transformed``, which applies a ``Transform`` to rows.
 Invariant: rows keep their order. Plain columns and conditions are evaluated by Arrow, as in a job's own tasks. All
 other Spark SQL text is translated by sqlglot and evaluated by DuckDB: operators, comparisons, CASE, casts, and
 functions of numbers, texts and times that both engines have; aggregates, windows, generators but ``explode`` and
-subqueries are refused, as is what DuckDB does not know.
+``posexplode`` (also of the outer kind), and subqueries are refused, as is what DuckDB does not know.
 Must not import Spark.
 """
 
@@ -30,7 +30,7 @@ from asyncstate.testing.duckdb_sql import in_duckdb
 _NUMBER = "asyncstate:number"
 _opened = threading.local()  # a connection of each thread: to open one takes longer than a query
 _SPARK_MIN = 4
-_EXPLODES = re.compile(r"\s*explode\(", re.IGNORECASE)
+_EXPLODES = re.compile(r"\s*(pos)?explode(_outer)?\(", re.IGNORECASE)
 
 
 def transformed(node: Transform, rows: pa.RecordBatch) -> pa.RecordBatch:

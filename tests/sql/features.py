@@ -216,6 +216,32 @@ FEATURES: dict[str, tuple[str, str]] = {
         "select a, x from t lateral view explode(sequence(1, b)) as x where b between 1 and 3",
         "select a, unnest(range(1, b + 1)) as x from t where b between 1 and 3",
     ),
+    "explode-outer": (
+        "select a, x from t lateral view outer explode(sequence(1, b)) as x where b is null or b between 1 and 3",
+        "select a, unnest(case when b is null then [null] else range(1, b + 1) end) as x from t where b is null or b between 1 and 3",
+    ),
+    "posexplode": (
+        "select a, p, x from t lateral view posexplode(array(b, a)) as p, x",
+        "select a, unnest([0, 1]) as p, unnest([b, a]) as x from t",
+    ),
+    "posexplode-outer": (
+        "select a, p, x from t lateral view outer posexplode(filter(array(b, a), y -> y > 3)) as p, x",
+        "select a, unnest(case when len(f) > 0 then range(len(f)) else [null] end) as p, unnest(case when len(f) > 0 then f else [null] end) as x from (select a, list_filter([b, a], lambda y: y > 3) as f from t)",
+    ),
+    # Spark's own texts leave out casts to such types.
+    "cast-of-structs": (
+        "select a, named_struct('p', cast(b as int)) as s, coalesce(array(b), array()) as x from t union all select a, named_struct('p', d) as s, if(d > 2, array(), array(d)) as x from u",
+        "select a, struct_pack(p := b) as s, [b] as x from t union all select a, struct_pack(p := d) as s, case when d > 2 then [] else [d] end as x from u",
+    ),
+    "cube-of-structs": (
+        "select s, c, count(*) as n from (select named_struct('p', a) as s, c from t) group by cube(s, c) having count(*) > 0",
+        "select s, c, count(*) as n from (select struct_pack(p := a) as s, c from t) group by cube(s, c) having count(*) > 0",
+    ),
+    # Spark writes these as the functions that fail.
+    "null-where-it-fails": (
+        "select a, try_divide(b, a) as q, try_mod(b, a) as m, try_add(b, 1) as p, get(array(a, b), cast(b as int)) as g, try_element_at(array(a, b), cast(a + 1 as int)) as h, try_cast(c as int) as i, try_to_date(c) as d from t",
+        "select a, b / nullif(a, 0) as q, b % nullif(a, 0) as m, b + 1 as p, case b when 0 then a when 1 then b end as g, case a when 0 then a when 1 then b end as h, cast(null as int) as i, cast(null as date) as d from t",
+    ),
     "lateral": ("select t.a, q.s from t, lateral (select sum(d) as s from u where u.a = t.a) q", ""),
     "stddev": ("select a, stddev(b) as s, var_pop(b) as v from t group by a", ""),
     "case-agg": (
@@ -441,6 +467,14 @@ REFUSED: dict[str, tuple[str, str]] = {
     "array-key": (
         "select array(a) as x, count(*) as n from t group by array(a)",
         "type list.*cannot be a key",
+    ),
+    "distinct-structs": (
+        "select count(distinct struct(a, b)) as n from t",
+        "DISTINCT values of type struct<.*to_json",
+    ),
+    "null-where-it-fails": (
+        "select try_make_timestamp(a, a, a, a, a, a) as x from t",
+        "of which parts may fail: false; write it in another way",
     ),
     "limit-0": ("select a from t limit 0", "no source"),
     "null-without-a-type": ("select a, null as x from t", r"no type; write CAST\(NULL AS INT\)"),

@@ -3,7 +3,8 @@
 Owns: ``random_query``. Invariant: a query has one answer: numbers and limits are in an order of all columns.
 
 ``python -m tests.sql.random_queries COUNT [FIRST]`` runs so many, each over random changes, with restarts and
-rescaling, and prints the seeds of those that are wrong. One in four is of ``random_windows``, one of ``random_types``.
+rescaling, and prints the seeds of those that are wrong. Three in four are of ``random_types``, ``random_nested`` and
+``random_windows``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sqlglot
 from asyncstate.errors import SqlError
 from tests import class_archive
 from tests.conftest import in_memory
-from tests.sql import random_types, random_windows
+from tests.sql import random_nested, random_types, random_windows
 from tests.sql.features import SCHEMAS, changing_tables
 from tests.sql.tables import Draws, kept_or_constant
 
@@ -275,15 +276,16 @@ def main() -> int:
         tempfile.tempdir = str(memory)
     os.environ.setdefault(class_archive.VARIABLE, class_archive.JVM_OPTIONS)
     spark, wrong, refused = build_session("queries", "local[1]", conf={"spark.ui.enabled": "false"}), [], 0
+    runs = run, random_types.run, random_nested.run, random_windows.run
     for seed in range(first, first + count):
         try:
-            (run, random_types.run, run, random_windows.run)[seed % 4](spark, seed)
+            runs[seed % len(runs)](spark, seed)
         except SqlError as error:
             refused += 1
-            print(f"seed {seed} is refused: {error}")
+            print(f"seed {seed} is refused: {error}", flush=True)
         except Exception as error:
             wrong.append(seed)
-            print(f"seed {seed}: {type(error).__name__}: {str(error)[:900]}")
+            print(f"seed {seed}: {type(error).__name__}: {str(error)[:900]}", flush=True)
     print(f"{count - refused - len(wrong)} right, {refused} refused, wrong: {wrong or 'none'}")
     return len(wrong)
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("duckdb")
 
-from tests.sql import random_types, random_windows
+from tests.sql import random_nested, random_types, random_windows
 from tests.sql.random_queries import run
 from tests.sql.tables import NEEDS_COMPILER
 
@@ -32,3 +32,8 @@ def test_a_random_query_over_times_is_kept_right(spark: SparkSession, seed: int)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_query_over_types_is_kept_right(spark: SparkSession, seed: int) -> None:
     random_types.run(spark, seed)
+
+
+@pytest.mark.parametrize("seed", range(12, 24))
+def test_a_random_query_over_arrays_and_structs_is_kept_right(spark: SparkSession, seed: int) -> None:
+    random_nested.run(spark, seed)
