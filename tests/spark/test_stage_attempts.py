@@ -47,12 +47,12 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def gated_echo(
-    spec: TaskSpec, partition: int, batches: Iterator[InputBatch]
+    spec: TaskSpec, partitions: range, batches: Iterator[InputBatch]
 ) -> Iterator[pa.RecordBatch | CommitRecord]:
     """``echo``, but partition 1 waits for the file that stands beside the log."""
-    yield from echo(spec, partition, batches)
+    yield from echo(spec, partitions, batches)
     assert isinstance(spec.operator, Echo)
-    if partition == 1:
+    if 1 in partitions:
         until(Path(f"{spec.operator.log}.gate").exists)
 
 
