@@ -23,6 +23,7 @@ from asyncstate.codec.hashing import (
     hash_columns,
     key_group,
     key_groups,
+    partitions_of,
 )
 from asyncstate.codec.key_batch import KeyBatch, UserKeyBatch
 from asyncstate.codec.keys import (
@@ -63,6 +64,7 @@ __all__ = [
     "hash_columns",
     "key_group",
     "key_groups",
+    "partitions_of",
     "plain_key",
     "plain_values",
     "prefix_end",

@@ -75,6 +75,14 @@ def groups_of(hashes: UInt64Array, max_parallelism: int) -> npt.NDArray[np.int32
     return (signed % max_parallelism).astype(np.int32)
 
 
+def partitions_of(
+    groups: npt.NDArray[np.int32], parallelism: int, max_parallelism: int
+) -> npt.NDArray[np.int64]:
+    """The partition of each key group, shape (n,)."""
+    partitions: npt.NDArray[np.int64] = groups.astype(np.int64) * parallelism // max_parallelism
+    return partitions
+
+
 def key_group(values: tuple[Any, ...], types: Sequence[pa.DataType], max_parallelism: int) -> int:
     """The key group of one key tuple; equal to ``key_groups`` for the same values."""
     return row_grouper(tuple(types), max_parallelism)(values)

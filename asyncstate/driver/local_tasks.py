@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import key_groups
+from asyncstate.codec import key_groups, partitions_of
 from asyncstate.driver.chain import Link, RunPartitions, run_chain
 from asyncstate.driver.executor import Feed, Prepared
 from asyncstate.driver.sent_columns import payload_of
@@ -194,7 +194,7 @@ def routed(
     key = [rows.batch.column(name) for name in given.route]
     count = rows.batch.num_rows
     groups = key_groups(key, max_parallelism, count) if key else np.zeros(count, np.int32)
-    owners = groups.astype(np.int64) * parallelism // max_parallelism
+    owners = partitions_of(groups, parallelism, max_parallelism)
     order = np.argsort(owners, kind="stable")
     batch, kinds = rows.batch.take(pa.array(order)), None if rows.kinds is None else rows.kinds[order]
     tasks, starts = np.unique(owners[order] // together, return_index=True)

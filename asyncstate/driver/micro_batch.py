@@ -98,7 +98,7 @@ class JobFrame(Generic[R]):
     config: Config
     resolve: Any
     executor: Executor[R]
-    checks: dict[str, tuple[tuple[Any, ...], Any]] = field(default_factory=dict, repr=False)
+    checks: dict[str, _Check] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -495,12 +495,12 @@ class MicroBatch(Generic[R]):
         states_before = stored.states if stored is not None else ()
         # Each micro-batch of a graph checks the same operators: what has not changed gives what it gave.
         given = (specs.inputs, config, states_before, stored_meaning(operator, stored))
-        known, found = self._frame.checks.get(uid, ((), None))
-        if not known or known[0] is not operator or known[1:] != given:
+        known = self._frame.checks.get(uid)
+        if known is None or not known.is_of(operator) or known.given != given:
             copied = partial(self._frame.executor.shipped_copy, uid)
             found = checked_inputs(uid, operator, *given[:3], copied, given[3])
-            self._frame.checks[uid] = (operator, *given), found
-        return _Checked(config, specs, stored, *found)
+            known = self._frame.checks[uid] = _Check(operator, dict(vars(operator)), given, found)
+        return _Checked(config, specs, stored, *known.found)
 
     def _done_before(self, operator: Operator, inputs: Sequence[R], checked: _Checked) -> _Checked:
         """Add the partial aggregation or limit that Spark applies to the inputs' rows before the exchange."""
@@ -641,6 +641,24 @@ class Expected(NamedTuple, Generic[R]):
     states: Sequence[str]
     growth: StateGrowth
     output: OutputSpec
+
+
+class _Check(NamedTuple):
+    """A check of an operator, with the ``attributes`` that it had, and what the check ``found``."""
+
+    operator: Operator
+    attributes: Mapping[str, Any]
+    given: tuple[Any, ...]
+    found: Any
+
+    def is_of(self, operator: Operator) -> bool:
+        """Whether it was of this operator, and no attribute has another object since."""
+        now = vars(operator)
+        return (
+            self.operator is operator
+            and now.keys() == self.attributes.keys()
+            and all(now[name] is one for name, one in self.attributes.items())
+        )
 
 
 class _Checked(NamedTuple):

@@ -117,9 +117,9 @@ def _of_partitions(records: Sequence[CommitRecord], sums: Mapping[str, float]) -
     found: dict[str, float | None] = {}
     for name in OF_PARTITIONS:
         # Partitions that ran together have the seconds of all of them in the first record.
-        known = name in sums and (name != "run_seconds" or all(name in one.statistics for one in records))
-        highest = max(records, key=lambda one: one.statistics.get(name, 0.0)) if known else None
-        value = None if highest is None else highest.statistics.get(name, 0.0)
+        known = name in sums and all(name in one.statistics for one in records)
+        highest = max(records, key=lambda one: one.statistics[name]) if known else None
+        value = None if highest is None else highest.statistics[name]
         found[f"{name}_max"] = _number(name, value)
         found[f"{name}_max_partition"] = None if highest is None else highest.partition
     return found

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from asyncstate.codec import key_groups
+from asyncstate.codec import key_groups, partitions_of
 from asyncstate.driver.sent_columns import cast, sent_schema
 from asyncstate.errors import JobError
 from asyncstate.spark.column_types import MARKER_TAG, TAG_BITS
@@ -91,8 +91,8 @@ class ShuffleWriter:
         """The rows with their routes."""
         schema = self.given.row_schema
         key = [cast(out.column(name), schema.field(name).type) for name in self.given.route]
-        groups = key_groups(key, self.max_parallelism, out.num_rows).astype(np.int64)
-        routes = (groups * self.parallelism // self.max_parallelism << TAG_BITS) | self.index
+        groups = key_groups(key, self.max_parallelism, out.num_rows)
+        routes = (partitions_of(groups, self.parallelism, self.max_parallelism) << TAG_BITS) | self.index
         payload = [
             cast(out.column(name), field.type)
             for name, field in zip(sent_schema(self.given).names, list(self.wire)[1:-1], strict=True)

@@ -133,3 +133,6 @@ class _Part:
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None  # the length takes all of them

@@ -33,7 +33,7 @@ from asyncstate.driver.operator_manifests import (
 )
 from asyncstate.driver.partial_aggregation_policy import choose_partial_aggregation
 from asyncstate.durations import Duration, microseconds
-from asyncstate.errors import AsyncStateError, JobError
+from asyncstate.errors import AsyncStateError, ConfigurationError, JobError
 from asyncstate.metrics import to_dict
 from asyncstate.operator import MAX_WATERMARK, MIN_WATERMARK, InputSpec, Operator, OutputSpec, unknown_output
 from asyncstate.runtime import (
@@ -181,10 +181,10 @@ class OperatorHarness:
         partitions_per_task: int = 1,
     ) -> None:
         self._uid = uid
-        self._together = partitions_per_task
         check_uid(uid)
         check_is_operator(uid, operator)
         check_parallelism(uid, parallelism, max_parallelism)
+        self._together = _checked_together(partitions_per_task)
         schemas = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         count = len(schemas)
         check_num_inputs(uid, operator, count)
@@ -647,6 +647,12 @@ def _key(key: Any, count: int) -> Any:
     if count == 1 and isinstance(key, (list, tuple)) and len(key) <= 1:
         return next(iter(key), None)
     return key
+
+
+def _checked_together(partitions: object) -> int:
+    if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
+        raise ConfigurationError(f"partitions_per_task is {partitions!r}; give a whole number of at least 1")
+    return partitions
 
 
 def _changes(

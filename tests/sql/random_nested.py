@@ -233,22 +233,13 @@ class _Random(Draws):
         """A row for each element of an array, with its place or not, or one with nulls if there is none."""
         array, alias = self.value(scope, "a"), self.alias()
         outer, numbered = self.chance(0.3), self.chance(0.3)
-        made = (
-            f"CASE WHEN len({array.duckdb}) > 0 THEN {array.duckdb} ELSE [NULL] END"
-            if outer
-            else array.duckdb
-        )
-        place = (
-            f"unnest(range(len({array.duckdb})))"
-            if not outer
-            else (
-                f"unnest(CASE WHEN len({array.duckdb}) > 0 THEN range(len({array.duckdb})) ELSE [NULL] END)"
-            )
-        )
-        columns = [("at", "i"), ("x", "i")] if numbered else [("x", "i")]
-        names = ", ".join(name for name, _ in columns)
-        word = "posexplode" if numbered else "explode"
-        shown = f"{place} AS at, unnest({made}) AS x" if numbered else f"unnest({made}) AS x"
+        parts = [(f"range(len({array.duckdb}))", "at"), (array.duckdb, "x")][not numbered :]
+        if outer:
+            some = f"CASE WHEN len({array.duckdb}) > 0 THEN {{}} ELSE [NULL] END"
+            parts = [(some.format(part), name) for part, name in parts]
+        shown = ", ".join(f"unnest({part}) AS {name}" for part, name in parts)
+        columns = [(name, "i") for _, name in parts]
+        names, word = ", ".join(name for name, _ in columns), "posexplode" if numbered else "explode"
         return Value(
             f"{given.spark} LATERAL VIEW {'OUTER ' * outer}{word}({array.spark}) {alias} AS {names}",
             f"{given.duckdb} CROSS JOIN LATERAL (SELECT {shown}) AS {alias}",
@@ -337,7 +328,7 @@ class _Random(Draws):
         if sets is not None:
             having.append("count(*) > 0")  # of no rows, DuckDB has a total and Spark has not
         rest = f" HAVING {' AND '.join(having)}" if having else ""
-        group = {True: " GROUP BY ", False: ""}[bool(by)]
+        group = " GROUP BY " if by else ""
         texts = [
             group + (sets.format(*names) if sets is not None else ", ".join(names)) + rest
             for names in ([one.spark for one in by], [one.duckdb for one in by])

@@ -62,6 +62,8 @@ def test_names_of_columns(names: list[str], message: str) -> None:
         ),
         (lambda: harness(parallelism=0), ConfigurationError, "parallelism is 0"),
         (lambda: harness(parallelism=1.5), ConfigurationError, "parallelism is 1.5"),
+        (lambda: harness(partitions_per_task=0), ConfigurationError, "partitions_per_task is 0"),
+        (lambda: harness(partitions_per_task="2"), ConfigurationError, "partitions_per_task is '2'"),
         (
             lambda: OperatorHarness(Join("inner"), SCHEMA, "k"),
             JobError,

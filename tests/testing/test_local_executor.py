@@ -139,3 +139,22 @@ def test_another_operator_of_the_same_uid_is_checked(tmp_path: Path, async_enabl
 
     with pytest.raises(StateDeclarationError, match=r"count\('shop'\) is new"):
         driver.run(applied, 1, False, "{}")
+
+
+def test_an_operator_with_another_attribute_is_checked(tmp_path: Path, async_enabled: bool) -> None:
+    """Its output may differ, though its state does not."""
+    counted = Opened([count().alias("n")])
+    driver, _ = micro_batch(tmp_path, 0, counted, "totals", async_enabled)
+    opened = []
+    for number in range(1, 5):
+        counted.emit_update_before = number < 4
+        Opened.times = 0
+        driver.run(
+            lambda batch: batch.apply(counted, LocalRows.of(SALES), uid="totals", key="shop"),
+            number,
+            False,
+            "{}",
+        )
+        opened.append(Opened.times)
+    assert opened[2] == 1  # by its task alone
+    assert opened[3] > 1

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncstate.changelog import RowKind
+from asyncstate.codec import partitions_of
 from asyncstate.execution import ExecutionController
 from asyncstate.operator import MIN_WATERMARK
 from asyncstate.partial_aggregation import local_rows
@@ -53,10 +54,8 @@ class Runner(ABC):
         self.controller = controller
         self.transfers = Transfers()
         self.rows_in = 0
-        first, last = (
-            group * spec.parallelism // spec.max_parallelism
-            for group in (context.key_groups[0], context.key_groups[-1])
-        )
+        groups = np.array([context.key_groups[0], context.key_groups[-1]], np.int32)
+        first, last = partitions_of(groups, spec.parallelism, spec.max_parallelism).tolist()
         self.rows_of = dict.fromkeys(range(first + 1, last + 1), 0)
         """How many of the rows are those of each further partition of the task."""
         self.rows_out = 0
@@ -215,10 +214,9 @@ class Runner(ABC):
         if not self.spec.inputs[prepared.input_index].key:
             return  # the first one has all
         groups = self._codecs[prepared.input_index].groups(self._key_columns(prepared))
-        owners = groups.astype(np.int64) * self.spec.parallelism // self.spec.max_parallelism
-        for owner, count in zip(*np.unique(owners, return_counts=True), strict=True):
-            if int(owner) in self.rows_of:
-                self.rows_of[int(owner)] += int(count)
+        counts = np.bincount(partitions_of(groups, self.spec.parallelism, self.spec.max_parallelism))
+        for partition in self.rows_of.keys() & set(np.flatnonzero(counts).tolist()):
+            self.rows_of[partition] += int(counts[partition])
 
     def statistics(self) -> RowStatistics:
         """The row metrics of this micro-batch; ``rows_in`` without those of ``rows_of``."""

@@ -308,7 +308,6 @@ def run_to_the_end(
     OperatorError for failures of the operator's code and StoreError if the folder for what exceeds memory cannot be
     used.
     """
-    (partition,) = partitions
     with _overlay_of_memory(spec) as (overlay, folder):
         rows = replace(spec, watermark=MIN_WATERMARK)
         end = replace(
@@ -320,8 +319,8 @@ def run_to_the_end(
             broadcast=None,
         )
         cache = CachedValues(spec.config.shares.cache)
-        first = yield from _micro_batch(rows, partition, overlay, cache, batches, folder)
-        last = yield from _micro_batch(end, partition, overlay, cache, iter(()), folder)
+        first = yield from _micro_batch(rows, partitions, overlay, cache, batches, folder)
+        last = yield from _micro_batch(end, partitions, overlay, cache, iter(()), folder)
         changes = overlay.changes() if spec.operator.broadcast_input is not None else []
         yield msgspec.structs.replace(
             first,
@@ -334,18 +333,18 @@ def run_to_the_end(
 
 def _micro_batch(
     spec: TaskSpec,
-    partition: int,
+    partitions: range,
     overlay: MemTable,
     cache: CachedValues,
     batches: Iterator[InputBatch],
     folder: Path,
 ) -> Generator[OutBatch, None, CommitRecord]:
     """Run one micro-batch over the content of ``overlay``; its writes stay there."""
+    (partition,) = partitions
     memory = worker_memory()
     with _controller(spec, overlay, memory) as controller:
         scratch = str(folder / "gathered")
-        own = range(partition, partition + 1)
-        runner = yield from _operated(spec, own, controller, batches, scratch, memory, cache)
+        runner = yield from _operated(spec, partitions, controller, batches, scratch, memory, cache)
         controller.write_back()  # the next micro-batch reads it
         controller.finish_states()
     return CommitRecord(

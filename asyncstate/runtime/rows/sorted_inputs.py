@@ -36,6 +36,7 @@ from asyncstate.codec import (
     KeyCodec,
     RowCodec,
     check_key_type,
+    partitions_of,
     schema_from_text,
     schema_to_text,
     type_to_text,
@@ -317,12 +318,12 @@ class _SortedBuffer:
     def _arrivals(self, groups: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """The numbers of rows (n) by their key groups (n): each partition numbers its own."""
         task = self._task
-        owners = groups.astype(np.int64) * task.parallelism // task.max_parallelism
+        owners = partitions_of(groups, task.parallelism, task.max_parallelism)
+        counts = np.bincount(owners)
         numbers = np.empty(len(groups), np.int64)
-        for owner in np.unique(owners).tolist():
-            mine = owners == owner
-            first, count = self._arrived.get(owner, task.first_arrival), int(np.count_nonzero(mine))
-            numbers[mine] = np.arange(first, first + count)
+        for owner in np.flatnonzero(counts).tolist():
+            first, count = self._arrived.get(owner, task.first_arrival), int(counts[owner])
+            numbers[owners == owner] = np.arange(first, first + count)
             self._arrived[owner] = first + count
         return numbers
 
