@@ -537,7 +537,7 @@ MUTATIONS: Final = (
     ),
     _mutation(
         "asyncstate/spark/reports.py",
-        "(groups * self.parallelism // self.max_parallelism << TAG_BITS)",
+        "(partitions_of(groups, self.parallelism, self.max_parallelism) << TAG_BITS)",
         "(groups << TAG_BITS)",
         "spark/test_reports.py",
     ),
