@@ -71,12 +71,13 @@ wheel: setup  ## what other projects install, in dist/
 demo: setup  ## Nexmark q4 and q18 on Spark, sync and async, checked and compared
 	$(BIN)/python -m bench nexmark --queries q4,q18 --events 1000000 --async-state.enabled both
 
-check: setup  ## format, lint, types, layers, docs site, doc examples
+check: setup  ## format, lint, types, layers, words, docs site, doc examples
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/write_docs.py --check
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/house/test_mutations.py tests/docs/test_words.py
 	$(SITE)
 	$(BIN)/python -m pytest --doctest-modules asyncstate operators
 
